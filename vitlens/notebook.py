@@ -33,10 +33,10 @@ def show(
     maps: Tensor | Mapping[str, Tensor] | None = None,
     *,
     title: str = "",
-    names: Sequence[str] | None = None,
+    names: Sequence[object] | Tensor | None = None,
     label: str = "value",
 ) -> "Figure":
-    """Images, each followed by its maps in colour over it.
+    """Images with their maps in colour over them, below each image or, of several methods, beside it.
 
     images: one image (3, height, width), a batch, or any form that `vitlens.images` takes, at most 12; maps: (batch,
     rows, columns), or (rows, columns) for one image, of any resolution, as `rollout`, `relevance` and `explain` give
@@ -50,26 +50,27 @@ def show(
     >>> figure = vitlens.show(digits, vitlens.rollout(vitlens.load("vit-digits"), digits))
     """
     pictures = _pictures(images)
+    captions = None if names is None else [str(name) for name in (names.tolist() if hasattr(names, "tolist") else names)]
     if maps is None:
         from vitlens.figures.pictures import picture_grid
 
-        return picture_grid(images=pictures, names=names, title=title)
+        return picture_grid(images=pictures, names=captions, title=title)
     named = dict(maps) if isinstance(maps, Mapping) else {"map": maps}
+    if not named:
+        raise InputError("expected maps by name, found none; give {'rollout': vitlens.rollout(model, images)}")
     batches = {name: _batched(value, name, len(pictures)) for name, value in named.items()}
     signed = [bool((value < 0).any()) for value in batches.values()]
     if len(batches) == 1 and not signed[0]:
-        from vitlens.figures.overlays import overlay_rows
+        from vitlens.figures.pictures import map_grid
 
-        (only,) = batches.values()
-        return overlay_rows(
-            images=pictures, maps=only[:, None], titles=list(batches), title=title or "Maps over their images",
-            label=label, names=names,
-        )  # fmt: skip
+        ((name, only),) = batches.items()
+        title = title or (name if isinstance(maps, Mapping) else "Maps over their images")
+        return map_grid(images=pictures, maps=only, title=title, label=label, names=captions)
     from vitlens.figures.explain import attribution_overlays
 
     return attribution_overlays(
         images=pictures, maps=[value.numpy() for value in batches.values()], signed=signed, titles=list(batches),
-        names=list(names) if names else [f"image {index}" for index in range(len(pictures))],
+        names=captions or [f"image {index}" for index in range(len(pictures))],
         title=title or "Maps, each as a share of its largest value",
     )  # fmt: skip
 
@@ -95,11 +96,17 @@ def show_heads(
     """
     from vitlens.figures.attention import attention_grid, attention_overlays
 
+    if not isinstance(attention, Sequence | Tensor):
+        raise InputError(  # an untyped call
+            f"expected the attention of the layers, found {_kind(attention)}; give vitlens.attention(model, images)"
+        )
     layers = [_head_maps(each, model) for each in attention]
     if not layers:
         raise InputError("expected the attention of at least one layer, found none")
     query = _query(attention[0], model)
     pictures = None if images is None else _pictures(images)
+    if pictures is not None and len(pictures) != len(layers[0]):
+        raise InputError(f"expected the {len(layers[0])} images of the attention, found {len(pictures)}")
     if layer is None:
         _require_within(image, len(layers[0]), "image")
         if len({maps.shape for maps in layers}) > 1:
@@ -175,15 +182,30 @@ def _pictures(images: AnyImages) -> Images:
 
 def _batched(maps: Tensor, name: str, count: int) -> Maps:
     """Maps (batch, rows, columns) in float32 on the CPU."""
-    values = torch.as_tensor(maps).detach().cpu().float()
+    values = _numbers(maps, name).float()
     values = values[None] if values.ndim == 2 else values
     if values.ndim != 3 or len(values) != count:
         raise InputError(f"expected maps ({count}, rows, columns), one an image, found {name} of {tuple(values.shape)}")
     return values
 
 
+def _numbers(values: object, name: str) -> Tensor:
+    """A tensor or array, on the CPU. Raises InputError for anything else."""
+    try:
+        return torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):  # torch's own words name neither what was given nor what is wanted
+        raise InputError(
+            f"expected {name} as one tensor or array, found {_kind(values)}; give what vitlens.rollout, explain, "
+            "statistics or ablate gave"
+        ) from None
+
+
+def _kind(value: object) -> str:
+    return f"the text {value!r}" if isinstance(value, str) else type(value).__name__
+
+
 def _table(values: object, name: str) -> Tensor:
-    table = torch.as_tensor(values).detach().cpu().double()
+    table = _numbers(values, name).double()
     if table.ndim != 2:
         raise InputError(f"expected {name} (layers, heads), found {tuple(table.shape)}")
     return table
@@ -193,7 +215,7 @@ def _head_maps(layer: object, model: Model | None) -> Tensor:
     """One layer's maps (batch, heads, rows, columns), of maps or of weights (batch, heads, query, key)."""
     if isinstance(layer, LayerMaps):
         return layer.maps.detach().cpu().float()
-    values = torch.as_tensor(layer).detach().cpu().float()
+    values = _numbers(layer, "attention").float()
     if values.ndim != 4:
         raise InputError(
             f"expected weights (batch, heads, query, key) or maps (batch, heads, rows, columns) of a layer, found "
