@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.pictures import images_of
-from vitlens.analysis.attention.weights import LayerMaps
+from vitlens.analysis.attention.weights import LayerMaps, attention_maps
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.analysis.heads.statistics import Statistics
 from vitlens.data.given import read_split
+from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
@@ -32,6 +33,7 @@ def show(
     images: AnyImages,
     maps: Tensor | Mapping[str, Tensor] | None = None,
     *,
+    model: Model | None = None,
     title: str = "",
     names: Sequence[object] | Tensor | None = None,
     label: str = "value",
@@ -42,14 +44,20 @@ def show(
     rows, columns), or (rows, columns) for one image, of any resolution, as `rollout`, `relevance` and `explain` give
     them; or several by name. One method without negative values has one colour scale for all images, with its values at
     the bar; otherwise each map is drawn as a share of its largest value, red for positive, blue for negative. title: of
-    the figure; names: one for each image; label: the maps' unit, at the colour bar. Raises InputError where shapes do
-    not fit.
+    the figure; names: one for each image; label: the maps' unit, at the colour bar; model: the maps' own, whose crop of
+    files and pictures is shown (a tensor or a Split is shown as it is). Raises InputError where shapes do not fit, and
+    for maps of files without the model.
 
     >>> import torch, vitlens
     >>> digits = vitlens.load_data("digits", limit=2)
     >>> figure = vitlens.show(digits, vitlens.rollout(vitlens.load("vit-digits"), digits))
     """
-    pictures = _pictures(images)
+    if maps is not None and model is None and not isinstance(images, Split) and not _is_floating(images):
+        raise InputError(
+            f"expected model= with maps of {_kind(images)}, found none; give show(images, maps, model=model), so that the "
+            "same part of each picture is shown as the model saw"
+        )
+    pictures = _pictures(images, model)
     captions = None if names is None else [str(name) for name in (names.tolist() if hasattr(names, "tolist") else names)]
     if maps is None:
         from vitlens.figures.pictures import picture_grid
@@ -76,7 +84,7 @@ def show(
 
 
 def show_heads(
-    attention: Sequence[Any] | Tensor,
+    attention: Sequence[Any] | Tensor | Model,
     images: AnyImages | None = None,
     *,
     model: Model | None = None,
@@ -87,7 +95,8 @@ def show_heads(
 
     attention: what `vitlens.attention` gives (with the model, from which the place of each patch is read), or maps
     (layers, batch, heads, rows, columns), or one such tensor a layer; of weights with all rows, that of the CLS token,
-    or the mean over patches without one. images: beside or under the maps; image: which of the batch, from 0; layer:
+    or the mean over patches without one; or the model itself, also one with windows, whose maps of the images are then
+    computed. images: beside or under the maps; image: which of the batch, from 0; layer:
     from 0, for the heads of one layer over all images. Raises InputError where shapes do not fit.
 
     >>> import torch, vitlens
@@ -96,6 +105,13 @@ def show_heads(
     """
     from vitlens.figures.attention import attention_grid, attention_overlays
 
+    numbers: Sequence[int] | None = None
+    if isinstance(attention, Model):
+        if images is None:
+            raise InputError("expected images with the model, found none; give show_heads(model, images)")
+        model, images = attention, _pictures(images, attention)
+        attention = attention_maps(model, images)
+        numbers = [each.site.layer for each in attention]
     if not isinstance(attention, Sequence | Tensor):
         raise InputError(  # an untyped call
             f"expected the attention of the layers, found {_kind(attention)}; give vitlens.attention(model, images)"
@@ -104,19 +120,24 @@ def show_heads(
     if not layers:
         raise InputError("expected the attention of at least one layer, found none")
     query = _query(attention[0], model)
-    pictures = None if images is None else _pictures(images)
+    pictures = None if images is None else _pictures(images, model)
     if pictures is not None and len(pictures) != len(layers[0]):
         raise InputError(f"expected the {len(layers[0])} images of the attention, found {len(pictures)}")
     if layer is None:
         _require_within(image, len(layers[0]), "image")
         if len({maps.shape for maps in layers}) > 1:
-            raise InputError("expected layers of one number of heads and one grid, found several; choose one by layer=")
+            raise InputError("expected layers of one number of heads and one grid, found several; choose one by layer=0, 1, ...")
         chosen = None if pictures is None else pictures[image].numpy()
-        return attention_grid(maps=torch.stack([maps[image] for maps in layers]).numpy(), image=chosen, query=query)
-    _require_within(layer, len(layers), "layer")
+        return attention_grid(
+            maps=torch.stack([maps[image] for maps in layers]).numpy(), image=chosen, query=query, numbers=numbers
+        )
+    if numbers is None:
+        _require_within(layer, len(layers), "layer")
+    elif layer not in numbers:  # layers without a map are left out
+        raise InputError(f"expected a layer of {', '.join(map(str, numbers))}, found {layer}")
     if pictures is None:
         raise InputError("expected images under the heads of one layer, found none; give show_heads(attention, images)")
-    return attention_overlays(images=pictures, maps=layers[layer].numpy(), layer=layer, query=query)
+    return attention_overlays(images=pictures, maps=layers[layer if numbers is None else numbers.index(layer)].numpy(), layer=layer, query=query)
 
 
 def show_board(
@@ -146,7 +167,7 @@ def show_board(
             from vitlens.figures.ablate.head_board import signed_heads
 
             return signed_heads(values=table, title=title or "Every head", unit=unit or "value")
-        tables = {unit or "value": table}
+        tables, unit = {"": table}, unit or "value"  # the unit is at the colour bar, the title above
     from vitlens.figures.stats.heads import head_heatmaps
 
     units = dict.fromkeys(tables, unit) if unit else None
@@ -170,11 +191,15 @@ def _statistics_board(found: Statistics, names: str | Sequence[str] | None, titl
     )
 
 
-def _pictures(images: AnyImages) -> Images:
+def _is_floating(images: object) -> bool:
+    return isinstance(images, Tensor) and images.is_floating_point()
+
+
+def _pictures(images: AnyImages, model: Model | None) -> Images:
     """The images on the CPU, at most MOST; one image (3, height, width) is a batch of one."""
     if isinstance(images, Tensor) and images.ndim == 3:
         images = images[None]
-    split = read_split(images)
+    split = read_split(images, None if model is None else model.preprocessing)
     if len(split) > MOST:
         raise InputError(f"expected at most {MOST} images in a figure, found {len(split)}; show some of them")
     return images_of(split).cpu()
@@ -222,7 +247,17 @@ def _head_maps(layer: object, model: Model | None) -> Tensor:
             f"{tuple(values.shape)}"
         )
     if model is None:
+        if values.shape[-2] == values.shape[-1] and torch.allclose(values.sum(-1), torch.ones(()), atol=1e-3):
+            raise InputError(  # drawn as a map, a whole matrix of weights would pass for one row of it
+                f"expected model= with weights over {values.shape[-1]} tokens, found none; give "
+                "show_heads(attention, images, model=model)"
+            )
         return values
+    if model.anatomy.layout is None:
+        raise InputError(
+            f"expected attention over one sequence of tokens, found {model.alias} ({model.anatomy.family}) without one; "
+            "give the model itself: show_heads(model, images, layer=0)"
+        )
     layout = model.layout
     if values.shape[-1] != layout.tokens:
         raise InputError(

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from vitlens.figures.style import HALF, TITLE, DisplayedFigure, wrapped_title
 
 PHOTOGRAPHS: Final = 22.0  # square inches of photographs, 200 dots an inch, that a PNG of 1.5 MB holds
-BAR_ROOM: Final = 0.88  # inch at the right for a colour bar with its numbers and label
+BAR_ROOM: Final = 0.98  # inch at the right for a colour bar with its numbers and label
 _LEAST = 1.3  # inch of height, for the label of a colour bar: 20 letters
 
 

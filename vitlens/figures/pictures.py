@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain
+from textwrap import wrap
 from typing import Final
 
 from matplotlib.figure import Figure
@@ -10,10 +11,11 @@ from numpy.typing import ArrayLike
 from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Margins, board, without_frames
 from vitlens.figures.inputs import as_array, as_images, require_length
 from vitlens.figures.overlay import blend, colour_bar, enlarged, is_constant, joint_scale
-from vitlens.figures.style import SMALL, TALL, WIDE, shortened, styled
+from vitlens.figures.style import SMALL, TALL, WIDE, drawable, shortened, styled
 
 _ACROSS: Final = 6  # most images side by side
 _BELOW: Final = 0.22  # inch below a panel, for a line of small letters
+_LETTER: Final = 0.065  # inch per letter of a name
 _LARGEST: Final = 2.4  # inch, the widest panel
 
 
@@ -40,7 +42,7 @@ def picture_grid(*, images: ArrayLike, names: Sequence[str] | None = None, title
     for index, (axes, picture) in enumerate(zip(drawn.panels, pictures)):
         axes.imshow(enlarged(picture))
         if names:
-            axes.set_xlabel(shortened(names[index], max(8, int(width / 0.065))), fontsize=SMALL, labelpad=2)
+            axes.set_xlabel(shortened(names[index], max(8, int(width / _LETTER))), fontsize=SMALL, labelpad=2)
     without_frames(drawn.panels)
     return drawn.figure
 
@@ -62,8 +64,12 @@ def map_grid(
     lines = -(-len(pictures) // _ACROSS)
     across = -(-len(pictures) // lines)
     ratio = pictures.shape[2] / pictures.shape[3]
-    below = _BELOW if names or any(map(is_constant, values)) else 0.07
-    room = (WIDE - BAR_ROOM - 0.06) / across - 0.07, ((TALL - 0.5) / lines - below) / ratio / 2 - 0.07
+    most = (WIDE - BAR_ROOM - 0.06) / across - 0.07
+    letters = max(8, int(min(most, _LARGEST) / _LETTER))
+    captions = [wrap(drawable(name), letters, max_lines=3, placeholder="…") for name in names or ()]
+    below = _BELOW + 0.14 * (max(map(len, captions), default=1) - 1)
+    below = below if names or any(map(is_constant, values)) else 0.07
+    room = most, ((TALL - 0.5) / lines - below) / ratio / 2 - 0.07
     width = min(*room, (PHOTOGRAPHS / (2 * len(pictures) * ratio)) ** 0.5, _LARGEST)
     drawn = board(
         title=title,
@@ -82,7 +88,7 @@ def map_grid(
         above.imshow(enlarged(picture))
         under.imshow(blend(picture, values[index], scale=scale))
         if names:
-            above.set_xlabel(shortened(names[index], max(8, int(width / 0.065))), fontsize=SMALL, labelpad=2)
+            above.set_xlabel("\n".join(captions[index]), fontsize=SMALL, labelpad=2)
         if is_constant(values[index]):
             under.set_xlabel("all equal", fontsize=SMALL, labelpad=2)
     without_frames(drawn.panels)

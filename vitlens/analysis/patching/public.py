@@ -11,10 +11,11 @@ from vitlens.lens.layers import layers
 from vitlens.models.model import Model
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Labels
+from vitlens.summary import Summary
 
 
-@dataclass(frozen=True)
-class LogitLens:
+@dataclass(frozen=True, repr=False)
+class LogitLens(Summary):
     """The logits that the final norm and the classifier give at each depth of the residual stream.
 
     logits: the last depth is the model's own; places: the name of the residual stream at each depth.
