@@ -16,7 +16,7 @@ from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.analysis.heads.statistics import Statistics
 from vitlens.data.given import read_split
 from vitlens.data.split import Split
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages
@@ -253,8 +253,8 @@ def _head_maps(layer: object, model: Model | None) -> Tensor:
                 "show_heads(attention, images, model=model)"
             )
         return values
-    if model.anatomy.layout is None:
-        raise InputError(
+    if model.anatomy.layout is None and model.anatomy.family == "windowed":
+        raise UnsupportedError(
             f"expected attention over one sequence of tokens, found {model.alias} ({model.anatomy.family}) without one; "
             "give the model itself: show_heads(model, images, layer=0)"
         )
