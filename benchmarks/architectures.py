@@ -2,16 +2,18 @@
 
     python benchmarks/architectures.py [--out docs/architectures.md] [--only PATTERN]
 
-Random weights, two images of noise; models of transformers and of the hand-written styles are tiny, those of timm,
-torchvision and open_clip the smallest of their family. "works" means: attention: the lens's self-check passed (weights
-@ value is the module's output, rows sum to 1, logits unchanged, every attention module seen); ablation: three heads
-replaced by zero in a replay give the logits of full forwards, to 1e-4 of the largest; the others: finite maps that are
-not constant, and images within epsilon. A model of transformers is also compared with its own eager attention.
+Random weights with noise on all of them, two images of noise; models of transformers and of the hand-written styles are
+tiny, those of timm, torchvision and open_clip the smallest of their family; a head of five classes is added where there
+is none. "works" means: attention: the lens's self-check passed (weights @ value is the module's output, rows sum to 1,
+logits unchanged, every attention module seen); ablation: three heads replaced by zero in a replay give the logits of
+full forwards, to 1e-4 of the largest; the others: finite maps that are not constant, and images within epsilon. A model
+of transformers is also compared with its own eager attention.
 """
 
 import argparse
 import fnmatch
 import importlib.metadata
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -22,13 +24,16 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.models import handwritten
+from vitlens.analysis.ablation.ablate import require_heads
 from vitlens.errors import VitlensError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import layers
 from vitlens.lens.observe import survey
 from vitlens.lens.replay import replaying
+from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
+from vitlens.models.new_head import for_classes
 
 TIMM = (
     "vit_tiny_patch16_224", "vit_wee_patch16_reg1_gap_256", "deit_tiny_distilled_patch16_224",
@@ -44,6 +49,7 @@ TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convn
 OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")
 COLUMNS = ("source", "model", "layers", "attention", "rollout", "relevance", "ablation", "explain", "attack", "note")
 WORKS, TOLERANCE = "works", 1e-4
+FAULTS: list[str] = []
 
 
 def of_transformers() -> dict[str, Callable[[str], nn.Module]]:
@@ -103,12 +109,20 @@ def shaken(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
+def with_classifier(model: Model) -> Model:
+    """The model with noise on its weights, and with a head of five classes where it has none."""
+    if not model.has_classifier and not has_text_tower(model):
+        model = for_classes(model, ("a", "b", "c", "d", "e"))
+    shaken(model.module)
+    return model
+
+
 def models() -> dict[tuple[str, str], Callable[[], Model]]:
     """How to make every model, by source and name."""
     half = (0.5, 0.5, 0.5)
 
     def loaded(name: str) -> Callable[[], Model]:
-        return lambda: vitlens.load(name, random_weights=True)
+        return lambda: with_classifier(vitlens.load(name, random_weights=True))
 
     made: dict[tuple[str, str], Callable[[], Model]] = {}
     for style in handwritten.STYLES:
@@ -126,11 +140,14 @@ def models() -> dict[tuple[str, str], Callable[[], Model]]:
 
 
 def tried(job: Callable[[], str]) -> str:
-    """What a job says, or the reason for which it is refused."""
+    """What a job says, or the reason for which it is refused; any other error is a fault of vitlens."""
     try:
         return job()
     except VitlensError as error:
         return str(error).partition("; ")[0]
+    except Exception as error:
+        FAULTS.append(f"{type(error).__name__}: {error}")
+        return f"FAULT {FAULTS[-1]}".replace("\n", " ")[:200]
 
 
 def map_of(maps: Tensor) -> str:
@@ -140,8 +157,8 @@ def map_of(maps: Tensor) -> str:
 
 def replays(model: Model, images: Tensor) -> str:
     """Three heads replaced by zero, by replay and by full forwards."""
+    require_heads(model)
     known = [layer for layer in layers(model) if layer.head_dim]
-    vitlens.ablate(model, images, torch.zeros(len(images), dtype=torch.long))
     chosen = [HeadReplaced(layer.index, layer.heads - 1) for layer in (known[0], known[len(known) // 2], known[-1])]
     with replaying(model, images) as replay:
         logits, exact = replay.run(chosen), replay.exact
@@ -226,6 +243,8 @@ def main() -> None:
         rows.append(row(source, name, build))
         print(f"{time.perf_counter() - begin:5.1f} s  {' | '.join(cell[:60] for cell in rows[-1])}", flush=True)
     options.out.write_text(table(rows))
+    if FAULTS:
+        sys.exit(f"{len(FAULTS)} faults: {FAULTS[0]}")
 
 
 if __name__ == "__main__":

@@ -70,10 +70,7 @@ def takes_images(function: Function) -> Function:
                 f"expected {function.__name__}({', '.join(by_place)}) and options by name, found {len(args) + 2} "
                 f"arguments without a name; give the last as {', '.join(f'{name}=' for name in names[len(by_place) :])}"
             )
-        split: Any = None
-        if not isinstance(images, Tensor) or images.dtype == torch.uint8:
-            images, split = resolved(_READER)(images, model)
-        images = require_images(images, dtype=model.mean.dtype)
+        images, split = _read(model, images)
         if targeted is None and (split is None or "labels" not in signature.parameters):
             return function(model, images, *args, **kwargs)
         bound = signature.bind(model, images, *args, **kwargs)
@@ -89,6 +86,20 @@ def takes_images(function: Function) -> Function:
         return function(*bound.args, **bound.kwargs)
 
     return cast(Function, checked)
+
+
+def images_of(model: Any, images: AnyImages) -> Images:
+    """Images in any form as a tensor in [0, 1] of the model's dtype. Raises what `takes_images` raises."""
+    tensor: Images = _read(model, images)[0]
+    return tensor
+
+
+def _read(model: Any, images: Any) -> tuple[Any, Any]:
+    """Images as a checked tensor, and the Split they come from, or None."""
+    split: Any = None
+    if not isinstance(images, Tensor) or images.dtype == torch.uint8:
+        images, split = resolved(_READER)(images, model)
+    return require_images(images, dtype=model.mean.dtype), split
 
 
 def as_images(images: AnyImages) -> Images:

@@ -28,9 +28,27 @@ from vitlens.models.sources.registry import SOURCES
 LABELS = torch.tensor([0, 1, 2])
 REPORTS = Path(__file__).parents[2] / "reports"
 
+
+def observed(vit: Model, given: object, _: Tensor | None) -> Tensor:
+    kept: list[Tensor] = []
+    vitlens.observe(vit, given, lambda call: kept.append(call.weights()))
+    return torch.stack(kept)
+
+
+def replayed(vit: Model, given: object, _: Tensor | None) -> Tensor:
+    with vitlens.replay(vit, given) as replay:
+        return replay.run([{"blocks.0.head.1": "mean"}], reference=given)
+
+
 TAKES: dict[str, Callable[[Model, object, Tensor | None], Tensor]] = {
     "ablate": lambda vit, given, labels: vitlens.ablate(vit, given, labels, replace="zero").delta_loss,
     "attack": lambda vit, given, labels: vitlens.attack(vit, given, labels, epsilon=0.1, steps=1).images,
+    "capture": lambda vit, given, _: vitlens.capture(vit, given, "blocks.0.mlp")["blocks.0.mlp"],
+    "direct_logit_attribution": lambda vit, given, _: vitlens.direct_logit_attribution(vit, given).heads,
+    "logit_lens": lambda vit, given, _: vitlens.logit_lens(vit, given).logits,
+    "observe": observed,
+    "patch": lambda vit, given, _: vitlens.patch(vit, given, given, "blocks.0.mlp").logits,
+    "replay": replayed,
     "attention": lambda vit, given, _: vitlens.attention(vit, given)[0],
     "compare": lambda vit, given, labels: vitlens.compare(vit, vit, given, labels).first.confidence,
     "evaluate": lambda vit, given, labels: torch.stack(
@@ -148,6 +166,9 @@ def test_what_is_no_image_is_told_in_one_line(wrong, vit, tmp_path):
 TARGETED: dict[str, Callable[..., Tensor]] = {
     "explain": lambda vit, images, **given: vitlens.explain(vit, images, method="input-x-gradient", **given),
     "relevance": lambda vit, images, **given: vitlens.relevance(vit, images, **given),
+    "direct_logit_attribution": lambda vit, images, **given: (
+        vitlens.direct_logit_attribution(vit, images, **given).heads
+    ),
     "gradient-rollout": lambda vit, images, **given: vitlens.explain(vit, images, method="gradient-rollout", **given),
 }
 
@@ -158,7 +179,7 @@ def test_no_function_with_targets_is_forgotten():
         for name in vitlens.__all__
         if inspect.isfunction(found := getattr(vitlens, name)) and "targets" in inspect.signature(found).parameters
     }
-    assert named == {"attack", "explain", "relevance"}
+    assert named == {"attack", *TARGETED} - {"gradient-rollout"}
 
 
 @pytest.mark.parametrize("name", TARGETED)

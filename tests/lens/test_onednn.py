@@ -1,6 +1,6 @@
 """Layers by oneDNN: the same outputs and gradients, and only where they fit."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -143,3 +143,16 @@ def test_a_model_that_only_cuts_patches_is_left_alone():
     places = [weight.data_ptr() for weight in model.parameters()]
     with quick_convolutions(model):
         assert [weight.data_ptr() for weight in model.parameters()] == places
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (2, 3, 2, 4)])
+def test_a_model_may_change_a_layers_output_in_place(shape):
+    """As timm's NaFlexViT adds its positions."""
+    layer = nn.Linear(4, 5).requires_grad_(False)
+    tokens = torch.randn(*shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    gradients = []
+    for fast in (False, True):
+        with quick_linear(torch.device("cpu")) if fast else nullcontext():
+            output = layer(tokens).add_(1.0).square()
+            gradients.append(torch.autograd.grad(output.sum(), tokens)[0])
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-5, rtol=1e-5)

@@ -77,7 +77,7 @@ class _OneDNN(TorchFunctionMode):
     ) -> Any:
         """Compute linear layers with oneDNN where it can; pass every other call through."""
         if func is F.linear and not kwargs and len(args) == 3 and _fits(*args):
-            return _Linear.apply(*args) if torch.is_grad_enabled() else _product(*args, "none")
+            return _differentiable_product(*args) if torch.is_grad_enabled() else _product(*args, "none")
         return func(*args, **(kwargs or {}))
 
 
@@ -95,6 +95,12 @@ class _Linear(torch.autograd.Function):
         """The product with the transposed weights."""
         (weight,) = ctx.saved_tensors
         return _product(gradients[0], weight.t().contiguous(), None, "none"), None, None
+
+
+def _differentiable_product(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As two axes, since a model may change the output in place: autograd forbids that for a view made by a Function."""
+    result: Tensor = _Linear.apply(tokens.flatten(0, -2), weight, bias)
+    return result.unflatten(0, tokens.shape[:-1]) if tokens.dim() != 2 else result
 
 
 def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> Tensor:

@@ -7,14 +7,14 @@ from vitlens.lens import observe as observing
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.models.model import Model
-from vitlens.pixels import takes_images
-from vitlens.shapes import Images, Logits
+from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.shapes import Logits
 
 
 @takes_images
 def observe(
     model: Model,
-    images: Images,
+    images: AnyImages,
     reducer: Callable[[AttentionCall], None],
     *,
     explicit: bool = False,
@@ -40,12 +40,14 @@ def observe(
     >>> torch.stack(entropies).shape  # nats, by layer and head
     torch.Size([6, 4])
     """
-    return observing.observe(model, images.to(model.device), reducer, explicit=explicit, graph=graph)
+    return observing.observe(model, as_images(images).to(model.device), reducer, explicit=explicit, graph=graph)
 
 
 @takes_images
 @contextmanager
-def replay(model: Model, images: Images, *, budget: int = DEFAULT_BUDGET, chunk: int | None = None) -> Iterator[Replay]:
+def replay(
+    model: Model, images: AnyImages, *, budget: int = DEFAULT_BUDGET, chunk: int | None = None
+) -> Iterator[Replay]:
     """A clean pass of the images, kept inside the context, from which many changes are run.
 
     `replay.run([{place: change}, ...])` gives the logits (sets, batch, classes) under each set of changes, which are
@@ -63,5 +65,5 @@ def replay(model: Model, images: Images, *, budget: int = DEFAULT_BUDGET, chunk:
     >>> logits.shape, replay.exact
     (torch.Size([5, 2, 10]), True)
     """
-    with replaying(model, images.to(model.device), budget=budget, chunk=chunk) as kept:
+    with replaying(model, as_images(images).to(model.device), budget=budget, chunk=chunk) as kept:
         yield kept

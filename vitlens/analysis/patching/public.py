@@ -9,8 +9,7 @@ from vitlens.analysis.patching.contribution import Contributions, contributions,
 from vitlens.analysis.patching.stream_to_logits import blocks_of
 from vitlens.lens.layers import layers
 from vitlens.models.model import Model
-from vitlens.pixels import takes_images
-from vitlens.shapes import Images, Labels
+from vitlens.pixels import AnyImages, Targets, as_images, as_targets, takes_images
 from vitlens.summary import Summary
 
 
@@ -31,7 +30,7 @@ class LogitLens(Summary):
 
 
 @takes_images
-def logit_lens(model: Model, images: Images) -> LogitLens:
+def logit_lens(model: Model, images: AnyImages) -> LogitLens:
     """The final norm and classifier applied to the residual stream before the first block and after every block.
 
     The last depth is the model's own logits (nostalgebraist 2020). Earlier depths are read with a norm and a classifier
@@ -43,25 +42,27 @@ def logit_lens(model: Model, images: Images) -> LogitLens:
     >>> lens.logits.shape, lens.places[0], lens.places[-1]
     (torch.Size([2, 7, 10]), 'blocks.0.input', 'blocks.5.residual')
     """
-    logits = logits_by_depth(model, images.to(model.device))
+    logits = logits_by_depth(model, as_images(images).to(model.device))
     indices = {layer.unit: layer.index for layer in layers(model)}
     after = (f"blocks.{indices[name]}.residual" if name in indices else name for name in blocks_of(model))
     return LogitLens(logits, ("blocks.0.input", *after))
 
 
 @takes_images
-def direct_logit_attribution(model: Model, images: Images, targets: Labels | None = None) -> Contributions:
+def direct_logit_attribution(model: Model, images: AnyImages, targets: Targets = "predicted") -> Contributions:
     """The direct contribution of every head and MLP to a logit, with the final norm's scale fixed at each image's own.
 
-    targets: a class for each image (None: the prediction). `heads[:, 3, 7]` is what blocks.3.head.7 writes into the
-    residual stream, as the classifier reads it; all parts sum to the logit (`total()`). Effects through later layers
-    are not included: for these, see `patch`. Raises UnsupportedError where the classifier does not read the residual
-    stream through a norm and a linear map (attention pooling, CaiT), or where a block adds something other than its
-    heads and its MLP (windows, norms after the branches); InputError for a class that does not exist.
+    targets: "predicted", "label", a class by name or index, or one for each image. `heads[:, 3, 7]` is what
+    blocks.3.head.7 writes into the residual stream, as the classifier reads it; all parts sum to the logit (`total()`).
+    Effects through later layers are not included: for these, see `patch`. Raises UnsupportedError where the classifier
+    does not read the residual stream through a norm and a linear map (attention pooling, CaiT), or where a block adds
+    something other than its heads and its MLP (windows, norms after the branches); InputError for a class that does
+    not exist.
 
     >>> import torch, vitlens
     >>> parts = vitlens.direct_logit_attribution(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
     >>> parts.heads.shape, bool((parts.total() - parts.logit).abs().max() < 1e-3)
     (torch.Size([2, 6, 4]), True)
     """
-    return contributions(model, images.to(model.device), targets=None if targets is None else targets.to(model.device))
+    images, classes = as_images(images).to(model.device), as_targets(targets)
+    return contributions(model, images, targets=None if classes is None else classes.to(model.device))

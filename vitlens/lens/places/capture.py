@@ -15,7 +15,7 @@ from vitlens.lens.places.patterns import resolve_places, resolve_tokens
 from vitlens.lens.places.place import Place
 from vitlens.lens.places.touch import Touch, touched
 from vitlens.models.model import Model
-from vitlens.pixels import takes_images
+from vitlens.pixels import AnyImages, as_images, takes_images
 from vitlens.shapes import Images, Logits
 
 _AT_ONCE = 32  # reference images in one forward
@@ -52,7 +52,7 @@ class Captured(Mapping[str, Tensor]):
 @takes_images
 def capture(
     model: Model,
-    images: Images,
+    images: AnyImages,
     places: str | Sequence[str],
     *,
     rows: str | int | Sequence[int] | None = None,
@@ -73,7 +73,7 @@ def capture(
     >>> captured["blocks.3.residual"].shape, captured["blocks.3.head.1[cls]"].shape
     (torch.Size([2, 65, 128]), torch.Size([2, 1, 32]))
     """
-    images = images.to(model.device)
+    images = as_images(images).to(model.device)
     chosen = resolve_places(model, places)
     kept: dict[str, Tensor] = {}
     touches = [_keeping(model, access, kept, rows, graph=graph) for access in chosen if access.part != "logits"]

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Generator, Tensor
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -16,11 +16,11 @@ from vitlens.lens.places.capture import mean_of
 from vitlens.lens.places.patterns import resolve_places, resolve_tokens
 from vitlens.models.given import require_model
 from vitlens.models.model import Model
-from vitlens.pixels import require_images
+from vitlens.pixels import AnyImages, images_of
 
 WORDS: Final = ("zero", "mean", "resample", "remove")
 Tokens = str | int | Sequence[int]
-Reference = Float[Tensor, "references 3 height width"]  # images over which means are taken
+Reference: TypeAlias = AnyImages  # images over which means are taken
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _means(model: Model, wanted: list[Access], reference: Reference | None) -> d
         raise InputError(
             f"expected reference images for the mean at {wanted[0].name}, found none; pass reference=IMAGES"
         )
-    return mean_of(model, require_images(reference, dtype=model.mean.dtype), wanted)
+    return mean_of(model, images_of(model, reference), wanted)
 
 
 def _prepared(model: Model, access: Access, change: Change, means: Mapping[str, Tensor], seed: int) -> PreparedChange:

@@ -17,7 +17,7 @@ from vitlens.lens.places.intervene import in_force
 from vitlens.lens.places.patterns import resolve_places
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
-from vitlens.pixels import takes_images
+from vitlens.pixels import AnyImages, as_images, takes_images
 from vitlens.shapes import Images, Logits
 from vitlens.summary import Summary
 
@@ -47,13 +47,13 @@ class Patched(Summary):
 @takes_images
 def patch(
     model: Model,
-    images: Images,
-    other: Float[Tensor, "others 3 rows columns"] | Captured,
+    images: AnyImages,
+    other: AnyImages | Captured,
     places: str | Sequence[str | tuple[str, ...]],
 ) -> Patched:
     """The logits of `images` with the activations of the other run put in at some places (activation patching).
 
-    other: images (batch, 3, height, width), as many as `images`, or what was captured at these places; places: names or
+    other: images in any form, as many as `images`, or what was captured at these places; places: names or
     patterns, every place they mean patched apart; a tuple of them is patched together. "blocks.*.input[*]" is every
     token of every block. Where the model can be replayed, each run starts at the first layer that it changes, many in
     one batch. Raises InputError for runs of different numbers of images, UnknownNameError for an unknown place.
@@ -66,7 +66,7 @@ def patch(
     torch.Size([25, 2, 10])
     >>> effect = patched["blocks.5.head.0"] - patched.clean
     """
-    images = images.to(model.device)
+    images = as_images(images).to(model.device)
     sets = list(_sets(model, places))
     names = [access.name for chosen in sets for access in chosen]
     captured = other if isinstance(other, Captured) else capture(model, other, names)

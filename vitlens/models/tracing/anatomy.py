@@ -14,7 +14,16 @@ from vitlens.models.attention_parts import AttentionPart
 from vitlens.models.model import Anatomy
 from vitlens.models.tracing.calls import ForwardTrace, TracedAttention, trace_forward
 from vitlens.models.tracing.parts import read_blocks, read_parts
-from vitlens.models.tracing.tokens import Grid, TokenOrder, Unread, positions_read, prefix_kinds, read_order, readout_of
+from vitlens.models.tracing.tokens import (
+    Grid,
+    TokenOrder,
+    Unread,
+    is_read,
+    positions_read,
+    prefix_kinds,
+    read_order,
+    readout_of,
+)
 
 _PREFIX: Final = 16  # most tokens before the patches, where their number follows from that of the patches
 
@@ -119,7 +128,7 @@ def _with_tokens(
         return replace(anatomy, unread=f"{order.reason}; say grid=(rows, columns) and prefix=('cls', ...)")
     last, names = list(whole)[-1], list(calls)
     after = names[names.index(last) + 1 :]
-    unused = tuple(name for name in after if not positions_read(module, name, images, logits_of))
+    unused = tuple(name for name in after if not is_read(module, name, images, logits_of))
     later = [calls[name] for name in after if name not in unused]
     parts = tuple(part for part in anatomy.attention or () if part.module not in unused)
     anatomy = replace(anatomy, attention=parts, unused=unused)

@@ -95,6 +95,24 @@ def positions_read(
     module: nn.Module, attention: str, images: Tensor, logits_of: Callable[[Any], Tensor]
 ) -> tuple[int, ...]:
     """The positions of the last attention layer's output on which the logits depend; () where none can be told."""
+    gradient = _gradient_at(module, attention, images, logits_of)
+    if gradient is None or gradient.dim() != 3:
+        return ()
+    if len(gradient) != 2:  # (tokens, batch, width)
+        gradient = gradient.transpose(0, 1)
+    return tuple((gradient.abs().amax((0, 2)) > 0).nonzero().flatten().tolist())
+
+
+def is_read(module: nn.Module, attention: str, images: Tensor, logits_of: Callable[[Any], Tensor]) -> bool:
+    """Whether the logits depend on the output of an attention module."""
+    gradient = _gradient_at(module, attention, images, logits_of)
+    return gradient is None or bool((gradient != 0).any())
+
+
+def _gradient_at(
+    module: nn.Module, attention: str, images: Tensor, logits_of: Callable[[Any], Tensor]
+) -> Tensor | None:
+    """The gradient of a random mix of the logits at an attention module's output; None where there is no graph."""
     leaves: list[Tensor] = []
 
     def cut(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -106,17 +124,15 @@ def positions_read(
     try:
         with evaluating(module), torch.enable_grad():
             logits = logits_of(module(images[:2]))
-            if not logits.requires_grad or leaves[-1].dim() != 3:
-                return ()
+            if not logits.requires_grad:
+                return None
             mix = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
             (gradient,) = torch.autograd.grad(
                 (logits * mix).sum(), leaves[-1], allow_unused=True, materialize_grads=True
             )
     finally:
         handle.remove()
-    if len(gradient) != 2:  # (tokens, batch, width)
-        gradient = gradient.transpose(0, 1)
-    return tuple((gradient.abs().amax((0, 2)) > 0).nonzero().flatten().tolist())
+    return gradient
 
 
 def prefix_kinds(count: int, read: tuple[int, ...]) -> tuple[PrefixKind, ...]:
