@@ -54,11 +54,13 @@ def show(
     """
     if maps is not None and model is None and not isinstance(images, Split) and not _is_floating(images):
         raise InputError(
-            f"expected model= with maps of {_kind(images)}, found none; give show(images, maps, model=model), so that the "
-            "same part of each picture is shown as the model saw"
+            f"expected model= with maps of {_kind(images)}, found none; give show(images, maps, model=model), so that "
+            "the same part of each picture is shown as the model saw"
         )
     pictures = _pictures(images, model)
-    captions = None if names is None else [str(name) for name in (names.tolist() if hasattr(names, "tolist") else names)]
+    captions = (
+        None if names is None else [str(name) for name in (names.tolist() if hasattr(names, "tolist") else names)]
+    )
     if maps is None:
         from vitlens.figures.pictures import picture_grid
 
@@ -126,7 +128,9 @@ def show_heads(
     if layer is None:
         _require_within(image, len(layers[0]), "image")
         if len({maps.shape for maps in layers}) > 1:
-            raise InputError("expected layers of one number of heads and one grid, found several; choose one by layer=0, 1, ...")
+            raise InputError(
+                "expected layers of one number of heads and one grid, found several; choose one by layer=0, 1, ..."
+            )
         chosen = None if pictures is None else pictures[image].numpy()
         return attention_grid(
             maps=torch.stack([maps[image] for maps in layers]).numpy(), image=chosen, query=query, numbers=numbers
@@ -137,7 +141,12 @@ def show_heads(
         raise InputError(f"expected a layer of {', '.join(map(str, numbers))}, found {layer}")
     if pictures is None:
         raise InputError("expected images under the heads of one layer, found none; give show_heads(attention, images)")
-    return attention_overlays(images=pictures, maps=layers[layer if numbers is None else numbers.index(layer)].numpy(), layer=layer, query=query)
+    return attention_overlays(
+        images=pictures,
+        maps=layers[layer if numbers is None else numbers.index(layer)].numpy(),
+        layer=layer,
+        query=query,
+    )
 
 
 def show_board(
@@ -205,7 +214,7 @@ def _pictures(images: AnyImages, model: Model | None) -> Images:
     return images_of(split).cpu()
 
 
-def _batched(maps: Tensor, name: str, count: int) -> Maps:
+def _batched(maps: object, name: str, count: int) -> Maps:
     """Maps (batch, rows, columns) in float32 on the CPU."""
     values = _numbers(maps, name).float()
     values = values[None] if values.ndim == 2 else values
@@ -255,7 +264,7 @@ def _head_maps(layer: object, model: Model | None) -> Tensor:
         return values
     if model.anatomy.layout is None and model.anatomy.family == "windowed":
         raise UnsupportedError(
-            f"expected attention over one sequence of tokens, found {model.alias} ({model.anatomy.family}) without one; "
+            f"expected attention over one sequence of tokens, found {model.alias} (windowed) without one; "
             "give the model itself: show_heads(model, images, layer=0)"
         )
     layout = model.layout

@@ -61,7 +61,17 @@ def test_only_public_names_are_used(cells):
             assert not [name for name in names if name.startswith("vitlens.")]
             assert not (isinstance(node, ast.ImportFrom) and str(node.module).startswith("vitlens"))
     assert used <= set(vitlens.__all__)
-    assert used >= {"wrap", "attention", "rollout", "show_heads", "capture", "logit_lens", "intervene", "KnockOut", "patch"}
+    assert used >= {
+        "wrap",
+        "attention",
+        "rollout",
+        "show_heads",
+        "capture",
+        "logit_lens",
+        "intervene",
+        "KnockOut",
+        "patch",
+    }
     assert used >= {"ablate", "explain", "attack", "statistics", "read"}
 
 

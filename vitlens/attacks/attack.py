@@ -139,7 +139,9 @@ def attack(
     images, targets = as_images(images), as_targets(targets)
     if epsilons is not None:
         if not isinstance(epsilons, Iterable):  # an untyped call
-            raise InputError(f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] or epsilon=")
+            raise InputError(
+                f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] or epsilon="
+            )
         require_none_of({"epsilon": epsilon, "targets": targets, "side": side, "maps": maps})
         shared = {"steps": steps, "restarts": restarts, "seed": seed, "batch_size": batch_size, "precision": precision}
         return curve(model, images, labels, method=method, epsilons=list(map(float, epsilons)), **shared)

@@ -149,8 +149,8 @@ def _opened(picture: object) -> Iterator[Image.Image]:
     if array.dtype != np.uint8:
         advice = "torch.stack(images)" if isinstance(picture, Tensor) else "(255 * pixels).round().astype('uint8')"
         raise DataError(
-            f"expected 8-bit pixels (uint8, 0 to 255) or one float tensor (n, 3, height, width), found {array.dtype} in "
-            f"{'a tensor' if isinstance(picture, Tensor) else 'an array'}; of pixels in [0, 1] make it with {advice}"
+            f"expected 8-bit pixels (uint8, 0 to 255) or one float tensor (n, 3, height, width), found {array.dtype} "
+            f"in {'a tensor' if isinstance(picture, Tensor) else 'an array'}; of pixels in [0, 1] make it with {advice}"
         )
     coloured = array.ndim > 2 and array.shape[-1] in (3, 4)
     if array.ndim not in ((3, 4) if coloured else (2,)) or 0 in array.shape:

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import label_columns
@@ -21,7 +20,7 @@ LABEL: Final = "label"
 
 
 def class_targets(
-    targets: str | int | Tensor | NDArray[Any] | Sequence[int | str] | None,
+    targets: object,
     model: Model,
     count: int,
     *,
@@ -64,7 +63,7 @@ def _as_listed(targets: Any, what: str) -> str | int | list[int | str] | None:
     """Targets as they are, or as a list of them. Raises InputError for anything else."""
     if isinstance(targets, Tensor | np.ndarray | np.generic):
         targets = targets.tolist()
-    if targets is None or isinstance(targets, str | int) and not isinstance(targets, bool):
+    if targets is None or (isinstance(targets, str | int) and not isinstance(targets, bool)):
         return targets
     listed = list(targets) if isinstance(targets, Sequence) else None
     wrong = [targets] if listed is None else [each for each in listed if isinstance(each, bool)]
