@@ -109,9 +109,7 @@ def show_heads(
 
     numbers: Sequence[int] | None = None
     if isinstance(attention, Model):
-        if images is None:
-            raise InputError("expected images with the model, found none; give show_heads(model, images)")
-        model, images = attention, _pictures(images, attention)
+        model, images = attention, _given_pictures(images, attention)
         attention = attention_maps(model, images)
         numbers = [each.site.layer for each in attention]
     if not isinstance(attention, Sequence | Tensor):
@@ -212,6 +210,13 @@ def _pictures(images: AnyImages, model: Model | None) -> Images:
     if len(split) > MOST:
         raise InputError(f"expected at most {MOST} images in a figure, found {len(split)}; show some of them")
     return images_of(split).cpu()
+
+
+def _given_pictures(images: AnyImages | None, model: Model) -> Images:
+    """The images with a model. Raises InputError for none."""
+    if images is None:
+        raise InputError("expected images with the model, found none; give show_heads(model, images)")
+    return _pictures(images, model)
 
 
 def _batched(maps: object, name: str, count: int) -> Maps:
