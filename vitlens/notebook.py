@@ -97,9 +97,9 @@ def show_heads(
 
     attention: what `vitlens.attention` gives (with the model, from which the place of each patch is read), or maps
     (layers, batch, heads, rows, columns), or one such tensor a layer; of weights with all rows, that of the CLS token,
-    or the mean over patches without one; or the model itself, also one with windows, whose maps of the images are then
-    computed. images: beside or under the maps; image: which of the batch, from 0; layer:
-    from 0, for the heads of one layer over all images. Raises InputError where shapes do not fit.
+    or the mean over patches without one; or the model itself, also one with windows: its maps of the images. images:
+    beside or under the maps; image: which of the batch, from 0; layer: from 0, for the heads of one layer over all
+    images. Raises InputError where shapes do not fit.
 
     >>> import torch, vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
@@ -113,9 +113,8 @@ def show_heads(
         attention = attention_maps(model, images)
         numbers = [each.site.layer for each in attention]
     if not isinstance(attention, Sequence | Tensor):
-        raise InputError(  # an untyped call
-            f"expected the attention of the layers, found {_kind(attention)}; give vitlens.attention(model, images)"
-        )
+        found = _kind(attention)  # type: ignore[unreachable]  # an untyped call
+        raise InputError(f"expected the attention of layers, found {found}; give vitlens.attention(model, images)")
     layers = [_head_maps(each, model) for each in attention]
     if not layers:
         raise InputError("expected the attention of at least one layer, found none")

@@ -36,7 +36,7 @@ UNTYPED = {
     "a misspelt option": (lambda vit, images: vitlens.rollout(vit, images, head_fusion="max"), "did you mean 'fusion'"),
     "one epsilon": (lambda vit, images: vitlens.attack(vit, images, "predicted", epsilons=0.1), r"epsilons=\[0, 0.1\]"),
     "one batch size": (lambda vit, images: vitlens.profile(vit, batch_sizes=1), r"batch_sizes=\[1, 8\]"),
-    "a number as place": (lambda vit, images: vitlens.capture(vit, images, 3), "names of places, found 3"),
+    "a number as place": (lambda vit, images: vitlens.capture(vit, images, 3), "name of a place, found int"),
     "models in similarity": (lambda vit, images: vitlens.similarity(vit, vit), r"vitlens\.features"),
     "fractions as targets": (lambda vit, images: vitlens.relevance(vit, images, targets=2.0), "whole numbers"),
     "yes as target": (lambda vit, images: vitlens.relevance(vit, images, targets=True), "found True"),

@@ -24,8 +24,6 @@ def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ..
     `places`, InputError for a pattern that fits none of them and for positions that are not there.
     """
     named = (names,) if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
-    if not all(isinstance(name, str) for name in named):
-        raise InputError(f"expected names of places, found {names!r}; e.g. 'blocks.3.mlp', see {_HINT}")
     found: dict[str, Access] = {}
     for name in named:
         found.update((access.name, access) for access in _resolve(model, name))
