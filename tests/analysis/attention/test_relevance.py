@@ -212,7 +212,7 @@ def test_targets_predicted_and_given():
 @pytest.mark.parametrize("method", [relevance, gradient_rollout])
 def test_a_class_that_is_not_there(method):
     for wrong in (-1, 5):
-        with pytest.raises(InputError, match=f"target classes from 0 to 4, found {wrong}"):
+        with pytest.raises(InputError, match=f"(targets|target classes) from 0 to 4, found {wrong}"):
             method(ours(), images((32, 48)), targets=torch.tensor([0, wrong]))
 
 
