@@ -223,7 +223,7 @@ def test_targets_go_with_their_images_through_several_batches(monkeypatch):
     close(relevance(model, batch, targets=targets), together)
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of shapes would be first
     for count in (4, 6):
-        with pytest.raises(InputError, match=rf"one target an image \(5\), found {count}"):
+        with pytest.raises(InputError, match=rf"one target (an|per) image \(5\), found {count}"):
             relevance(model, batch, targets=torch.zeros(count, dtype=torch.long))
 
 

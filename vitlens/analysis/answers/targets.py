@@ -55,7 +55,7 @@ def class_targets(
         return torch.full((count,), class_index(targets, model.classes, words=words))
     indices = [class_index(target, model.classes, words=words) for target in targets]
     if len(indices) != count:
-        raise InputError(f"expected one target an image ({count}), found {len(indices)}")
+        raise InputError(f"expected one target per image ({count}), found {len(indices)}")
     return torch.tensor(indices)
 
 
