@@ -118,3 +118,43 @@ def test_boards_of_statistics_importance_and_tables(vit, images):
         vitlens.show_board(torch.rand(3))
     with pytest.raises(InputError, match="statistics"):
         vitlens.show_board(torch.rand(3, 3), "distance")
+
+
+def test_a_notebook_displays_the_figures_without_pyplot(vit, images):
+    for figure in (vitlens.show(images), vitlens.show_board(torch.rand(2, 3))):
+        assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_the_label_of_small_numbers_is_within_the_figure(images):
+    figure = vitlens.show(images, torch.rand(2, 14, 14) / 100, label="share of 1")
+    figure.draw_without_rendering()
+    (bar,) = [axes for axes in figure.axes if axes.get_ylabel() == "share of 1"]
+    assert bar.yaxis.label.get_window_extent().x1 < figure.bbox.x1
+
+
+def test_files_are_shown_with_the_crop_of_the_model(vit, pictures):
+    maps = vitlens.rollout(vit, pictures)
+    figure = vitlens.show(pictures, maps, model=vit, names=[3, 5, 8])
+    height, width = vit.input_size
+    shown = np.asarray(panels(figure)[0].images[0].get_array())
+    assert shown.shape[0] / shown.shape[1] == height / width
+    assert [axes.get_xlabel() for axes in figure.axes[:3]] == ["3", "5", "8"]
+
+
+def test_maps_that_are_all_equal_say_so(images):
+    figure = vitlens.show(images, torch.stack((torch.zeros(2, 3), torch.rand(2, 3))))
+    assert [axes.get_xlabel() for axes in panels(figure)] == ["", "", "all equal", ""]
+
+
+def test_heads_of_a_model_with_windows(vit, images):
+    direct = vitlens.show_heads(vit, images, layer=1)
+    given = vitlens.show_heads(vitlens.attention(vit, images), images, model=vit, layer=1)
+    for one, other in zip(panels(direct), panels(given), strict=True):
+        np.testing.assert_allclose(one.images[0].get_array(), other.images[0].get_array(), atol=1e-5)
+    swin = vitlens.load("timm:swin_tiny_patch4_window7_224", random_weights=True)
+    pictures = torch.rand(1, 3, 224, 224)
+    assert len(panels(vitlens.show_heads(swin, pictures, layer=3))) == 1 + 6
+    with pytest.raises(InputError, match="choose one by layer="):
+        vitlens.show_heads(swin, pictures)
+    with pytest.raises(UnsupportedError, match="give the model itself"):
+        vitlens.show_heads(vitlens.attention(swin, pictures), pictures, model=swin)

@@ -21,6 +21,7 @@ from difflib import SequenceMatcher
 _NEAR = 0.6  # least similarity of a suggestion
 _BEHIND = 0.1  # largest difference in similarity to the best suggestion
 _SUGGESTED = 3
+_WORD = 0.95  # similarity of a name to one of several words, of which it is one
 _CONTAINED = 0.85  # similarity of a name to one that contains it
 
 
@@ -44,7 +45,7 @@ class UnknownNameError(InputError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
         known = sorted(known)
-        near = nearest(name, known)
+        near = nearest(str(name), known)
         message = f"no {kind} {name!r}"
         if near:
             message += "; did you mean " + " or ".join(repr(word) for word in near) + "?"
@@ -76,6 +77,8 @@ def _similarity(typed: str, matcher: SequenceMatcher[str], known: str, parts: in
     start = re.match(rf"(?:[^_.\-]*[_.\-]){{{parts - 1}}}[^_.\-]*", unprefixed[unprefixed.find(":") + 1 :])
     candidates = {known, unprefixed, *([unprefixed[: unprefixed.find(":") + 1] + start[0]] if start else [])}
     best = _CONTAINED if len(typed) > 3 and typed in known.lower() else 0.0
+    if " " in known and typed in known.lower().split():  # "cat" of the class "tiger cat"
+        best = _WORD
     for candidate in candidates:
         matcher.set_seq1(candidate.lower())
         if matcher.real_quick_ratio() >= _NEAR and matcher.quick_ratio() >= _NEAR:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.pictures import images_of
-from vitlens.analysis.attention.weights import LayerMaps
+from vitlens.analysis.attention.weights import LayerMaps, attention_maps
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.analysis.heads.statistics import Statistics
 from vitlens.data.given import read_split
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.data.split import Split
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages
@@ -32,50 +33,60 @@ def show(
     images: AnyImages,
     maps: Tensor | Mapping[str, Tensor] | None = None,
     *,
+    model: Model | None = None,
     title: str = "",
-    names: Sequence[str] | None = None,
+    names: Sequence[object] | Tensor | None = None,
     label: str = "value",
 ) -> "Figure":
-    """Images, each followed by its maps in colour over it.
+    """Images with their maps in colour over them, below each image or, of several methods, beside it.
 
     images: one image (3, height, width), a batch, or any form that `vitlens.images` takes, at most 12; maps: (batch,
     rows, columns), or (rows, columns) for one image, of any resolution, as `rollout`, `relevance` and `explain` give
     them; or several by name. One method without negative values has one colour scale for all images, with its values at
     the bar; otherwise each map is drawn as a share of its largest value, red for positive, blue for negative. title: of
-    the figure; names: one for each image; label: the maps' unit, at the colour bar. Raises InputError where shapes do
-    not fit.
+    the figure; names: one for each image; label: the maps' unit, at the colour bar; model: the maps' own, whose crop of
+    files and pictures is shown (a tensor or a Split is shown as it is). Raises InputError where shapes do not fit, and
+    for maps of files without the model.
 
     >>> import torch, vitlens
     >>> digits = vitlens.load_data("digits", limit=2)
     >>> figure = vitlens.show(digits, vitlens.rollout(vitlens.load("vit-digits"), digits))
     """
-    pictures = _pictures(images)
+    if maps is not None and model is None and not isinstance(images, Split) and not _is_floating(images):
+        raise InputError(
+            f"expected model= with maps of {_kind(images)}, found none; give show(images, maps, model=model), so that "
+            "the same part of each picture is shown as the model saw"
+        )
+    pictures = _pictures(images, model)
+    captions = (
+        None if names is None else [str(name) for name in (names.tolist() if hasattr(names, "tolist") else names)]
+    )
     if maps is None:
         from vitlens.figures.pictures import picture_grid
 
-        return picture_grid(images=pictures, names=names, title=title)
+        return picture_grid(images=pictures, names=captions, title=title)
     named = dict(maps) if isinstance(maps, Mapping) else {"map": maps}
+    if not named:
+        raise InputError("expected maps by name, found none; give {'rollout': vitlens.rollout(model, images)}")
     batches = {name: _batched(value, name, len(pictures)) for name, value in named.items()}
     signed = [bool((value < 0).any()) for value in batches.values()]
     if len(batches) == 1 and not signed[0]:
-        from vitlens.figures.overlays import overlay_rows
+        from vitlens.figures.pictures import map_grid
 
-        (only,) = batches.values()
-        return overlay_rows(
-            images=pictures, maps=only[:, None], titles=list(batches), title=title or "Maps over their images",
-            label=label, names=names,
-        )  # fmt: skip
+        ((name, only),) = batches.items()
+        title = title or (name if isinstance(maps, Mapping) else "Maps over their images")
+        return map_grid(images=pictures, maps=only, title=title, label=label, names=captions)
     from vitlens.figures.explain import attribution_overlays
 
     return attribution_overlays(
         images=pictures, maps=[value.numpy() for value in batches.values()], signed=signed, titles=list(batches),
-        names=list(names) if names else [f"image {index}" for index in range(len(pictures))],
+        names=captions or [f"image {index}" for index in range(len(pictures))],
         title=title or "Maps, each as a share of its largest value",
     )  # fmt: skip
 
 
 def show_heads(
-    attention: Sequence[Any] | Tensor,
+    attention: Sequence[Any] | Tensor | Model,
     images: AnyImages | None = None,
     *,
     model: Model | None = None,
@@ -86,8 +97,9 @@ def show_heads(
 
     attention: what `vitlens.attention` gives (with the model, from which the place of each patch is read), or maps
     (layers, batch, heads, rows, columns), or one such tensor a layer; of weights with all rows, that of the CLS token,
-    or the mean over patches without one. images: beside or under the maps; image: which of the batch, from 0; layer:
-    from 0, for the heads of one layer over all images. Raises InputError where shapes do not fit.
+    or the mean over patches without one; or the model itself, also one with windows: its maps of the images. images:
+    beside or under the maps; image: which of the batch, from 0; layer: from 0, for the heads of one layer over all
+    images. Raises InputError where shapes do not fit.
 
     >>> import torch, vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
@@ -95,21 +107,43 @@ def show_heads(
     """
     from vitlens.figures.attention import attention_grid, attention_overlays
 
+    numbers: Sequence[int] | None = None
+    if isinstance(attention, Model):
+        model, images = attention, _given_pictures(images, attention)
+        attention = attention_maps(model, images)
+        numbers = [each.site.layer for each in attention]
+    if not isinstance(attention, Sequence | Tensor):
+        found = _kind(attention)  # type: ignore[unreachable]  # an untyped call
+        raise InputError(f"expected the attention of layers, found {found}; give vitlens.attention(model, images)")
     layers = [_head_maps(each, model) for each in attention]
     if not layers:
         raise InputError("expected the attention of at least one layer, found none")
     query = _query(attention[0], model)
-    pictures = None if images is None else _pictures(images)
+    pictures = None if images is None else _pictures(images, model)
+    if pictures is not None and len(pictures) != len(layers[0]):
+        raise InputError(f"expected the {len(layers[0])} images of the attention, found {len(pictures)}")
     if layer is None:
         _require_within(image, len(layers[0]), "image")
         if len({maps.shape for maps in layers}) > 1:
-            raise InputError("expected layers of one number of heads and one grid, found several; choose one by layer=")
+            raise InputError(
+                "expected layers of one number of heads and one grid, found several; choose one by layer=0, 1, ..."
+            )
         chosen = None if pictures is None else pictures[image].numpy()
-        return attention_grid(maps=torch.stack([maps[image] for maps in layers]).numpy(), image=chosen, query=query)
-    _require_within(layer, len(layers), "layer")
+        return attention_grid(
+            maps=torch.stack([maps[image] for maps in layers]).numpy(), image=chosen, query=query, numbers=numbers
+        )
+    if numbers is None:
+        _require_within(layer, len(layers), "layer")
+    elif layer not in numbers:  # layers without a map are left out
+        raise InputError(f"expected a layer of {', '.join(map(str, numbers))}, found {layer}")
     if pictures is None:
         raise InputError("expected images under the heads of one layer, found none; give show_heads(attention, images)")
-    return attention_overlays(images=pictures, maps=layers[layer].numpy(), layer=layer, query=query)
+    return attention_overlays(
+        images=pictures,
+        maps=layers[layer if numbers is None else numbers.index(layer)].numpy(),
+        layer=layer,
+        query=query,
+    )
 
 
 def show_board(
@@ -139,7 +173,7 @@ def show_board(
             from vitlens.figures.ablate.head_board import signed_heads
 
             return signed_heads(values=table, title=title or "Every head", unit=unit or "value")
-        tables = {unit or "value": table}
+        tables, unit = {"": table}, unit or "value"  # the unit is at the colour bar, the title above
     from vitlens.figures.stats.heads import head_heatmaps
 
     units = dict.fromkeys(tables, unit) if unit else None
@@ -163,27 +197,53 @@ def _statistics_board(found: Statistics, names: str | Sequence[str] | None, titl
     )
 
 
-def _pictures(images: AnyImages) -> Images:
+def _is_floating(images: object) -> bool:
+    return isinstance(images, Tensor) and images.is_floating_point()
+
+
+def _pictures(images: AnyImages, model: Model | None) -> Images:
     """The images on the CPU, at most MOST; one image (3, height, width) is a batch of one."""
     if isinstance(images, Tensor) and images.ndim == 3:
         images = images[None]
-    split = read_split(images)
+    split = read_split(images, None if model is None else model.preprocessing)
     if len(split) > MOST:
         raise InputError(f"expected at most {MOST} images in a figure, found {len(split)}; show some of them")
     return images_of(split).cpu()
 
 
-def _batched(maps: Tensor, name: str, count: int) -> Maps:
+def _given_pictures(images: AnyImages | None, model: Model) -> Images:
+    """The images with a model. Raises InputError for none."""
+    if images is None:
+        raise InputError("expected images with the model, found none; give show_heads(model, images)")
+    return _pictures(images, model)
+
+
+def _batched(maps: object, name: str, count: int) -> Maps:
     """Maps (batch, rows, columns) in float32 on the CPU."""
-    values = torch.as_tensor(maps).detach().cpu().float()
+    values = _numbers(maps, name).float()
     values = values[None] if values.ndim == 2 else values
     if values.ndim != 3 or len(values) != count:
         raise InputError(f"expected maps ({count}, rows, columns), one an image, found {name} of {tuple(values.shape)}")
     return values
 
 
+def _numbers(values: object, name: str) -> Tensor:
+    """A tensor or array, on the CPU. Raises InputError for anything else."""
+    try:
+        return torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):  # torch's own words name neither what was given nor what is wanted
+        raise InputError(
+            f"expected {name} as one tensor or array, found {_kind(values)}; give what vitlens.rollout, explain, "
+            "statistics or ablate gave"
+        ) from None
+
+
+def _kind(value: object) -> str:
+    return f"the text {value!r}" if isinstance(value, str) else type(value).__name__
+
+
 def _table(values: object, name: str) -> Tensor:
-    table = torch.as_tensor(values).detach().cpu().double()
+    table = _numbers(values, name).double()
     if table.ndim != 2:
         raise InputError(f"expected {name} (layers, heads), found {tuple(table.shape)}")
     return table
@@ -193,14 +253,24 @@ def _head_maps(layer: object, model: Model | None) -> Tensor:
     """One layer's maps (batch, heads, rows, columns), of maps or of weights (batch, heads, query, key)."""
     if isinstance(layer, LayerMaps):
         return layer.maps.detach().cpu().float()
-    values = torch.as_tensor(layer).detach().cpu().float()
+    values = _numbers(layer, "attention").float()
     if values.ndim != 4:
         raise InputError(
             f"expected weights (batch, heads, query, key) or maps (batch, heads, rows, columns) of a layer, found "
             f"{tuple(values.shape)}"
         )
     if model is None:
+        if values.shape[-2] == values.shape[-1] and torch.allclose(values.sum(-1), torch.ones(()), atol=1e-3):
+            raise InputError(  # drawn as a map, a whole matrix of weights would pass for one row of it
+                f"expected model= with weights over {values.shape[-1]} tokens, found none; give "
+                "show_heads(attention, images, model=model)"
+            )
         return values
+    if model.anatomy.layout is None and model.anatomy.family == "windowed":
+        raise UnsupportedError(
+            f"expected attention over one sequence of tokens, found {model.alias} (windowed) without one; "
+            "give the model itself: show_heads(model, images, layer=0)"
+        )
     layout = model.layout
     if values.shape[-1] != layout.tokens:
         raise InputError(

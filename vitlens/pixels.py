@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from vitlens.errors import DataError
+from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.references import resolved
 from vitlens.shapes import Images, Labels
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     _Picture: TypeAlias = "str | Path | Image | NDArray[Any] | Tensor"
     AnyImages: TypeAlias = "_Picture | Split | Sequence[_Picture]"
-    Targets: TypeAlias = "str | int | Tensor | Sequence[int | str] | None"
+    Targets: TypeAlias = "str | int | Tensor | NDArray[Any] | Sequence[int | str] | None"
 else:
     AnyImages: TypeAlias = object
     Targets: TypeAlias = object
@@ -34,6 +34,7 @@ TOLERANCE: Final = 1e-4  # accepted distance outside [0, 1], by rounding; such p
 
 _READER: Final = "vitlens.analysis.answers.pictures:read_images"  # in a higher layer, as is the next
 _CLASSES: Final = "vitlens.analysis.answers.targets:"
+_MODEL: Final = "vitlens.models.given:require_model"
 _LOADER: Final = "make them with vitlens.images(FILES, model)"
 _WHITE: Final = 255  # of 8-bit pixels
 _DARK: Final = 2  # 8-bit images have a larger maximum
@@ -48,14 +49,27 @@ def takes_images(function: Function) -> Function:
     as files, folders, PIL images, uint8 arrays or a Split (data/given.py); `labels`, where it has such a parameter and
     none are given, from the Split or the class folders; and `targets` as class indices (batch,), or None for the
     predicted classes. Where None is the default of `targets`, it means none, and "predicted" and "label" are refused.
-    Raises DataError where `read_split` and `require_images` do, InputError and UnknownNameError for wrong targets. The
-    caller's images are not changed.
+    Raises DataError where `read_split` and `require_images` do, InputError for what is no Model, for options that are
+    not given by name and for wrong targets, UnknownNameError for an option or a class that does not exist. The caller's
+    images are not changed.
     """
     signature = inspect.signature(function)
+    names = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
+    is_open = len(names) < len(signature.parameters)
+    by_place = [name for name in names if signature.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     targeted = signature.parameters.get("targets")
 
     @wraps(function)
     def checked(model: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
+        resolved(_MODEL)(model, images)
+        unknown = [] if is_open else [name for name in kwargs if name not in names]
+        if unknown:
+            raise UnknownNameError(f"option of {function.__name__}", unknown[0], names)
+        if len(args) + 2 > len(by_place):
+            raise InputError(
+                f"expected {function.__name__}({', '.join(by_place)}) and options by name, found {len(args) + 2} "
+                f"arguments without a name; give the last as {', '.join(f'{name}=' for name in names[len(by_place) :])}"
+            )
         with torch.inference_mode(mode=False):  # inside it, nothing has a gradient
             return called(model, images, *args, **kwargs)
 
@@ -68,7 +82,7 @@ def takes_images(function: Function) -> Function:
             bound.arguments["labels"] = None if split is None else resolved(f"{_CLASSES}labels_of")(model, split)
         if targeted is not None:
             targets = bound.arguments.get("targets", targeted.default)
-            if targets is not None and not isinstance(targets, Tensor):
+            if targets is not None:
                 targets = resolved(f"{_CLASSES}class_targets")(
                     targets, model, len(images), split=split, any_class=targeted.default is None
                 )
@@ -131,6 +145,8 @@ def _require_shape(images: Tensor) -> None:
         advice = "add the batch with images[None]"
     elif len(shape) == 4 and shape[3] == 3 and 0 not in shape:
         advice = "put the channels first with images.permute(0, 3, 1, 2)"
+    elif len(shape) == 3 and shape[2] == 3:
+        advice = "put the channels first and add the batch with images.permute(2, 0, 1)[None]"
     else:
         advice = _LOADER
     raise DataError(f"expected images (batch, 3, height, width) with batch > 0, found {shape}; {advice}")

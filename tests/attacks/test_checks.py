@@ -24,7 +24,7 @@ LABELS = torch.tensor([0, 1, 2])
         ({"restarts": 0}, r"restarts of at least 1, found 0"),
         ({"batch_size": 0}, r"batch size of at least 1, found 0"),
         ({"targets": LABELS, "method": "pgd-targeted"}, r"other than the labels, found 0 for both on image 0"),
-        ({"targets": LABELS + 5, "method": "pgd-targeted"}, r"target classes from 0 to 4, found 5"),
+        ({"targets": LABELS + 5, "method": "pgd-targeted"}, r"targets from 0 to 4, found 5"),
         ({"targets": LABELS[:2], "method": "pgd-targeted"}, r"one target per image \(3\), found 2"),
         ({"targets": LABELS + 1}, r"pgd-targeted or apgd-targeted to reach targets, found 'pgd'"),
         ({"maps": torch.rand(2, 4, 4), "method": "patch"}, r"maps \(3, rows, columns\), found \(2, 4, 4\)"),

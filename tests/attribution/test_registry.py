@@ -229,7 +229,7 @@ def test_invalid_arguments_are_refused():
     with pytest.raises(UnsupportedError, match=r"a method that cnn \(cnn\) has, found 'relevance'; it has gradcam, "):
         explain(model, batch, method="relevance")
     for wrong in (5, -1):
-        with pytest.raises(InputError, match=f"target classes from 0 to 4, found {wrong}"):
+        with pytest.raises(InputError, match=f"targets from 0 to 4, found {wrong}"):
             explain(model, batch, targets=torch.tensor([0, wrong]), method="gradcam")
     with pytest.raises(InputError, match=r"batch > 0, found \(0, 3, 32, 48\)"):
         explain(model, batch[:0], method="gradcam")

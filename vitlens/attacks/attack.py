@@ -1,6 +1,6 @@
 """`vitlens.attack`: one attack on a batch of images; also the functions that it shares with the sweep."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -140,7 +140,7 @@ def attack(
     if epsilons is not None:
         require_none_of({"epsilon": epsilon, "targets": targets, "side": side, "maps": maps})
         shared = {"steps": steps, "restarts": restarts, "seed": seed, "batch_size": batch_size, "precision": precision}
-        return curve(model, images, labels, method=method, epsilons=list(map(float, epsilons)), **shared)
+        return curve(model, images, labels, method=method, epsilons=_listed(epsilons), **shared)
     require_counts(steps=steps, restarts=restarts, batch_size=batch_size)
     members = members_of(method)
     require(model, *needs_of("attack"))
@@ -205,6 +205,13 @@ def fitting_batch(model: Model) -> int:
     """The number of images whose passes with gradients fit into memory at once."""
     most = _CPU_BATCH if model.device.type == "cpu" else fitting_batch_size(model)
     return max(1, min(most, fitting_batch_size(model) // BACKWARD))
+
+
+def _listed(epsilons: object) -> list[float]:
+    """Several epsilons. Raises InputError for a single one."""
+    if not isinstance(epsilons, Iterable):
+        raise InputError(f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] or epsilon=")
+    return list(map(float, epsilons))
 
 
 def _level(member: Attack, setting: Setting, epsilon: float | None) -> tuple[float, float]:

@@ -19,7 +19,7 @@ def require_epsilons(epsilons: Sequence[float], norm: NormName) -> tuple[float, 
     wrong = [epsilon for epsilon in values if not (0 <= epsilon < math.inf) or (norm == "linf" and epsilon > 1)]
     if wrong:
         bounds = "from 0 to 1 (the command's --epsilon: 0 to 255)" if norm == "linf" else "of 0 or more"
-        raise InputError(f"expected epsilons {bounds} in pixel units, found {wrong[0]:g}")
+        raise InputError(f"expected epsilons {bounds} in pixel units, found {wrong[0]:g}; e.g. 4 / 255")
     if any(after <= before for before, after in pairwise(values)):
         raise InputError(f"expected epsilons in ascending order, found {', '.join(f'{e:g}' for e in values)}")
     return values

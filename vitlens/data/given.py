@@ -147,13 +147,18 @@ def _opened(picture: object) -> Iterator[Image.Image]:
         )
     array = _channels_last(picture) if isinstance(picture, Tensor) else picture
     if array.dtype != np.uint8:
+        advice = "torch.stack(images)" if isinstance(picture, Tensor) else "(255 * pixels).round().astype('uint8')"
         raise DataError(
-            f"expected 8-bit pixels (uint8, 0 to 255), found {array.dtype}; (255 * pixels).round() as uint8 makes them "
-            "of pixels in [0, 1], and a float tensor (n, 3, height, width) in [0, 1] can be used as it is"
+            f"expected 8-bit pixels (uint8, 0 to 255) or one float tensor (n, 3, height, width), found {array.dtype} "
+            f"in {'a tensor' if isinstance(picture, Tensor) else 'an array'}; of pixels in [0, 1] make it with {advice}"
         )
     coloured = array.ndim > 2 and array.shape[-1] in (3, 4)
     if array.ndim not in ((3, 4) if coloured else (2,)) or 0 in array.shape:
-        raise DataError(f"expected an array {_SHAPES}, found {array.shape}")
+        first = array.ndim in (3, 4) and array.shape[-3] in (3, 4)
+        raise DataError(
+            f"expected an array {_SHAPES}, found {array.shape}"
+            + ("; put the channels last with numpy.moveaxis(array, -3, -1)" if first else "")
+        )
     for pixels in array if array.ndim == 4 else (array,):
         yield Image.fromarray(pixels)
 
@@ -163,5 +168,6 @@ def _channels_last(tensor: Tensor) -> NDArray[Any]:
     if tensor.ndim not in (3, 4) or tensor.shape[-3] not in (3, 4):
         raise DataError(
             f"expected a uint8 tensor (3, height, width) or (n, 3, height, width), found {tuple(tensor.shape)}"
+            + ("; put the channels first with tensor.movedim(-1, -3)" if tensor.shape[-1:] in ((3,), (4,)) else "")
         )
     return np.ascontiguousarray(tensor.detach().cpu().movedim(-3, -1).numpy())

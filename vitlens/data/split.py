@@ -177,8 +177,12 @@ def takes_splits(function: Function) -> Function:
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        require_model = resolved("vitlens.models.given:require_model")
+        if args:  # before the rest, so that a missing argument is named after a model that is none
+            require_model(*args[:2])
         bound = signature.bind(*args, **kwargs)
         arguments = bound.arguments
+        require_model(next(iter(arguments.values())))
         for name in strict:
             value = arguments.get(name)
             if value is not None and not isinstance(value, Split):

@@ -7,10 +7,10 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vitlens.figures.style import HALF, TITLE, wrapped_title
+from vitlens.figures.style import HALF, TITLE, DisplayedFigure, wrapped_title
 
 PHOTOGRAPHS: Final = 22.0  # square inches of photographs, 200 dots an inch, that a PNG of 1.5 MB holds
-BAR_ROOM: Final = 0.88  # inch at the right for a colour bar with its numbers and label
+BAR_ROOM: Final = 0.98  # inch at the right for a colour bar with its numbers and label
 _LEAST = 1.3  # inch of height, for the label of a colour bar: 20 letters
 
 
@@ -61,7 +61,7 @@ def board(
     left = margins.left + (width - needed) / 2
     text, head = wrapped_title(title, width)
     top = head + margins.top
-    figure = Figure(figsize=(width, top + max(tall + margins.bottom, _LEAST + 0.1)))
+    figure: Figure = DisplayedFigure(figsize=(width, top + max(tall + margins.bottom, _LEAST + 0.1)))
     figure.suptitle(text, fontsize=TITLE, y=1 - 0.06 / figure.get_figheight(), va="top")
     places = [divmod(index, across) for index in range(count)]
     panels = [_placed(figure, left + x * (panel[0] + gap[0]), top + y * (panel[1] + gap[1]), *panel) for y, x in places]

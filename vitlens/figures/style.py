@@ -7,6 +7,7 @@ a page. Texts are drawn literally: no formulas from a `$` in a name, no characte
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
+from io import BytesIO
 from threading import RLock
 from typing import Final, ParamSpec
 
@@ -90,9 +91,21 @@ def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
     return drawn
 
 
+class DisplayedFigure(Figure):
+    """A figure that a notebook displays by itself.
+
+    IPython knows how to draw matplotlib's own Figure only once pyplot is imported, which vitlens never does.
+    """
+
+    def _repr_png_(self) -> bytes:
+        drawn = BytesIO()
+        self.savefig(drawn, format="png", metadata={"Software": None})
+        return drawn.getvalue()
+
+
 def sheet(width: float, height: float) -> Figure:
     """An empty figure for charts, of this size in inches, with constrained layout."""
-    return Figure(figsize=(width, height), layout="constrained")
+    return DisplayedFigure(figsize=(width, height), layout="constrained")
 
 
 def wrapped_title(title: str, width: float) -> tuple[str, float]:

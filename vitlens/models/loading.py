@@ -50,6 +50,10 @@ def load(
     if isinstance(name, str):
         require_rule([name])
         name = parse_model(name)
+    if not isinstance(name, ModelName):  # an untyped call
+        is_module = isinstance(name, torch.nn.Module)  # type: ignore[unreachable]
+        advice = "wrap it with vitlens.wrap" if is_module else "see vitlens.list_models()"
+        raise InputError(f"expected the name of a model, found {type(name).__name__}; {advice}")
     require_side_lengths(image_size)
     request = _requested(name, weights, random_weights)
     source = request.source

@@ -58,6 +58,9 @@ def wrap(
     (torch.Size([2, 4]), 'cnn')
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    _require_numbers("image_size", size, 2, "32 or (32, 48)")
+    _require_numbers("mean", mean, 3, "(0.5, 0.5, 0.5)")
+    _require_numbers("std", std, 3, "(0.5, 0.5, 0.5)")
     require_side_lengths(size)
     told = Told(None if blocks is None else tuple(blocks), heads, None if prefix is None else tuple(prefix), grid)
     name = alias or type(module).__name__
@@ -122,6 +125,16 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
         torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False),
     ):
         yield
+
+
+def _require_numbers(name: str, values: object, count: int, example: str) -> None:
+    """Raise InputError unless these are that many numbers."""
+    if (
+        not isinstance(values, Sequence)
+        or len(values) != count
+        or not all(isinstance(value, int | float) for value in values)
+    ):
+        raise InputError(f"expected {name} as {count} numbers, found {values!r}; e.g. {name}={example}")
 
 
 def _require_eager(module: object) -> None:

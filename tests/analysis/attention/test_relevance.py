@@ -212,7 +212,7 @@ def test_targets_predicted_and_given():
 @pytest.mark.parametrize("method", [relevance, gradient_rollout])
 def test_a_class_that_is_not_there(method):
     for wrong in (-1, 5):
-        with pytest.raises(InputError, match=f"target classes from 0 to 4, found {wrong}"):
+        with pytest.raises(InputError, match=f"(targets|target classes) from 0 to 4, found {wrong}"):
             method(ours(), images((32, 48)), targets=torch.tensor([0, wrong]))
 
 
@@ -223,7 +223,7 @@ def test_targets_go_with_their_images_through_several_batches(monkeypatch):
     close(relevance(model, batch, targets=targets), together)
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of shapes would be first
     for count in (4, 6):
-        with pytest.raises(InputError, match=rf"one target an image \(5\), found {count}"):
+        with pytest.raises(InputError, match=rf"one target (an|per) image \(5\), found {count}"):
             relevance(model, batch, targets=torch.zeros(count, dtype=torch.long))
 
 

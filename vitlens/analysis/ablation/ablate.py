@@ -129,7 +129,7 @@ def ablate(
     labels: Tensor | str | None = None,
     *,
     replace: Replacement | None = None,
-    kinds: Sequence[UnitKind] = ("head",),
+    kinds: UnitKind | Sequence[UnitKind] = ("head",),
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Importance:
@@ -151,6 +151,7 @@ def ablate(
     model.require_classifier()
     images = as_images(images)
     labels = required_labels(model, images, labels, batch_size=batch_size)
+    kinds = (kinds,) if isinstance(kinds, str) else kinds
     require(model, *(needs_of("ablate") if "head" in kinds else ("classifier", "attention")))
     by = replacement_for(len(images), replace)
     size, units = batch_size or fitting_batch_size(model), units_of(model, kinds=kinds)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitlens.data.given import read_pictures, read_split
 from vitlens.data.split import Split
+from vitlens.models.given import require_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
@@ -32,6 +33,7 @@ def images(pictures: Picture | Sequence[Picture], model: Model) -> Images:
     >>> vitlens.images(numpy.zeros((48, 64, 3), dtype="uint8"), vit).shape
     torch.Size([1, 3, 32, 32])
     """
+    require_model(model, pictures)
     if isinstance(pictures, Split):
         return images_of(pictures).to(model.device)
     return read_pictures(pictures, model.preprocessing).to(model.device).float().div_(255)

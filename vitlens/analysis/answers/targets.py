@@ -1,8 +1,9 @@
 """Target classes in every form that they are given in: the predicted one, the label, a name, an index, or a tensor."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ LABEL: Final = "label"
 
 
 def class_targets(
-    targets: str | int | Sequence[int | str] | None,
+    targets: object,
     model: Model,
     count: int,
     *,
@@ -29,11 +30,13 @@ def class_targets(
 ) -> Labels | None:
     """Class indices (count,) among the model's logits; None for "predicted".
 
-    targets: "predicted", "label" (of `split`), a class by name or by its index from 0, or one of these for each image.
+    targets: "predicted", "label" (of `split`), a class by name or by its index from 0, or one of these for each image,
+    also as a tensor or an array of indices.
     any_class: "predicted" and "label" are refused, as targets of an attack must be other classes. words: what messages
     call the argument and the label. Raises InputError for "label" without labels and an index out of range,
     UnknownNameError for a class that does not exist.
     """
+    targets = _as_listed(targets, words[0])
     if any_class and targets in (PREDICTED, LABEL):
         raise InputError(f"expected target classes other than the labels, found {targets!r}; give a class, or None")
     if targets is None or targets == PREDICTED:
@@ -54,6 +57,23 @@ def class_targets(
     if len(indices) != count:
         raise InputError(f"expected one target per image ({count}), found {len(indices)}")
     return torch.tensor(indices)
+
+
+def _as_listed(targets: Any, what: str) -> str | int | list[int | str] | None:
+    """Targets as they are, or as a list of them. Raises InputError for anything else."""
+    if isinstance(targets, Tensor | np.ndarray | np.generic):
+        targets = targets.tolist()
+    if targets is None or (isinstance(targets, str | int) and not isinstance(targets, bool)):
+        return targets
+    listed = list(targets) if isinstance(targets, Sequence) else None
+    wrong = [targets] if listed is None else [each for each in listed if isinstance(each, bool)]
+    wrong += [each for each in listed or () if not isinstance(each, str | int)]
+    if wrong:
+        raise InputError(
+            f"expected {what} as a class name, an index, or one for each image, found {wrong[0]!r}; give indices as "
+            "whole numbers"
+        )
+    return listed
 
 
 def class_index(target: str | int, classes: tuple[str, ...], *, words: tuple[str, str] = ("targets", LABEL)) -> int:

@@ -10,9 +10,10 @@ from vitlens.analysis.cost.latency import Latency, latencies
 from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.parts import parameters_by_part
 from vitlens.devices import evaluating
-from vitlens.errors import LensError
+from vitlens.errors import InputError, LensError
 from vitlens.lens.hooks import Arguments, watching
 from vitlens.lens.layers import probe_images
+from vitlens.models.given import require_model
 from vitlens.models.model import Model
 from vitlens.models.vit import VisionTransformer
 from vitlens.summary import Summary
@@ -52,6 +53,9 @@ def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str
     >>> cost.flops["attention products"]  # 6 blocks of 4 N² d, with N = 65 tokens of width d = 128
     12979200
     """
+    require_model(model)
+    if not isinstance(batch_sizes, Sequence):  # an untyped call
+        raise InputError(f"expected several batch sizes, found {batch_sizes!r}; e.g. batch_sizes=[1, 8]")
     images = probe_images(model, _TRAINED)
     flops = flops_by_part(model)
     (timed,) = latencies([model], batch_sizes, precision=precision)

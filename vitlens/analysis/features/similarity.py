@@ -99,6 +99,10 @@ def _take(stream: CKAStream, first: Features, second: Features | None, images: T
 
 
 def _require_same(first: Features, second: Features | None) -> None:
+    wrong = [each for each in (first, second) if each is not None and not isinstance(each, Features)]
+    if wrong:  # an untyped call
+        name = type(wrong[0]).__name__
+        raise InputError(f"expected what vitlens.features(model, images) gives, found {name}; call it for each model")
     if second is not None and len(first) != len(second):
         raise InputError(f"expected the same images of both models, found {len(first)} and {len(second)}")
     if len(first) < FEWEST:

@@ -22,12 +22,13 @@ from vitlens.lens.hooks import Arguments, Joined, attention_module, inside_atten
 from vitlens.lens.layers import Layer, layers
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Tokens
+from vitlens.summary import Summary
 
 TOLERANCE = 1e-3  # of the largest logit: the greatest error of the sum of the contributions
 
 
-@dataclass(frozen=True)
-class Contributions:
+@dataclass(frozen=True, repr=False)
+class Contributions(Summary):
     """The direct contribution of each part of a model to one logit of each image, in logits; they sum to the logit.
 
     heads: NaN where a layer has fewer heads than the widest; mlps: one per layer, 0 where it has none; embedding: of

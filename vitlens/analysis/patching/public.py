@@ -10,10 +10,11 @@ from vitlens.analysis.patching.stream_to_logits import blocks_of
 from vitlens.lens.layers import layers
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, Targets, as_images, as_targets, takes_images
+from vitlens.summary import Summary
 
 
-@dataclass(frozen=True)
-class LogitLens:
+@dataclass(frozen=True, repr=False)
+class LogitLens(Summary):
     """The logits that the final norm and the classifier give at each depth of the residual stream.
 
     logits: the last depth is the model's own; places: the name of the residual stream at each depth.

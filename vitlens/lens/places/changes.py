@@ -14,6 +14,7 @@ from vitlens.lens.layers import layers
 from vitlens.lens.places.access import Access
 from vitlens.lens.places.capture import mean_of
 from vitlens.lens.places.patterns import resolve_places, resolve_tokens
+from vitlens.models.given import require_model
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, images_of
 
@@ -56,9 +57,10 @@ class PreparedChange:
 
 def prepared(model: Model, changes: Changes, *, reference: Reference | None, seed: int) -> tuple[PreparedChange, ...]:
     """Changes by place, checked against the model. Raises what `intervene` raises."""
+    require_model(model)
     if not isinstance(changes, Mapping):  # an untyped call
         name = type(changes).__name__  # type: ignore[unreachable]
-        raise InputError(f"expected changes as {{place: change}}, found {name}")
+        raise InputError(f"expected changes as {{place: change}}, found {name}; e.g. {{'blocks.3.mlp': 'zero'}}")
     pairs = [(access, change) for name, change in changes.items() for access in resolve_places(model, name)]
     named = [access.name for access, _ in pairs]
     for name in named:

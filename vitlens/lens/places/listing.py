@@ -18,6 +18,7 @@ from vitlens.lens.places.access import Access
 from vitlens.lens.places.inside import Stage, StageTouch, inside_stages
 from vitlens.lens.places.place import Place, PlaceKind, Places
 from vitlens.lens.stages import stages
+from vitlens.models.given import require_model
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 
@@ -45,6 +46,7 @@ def places(model: Model) -> Places:
     >>> places.names[-3:]
     ('blocks.5.mlp', 'blocks.5.residual', 'logits')
     """
+    require_model(model)
     return Places(access.place for access in accesses(model).values())
 
 

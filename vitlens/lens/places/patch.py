@@ -19,10 +19,11 @@ from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, as_images, takes_images
 from vitlens.shapes import Images, Logits
+from vitlens.summary import Summary
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
-class Patched:
+@dataclass(frozen=True, eq=False, repr=False)  # compared by identity: == of tensors is elementwise
+class Patched(Summary):
     """The logits of one run with another run's activations put in.
 
     places: the names that were patched together in each element of logits (places, batch, classes); clean, other: the

@@ -1,7 +1,7 @@
 """Names and patterns of places, resolved against a model: "blocks.*.residual", "blocks.{3,4}.head.*", "...[cls]"."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vitlens.errors import InputError, UnknownNameError, nearest
 from vitlens.layout import TokenLayout
@@ -23,8 +23,9 @@ def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ..
     is the output of block 3, "blocks.3.residual" in a transformer. Raises UnknownNameError for a name that is none of
     `places`, InputError for a pattern that fits none of them and for positions that are not there.
     """
+    named = (names,) if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
     found: dict[str, Access] = {}
-    for name in (names,) if isinstance(names, str) else names:
+    for name in named:
         found.update((access.name, access) for access in _resolve(model, name))
     return tuple(found.values())
 
