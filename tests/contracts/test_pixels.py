@@ -98,7 +98,7 @@ WRONG = {
     "normalised": (lambda batch: (batch - 0.5) / 0.2, r"found -2\.\d+ to 2\.\d+; leave out the normalisation"),
     "a little above": (lambda batch: batch.clamp_min(0.5) + 6e-4, r"found 0\.5006 to 1\.\d+; clamp them"),
     "whole numbers": (lambda batch: (batch * 255).long(), r"found int64; divide by 255.*vitlens\.images"),
-    "an array of floats": (lambda batch: batch.numpy(), r"found float32.*float tensor"),
+    "an array of floats": (lambda batch: batch.numpy(), r"one float tensor.*found float32"),
     "an array with channels first": (lambda batch: (batch * 255).byte().numpy(), r"found \(2, 3, 32, 48\)"),
     "NaN": (lambda batch: batch.where(batch < 0.9, torch.nan), "found NaN"),
     "infinity": (lambda batch: batch.where(batch < 0.9, torch.inf), "found NaN or infinity"),

@@ -94,9 +94,9 @@ def test_targets():
 
 def test_a_target_too_many(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of shapes would be first
-    with pytest.raises(InputError, match=r"one target an image \(2\), found 3"):
+    with pytest.raises(InputError, match=r"one target per image \(2\), found 3"):
         check_targets(torch.tensor([0, 1, 2]), torch.zeros(2, 3))
-    with pytest.raises(InputError, match=r"one target an image \(2\), found 3"):
+    with pytest.raises(InputError, match=r"one target per image \(2\), found 3"):
         relevance(ours(), images((32, 48)), targets=torch.tensor([0, 1, 2]))
 
 

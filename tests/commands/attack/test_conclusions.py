@@ -23,7 +23,7 @@ def attacked(folder: Path, *words: str) -> tuple[Record, Document]:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Document]:
     folder = tmp_path_factory.mktemp("attack") / "run"
-    return attacked(folder, "vit-digits", "cnn-digits", "--limit", "60", "--epsilon", "0,1,8")
+    return attacked(folder, "vit-digits", "cnn-digits", "--limit", "30", "--epsilon", "0,1,8")
 
 
 def test_the_verdict_is_that_of_the_strongest_attack_at_one(pair: tuple[Record, Document]) -> None:
@@ -49,8 +49,8 @@ def test_a_model_that_is_less_robust_comes_first(pair: tuple[Record, Document]) 
 
 def test_what_could_not_fail_and_what_was_not_tried(tmp_path: Path) -> None:
     """At epsilon 0.01 of 255 nothing is fooled; without 1/255 nothing is judged."""
-    _, report = attacked(tmp_path / "weak", "cnn-digits", "--limit", "20", "--epsilon", "0,0.01")
+    _, report = attacked(tmp_path / "weak", "cnn-digits", "--limit", "10", "--epsilon", "0,0.01")
     assert [verdict.state for verdict in report.verdicts] == ["inconclusive"]
     assert not report.findings
-    _, report = attacked(tmp_path / "far", "vit-digits", "--limit", "20", "--epsilon", "0,16")
+    _, report = attacked(tmp_path / "far", "vit-digits", "--limit", "10", "--epsilon", "0,16")
     assert [verdict.state for verdict in report.verdicts] == ["not tested"]
