@@ -11,7 +11,7 @@ from vitlens.commands.scaffold.publish import read_folder
 from vitlens.records import Record
 from vitlens.report.document import Document
 
-QUICK = ["--data", "digits", "--attack", "fgsm,pgd", "--no-corruptions", "--quiet"]
+QUICK = ["--data", "digits", "--attack", "fgsm", "--no-corruptions", "--quiet"]
 
 
 def attacked(folder: Path, *words: str) -> tuple[Record, Document]:

@@ -128,7 +128,7 @@ def over_batches(
 ) -> Maps:
     """One map an image, computed in batches that fit in memory."""
     if targets is not None and len(targets) != len(images):
-        raise InputError(f"expected one target an image ({len(images)}), found {len(targets)}")
+        raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
     size = fitting_batch_size(model)
     parts = []
     for start in range(0, len(images), size):

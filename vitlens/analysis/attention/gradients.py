@@ -42,7 +42,7 @@ def check_targets(targets: Labels | None, logits: Logits) -> Labels:
         return logits.argmax(-1)
     classes = logits.shape[-1]
     if len(targets) != len(logits):
-        raise InputError(f"expected one target an image ({len(logits)}), found {len(targets)}")
+        raise InputError(f"expected one target per image ({len(logits)}), found {len(targets)}")
     wrong = [int(target) for target in targets if not 0 <= target < classes]
     if wrong:
         raise InputError(f"expected target classes from 0 to {classes - 1}, found {wrong[0]}")
