@@ -1,6 +1,6 @@
 """What works on which architecture, each tried: writes docs/architectures.md, one row a model.
 
-    python benchmarks/architectures.py [--out docs/architectures.md] [--only PATTERN]
+    python benchmarks/architectures.py [--out docs/architectures.md] [--only PATTERN] [--rows FOLDER]
 
 Random weights with noise on all of them, two images of noise; models of transformers and of the hand-written styles are
 tiny, those of timm, torchvision and open_clip the smallest of their family; a head of five classes is added where there
@@ -13,6 +13,7 @@ of transformers is also compared with its own eager attention.
 import argparse
 import fnmatch
 import importlib.metadata
+import json
 import sys
 import time
 import warnings
@@ -135,7 +136,10 @@ def models() -> dict[tuple[str, str], Callable[[], Model]]:
         )
     made |= {("timm", name): loaded(f"timm:{name}") for name in TIMM}
     made |= {("torchvision", name): loaded(f"torchvision:{name}") for name in TORCHVISION}
-    made |= {("open_clip", name): loaded(f"open-clip:{name}") for name in OPEN_CLIP}
+    for name in OPEN_CLIP:  # zero-shot classifiers of three classes
+        made["open_clip", name] = lambda name=name: vitlens.load(
+            f"open-clip:{name}", random_weights=True, classes=("a", "b", "c")
+        )
     return made
 
 
@@ -233,6 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("docs/architectures.md"))
     parser.add_argument("--only", default="*")
+    parser.add_argument("--rows", type=Path, help="a folder in which each row is kept: a second run makes the others")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = []
@@ -240,7 +245,14 @@ def main() -> None:
         if not fnmatch.fnmatch(f"{source}:{name}", options.only):
             continue
         begin = time.perf_counter()
+        kept = None if options.rows is None else options.rows / f"{source}-{name}.json"
+        if kept is not None and kept.is_file():
+            rows.append(tuple(json.loads(kept.read_text())))
+            continue
         rows.append(row(source, name, build))
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(rows[-1]))
         print(f"{time.perf_counter() - begin:5.1f} s  {' | '.join(cell[:60] for cell in rows[-1])}", flush=True)
     options.out.write_text(table(rows))
     if FAULTS:
