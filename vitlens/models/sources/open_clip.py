@@ -156,7 +156,8 @@ def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> Langu
     visual: Any = model.visual
     trunk = getattr(visual, "trunk", None)
     if trunk is not None:  # a timm model, whose attributes give the layout
-        return LanguageImage(visual, tower, layout=read_layout(trunk, size), pooling=str(getattr(trunk, "global_pool", "avg")))
+        pooling = str(getattr(trunk, "global_pool", "avg"))
+        return LanguageImage(visual, tower, layout=read_layout(trunk, size), pooling=pooling)
     grid, patch = getattr(visual, "grid_size", None), getattr(visual, "patch_size", None)
     if grid is None or patch is None:
         return LanguageImage(visual, tower, layout=None, pooling="avg")
