@@ -16,7 +16,8 @@ from vitlens.analysis.heads.labels import LABELS, Label
 from vitlens.analysis.heads.patch_rows import PatchRows
 from vitlens.analysis.heads.registry import STATISTICS, Statistic, shown_in
 from vitlens.analysis.heads.rows import Rows
-from vitlens.analysis.heads.specialisation import Head, specialise
+from vitlens.analysis.heads.scores import Head
+from vitlens.analysis.heads.specialisation import specialise
 from vitlens.cli.main import application
 from vitlens.data.digits import digits
 from vitlens.files import read_arrays
@@ -161,7 +162,7 @@ def test_a_new_label_is_given_and_drawn(monkeypatch, tiny_vit, tmp_path):
     old = dict(LABELS)
     for name in old:
         monkeypatch.delitem(LABELS, name)
-    monkeypatch.setitem(LABELS, "any", Label("every head is", f"{__name__}:always", "any", "#123456"))
+    monkeypatch.setitem(LABELS, "any", Label("every head is", f"{__name__}:always", "any", "#123456", first=True))
     for name, label in old.items():
         monkeypatch.setitem(LABELS, name, label)
     table = vitlens.statistics(ours(), images((32, 48)))

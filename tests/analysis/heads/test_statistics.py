@@ -139,9 +139,9 @@ def joined(parts: list[Stream]) -> list[Stream]:
     said: list[list[Tensor]] = []
     for part in parts:
         spoken: list[Tensor] = []
-        copy = pickle.loads(pickle.dumps((part.moments, part.overall, part.offsets)))
+        copy = pickle.loads(pickle.dumps((part.moments, part.overall, part.offsets, part.evidence)))
         speaker = Stream(part.model)
-        speaker.moments, speaker.overall, speaker.offsets = copy
+        speaker.moments, speaker.overall, speaker.offsets, speaker.evidence = copy
         speaker.join(lambda tensor, spoken=spoken: spoken.append(tensor) or tensor)
         said.append(spoken)
     assert len({len(spoken) for spoken in said}) == 1

@@ -17,6 +17,7 @@ from vitlens.analysis.heads.labels import LABELS
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import statistics
+from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.commands.stats.measure import measure as stats
@@ -55,8 +56,9 @@ def run(models: list[str], out: Path, **changes: object) -> Record:
 
 def test_numbers_are_those_of_the_function(tiny_vit, tmp_path):
     record = run([str(tiny_vit)], tmp_path / "out")
-    (batch,) = digits("test").limit(12).batches(12)
-    table = statistics(load(str(tiny_vit)), batch.images)
+    split = digits("test").limit(12)
+    (batch,) = split.batches(12)
+    table = statistics(load(str(tiny_vit)), batch.images, masks=split.masks)
     roles = specialise(table)
     for layer in range(2):
         for head in range(2):
@@ -69,6 +71,12 @@ def test_numbers_are_those_of_the_function(tiny_vit, tmp_path):
     assert [row.name for row in rows] == ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
     assert [row.label for row in rows] == [label for layer in roles.labels for label in layer]
     assert {row.label for row in rows} <= set(LABELS)
+    for row in rows:
+        given = roles.given[row.layer][row.head]
+        assert (row.best, row.other) == (given.best, given.other)
+        found = (row.score, row.low, row.high, row.other_score)
+        assert found == pytest.approx((given.score, given.low, given.high, given.other_score), abs=1e-5)
+        assert row.explained_by_offset == pytest.approx(float(roles.explained[row.layer, row.head]), abs=1e-5)
     assert [row.statistics["gini"] for row in rows] == pytest.approx(table.gini.flatten().tolist())
     arrays = record.arrays(STATISTIC_ARRAYS, model="tiny-vit")
     np.testing.assert_allclose(arrays.mean["gini"], table.gini.numpy(), rtol=1e-6)
@@ -221,6 +229,24 @@ def test_two_processes_find_what_one_does(command, tmp_path):
         one["tables"]["images" if command == "rollout" else "layers"]
         == two["tables"]["images" if command == "rollout" else "layers"]
     )
+
+
+def test_a_folder_with_labels_of_an_older_version_can_be_read(tiny_vit, tmp_path):
+    """Rows without the compared labels, and labels that are no longer in use."""
+    out = tmp_path / "out"
+    run([str(tiny_vit)], out)
+    content = json.loads((out / "results.json").read_text())
+    for row in content["tables"]["heads"]:
+        for name in ("low", "high", "best", "other", "other_score", "explained_by_offset"):
+            del row[name]
+        row |= {"label": "content-dependent", "score": 0.9}
+    content["tables"]["rules"] = [{"label": "content-dependent", "rule": "half of the variance is not explained"}]
+    (out / "results.json").write_text(json.dumps(content))
+    document = COMMANDS["stats"].report(read(read_run(out)))
+    (figure,) = [spec for spec in document.figures if spec.name == "specialisation"]
+    assert "older version" in figure.caption
+    figure.draw()
+    assert "4 content-dependent" in " ".join(sentence.text for sentence in document.sections[0].sentences)
 
 
 def test_layers_whose_tokens_cannot_be_placed_have_no_labels(tmp_path):

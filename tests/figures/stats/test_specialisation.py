@@ -20,7 +20,7 @@ def matrix(heads, grid=(3, 4), labels=None, **options):
     shape = (2 * grid[0] - 1, 2 * grid[1] - 1)
     given = {
         "ratios": [np.ones((count, *shape)) for count in heads],
-        "labels": [["global"] * count for count in heads] if labels is None else labels,
+        "labels": [["uniform"] * count for count in heads] if labels is None else labels,
         "scores": [[0.93] * count for count in heads],
     }
     return specialisation_matrix(**{**given, **options})
@@ -48,7 +48,7 @@ def frame(axes):
     ],
 )
 def test_nothing_is_cut_off(shape, grid):
-    longest = "content-dependent"
+    longest = "background"
     figure = matrix([shape[1]] * shape[0], grid, labels=[[longest] * shape[1]] * shape[0], title="A long title " * 4)
     assert not cut_off(figure)
     assert not overlapping(figure)
@@ -79,12 +79,12 @@ def test_twelve_by_twelve_bears_codes_and_scores():
 
 def test_narrow_panels_bear_no_codes_but_their_colours():
     middling = texts(matrix([15] * 2, (10, 7)))
-    assert (middling.count("global"), middling.count("global .93")) == (30, 0)
+    assert (middling.count("unif"), middling.count("unif .93")) == (30, 0)
     figure = matrix([32] * 2, (3, 3))
-    assert not any("global " in text or text == "global" for text in texts(figure))
-    assert "global: 64" in texts(figure)
+    assert not any("unif " in text or text == "unif" for text in texts(figure))
+    assert "uniform (unif): 64" in texts(figure)
     assert figure.axes[0].get_title(loc="right") == "head 0"  # leaves room for the next
-    assert {frame(axes) for axes in figure.axes[:-1]} == {LABELS["global"].colour}
+    assert {frame(axes) for axes in figure.axes[:-1]} == {LABELS["uniform"].colour}
 
 
 def test_layer_and_head_stand_where_the_labels_say():
@@ -93,8 +93,9 @@ def test_layer_and_head_stand_where_the_labels_say():
     assert [frame(axes) for axes in figure.axes[:6]] == [LABELS[label].colour for row in labels for label in row]
     assert figure.axes[4].get_ylabel() == "2"
     assert [axes.get_title() for axes in figure.axes[:2]] == ["head 0", "1"]
-    counted = {"self: 1", "next: 1", "previous (prev): 1", "CLS: 1", "sink: 0", "content-dependent (content): 0"}
+    counted = {"self: 1", "next: 1", "previous (prev): 1", "CLS: 1", "mixed: 1", "local: 1"}
     assert counted <= set(texts(figure))
+    assert not any("sink" in text for text in texts(figure))  # the legend lists the labels that occur
 
 
 def test_layers_run_across_where_they_are_many():
@@ -155,14 +156,14 @@ def test_layers_may_differ_in_heads_and_grid():
 def test_a_layer_without_patches_as_queries_keeps_its_labels():
     figure = matrix([2, 2], ratios=[np.ones((2, 3, 3)), None])
     assert not figure.axes[2].images
-    assert frame(figure.axes[2]) == LABELS["global"].colour
+    assert frame(figure.axes[2]) == LABELS["uniform"].colour
     assert grey(colour_at(figure, figure.axes[2], 0.4, 0.6))
     assert not cut_off(matrix([2], ratios=[None]))
 
 
 def test_colours_and_codes_tell_the_labels_apart():
     assert (
-        len({one.code for one in LABELS.values()}) == len({one.colour for one in LABELS.values()}) == len(LABELS) == 11
+        len({one.code for one in LABELS.values()}) == len({one.colour for one in LABELS.values()}) == len(LABELS) == 23
     )
 
 

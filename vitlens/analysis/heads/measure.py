@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.answers.moments import Key
+from vitlens.analysis.heads.evidence import Gathering, HeadEvidence, by_group
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.patch_rows import PatchRows, PerImage
 from vitlens.analysis.heads.registry import head_statistics, token_statistics
@@ -29,12 +30,14 @@ from vitlens.shapes import Images, Tokens
 class BatchStatistics:
     """A batch of images: values (images, heads) by statistic and layer; offsets: attention mass by offset, key minus
     query, summed over the images (heads, 2 rows - 1, 2 columns - 1); sites: the layers. A layer of several attention
-    calls (ConViT's content and position, groups of heads) has the heads of all of them, one after another."""
+    calls (ConViT's content and position, groups of heads) has the heads of all of them, one after another. evidence:
+    for the labels of heads, where it was asked for."""
 
     images: int
     values: dict[Key, PerImage] = field(default_factory=dict)
     offsets: dict[int, Tensor] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
+    evidence: HeadEvidence = field(default_factory=HeadEvidence)
 
     def place(self, site: Site) -> None:
         """Add a layer, or further heads of one. Raises UnsupportedError where their numbers of tokens differ."""
@@ -58,23 +61,30 @@ class BatchStatistics:
             self.offsets[layer] = torch.cat((self.offsets[layer], offsets)) if layer in self.offsets else offsets
 
 
-def measure(model: Model, images: Images, *, renormalise: bool = True) -> BatchStatistics:
+def measure(
+    model: Model, images: Images, *, renormalise: bool = True, groups: Tensor | None = None, masks: Tensor | None = None
+) -> BatchStatistics:
     """Every statistic of every head on these images, from one forward pass.
 
     renormalise: distances are of the attention on patches, scaled to sum to 1; otherwise the mass on CLS and other
-    prefix tokens counts as 0 px. Weights are computed in fp32 at least, in any precision of the model. Raises
-    NonFiniteError naming the layer, UnsupportedError for a model without attention.
+    prefix tokens counts as 0 px. groups: (images,) the group of each, to gather the evidence for labels as well (None:
+    statistics only); masks: (images, height, width) True on the object, where they are known. Weights are computed in
+    fp32 at least, in any precision of the model. Raises NonFiniteError naming the layer, UnsupportedError for a model
+    without attention.
     """
     if not len(images):
         raise InputError("expected at least one image, found none")
     batch = BatchStatistics(len(images))
+    extra = None if groups is None else Gathering(model, images, groups, masks, batch.evidence)
+    if groups is not None:
+        batch.evidence.counts = by_group(torch.ones(len(images)), groups)
 
     def take(call: AttentionCall) -> None:
         batch.place(call.site)
         if call.site.kind == "channel":  # rows of channels have no place in the image
             return
         with torch.autocast(images.device.type, enabled=False):
-            values, offsets = _of_call(call, geometry_of(call.site, model), renormalise=renormalise)
+            values, offsets = _of_call(call, geometry_of(call.site, model), extra, renormalise=renormalise)
         _require_finite(values, call.site)
         batch.take(call.site.layer, values, offsets)
 
@@ -93,20 +103,26 @@ def measure(model: Model, images: Images, *, renormalise: bool = True) -> BatchS
 
 
 def _of_call(
-    call: AttentionCall, geometry: Geometry | None, *, renormalise: bool
+    call: AttentionCall, geometry: Geometry | None, extra: Gathering | None, *, renormalise: bool
 ) -> tuple[dict[str, PerImage], Tensor | None]:
     """The statistics of one attention call, a few images at a time."""
     parts: list[dict[str, Tensor]] = []
     total: Tensor | None = None
-    for _, part in call.parts():
+    if extra is not None and geometry is not None:
+        extra.begin(call, geometry)
+    for images, part in call.parts():
         weights = precise(part.precise().placed())
         if geometry is None:
             parts.append(_of_rows_only(weights, part))
             continue
         layer = PatchRows(weights, part.images, geometry, renormalise=renormalise)
         parts.append(layer.statistics())
+        if extra is not None:
+            extra.take(layer, parts[-1]["entropy"], images)
         summed = layer.offsets.sum(0, dtype=torch.float64).cpu()
         total = summed if total is None else total + summed
+    if extra is not None and geometry is not None:
+        extra.end(call)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, total
 
 

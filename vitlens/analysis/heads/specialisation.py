@@ -1,22 +1,26 @@
-"""The specialisation of each head: the score of every rule in `labels`, and the resulting label.
+"""The specialisation of each head: the score of every label in `labels`, and the label that the head gets.
 
-Rules use only means over images, so they cost nothing beyond the statistics.
+Scores are recomputed without each group of images; their spread gives intervals over images (delete-a-group jackknife).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy import stats
 from torch import Tensor
 
 from vitlens.analysis.heads.attributes import PerHead
 from vitlens.analysis.heads.geometry import Geometry
-from vitlens.analysis.heads.labels import MIXED, THRESHOLD, rules
+from vitlens.analysis.heads.labels import MARGIN, MIXED, THRESHOLD, UNLABELLED, compete, rules
+from vitlens.analysis.heads.patterns import left_out
+from vitlens.analysis.heads.scores import Head, LayerEvidence
 from vitlens.analysis.heads.statistics import Statistics, per_head
 from vitlens.references import resolved
 
-FEW = 0.05  # of the keys: a larger set is an attended object rather than sinks
 _TINY = 1e-30
 
 
@@ -34,154 +38,115 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Head:
-    """One head's means over images, the input of the rules.
+class Given:
+    """The label of one head. score: of that label, or the highest for `mixed` and `unlabelled`; low, high: its 95 %
+    interval over images, NaN for one image; best, other: the label of the highest score, and the highest of those that
+    contradict it ("" where there is none); other_score: of the latter."""
 
-    offsets: mass on each offset, key minus query, of attention between patches, scaled to sum to 1; chance: the same
-    for uniform attention; explained: see explained_by_offset; keys: the number of keys of one row; cls: how many of
-    them are CLS; shared: the number of keys of the whole map; uniform_distance: px; statistic: the others by name.
-    """
-
-    offsets: Float[Tensor, "down across"]
-    chance: Float[Tensor, "down across"]
-    explained: float
-    keys: int
-    cls: int
-    shared: int
-    uniform_distance: float
-    statistic: Mapping[str, float]
-
-    def beyond_chance(self, part: Callable[[Tensor], Tensor]) -> float:
-        """The share of the attention on patches at the given offsets, rescaled so that uniform attention is 0."""
-        return _beyond_uniform(float(part(self.offsets).sum()), float(part(self.chance).sum()))
-
-
-def _beyond_uniform(share: float, expected: float) -> float:
-    """A share of the attention, rescaled so that uniform attention is 0 and all attention is 1."""
-    return 0.0 if expected >= 1 - 1e-9 else (share - expected) / (1 - expected)
-
-
-def _offset_score(head: Head, down: int, across: int) -> float:
-    """The score of one offset; 0 where the grid is too small for it."""
-    rows, columns = (side // 2 for side in head.offsets.shape)
-    if abs(down) > rows or abs(across) > columns:
-        return 0.0
-    return head.beyond_chance(lambda mass: mass[rows + down, columns + across])
-
-
-def cls_score(head: Head) -> float:
-    """Mass on the CLS token."""
-    return _beyond_uniform(head.statistic.get("cls_mass", 0.0), head.cls / head.keys)
-
-
-def sink_score(head: Head) -> float:
-    """Mass on sinks, 0 where they are many."""
-    are_few = head.statistic["sinks"] <= max(1.0, FEW * head.shared)
-    return _beyond_uniform(head.statistic["sink_mass"], head.statistic["sinks"] / head.shared) if are_few else 0.0
-
-
-def self_score(head: Head) -> float:
-    """Mass on the patch itself."""
-    return _offset_score(head, 0, 0)
-
-
-def previous_score(head: Head) -> float:
-    """Mass on the left neighbour."""
-    return _offset_score(head, 0, -1)
-
-
-def next_score(head: Head) -> float:
-    """Mass on the right neighbour."""
-    return _offset_score(head, 0, 1)
-
-
-def row_score(head: Head) -> float:
-    """Mass on the patch's row."""
-    return head.beyond_chance(lambda mass: mass[mass.shape[0] // 2])
-
-
-def column_score(head: Head) -> float:
-    """Mass on the patch's column."""
-    return head.beyond_chance(lambda mass: mass[:, mass.shape[1] // 2])
-
-
-def local_score(head: Head) -> float:
-    """How much shorter the mean distance is than that of uniform attention."""
-    return 1 - head.statistic["distance"] / head.uniform_distance if head.uniform_distance else 0.0
-
-
-def global_score(head: Head) -> float:
-    """The effective number of keys as a share of all keys."""
-    return head.statistic["effective_keys"] / head.keys
-
-
-def content_score(head: Head) -> float:
-    """The share of the weights' variance that the offset does not explain."""
-    return 1 - head.explained
+    label: str
+    score: float
+    low: float
+    high: float
+    best: str
+    other: str
+    other_score: float
 
 
 @dataclass(frozen=True)
 class Specialisation:
-    """labels, scores: of every head by layer, empty for a layer whose attention has no place in the image; all_scores:
-    (layers, heads) of every rule; ratios: by layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset
-    divided by uniform attention's, NaN where no pair of patches has the offset."""
+    """given: the label of every head by layer, empty for a layer whose attention has no place in the image; all_scores:
+    (layers, heads) of every label; explained: (layers, heads), see explained_by_offset; ratios: by layer (heads, 2 rows
+    - 1, 2 columns - 1), the mean weight at an offset divided by uniform attention's, NaN where no pair of patches has
+    the offset."""
 
-    labels: tuple[tuple[str, ...], ...]
-    scores: tuple[tuple[float, ...], ...]
+    given: tuple[tuple[Given, ...], ...]
     all_scores: Mapping[str, PerHead]
+    explained: PerHead
     ratios: tuple[Tensor | None, ...]
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        """The label of every head by layer."""
+        return tuple(tuple(one.label for one in layer) for layer in self.given)
 
 
 def specialise(table: Statistics) -> Specialisation:
-    """Label every head by the first rule that it meets, with the rule's score; `mixed` with the highest score."""
-    labels: list[tuple[str, ...]] = []
-    scores: list[tuple[float, ...]] = []
+    """Label every head by the information in its attention that each label explains; the statistics must hold the
+    evidence for labels, as those of `Stream` do unless it is told otherwise."""
+    given: list[tuple[Given, ...]] = []
     ratios: list[Tensor | None] = []
     functions = {name: resolved(label.function) for name, label in rules().items()}
-    every: dict[str, dict[int, Tensor]] = {name: {} for name in functions}
-    for layer, (mass, geometry) in enumerate(zip(table.offset_mass, table.geometries)):
-        if mass is None or geometry is None:
-            labels.append(())
-            scores.append(())
+    every: dict[str, dict[int, Tensor]] = {name: {} for name in (*functions, "")}
+    for layer, (mass, place) in enumerate(zip(table.offset_mass, table.geometries)):
+        if mass is None or place is None or ("bits", layer) not in table.evidence.sums:
+            given.append(())
             ratios.append(None)
             continue
-        heads = list(_heads(table, layer, mass, geometry))
-        of_heads = [{name: float(score(head)) for name, score in functions.items()} for head in heads]
-        for name, rows in every.items():
-            rows[layer] = torch.tensor([of_head[name] for of_head in of_heads], dtype=torch.float64)
-        named = [label_of(of_head) for of_head in of_heads]
-        labels.append(tuple(name for name, _ in named))
-        scores.append(tuple(score for _, score in named))
-        ratios.append(_ratios(mass, geometry))
+        heads = _heads(table, layer, place)
+        scores = [{name: _sampled(score(head)) for name, score in functions.items()} for head in heads]
+        for name in functions:
+            every[name][layer] = torch.stack([of_head[name][0] for of_head in scores])
+        given.append(tuple(label_of(of_head) for of_head in scores))
+        uniform, energy = uniform_attention(place), table.moments.mean(("energy", layer))
+        explained = [explained_by_offset(own, float(square), uniform) for own, square in zip(mass, energy)]
+        every[""][layer] = torch.tensor(explained, dtype=torch.float64)
+        ratios.append(_ratios(mass, place))
     tables = {name: per_head(rows, len(table.sites), heads=table.heads) for name, rows in every.items()}
-    return Specialisation(tuple(labels), tuple(scores), tables, tuple(ratios))
+    return Specialisation(tuple(given), tables, tables.pop(""), tuple(ratios))
 
 
-def label_of(scores: Mapping[str, float]) -> tuple[str, float]:
-    """The first rule whose score reaches the threshold, and that score; else `mixed` and the highest score."""
-    for name in rules():
-        if scores[name] >= THRESHOLD:
-            return name, scores[name]
-    return MIXED, max(scores.values())
+def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> Given:
+    """The label by the rule in `labels`; scores: of each label, over all images, then without each group of them."""
+    known = rules()
+    best = max(scores, key=lambda name: (known[name].first and bool(scores[name][0] >= THRESHOLD), scores[name][0]))
+    rivals = [name for name in scores if compete(best, name)]
+    other = max(rivals, key=lambda name: scores[name][0]) if rivals else ""
+    score, below = scores[best], scores[other] if other else torch.zeros_like(scores[best])
+    half, of_margin = half_width(score), half_width(score - below)
+    value, margin = float(score[0]), float((score - below)[0])
+    clear = known[best].first or (margin >= MARGIN and not margin <= of_margin)
+    if value >= THRESHOLD and clear:
+        label = best
+    elif value + float(below[0]) >= THRESHOLD and float(below[0]) >= MARGIN:
+        label = MIXED
+    else:
+        label = UNLABELLED
+    low, high = (float(end) for end in np.clip((value - half, value + half), 0, 1))  # NaN stays
+    return Given(label, value, low, high, best, other, float(below[0]))
 
 
-def _heads(table: Statistics, layer: int, mass: Tensor, place: Geometry) -> Iterator[Head]:
-    """The heads of one layer; mass: (heads, down, across), their mean attention by offset."""
-    own = {name: row for (name, at), row in _means(table) if at == layer}
-    keys, distance, uniform = table.sites[layer].keys, place.uniform_distance(), uniform_attention(place)
-    shared = keys if place.windows is None else place.windows.resolution[0] * place.windows.resolution[1]
-    for head, by_offset in enumerate(mass):
-        numbers = {name: float(row[head]) for name, row in own.items() if head < len(row)}
-        on_patches = by_offset / by_offset.sum().clamp_min(_TINY)
-        if not table.renormalised:  # mass on the prefix must not count as short distance
-            numbers["distance"] = float((on_patches * _lengths(place)).sum())
-        explained = explained_by_offset(by_offset, numbers["energy"], uniform)
-        yield Head(on_patches, uniform.mass, explained, keys, len(place.cls), shared, distance, numbers)
+def half_width(samples: Float[Tensor, " samples"]) -> float:
+    """Half the width of the 95 % interval over images, from a value and those without each group (Student's t of the
+    delete-a-group jackknife); NaN without groups."""
+    left = samples[1:]
+    groups = len(left)
+    if groups < 2:
+        return float("nan")
+    error = ((groups - 1) / groups * (left - left.mean()).square().sum()).sqrt()
+    return float(stats.t.ppf(0.975, groups - 1) * error)
 
 
-def _means(table: Statistics) -> Iterator[tuple[tuple[str, int], Tensor]]:
-    for key in table.moments.sums:
-        yield key, table.moments.mean(key)
+def _sampled(score: Any) -> Float[Tensor, " samples"]:
+    """A score as a tensor, also where a function gives one number."""
+    return torch.as_tensor(score, dtype=torch.float64).reshape(-1)
+
+
+def _heads(table: Statistics, layer: int, place: Geometry) -> Iterator[Head]:
+    """The heads of one layer, with the evidence on them."""
+    counts = table.evidence.counts
+    sums = {name: value for (name, at), value in table.evidence.sums.items() if at == layer}
+    of_layer = LayerEvidence(place, {name: left_out(value, counts) for name, value in sums.items()}, sums, counts)
+    norms = of_layer.means.get("output")
+    mean = _mean_norm(table)
+    for head in range(table.sites[layer].heads):
+        output = torch.full((len(of_layer.bits),), torch.nan) if norms is None else norms[:, head] / mean
+        yield Head(of_layer, head, output)
+
+
+def _mean_norm(table: Statistics) -> float:
+    """The mean over all heads of the norm of what they add to the residual stream; NaN where it is not known."""
+    found = [value.sum(0) for (name, _), value in table.evidence.sums.items() if name == "output"]
+    return max(float(torch.cat(found).mean() / table.evidence.counts.sum()), _TINY) if found else float("nan")
 
 
 def explained_by_offset(mass: Tensor, energy: float, uniform: Uniform) -> float:
@@ -211,11 +176,3 @@ def uniform_attention(place: Geometry) -> Uniform:
     energy = float(uniform.square().sum() / queries)
     mass, keys = (place.by_offset(counted.sum(0)) / queries for counted in (uniform, pairs))
     return Uniform(mass, energy, keys)
-
-
-def _lengths(place: Geometry) -> Tensor:
-    """The length of each offset in the image, px."""
-    (rows, columns), (height, width) = place.span, place.pitch
-    down = torch.arange(1 - rows, rows, dtype=torch.float64) * height
-    across = torch.arange(1 - columns, columns, dtype=torch.float64) * width
-    return torch.hypot(down[:, None], across)

@@ -4,7 +4,7 @@ Every number is a mean over the queries of an image, then over images; attention
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.answers.moments import Key, Moments
 from vitlens.analysis.heads.attributes import PerHead, StatisticAttributes
+from vitlens.analysis.heads.evidence import GROUPS, HeadEvidence
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.measure import BatchStatistics, measure
 from vitlens.analysis.heads.registry import STATISTICS
@@ -35,7 +36,7 @@ class Statistics(StatisticAttributes, Summary):
     layer (pooled keys have no distance, a model without CLS has no CLS row) or it has fewer heads. images: their
     number; sites: the layers; geometries: of their tokens; offset_mass: for each layer (heads, 2 rows - 1, 2 columns -
     1), the mean attention of patches by offset, key minus query, or None; renormalised: whether distances leave out the
-    prefix; overall: means over all heads, by (statistic, 0).
+    prefix; overall: means over all heads, by (statistic, 0); evidence: what labels of heads are decided by.
     """
 
     images: int
@@ -45,6 +46,7 @@ class Statistics(StatisticAttributes, Summary):
     moments: Moments
     overall: Moments
     renormalised: bool = True
+    evidence: HeadEvidence = field(default_factory=HeadEvidence)
 
     def __getattr__(self, name: str) -> PerHead:
         if name not in STATISTICS:
@@ -103,15 +105,25 @@ def over_heads(values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
 class Stream:
     """Accumulates the statistics of batches; memory does not grow with the number of images."""
 
-    def __init__(self, model: Model, *, renormalise: bool = True) -> None:
-        self.model, self.renormalise = model, renormalise
+    def __init__(self, model: Model, *, renormalise: bool = True, evidence: bool = True) -> None:
+        """evidence: also gather what labels of heads are decided by."""
+        self.model, self.renormalise, self.has_evidence = model, renormalise, evidence
+        self.evidence = HeadEvidence()
         self.moments, self.overall = Moments(), Moments()
         self.offsets: dict[int, Tensor] = {}
         self._sites: tuple[Site, ...] = ()
 
-    def add(self, images: Images) -> BatchStatistics:
-        """Measure a batch and add it; returns its statistics image by image."""
-        batch = measure(self.model, images, renormalise=self.renormalise)
+    def add(self, images: Images, *, numbers: Tensor | None = None, masks: Tensor | None = None) -> BatchStatistics:
+        """Measure a batch and add it; returns its statistics image by image.
+
+        numbers: (images,) of each in the data (None: in order of their addition); masks: (images, height, width) of
+        the objects, where they are known.
+        """
+        first = self.moments.count
+        numbers = torch.arange(first, first + len(images)) if numbers is None else numbers
+        groups = numbers % GROUPS if self.has_evidence else None
+        batch = measure(self.model, images, renormalise=self.renormalise, groups=groups, masks=masks)
+        self.evidence.add(batch.evidence)
         self.moments.add(batch.values, batch.images)
         self.overall.add(over_heads(batch.values), batch.images)
         for layer, mass in batch.offsets.items():
@@ -123,6 +135,7 @@ class Stream:
         """Combine the sums of several processes; total: the sum of a tensor over all of them."""
         self.moments.join(total)
         self.overall.join(total)
+        self.evidence.join(total)
         self.offsets = {layer: total(self.offsets[layer]) for layer in sorted(self.offsets)}
 
     def result(self) -> Statistics:
@@ -140,6 +153,7 @@ class Stream:
             self.moments,
             self.overall,
             self.renormalise,
+            self.evidence,
         )
 
 
@@ -158,13 +172,21 @@ def require_statistics(model: Model) -> None:
 
 @takes_images
 def statistics(
-    model: Model, images: AnyImages, *, renormalise: bool = True, batch_size: int | None = None
+    model: Model,
+    images: AnyImages,
+    *,
+    renormalise: bool = True,
+    batch_size: int | None = None,
+    masks: Tensor | None = None,
+    evidence: bool = True,
 ) -> Statistics:
     """Statistics of every head's attention, means over the images: distance, entropy, sparsity, mass on CLS and sinks.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at a time (None: chosen
-    to fit); renormalise: distances are of the attention on patches only. Raises UnsupportedError for a model without
-    attention, NonFiniteError naming the layer whose weights are not finite.
+    to fit); renormalise: distances are of the attention on patches only; masks: (n, height, width) True on the object,
+    for the labels of heads; evidence: also gather what these labels are decided by, which takes longer. Raises
+    UnsupportedError for a model without attention, NonFiniteError naming the layer whose weights are not finite,
+    InputError for masks of another number than images.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -173,7 +195,11 @@ def statistics(
     True
     """
     require(model, "statistics")
-    stream = Stream(model, renormalise=renormalise)
-    for batch in as_images(images).split(batch_size or fitting_batch_size(model)):
-        stream.add(batch.to(model.device))
+    stream = Stream(model, renormalise=renormalise, evidence=evidence)
+    size, pixels = batch_size or fitting_batch_size(model), as_images(images)
+    if masks is not None and (masks.dim() != 3 or len(masks) != len(pixels)):
+        raise InputError(f"expected masks ({len(pixels)}, height, width), found {tuple(masks.shape)}")
+    for start in range(0, len(pixels), size):
+        own = None if masks is None else masks[start : start + size]
+        stream.add(pixels[start : start + size].to(model.device), masks=own)
     return stream.result()

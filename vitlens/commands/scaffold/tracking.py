@@ -94,7 +94,7 @@ class TrackerWatcher:
             (batch,) = self.watched.batches(len(self.watched))
             self._images = batch.images
         images = self._images.to(model.device)
-        self._log(dict(entropies(statistics(model, images))), metrics.step)
+        self._log(dict(entropies(statistics(model, images, evidence=False))), metrics.step)
         if metrics.epoch % EVERY_EPOCHS == 0:
             shown = overlay(model, images[:SHOWN], title=f"Attention rollout after epoch {metrics.epoch + 1}")
             for tracker in self.trackers:

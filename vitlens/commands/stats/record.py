@@ -28,8 +28,11 @@ _Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))
 
 @dataclass(frozen=True)
 class HeadRow:
-    """One head: means over images. label: its specialisation, and score: that of its rule; None where the layer's
-    tokens cannot be placed in the image."""
+    """One head: means over images. label: its specialisation, None where the layer's tokens cannot be placed in the
+    image; score, low, high: the highest score of a label, with its 95 % interval over images; best: the label with that
+    score; other, other_score: the highest among labels that contradict it; explained_by_offset: the share of the
+    variance of the weights that the offset from query to key explains. Rows of older versions lack what follows
+    statistics, and their labels follow other rules."""
 
     model: str
     layer: int
@@ -37,6 +40,12 @@ class HeadRow:
     label: str | None
     score: float | None
     statistics: Numbers
+    low: float | None = None
+    high: float | None = None
+    best: str | None = None
+    other: str | None = None
+    other_score: float | None = None
+    explained_by_offset: float | None = None
 
     @property
     def name(self) -> str:
@@ -63,7 +72,7 @@ class AttentionLayerRow:
 
 @dataclass(frozen=True)
 class RuleRow:
-    """One rule of the labels of heads, in the order in which they are tried."""
+    """One label of heads, and its condition."""
 
     label: str
     rule: str
@@ -148,7 +157,7 @@ class PositionCheckpointRow:
 @dataclass(frozen=True)
 class StatisticArrays:
     """mean, low, high: by statistic (layers, heads), for statistics of tokens (layers, 1): the means over images and
-    their 95 % intervals, NaN where there is none; score: by label (layers, heads), of its rule; uniform_distance:
+    their 95 % intervals, NaN where there is none; score: by label (layers, heads); uniform_distance:
     (layers,), px."""
 
     mean: _Tables

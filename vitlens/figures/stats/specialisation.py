@@ -26,7 +26,9 @@ _CODE_ROOM: Final = 0.13  # inch below a panel for its code
 _SMALLEST, _SCORED = 0.34, 0.4  # inch, the narrowest panels with a code, and with a score
 _BAR: Final = 0.55  # inch below the panels for the colour bar
 _WHITE: Final = 0.03  # inch between the middle of the frame and the map
-_LEGEND: Final = 0.72  # inch below the colour bar for the legend
+_LEGEND: Final = 0.18  # inch below the colour bar for each line of the legend
+_COLUMNS, _MOST_COLUMNS = 3, 5  # of the legend, the second where it has more than _FEW labels
+_FEW: Final = 12
 _LEAST: Final = 5.2  # inch of width, for the legend
 
 
@@ -45,18 +47,19 @@ def specialisation_matrix(
     ratios: for each layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset (key minus query, the query
     itself in the middle) over that of uniform attention: 1 is uniform; NaN where an offset never occurs; None for a
     layer without patches as queries, hatched as NaN is. Layers may differ in heads and grid. Colours are logarithmic,
-    from 1/8 to 32 times uniform for all panels. labels: of each head, names of LABELS; scores: of each head's rule, NaN
-    where it has none; code and score are below a panel where there is room. limit_radius: the greatest offset shown, in
-    patches. layers: their numbers in the model, from 0 (None: all, in order). Layers (down, or across where more than
-    twice as many as heads) and heads are labelled from 0. Raises InputError when
-    shapes do not fit, for another label, and for negative or infinite ratios.
+    from 1/8 to 32 times uniform for all panels. labels: of each head, names of LABELS; scores: the highest of
+    each head, NaN where it has none; code and score are below a panel where there is room. limit_radius: the greatest
+    offset shown, in patches. layers: their numbers in the model, from 0 (None: all, in order). Layers (down, or across
+    where more than twice as many as heads) and heads are labelled from 0. Raises InputError when shapes do not fit,
+    for another label, and for negative or infinite ratios.
     """
     maps, rules = _checked(ratios, labels, scores, limit_radius)
     numbers = range(len(labels)) if layers is None else layers
     require_length(len(numbers), len(labels), name="layers", of="the layers of labels")
     depth, most = len(labels), max(map(len, labels))
     across = depth > 2 * most
-    drawn = _board(_title(title, limit_radius), maps, (most, depth) if across else (depth, most))
+    counts = Counter(label for layer in labels for label in layer)
+    drawn = _board(_title(title, limit_radius), maps, (most, depth) if across else (depth, most), len(counts))
     panels = np.array(drawn.panels, dtype=object)
     cells = panels.reshape(most, depth).T if across else panels.reshape(depth, most)
     box = drawn.panels[0].get_position()
@@ -72,7 +75,7 @@ def specialisation_matrix(
                 _write(axes, label, rules[layer][head], size[0])
     _name_layers_and_heads(cells, numbers, across=across, narrow=size[0] < _SCORED)
     _colour_bar(drawn)
-    _legend(drawn.figure, Counter(label for layer in labels for label in layer))
+    _legend(drawn.figure, counts)
     return drawn.figure
 
 
@@ -117,20 +120,24 @@ def _title(title: str, radius: int | None) -> str:
     return f"{title}: mean weight of keys by offset from the query (ticks: the query itself){cut}"
 
 
-def _board(title: str, maps: Sequence[Array | None], lines: tuple[int, int]) -> Board:
-    """The panels, as large as the page allows, with room for codes below them where they are wide enough."""
+def _board(title: str, maps: Sequence[Array | None], lines: tuple[int, int], labels: int) -> Board:
+    """The panels, as large as the page allows, with room for codes below them where they are wide enough; labels:
+    how many the legend has."""
     down, across = lines
+    least = _LEAST if labels <= _FEW else WIDE
     ratio = next((values.shape[1] / values.shape[2] for values in maps if values is not None), 1.0)
-    margins = Margins(left=0.62, right=0.08, top=0.22, bottom=_CODE_ROOM + _BAR + _LEGEND)
+    margins = Margins(
+        left=0.62, right=0.08, top=0.22, bottom=_CODE_ROOM + _BAR + _LEGEND * -(-labels // _columns(labels))
+    )
     room = (
         WIDE - margins.left - margins.right + _GAP,
-        TALL - wrapped_title(title, _LEAST)[1] - margins.top - margins.bottom,
+        TALL - wrapped_title(title, least)[1] - margins.top - margins.bottom,
     )
     wide = min(room[0] / across - _GAP, 0.9)
     with_code = min(wide, ((room[1] + _GAP) / down - _GAP - _CODE_ROOM) / ratio)
     has_codes = with_code >= _SMALLEST
     panel = with_code if has_codes else min(wide, ((room[1] + _GAP) / down - _GAP) / ratio)
-    missing = max(0.0, _LEAST - WIDE + room[0] - across * (panel + _GAP))
+    missing = max(0.0, least - WIDE + room[0] - across * (panel + _GAP))
     return board(
         title=title,
         count=down * across,
@@ -187,12 +194,19 @@ def _colour_bar(drawn: Board) -> None:
 
 
 def _legend(figure: Figure, counts: Counter[str]) -> None:
-    """Add a legend at the lower edge: every label with its code, colour and number of heads."""
+    """Add a legend at the lower edge: every label of a head with its code, colour and number of heads."""
     handles = [
         Patch(facecolor="none", edgecolor=row.colour, linewidth=1.8, label=f"{_named(name, row.code)}: {counts[name]}")
         for name, row in LABELS.items()
+        if counts[name]
     ]
-    figure.legend(handles=handles, loc="lower center", ncols=3, borderaxespad=0.3, handlelength=1.2)
+    figure.legend(
+        handles=handles, loc="lower center", ncols=_columns(len(handles)), borderaxespad=0.3, handlelength=1.2
+    )
+
+
+def _columns(labels: int) -> int:
+    return _COLUMNS if labels <= _FEW else _MOST_COLUMNS
 
 
 def _named(label: str, code: str) -> str:

@@ -98,7 +98,10 @@ def _measure_images(streams: Streams, splits: Sequence[Split], processes: Proces
     device = models[0].device
     with progress("Statistics of heads", len(splits[0]), quiet=run.quiet) as advance:
         for batches in zip(*(split.batches(size, device=device) for split in splits)):
+            own = batches[0].indices
+            masks = [None if split.masks is None else split.masks[own] for split in splits]
             with autocast(device, run.precision):
-                streams.add([batch.images for batch in batches])
+                numbers = processes.index + own * processes.count  # of the images of all processes
+                streams.add([batch.images for batch in batches], numbers=numbers, masks=masks)
             advance(len(batches[0].images))
     streams.join(processes.total)

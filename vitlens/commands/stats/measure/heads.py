@@ -1,7 +1,7 @@
 """The statistics of each model: metrics, one row a head and a layer, and arrays."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlens.analysis.heads.labels import rules
 from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
-from vitlens.analysis.heads.specialisation import Specialisation, specialise
+from vitlens.analysis.heads.specialisation import Given, Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.stats.measure.estimates import estimate_of, finite
@@ -83,17 +83,26 @@ def _metrics(model: _Measured) -> Iterator[tuple[str, Estimate]]:
 def _head_rows(model: _Measured) -> Iterator[HeadRow]:
     values = {name: getattr(model.table, name) for name in head_statistics() if name in model.names}
     for site in model.table.sites:
-        labels, scores = model.roles.labels[site.layer], model.roles.scores[site.layer]
+        given = model.roles.given[site.layer]
         for head in range(site.heads):
-            labelled = head < len(labels)
-            yield HeadRow(
-                model.alias,
-                site.layer,
-                head,
-                labels[head] if labelled else None,
-                finite(scores[head]) if labelled else None,
-                {name: finite(numbers[site.layer, head]) for name, numbers in values.items()},
-            )
+            means = {name: finite(numbers[site.layer, head]) for name, numbers in values.items()}
+            row = HeadRow(model.alias, site.layer, head, None, None, means)
+            yield _labelled(row, given[head], model.roles) if head < len(given) else row
+
+
+def _labelled(row: HeadRow, given: Given, roles: Specialisation) -> HeadRow:
+    """The row with the head's label, its score with interval, and the labels that were compared."""
+    return replace(
+        row,
+        label=given.label,
+        score=finite(given.score),
+        low=finite(given.low),
+        high=finite(given.high),
+        best=given.best,
+        other=given.other or None,
+        other_score=finite(given.other_score),
+        explained_by_offset=finite(roles.explained[row.layer, row.head]),
+    )
 
 
 def _layer_rows(model: _Measured) -> Iterator[AttentionLayerRow]:

@@ -24,9 +24,18 @@ class Streams:
     differences: Moments = field(default_factory=Moments)
     overall: Moments = field(default_factory=Moments)
 
-    def add(self, images: Sequence[torch.Tensor]) -> None:
-        """Add a batch of images, preprocessed for each model."""
-        measured = [stream.add(batch) for stream, batch in zip(self.streams, images)]
+    def add(
+        self,
+        images: Sequence[torch.Tensor],
+        *,
+        numbers: torch.Tensor | None = None,
+        masks: Sequence[torch.Tensor | None] = (None,) * MOST_MODELS,
+    ) -> None:
+        """Add a batch of images, preprocessed for each model as are the masks of their objects; numbers: of the images
+        in the data (None: in order of their addition)."""
+        measured = [
+            stream.add(batch, numbers=numbers, masks=mask) for stream, batch, mask in zip(self.streams, images, masks)
+        ]
         if len(measured) == MOST_MODELS:
             first, second = measured
             if self.comparable:

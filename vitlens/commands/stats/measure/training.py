@@ -89,7 +89,7 @@ def statistics_over_training(
     with progress("Statistics over training", len(places), unit="checkpoints", quiet=run.quiet) as advance:
         for kept in (weights[place] for place in places):
             model = load(f"epoch-{kept.epochs}={kept.file}", device=processes.device)
-            stream = Stream(model, renormalise=renormalise)
+            stream = Stream(model, renormalise=renormalise, evidence=False)
             for batch in images.batches(run.batch_size or fitting_batch_size(model), device=model.device):
                 with autocast(model.device, run.precision):
                     stream.add(batch.images)

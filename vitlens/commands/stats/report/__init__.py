@@ -22,8 +22,8 @@ _LIMITS: Final = (
     "Attention weights show which tokens a head attends to, not what information it takes from them, nor whether the "
     "prediction depends on it.",
     "Intervals are Student's 95 % intervals over images: they show how precise a mean is, not how much images differ.",
-    "Labels follow fixed thresholds: a head near one may get another label on other images. The scores of all rules "
-    "are in arrays/.",
+    "A label names the pattern that explains most of a head's attention on these images; heads whose score is near the "
+    "threshold may get another label on other images. The scores of all labels are in arrays/.",
 )
 
 

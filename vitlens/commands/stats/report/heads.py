@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from vitlens.analysis.heads.labels import LABELS, MIXED, THRESHOLD
+from vitlens.analysis.heads.labels import LABELS, MARGIN, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import MEAN, OFFSET_ARRAYS, RULES, HeadRow, OffsetArrays
@@ -33,6 +33,24 @@ _MAPS_CAPTION: Final = (
     "Means over patches and images. Layers and heads count from 0; each panel has its own colour bar."
 )
 _DEPTH_CAPTION: Final = "How attention changes with depth; a wide band means that the heads of a layer differ."
+_RULE: Final = (
+    "A score is the share of the information in a head's attention (log2 of the number of keys minus the entropy, in "
+    "bits, at least one) that the label's pattern explains, as a gain in log-likelihood over uniform attention. A head "
+    f"gets the label of the highest score if that is at least {THRESHOLD} and above that of every label that "
+    f"contradicts it by {MARGIN} and by more than the 95 % interval of the difference over images"
+)
+_OLDER_RULE: Final = (
+    "Rules of an older version of vitlens, in their order; the first with a score of at least 0.5 counts"
+)
+_OLDER_OTHERS: Final = {MIXED: "no rule reaches its threshold; the score is the highest"}
+_FRAMES: Final = (
+    "Frame and code give the label; the number is the highest score of any label, the share of the information in the "
+    "head's attention that it explains."
+)
+_OLDER_FRAMES: Final = (
+    "Frame and code give the label by the rules of an older version of vitlens, light grey for labels that are no "
+    "longer in use; the number is its score."
+)
 _TOKENS_CAPTION: Final = (
     "Norms of the residual stream before the final norm. A token has a high norm, and a key is a sink, where its value "
     "exceeds the median of its image by 5 median absolute deviations; sinks that lie on the object are not artefacts."
@@ -159,12 +177,14 @@ def _draw_tokens(model: ModelShown) -> "Figure":
 
 
 def specialisation_section(record: Record, model: ModelShown) -> Section:
-    """The rules, every head with its label, and the offsets of the keys that it attends to."""
-    rules = [(row.label, row.rule) for row in record.rows(RULES)]
+    """What labels mean, every head with its label, and the offsets of the keys that it attends to."""
+    rules = {row.label: row.rule for row in record.rows(RULES)}
+    older = _is_older(record)
+    others = _OLDER_OTHERS if older else {name: label.sentence for name, label in LABELS.items() if not label.function}
     tables = [
         Table.of(
-            f"Rules in their order; the first with a score of at least {THRESHOLD} gives the label",
-            [*rules, (MIXED, LABELS[MIXED].sentence)],
+            _OLDER_RULE if older else _RULE,
+            [*rules.items(), *((name, sentence) for name, sentence in others.items() if name not in rules)],
             {"label": lambda rule: rule[0], "condition": lambda rule: rule[1]},
         )
     ]
@@ -184,12 +204,26 @@ def _head_table(model: ModelShown) -> Table:
         "layer": lambda row: row.layer,
         "head": lambda row: row.head,
         "label": lambda row: row.label,
-        "score": lambda row: row.score,
+        "score": _score,
+        "next": lambda row: None if row.other is None else f"{row.other} {row.other_score:.2f}",
     }
     for name in shown_in("table"):
         if any(row.statistics.get(name) is not None for row in heads):
             columns[title_of(name)] = partial(_statistic, name)
     return Table.of("Every head, layers and heads counted from 0", heads, columns)
+
+
+def _is_older(record: Record) -> bool:
+    """Whether the labels are those of a version in which the first rule that a head met gave its label."""
+    return not {row.label for row in record.rows(RULES)} <= LABELS.keys()
+
+
+def _score(row: HeadRow) -> Cell:
+    """The score with its interval; of a head without a clear label, after the name of the highest score."""
+    if row.score is None or row.best is None:
+        return row.score
+    interval = "" if row.low is None or row.high is None else f" ({row.low:.2f} to {row.high:.2f})"
+    return f"{row.score:.2f}{interval}" if row.best == row.label else f"{row.best} {row.score:.2f}{interval}"
 
 
 def _statistic(name: str, row: HeadRow) -> float | None:
@@ -200,8 +234,8 @@ def _offset_figures(record: Record, model: ModelShown) -> Iterator[FigureSpec]:
     if record.has(OFFSET_ARRAYS, model=model.alias):
         caption = (
             "For each head, the mean weight of keys by their offset from the query patch (in the centre), in units of "
-            "uniform attention. Frame and code give the first rule that the head meets (score of at least "
-            f"{THRESHOLD}); the number is its score. A label summarises means; it does not show a mechanism."
+            f"uniform attention. {_OLDER_FRAMES if _is_older(record) else _FRAMES} A label summarises where a head "
+            "attends; it does not show a mechanism."
             f"{_unplaced_words(model)}"
         )
         arrays = record.arrays(OFFSET_ARRAYS, model=model.alias)
@@ -218,7 +252,7 @@ def _draw_offsets(model: ModelShown, arrays: OffsetArrays) -> "Figure":
     }  # windows of MaxViT and the pooling of SigLIP have no labels
     return specialisation_matrix(
         ratios=[arrays.ratio.get(layer) for layer in labelled],
-        labels=[[str(row.label) for row in heads] for heads in labelled.values()],
+        labels=[[row.label if row.label in LABELS else UNLABELLED for row in heads] for heads in labelled.values()],
         scores=[[np.nan if row.score is None else row.score for row in heads] for heads in labelled.values()],
         layers=list(labelled),
         title=f"Specialisation of every head{model.of}",

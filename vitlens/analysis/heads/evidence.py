@@ -1,0 +1,211 @@
+"""What the labels of heads are decided by: sums over images, kept apart for a few groups of images.
+
+Groups make two things possible in memory that does not grow with the number of images: what one image does at a place
+can be predicted from other images (cross-validation), and every score has a jackknife interval. All information is in
+bits relative to uniform attention over the keys that a query can attend to.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitlens.analysis.answers.moments import Key
+from vitlens.analysis.heads.geometry import Geometry
+from vitlens.analysis.heads.patch_rows import PatchRows, PerImage
+from vitlens.analysis.heads.rows import ascending
+from vitlens.lens.call import AttentionCall, precise, received
+from vitlens.lens.hooks import attention_module
+from vitlens.models.model import Model
+from vitlens.shapes import Images
+
+GROUPS: Final = 16  # of images: image i belongs to group i modulo 16
+FEW: Final = 0.1  # of the patches: more keys that all queries share are an object or a region, not sinks
+SIMILAR: Final = 0.1  # of the patches: those nearest in colour to the query patch
+OF_HEADS: Final = ("offsets", "received", "bits", "sinks", "object", "similar", "popular", "output")
+_ALIKE: Final = 1e-4  # of the range of pixels: colours this near differ by rounding
+_TINY: Final = 1e-30
+
+
+@dataclass
+class HeadEvidence:
+    """Sums over the images of each group: counts (groups,); sums (groups, ..) by name and layer.
+
+    offsets (heads, down, across): mass by offset, key minus query; received (heads, keys): mean mass of each key; bits
+    (heads,): information of a row, log2 of the number of keys minus its entropy; sinks (heads,): see sink_bits; object
+    (heads,), object_share (): mass on the mask, and that of uniform attention; similar, popular (heads,): mass on
+    patches of similar colour, and that expected from how much each key receives; similar_chance (): that of uniform
+    attention; similar_offsets (down, across): pairs of similar patches by offset; output (heads,): mean norm of what
+    the head adds to the residual stream.
+    """
+
+    counts: Float[Tensor, " groups"] = field(default_factory=lambda: torch.zeros(GROUPS, dtype=torch.float64))
+    sums: dict[Key, Tensor] = field(default_factory=dict)
+
+    def add(self, other: "HeadEvidence") -> None:
+        """Add the sums of other images."""
+        self.counts = self.counts + other.counts
+        for key, value in other.sums.items():
+            self.sums[key] = self.sums[key] + value if key in self.sums else value
+
+    def take(self, layer: int, values: dict[str, Tensor]) -> None:
+        """Add the sums (groups, ..) of a layer, or of further heads of one."""
+        for name, value in values.items():
+            known = self.sums.get((name, layer))
+            if known is None:
+                self.sums[name, layer] = value
+            elif name in OF_HEADS:
+                self.sums[name, layer] = torch.cat((known, value), 1)
+
+    def join(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Combine the sums of several processes; total: the sum of a tensor over all of them."""
+        self.counts = total(self.counts)
+        for key in sorted(self.sums):
+            self.sums[key] = total(self.sums[key])
+
+
+def by_group(values: Float[Tensor, "images *rest"], groups: Int[Tensor, " images"]) -> Float[Tensor, "groups *rest"]:
+    """Sums over the images of each group, float64 on the CPU."""
+    sums = torch.zeros(GROUPS, *values.shape[1:], dtype=torch.float64)
+    return sums.index_add_(0, groups.cpu(), values.detach().double().cpu())
+
+
+class Gathering:
+    """Gathers what labels are decided by, layer by layer, a few images at a time."""
+
+    def __init__(self, model: Model, images: Images, groups: Tensor, masks: Tensor | None, total: HeadEvidence) -> None:
+        self.model, self.images, self.groups, self.masks, self.total = model, images, groups, masks, total
+        self.sums: dict[str, Tensor] = {}
+        self.place: Geometry | None = None
+        self.similar: Tensor | None = None
+        self.mask: Tensor | None = None
+
+    def begin(self, call: AttentionCall, place: Geometry) -> None:
+        """Prepare for a layer; colours and masks are those of the layer before where its patches are the same."""
+        if place != self.place:
+            self.place, self.similar = place, similar_pairs(self.images, place)
+            self.mask = None if self.masks is None else object_shares(self.masks.to(self.images.device), place)
+        self.sums = {}
+        if call.output is not None:
+            projection = attention_module(self.model, call.site.module).projection
+            self.sums["output"] = by_group(head_norms(call, projection), self.groups)
+
+    def take(self, layer: PatchRows, entropy: PerImage, images: slice) -> None:
+        """Add some images of the layer."""
+        assert self.similar is not None
+        mask = None if self.mask is None else self.mask[images]
+        found = evidence_of(layer, entropy, self.similar[images], mask, self.groups[images])
+        for name, value in found.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def end(self, call: AttentionCall) -> None:
+        """Add the layer, or further heads of it, to the evidence of the batch."""
+        self.total.take(call.site.layer, self.sums)
+
+
+def evidence_of(
+    layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tensor | None, groups: Int[Tensor, " images"]
+) -> dict[str, Tensor]:
+    """The sums of one layer over some images, by name; similar: see similar_pairs; mask: (images, patches) or None."""
+    place = layer.geometry
+    uniform = uniform_received(place).to(layer.weights)
+    got = layer.received * layer.share_of_queries()
+    on_patches = got[..., place.prefix :]
+    pairs = similar.to(layer.weights)  # (images, calls, query, key)
+    weights = layer.on_neighbours.unflatten(0, (layer.images, -1))  # (images, calls, heads, query, key)
+    mean_row = weights.sum(-2) / layer.real.sum(-1)[:, None, None].clamp_min(1)
+    keys = place.pairs().sum(-1).add(place.prefix).clamp_min(1).to(layer.weights)
+    values = {
+        "offsets": layer.offsets,
+        "received": got,
+        "bits": bits_of_choice(place) - entropy / math.log(2),
+        "sinks": sink_bits(on_patches),
+        "similar": torch.einsum("ichqk,icqk->ih", weights, pairs) / layer.count,
+        "popular": torch.einsum("ichk,ick->ih", mean_row, pairs.sum(-2)) / layer.count,
+        "similar_chance": (pairs.sum(-1) / keys).sum((1, 2)) / layer.count,
+        "similar_offsets": place.by_offset(pairs).sum(1) / layer.count,
+    }
+    if mask is not None:
+        shares = mask.to(layer.weights)
+        values["object"] = (on_patches * shares[:, None]).sum(-1)
+        values["object_share"] = (uniform[place.prefix :] * shares).sum(-1)
+    return {name: by_group(value, groups) for name, value in values.items()}
+
+
+def sink_bits(got: Float[Tensor, "images heads patches"]) -> PerImage:
+    """How many bits it tells that a key is among the most attended ones of its image, at most FEW of the patches."""
+    patches, mass = got.shape[-1], got.sum(-1)
+    most = max(1, int(FEW * patches))
+    top = ascending(got).flip(-1)[..., :most].cumsum(-1) / mass.clamp_min(_TINY)[..., None]
+    share = torch.arange(1, most + 1, device=got.device, dtype=got.dtype) / patches
+    return mass * bits_of_part(top, share).amax(-1)
+
+
+def bits_of_part(mass: Tensor, expected: Tensor) -> Tensor:
+    """The information in bits that a part of the keys has this share of the attention rather than the expected one;
+    0 where it has less."""
+    inside = mass.clamp(0, 1)
+    chance = torch.as_tensor(expected).clamp(1e-9, 1 - 1e-9)
+    bits = torch.xlogy(inside, inside / chance) + torch.xlogy(1 - inside, (1 - inside) / (1 - chance))
+    return (bits / math.log(2)).where(inside > chance, torch.zeros_like(bits))
+
+
+def similar_pairs(images: Images, place: Geometry) -> Bool[Tensor, "images calls query key"]:
+    """For each patch, the SIMILAR share of patches nearest to it in mean colour, ties and itself included."""
+    grid = place.grid if place.windows is None else place.windows.resolution
+    colours = F.adaptive_avg_pool2d(images.float(), grid).flatten(2).transpose(1, 2)  # (images, patches, 3)
+    pairs, places = place.pairs().to(images.device), place.places().to(images.device).clamp_min(0)
+    nearest = min(max(1, math.ceil(SIMILAR * place.patches)) + 1, place.patches)  # and itself
+    found = []
+    for colour in colours[:, places]:  # one image at a time: distances of all pairs take memory
+        apart = torch.cdist(colour, colour, compute_mode="donot_use_mm_for_euclid_dist").masked_fill(~pairs, torch.inf)
+        found.append((apart <= apart.kthvalue(nearest, -1, keepdim=True).values + _ALIKE) & pairs)
+    return torch.stack(found)
+
+
+def object_shares(masks: Tensor, place: Geometry) -> Float[Tensor, "images patches"]:
+    """The share of each patch that the mask (images, height, width) covers."""
+    grid = place.grid if place.windows is None else place.windows.resolution
+    return F.adaptive_avg_pool2d(masks[:, None].float(), grid).flatten(1)
+
+
+@lru_cache(maxsize=32)
+def uniform_received(place: Geometry) -> Float[Tensor, " keys"]:
+    """The mean mass of each key under uniform attention of the patches; sums to 1."""
+    pairs = place.pairs().double()
+    if place.windows is None:
+        return torch.full((place.patches + place.prefix,), 1 / (place.patches + place.prefix), dtype=torch.float64)
+    uniform = pairs / pairs.sum(-1, keepdim=True).clamp_min(1)
+    queries = pairs.any(-1).double()
+    share = queries.new_zeros(place.windows.resolution[0] * place.windows.resolution[1] + 1)
+    places = place.places()
+    share[places] = (queries.sum(-1, keepdim=True) / queries.sum()).expand(places.shape)
+    return received(uniform[:, None], place.windows).flatten() * share[:-1]
+
+
+@lru_cache(maxsize=32)
+def bits_of_choice(place: Geometry) -> float:
+    """The mean over patches of log2 of the number of keys that each can attend to."""
+    pairs = place.pairs()
+    keys = pairs.sum(-1)[pairs.any(-1)] + place.prefix
+    return float(keys.double().log2().mean())
+
+
+def head_norms(call: AttentionCall, projection: nn.Linear | None) -> PerImage:
+    """The mean norm over tokens of what each head adds to the residual stream; of its output without a projection."""
+    assert call.output is not None
+    output = precise(call.output)  # (calls, heads, tokens, head_dim)
+    heads, width = output.shape[1], output.shape[-1]
+    if projection is not None and projection.in_features == heads * width:
+        columns = precise(projection.weight).unflatten(1, (heads, width)).movedim(1, 0)  # (heads, dim, head_dim)
+        squares = (output @ (columns.transpose(1, 2) @ columns)).mul(output).sum(-1)
+    else:
+        squares = output.square().sum(-1)
+    norms: PerImage = squares.clamp_min(0).sqrt().mean(-1).unflatten(0, (call.images, -1)).mean(1)
+    return norms
