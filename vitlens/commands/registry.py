@@ -52,8 +52,11 @@ class Command:
 
     @property
     def report(self) -> "Callable[[Record], Document]":
-        """From its record to the document."""
-        return self._part("report", "report")  # type: ignore[no-any-return]
+        """From its record to the document, laid out (report/layout.py)."""
+        from vitlens.report.layout import laid_out
+
+        document: Callable[[Record], Document] = self._part("report", "report")
+        return lambda record: laid_out(document(record))
 
     def _part(self, file: str, name: str) -> Any:
         return getattr(import_module(f"{self.package or f'vitlens.commands.{self.word}'}.{file}"), name)

@@ -12,15 +12,21 @@ if TYPE_CHECKING:
 Cell: TypeAlias = Estimate | str | int | float | None
 State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
 Support: TypeAlias = Literal["two methods agree", "one method", "methods disagree"]
+Says: TypeAlias = Literal["result", "method", "setting"]
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One or more sentences in which **bold** and `code` are marks; rows: the typed rows that back them."""
+    """One or more sentences in which **bold** and `code` are marks.
+
+    rows: the typed rows and estimates that back them; says: a result states what was measured and needs rows; a method
+    defines a metric or says how to read something; a setting repeats what config.json holds.
+    """
 
     text: str
     rows: tuple[object, ...] = ()
+    says: Says = "result"
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,6 @@ class Document:
         return tuple(figure for section in (*self.sections, *self.appendix) for figure in section.figures)
 
 
-def sentences(*texts: str | None, rows: Sequence[object] = ()) -> tuple[Sentence, ...]:
+def sentences(*texts: str | None, rows: Sequence[object] = (), says: Says = "result") -> tuple[Sentence, ...]:
     """Texts as sentences that the same rows back; empty ones and None are left out."""
-    return tuple(Sentence(text, tuple(rows)) for text in texts if text)
+    return tuple(Sentence(text, tuple(rows), says) for text in texts if text)

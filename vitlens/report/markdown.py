@@ -26,10 +26,13 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
     if record.status in _UNFINISHED:
         blocks.append(f"> {_UNFINISHED[record.status]}")
     blocks += _first_page(document, numbers)
-    for section in (*document.sections, *document.appendix):
+    for section in document.sections:
         blocks += _section(section, numbers)
     if document.limits:
         blocks += ["## Limits", *_paragraphs(document.limits)]
+    if document.appendix:
+        blocks.append("## Appendix")
+        blocks += [block for section in document.appendix for block in _section(section, numbers, level="###")]
     return "\n\n".join([*blocks, *_repeat(record, seconds)]) + "\n"
 
 
@@ -60,8 +63,8 @@ def _finding(each: Finding, numbers: dict[str, int]) -> str:
     return as_markdown(f"{each.claim.text} ({'; '.join((*notes, each.support))})")
 
 
-def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
-    yield f"## {as_markdown(section.title)}"
+def _section(section: Section, numbers: dict[str, int], *, level: str = "##") -> Iterator[str]:
+    yield f"{level} {as_markdown(section.title)}"
     figures = [_figure(figure, numbers[figure.name]) for figure in section.figures]
     paragraphs = list(_paragraphs(section.sentences))
     yield from paragraphs + figures if section.leading else figures + paragraphs

@@ -1,0 +1,46 @@
+"""report/backing.py: numbers that no row holds are found, and rounded ones are not."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from vitlens.report.backing import unbacked
+from vitlens.report.document import Document, Says, Section, Sentence
+from vitlens.uncertainty import Estimate
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    value: float
+    epsilon: float
+
+
+ROW = _Row("class 7 of 10", 0.98765, 2 / 255)
+ESTIMATE = Estimate(0.798, 0.787, 0.809, n=5000)
+
+
+def _faults(text: str, *rows: object, says: Says = "result") -> list[str]:
+    return list(unbacked(Document("t", (Section("S", (Sentence(text, rows, says),)),))))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Top-1 accuracy 79.8 % (78.7 to 80.9, n = 5,000).",
+        "At 2/255 it is 98.8 %, that is 0.988, in L3.H7 of vit-16 (Rollout, Abnar & Zuidema 2020), as `--limit 12`.",
+        "class 7 of 10: 1 of 2 rows, with its 95 % interval.",
+    ],
+)
+def test_numbers_of_the_rows_are_backed(text: str) -> None:
+    assert _faults(text, ROW, ESTIMATE) == []
+
+
+@pytest.mark.parametrize("text", ["Top-1 accuracy 79.9 %.", "3 of them.", "At 3/255.", "p = 1.2e-05."])
+def test_other_numbers_are_not(text: str) -> None:
+    assert len(_faults(text, ROW, ESTIMATE)) == 1
+
+
+def test_a_result_without_rows_is_not_backed_and_a_definition_needs_none() -> None:
+    assert len(_faults("It is larger.")) == 1
+    assert _faults("The mean of 12 steps.", says="method") == []
