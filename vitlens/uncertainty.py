@@ -54,6 +54,21 @@ def apart(first: Estimate, second: Estimate) -> Side:
     return above if above is Side.ABOVE else below if below is Side.BELOW else Side.UNDECIDED
 
 
+def widened(estimate: Estimate, looks: int) -> Estimate:
+    """The interval of an estimate that is one of so many looks (Bonferroni, by the normal approximation).
+
+    The extreme of many estimates is extreme partly by chance: at this width, all intervals hold with 95 %. Raises
+    InputError for fewer than 1 look.
+    """
+    if looks < 1:
+        raise InputError(f"expected at least 1 look, found {looks}")
+    if estimate.low is None or estimate.high is None:
+        return estimate
+    factor = NormalDist().inv_cdf(1 - LEVEL / 2 / looks) / _Z
+    low, high = (estimate.value + factor * (end - estimate.value) for end in (estimate.low, estimate.high))
+    return Estimate(estimate.value, low, high, estimate.n, estimate.unit)
+
+
 def values_and_ends(estimates: Iterable[Estimate]) -> list[list[float]]:
     """Values, lower and upper ends (3, estimates), as figures take them; the value for an end that is not defined."""
     known = list(estimates)

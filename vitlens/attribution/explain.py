@@ -81,9 +81,19 @@ def methods_for(model: Model, *, engine: Engine = "vitlens") -> tuple[str, ...]:
 
 def preferred_method(model: Model) -> str:
     """The default method of comparisons: the first by preference that this model supports."""
+    return preferred_methods(model, 1)[0]
+
+
+def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
+    """The methods of comparisons that this model supports, by preference, at most so many; slow ones only as first."""
     names = methods_for(model)
-    ranked = {ATTRIBUTIONS[name].preference: name for name in names if ATTRIBUTIONS[name].preference is not None}
-    return ranked[min(ranked)] if ranked else names[0]  # type: ignore[type-var]
+    ranked = sorted(
+        (entry.preference, name)
+        for name, entry in ATTRIBUTIONS.items()
+        if name in names and entry.preference is not None
+    )
+    first, *others = [name for _, name in ranked] or [names[0]]
+    return (first, *(name for name in others if not ATTRIBUTIONS[name].slow))[:most]
 
 
 def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> None:

@@ -36,7 +36,8 @@ class Attribution:
     F(image) - F(black), so that its completeness error is reported.
     forwards, backwards: about how many passes of the model one image takes.
     default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens study` checks it;
-    preference: its rank among the methods of which a comparison takes the first that a model supports, None: not used.
+    preference: its rank among the methods of a comparison, which checks the first ones that a model supports and takes
+    the best of them; None: not used.
     package: its class in the grad-cam package, None where the package has none.
     """
 
@@ -148,6 +149,7 @@ _ENTRIES: Final = (
         paper="Jiang 2021",
         rule="vitlens.attribution.cam:layercam",
         package="LayerCAM",
+        preference=5,
     ),
     _cam(
         "hirescam",
@@ -211,6 +213,7 @@ _ENTRIES: Final = (
         resolution="pixel",
         signed=False,
         backwards=1,
+        preference=6,
     ),
     Attribution(
         name="input-x-gradient",

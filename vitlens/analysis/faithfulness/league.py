@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -26,7 +26,7 @@ from vitlens.analysis.faithfulness.localisation import (
 )
 from vitlens.analysis.faithfulness.map_shares import MapFaults, map_faults
 from vitlens.analysis.faithfulness.masking import Cells
-from vitlens.analysis.faithfulness.randomisation import Explain, Randomisation, randomisation
+from vitlens.analysis.faithfulness.randomisation import Explain, Randomisation, predictions_kept, randomisation
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.faithfulness.road import road
 from vitlens.devices import evaluating
@@ -118,6 +118,7 @@ def league(
     advance(len(every))
     imputed = road(model, images, targets, every, **common) if settings.road else [None] * len(every)  # type: ignore[arg-type]
     advance(len(every))
+    kept = predictions_kept(model, images[:RANDOMISED], seed=settings.seed)
     results = []
     for place, name in enumerate(sound):
         turned = along_map(model, images, sound[name], **kinds) if settings.counterfactuals else None  # type: ignore[arg-type]
@@ -132,7 +133,7 @@ def league(
                 imputed[place],
                 turned,
                 _scores(sound[name], masks),
-                None if explain is None else _randomised(model, images, targets, explain, settings.seed),
+                None if explain is None else _randomised(model, images, targets, explain, settings.seed, kept),
                 known[name][1],
                 None if explain is None else forward_equivalents(model, *cost_batch, explain),
             )
@@ -177,11 +178,13 @@ def _scores(maps: Maps, masks: Masks | None) -> dict[str, Float[Tensor, " masked
     return {name: score(*usable_pairs) for name, score in SCORES.items()}
 
 
-def _randomised(model: Model, images: Images, targets: Labels, explain: Explain, seed: int) -> Randomisation | None:
+def _randomised(
+    model: Model, images: Images, targets: Labels, explain: Explain, seed: int, kept: Bool[Tensor, "stages batch"]
+) -> Randomisation | None:
     batch = images[:RANDOMISED], targets[:RANDOMISED]
     if not bool(explain(model, *batch).isfinite().all()):
         return None
-    return randomisation(model, *batch, explain, seed=seed)
+    return randomisation(model, *batch, explain, seed=seed, kept=kept)
 
 
 _CENTRE_WIDTH = 1 / 4  # standard deviation of the centre Gaussian as a share of each side

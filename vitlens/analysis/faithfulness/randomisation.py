@@ -1,7 +1,7 @@
 """The randomisation check (Adebayo 2018): maps that explain a model must change when its weights are randomised.
 
 Weights are randomised cumulatively from the head down, and the maps before and after are compared by rank correlation.
-A method whose maps hardly change depends on the image, not on the model.
+A method whose maps hardly change depends on the image, not on the model; cascade.py has the rule.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,10 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vitlens.analysis.answers.paired import estimates
 from vitlens.analysis.faithfulness.agreement import spearman
+from vitlens.analysis.faithfulness.cascade import (
+    Cascade,
+    RandomisedStage,
+    hardly_changes,
+    judged_cascade,
+    middle_of,
+)
+from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
@@ -20,7 +29,6 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 
 Explain = Callable[[Model, Images, Labels], Maps]
 
-UNCHANGED = 0.5  # mean rank correlation with all weights randomised, from which a method is flagged
 PARTS = 4  # number of groups into which the blocks are divided
 
 
@@ -35,10 +43,12 @@ class WeightGroup:
 @dataclass(frozen=True)
 class Randomisation:
     """The similarity of maps before and after. stages: from the head down, each including those before; correlation:
-    Spearman's (stages, batch), 0 where the map after is constant, NaN where the map before is."""
+    Spearman's (stages, batch), 0 where the map after is constant, NaN where the map before is; kept: which images keep
+    the prediction of the trained model, None where that was not asked."""
 
     stages: tuple[str, ...]
     correlation: Float[Tensor, "stages batch"]
+    kept: Bool[Tensor, "stages batch"] | None = None
 
     @property
     def last(self) -> Float[Tensor, " batch"]:
@@ -50,10 +60,28 @@ class Randomisation:
         """The mean correlation with all weights randomised, with its interval."""
         return bootstrap_mean(self.last.numpy(), seed=seed, unit="")
 
+    def cascade(self, *, seed: int = 0) -> Cascade:
+        """The mean correlation of every stage with its interval, judged."""
+        usable = ~self.correlation[-1].isnan()
+        n = int(usable.sum())
+        if not n:
+            return judged_cascade([RandomisedStage(name, None) for name in self.stages], 0)
+        means = estimates(self.correlation[:, usable], seed=seed, unit="")
+        kept = [None] * len(means) if self.kept is None else self.kept.float().mean(1).tolist()
+        stages = [
+            RandomisedStage(name, mean.value, mean.low, mean.high, share)
+            for name, mean, share in zip(self.stages, means, kept)
+        ]
+        return judged_cascade(stages, n)
+
     @property
     def flagged(self) -> bool:
-        """Whether the maps hardly change: their mean correlation is at least UNCHANGED, or not defined."""
-        return not len(self.last) or float(self.last.mean()) >= UNCHANGED
+        """Whether the maps hardly change, by their mean correlation over the cascade, or have none that is defined."""
+        if not len(self.last):
+            return True
+        means = self.correlation.nanmean(1).tolist()
+        stages = [RandomisedStage(name, mean) for name, mean in zip(self.stages, means)]
+        return hardly_changes(stages, middle_of(self.stages))
 
 
 def randomisation(
@@ -64,12 +92,14 @@ def randomisation(
     *,
     parts: int = PARTS,
     seed: int = 0,
+    kept: Bool[Tensor, "stages batch"] | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Randomisation:
     """Compare the maps of a method before and after the weights are randomised, stage by stage, for the same targets.
 
-    parts: number of groups of blocks (head and embedding are groups of their own). The model's weights are restored on
-    return and after an exception. Raises InputError where the method's maps of the model are not finite.
+    parts: number of groups of blocks (head and embedding are groups of their own); kept: see `predictions_kept`, the
+    same for every method. The model's weights are restored on return and after an exception. Raises InputError where
+    the method's maps of the model are not finite.
     """
     before = explain(model, images, targets)
     if not bool(before.isfinite().all()):
@@ -81,7 +111,24 @@ def randomisation(
             after = explain(model, images, targets)
         rows.append(spearman(before, after.nan_to_num(0.0, 0.0, 0.0)).nan_to_num(0.0).masked_fill(constant, torch.nan))
         advance(len(images))
-    return Randomisation(tuple(step.name for step in steps), torch.stack(rows))
+    return Randomisation(tuple(step.name for step in steps), torch.stack(rows), kept)
+
+
+def predictions_kept(
+    model: Model, images: Images, *, parts: int = PARTS, seed: int = 0
+) -> Bool[Tensor, "stages batch"]:
+    """Which images keep their predicted class when the weights are randomised, by the stages of `randomisation`.
+
+    A map can be expected to change only where the model does. The weights are restored on return and after an
+    exception.
+    """
+    steps, rows = weight_groups(model, parts=parts), []
+    with torch.no_grad(), evaluating(model):
+        before = model(images).argmax(-1)
+        for count in range(1, len(steps) + 1):
+            with randomised(model, steps[:count], seed=seed):
+                rows.append((model(images).argmax(-1) == before).cpu())
+    return torch.stack(rows)
 
 
 def weight_groups(model: Model, *, parts: int = PARTS) -> tuple[WeightGroup, ...]:

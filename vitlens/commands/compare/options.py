@@ -13,7 +13,8 @@ from vitlens.schema import Untrusted
 class CompareOptions:
     """Two models on the same labelled images.
 
-    method: of the maps, one for both models or one each (none: the preferred method of each model's family). target:
+    method: of the maps, one for both models or one each (none: of the preferred ones of each model's family, the one
+    that passes its checks best). target:
     the class whose logit is explained, "predicted", "true" or a class. panels: images shown; maps: images, drawn with
     the seed, over which the statistics of maps are averaged. harder: whether accuracy is also measured on filtered,
     shuffled and occluded images. cue_conflict: images whose shape and texture belong to different classes.
@@ -23,7 +24,7 @@ class CompareOptions:
     data: str | None = data_option()
     method: tuple[str, ...] = choices(
         "--method",
-        "Of the maps: one for both models, or one each (default: relevance for a ViT, gradcam for a CNN).",
+        "Of the maps: one for both models, or one each (default: the best checked of relevance, gradcam, layercam).",
         tuple(ATTRIBUTIONS),
         default=(),
         metavar="A,B",

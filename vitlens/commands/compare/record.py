@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR
+from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
@@ -156,6 +157,26 @@ class HarderRow:
 
 
 @dataclass(frozen=True)
+class DisturbedPairRow:
+    """Both models on the same disturbed images: accuracy of the first minus that of the second, in points, with its
+    paired interval. p: McNemar's exact test, p_holm: corrected for all rows of the table."""
+
+    kind: str
+    level: float
+    difference: float
+    low: float | None
+    high: float | None
+    n: int
+    p: float
+    p_holm: float
+
+    @property
+    def estimate(self) -> Estimate:
+        """The difference with its interval."""
+        return Estimate(self.difference, self.low, self.high, self.n, "points")
+
+
+@dataclass(frozen=True)
 class ShapeBiasRow:
     """One model on the cue conflicts of one class of shape: predictions by shape and by texture among n images.
 
@@ -202,7 +223,9 @@ SEPARATIONS = TableOf("separations", SeparationRow)
 IMAGES = TableOf("images", ComparedImageRow)
 SHEETS = TableOf("sheets", SheetRow)
 HARDER = TableOf("robustness", HarderRow)
+DISTURBED_PAIRS = TableOf("disturbed_pairs", DisturbedPairRow, since="0.1.0")
 CONFLICTS = TableOf("shape_bias", ShapeBiasRow)
+MAP_CHECKS = TableOf("map_checks", MapCheck, since="0.1.0")  # of the methods of which each model's maps were chosen
 
 SHOWN = ArraysOf("images", ComparedPixelArrays)
 MEAN_MAPS = ArraysOf("mean_maps", MeanMapArrays)
@@ -234,7 +257,8 @@ RECORD = Contents(
         OBJECT_AREA, *AGREEMENTS.values(), HALF_DIFFERENCE, HARDENED, SHAPE_BIAS, SHAPE_ANSWERS, TEXTURE_ANSWERS,
     ),
     tables=(
-        METHODS, CALIBRATION, BY_CLASS, BY_NUMBER, CONFUSED, SEPARATIONS, IMAGES, SHEETS, HARDER, CONFLICTS, TRAINING,
+        METHODS, MAP_CHECKS, CALIBRATION, BY_CLASS, BY_NUMBER, CONFUSED, SEPARATIONS, IMAGES, SHEETS, HARDER,
+        DISTURBED_PAIRS, CONFLICTS, TRAINING,
     ),
     arrays=(SHOWN, MEAN_MAPS),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from statistics import NormalDist
 from typing import Final
 
 from vitlens.commands.evaluate.record import ACCURACY, CLASSES, CONFIDENCE_GAP, DIFFERENCE, ClassRow
-from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
+from vitlens.commands.scaffold.calibration import calibration_verdict
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
@@ -14,7 +14,6 @@ from vitlens.report.findings import finding
 from vitlens.report.numbers import in_words
 from vitlens.uncertainty import LEVEL, Estimate
 
-ENOUGH: Final = 300  # images from which on a calibration error in 15 bins is judged
 _CLASS: Final = 10  # images of a class that is named
 
 
@@ -34,7 +33,7 @@ def verdicts(record: Record) -> Iterator[Verdict]:
             yield rules.judged(
                 f"accuracy of {alias}", _difference(record, alias, best), rules.ACCURACY, f"difference from {best}"
             )
-        yield _calibration(record, alias)
+        yield calibration_verdict(record, alias)
 
 
 def findings(record: Record) -> Iterator[Finding | None]:
@@ -63,14 +62,6 @@ def _difference(record: Record, alias: str, best: str) -> Estimate:
 def _negative(gain: Estimate) -> Estimate:
     low, high = (None if end is None else -end for end in (gain.high, gain.low))
     return Estimate(-gain.value, low, high, gain.n, gain.unit)
-
-
-def _calibration(record: Record, alias: str) -> Verdict:
-    error, subject = record.metric(CALIBRATION_ERROR(model=alias)), f"calibration of {alias}"
-    if (error.n or 0) < ENOUGH:
-        because = f"expected calibration error of fewer than {ENOUGH} images, which 15 bins bias upwards"
-        return rules.inconclusive(subject, error, rules.CALIBRATION, because)
-    return rules.judged(subject, error, rules.CALIBRATION, "expected calibration error")
 
 
 def _pair(record: Record, row: PairRow) -> Finding | None:

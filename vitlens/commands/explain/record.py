@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.names import Substrate
 from vitlens.records import ArraysOf, ClassNames, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 
@@ -57,7 +58,8 @@ class LeagueRow:
     None where a check was not run or gave no number. by_stage: mean Spearman correlation of the maps before and after
     the weights are randomised, by the part that is randomised in addition (None: undefined). seconds, forwards: the
     cost for an image; faults: of the maps, in words, empty where there are none; flagged: by the
-    randomisation check.
+    randomisation check; check: paired differences from the baselines and the judged cascade (None: a baseline, or a
+    folder of a version before them).
     """
 
     model: str
@@ -83,6 +85,7 @@ class LeagueRow:
     faults: str
     flagged: bool
     verdict: str
+    check: MapCheck | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from vitlens.records import MetricName, Record, TableOf
-from vitlens.report.document import FigureSpec
+from vitlens.report import verdicts as rules
+from vitlens.report.document import FigureSpec, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,12 +29,22 @@ class CalibrationRow:
 
 CALIBRATION: Final = TableOf("calibration", CalibrationRow)
 CALIBRATION_ERROR: Final = MetricName("calibration_error/{model}")
+ENOUGH: Final = 300  # images from which on a calibration error in 15 bins is judged
 
 
 def calibration_rows(model: str, bins: "CalibrationBins") -> Iterator[CalibrationRow]:
     """The bins of one model."""
     for confidence, accuracy, count in zip(bins.confidence.tolist(), bins.accuracy.tolist(), bins.count.tolist()):
         yield CalibrationRow(model, confidence, accuracy, count)
+
+
+def calibration_verdict(record: Record, alias: str) -> Verdict:
+    """The verdict on a model's expected calibration error; inconclusive for fewer than ENOUGH images."""
+    error, subject = record.metric(CALIBRATION_ERROR(model=alias)), f"calibration of {alias}"
+    if (error.n or 0) < ENOUGH:
+        because = f"expected calibration error of fewer than {ENOUGH} images, which 15 bins bias upwards"
+        return rules.inconclusive(subject, error, rules.CALIBRATION, because)
+    return rules.judged(subject, error, rules.CALIBRATION, "expected calibration error")
 
 
 def reliability(record: Record) -> FigureSpec:

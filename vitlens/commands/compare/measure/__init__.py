@@ -22,16 +22,16 @@ from vitlens.commands.compare.measure.maps import (
     MapProperties,
     Maps,
     attention_numbers,
-    chosen_methods,
     examples,
     map_properties,
     maps_of_both,
     sample,
 )
+from vitlens.commands.compare.measure.methods import best_method, candidates, check_part, checked_methods
 from vitlens.commands.compare.measure.properties import write_map_numbers
 from vitlens.commands.compare.measure.shown import sheets_of, write_images
 from vitlens.commands.compare.options import CompareOptions
-from vitlens.commands.compare.record import METHODS, PANELS, SEPARATIONS, MapMethodRow, SeparationRow
+from vitlens.commands.compare.record import MAP_CHECKS, METHODS, PANELS, SEPARATIONS, MapMethodRow, SeparationRow
 from vitlens.commands.compare.report.maps import drawn_sheet, methods_words, sheet_images
 from vitlens.commands.scaffold.budgets import write_trainings
 from vitlens.commands.scaffold.describe import settings
@@ -84,13 +84,13 @@ def measure(options: CompareOptions) -> Path:
     require_shared(first.classes, second.classes, first_split.classes)
     first_split, second_split = read_as(models, (first_split, second_split), run)
     splits = (first_split, second_split)
-    methods = chosen_methods(options.method, models)
+    named = candidates(options.method, models)
     for model, split in zip(models, splits):
         chosen_targets(options.target, model, split)
     conflicts = cue_conflicts(models, splits, options.cue_conflict, run)
     if conflicts:
         require_shared(first.classes, second.classes, conflicts[0].classes)
-    _print_expected(models, splits, methods, options)
+    _print_expected(models, splits, named, options)
     with RunFolder.create(
         "compare",
         name_parts=(first.alias, second.alias, first_split.name),
@@ -101,27 +101,41 @@ def measure(options: CompareOptions) -> Path:
         formats=run.formats,
     ) as folder:
         write_trainings(folder, models)
-        folder.write(METHODS, [MapMethodRow(model.alias, name) for model, name in zip(models, methods)])
-        _write_comparison(folder, models, splits, methods, options)
+        _write_comparison(folder, models, splits, _write_methods(folder, models, splits, named, options), options)
         write_harder(folder, models, splits if options.harder else (), run)
         write_shape_bias(folder, models, conflicts, run)
         _write_panels(read(folder.record()))
         return publish(folder)
 
 
-def _print_expected(models: Models, splits: Splits, methods: tuple[str, str], options: CompareOptions) -> None:
+def _write_methods(
+    folder: RunFolder, models: Models, splits: Splits, named: Sequence[Sequence[str]], options: CompareOptions
+) -> tuple[str, str]:
+    """Check the methods that come into question, and write the checks and which method each model's maps are by."""
+    run, target = options.run, options.target
+    first, second = (
+        checked_methods(model, split, names, target=target, options=run)
+        for model, split, names in zip(models, splits, named)
+    )
+    methods = best_method(first), best_method(second)
+    folder.write(MAP_CHECKS, [*first, *second])
+    folder.write(METHODS, [MapMethodRow(model.alias, name) for model, name in zip(models, methods)])
+    return methods
+
+
+def _print_expected(models: Models, splits: Splits, named: Sequence[Sequence[str]], options: CompareOptions) -> None:
     disturbed = passes(splits[0].limit(DISTURBED_IMAGES, seed=options.run.seed)) if options.harder else 0
     works: list[tuple[Model, Split, tuple[Part, ...]]] = []
-    for model, split, method in zip(models, splits, methods):
+    for model, split, names in zip(models, splits, named):
         parts = _expected_parts(
-            method,
+            names[0],
             len(split),
             with_maps=min(options.maps, len(split)),
             with_attention=min(ATTENTION_IMAGES, len(split)),
             disturbed=disturbed,
             has_attention=model.anatomy.family in ("vit", "windowed"),
         )
-        works.append((model, split, tuple(parts)))
+        works.append((model, split, (check_part(model, names, len(split)), *parts)))
     print_expected(works, options.run)
 
 

@@ -1,17 +1,19 @@
 """Both models on disturbed images, and on images whose shape and texture belong to different classes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from vitlens.analysis.failures.disturbed import passes, robustness
+from vitlens.analysis.failures.disturbed import DisturbedOutcomes, passes, robustness
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
 from vitlens.commands.compare.record import (
     CONFLICTS,
+    DISTURBED_PAIRS,
     HARDENED,
     HARDER,
     SHAPE_ANSWERS,
     SHAPE_BIAS,
     TEXTURE_ANSWERS,
+    DisturbedPairRow,
     HarderRow,
     ShapeBiasRow,
 )
@@ -24,14 +26,15 @@ from vitlens.data.shapes import CLASSES as SHAPES
 from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
 from vitlens.models.model import Model
+from vitlens.uncertainty import bootstrap_difference, holm, mcnemar
 
 DISTURBED_IMAGES: Final = 500  # images that are disturbed, at every level
 
 
 def write_harder(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
-    """Accuracy of both models by level of every disturbance, on the same seeded subset of images; an empty table
-    without splits."""
-    rows = []
+    """Accuracy of both models by level of every disturbance, on the same seeded subset of images, and their paired
+    differences; empty tables without splits."""
+    rows, outcomes = [], []
     for model, split in zip(models, splits):
         subset = split.limit(DISTURBED_IMAGES, seed=options.seed)
         with progress(f"{model.alias} on disturbed images", passes(subset), quiet=options.quiet) as advance:
@@ -43,6 +46,7 @@ def write_harder(folder: RunFolder, models: Sequence[Model], splits: Sequence[Sp
                 seed=options.seed,
                 advance=advance,
             )
+        outcomes.append(disturbed)
         for disturbance in disturbed:
             for level, estimate in zip(disturbance.levels, disturbance.accuracies(seed=options.seed)):
                 folder.metric(HARDENED(model=model.alias, kind=disturbance.kind, level=f"{level:g}"), estimate)
@@ -52,6 +56,28 @@ def write_harder(folder: RunFolder, models: Sequence[Model], splits: Sequence[Sp
                     )
                 )  # fmt: skip
     folder.write(HARDER, rows)
+    folder.write(DISTURBED_PAIRS, list(_paired(*outcomes, seed=options.seed)) if outcomes else [])
+
+
+def _paired(
+    first: Sequence[DisturbedOutcomes], second: Sequence[DisturbedOutcomes], *, seed: int
+) -> Iterator[DisturbedPairRow]:
+    """The difference of two models at every level of every disturbance, all tests corrected together (Holm)."""
+    cases = [
+        (one.kind, level, own, other, one.groups)
+        for one, two in zip(first, second)
+        for level, own, other in zip(one.levels, one.correct, two.correct)
+    ]
+    tests = [mcnemar(int((own & ~other).sum()), int((other & ~own).sum())) for _, _, own, other, _ in cases]
+    for (kind, level, own, other, groups), p, p_holm in zip(cases, tests, holm(tests)):
+        gain = bootstrap_difference(
+            100.0 * own.double().numpy(),
+            100.0 * other.double().numpy(),
+            groups=None if groups is None else groups.numpy(),
+            seed=seed,
+            unit="points",
+        )
+        yield DisturbedPairRow(kind, level, gain.value, gain.low, gain.high, len(own), p, p_holm)
 
 
 def cue_conflicts(

@@ -1,4 +1,4 @@
-"""The maps of both models: methods, images, and the position, concentration and overlap of the maps."""
+"""The maps of both models: images, and the position, concentration and overlap of the maps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +14,11 @@ from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.analysis.heads.statistics import over_heads
-from vitlens.attribution.explain import explain, preferred_method, require_method
-from vitlens.attribution.registry import attribution
+from vitlens.attribution.explain import explain
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
-from vitlens.errors import InputError
 from vitlens.models.model import Model
 
 EXAMPLES: Final = 6  # images of each cell that are shown with their maps
@@ -47,21 +45,6 @@ class MapProperties:
     overlap: MapOverlap
     grid: tuple[int, int]
     size: tuple[int, int]
-
-
-def chosen_methods(method: Sequence[str], models: Sequence[Model]) -> tuple[str, str]:
-    """One method for each model: the one of `method`, or the first and second of two, else the preferred one.
-
-    Raises InputError for more than two, UnknownNameError and UnsupportedError as the registry does.
-    """
-    if len(method) > 2:
-        raise InputError(f"expected --method A or A,B (the first model's, the second's), found {len(method)} methods")
-    for name in method:
-        attribution(name)
-    names = [*method, *method][:2] if method else [preferred_method(model) for model in models]
-    for model, name in zip(models, names):
-        require_method(model, name)
-    return names[0], names[1]
 
 
 def sample(split: Split, count: int, *, seed: int) -> Tensor:

@@ -2,13 +2,19 @@
 
 from collections.abc import Iterator
 
+from vitlens.commands.compare.conclusions import findings, verdicts
+from vitlens.commands.compare.fair import map_comparison
 from vitlens.commands.compare.options import CompareOptions
+from vitlens.commands.compare.record import DIFFERENCE, HARDER, SEPARATIONS, USABLE
 from vitlens.commands.compare.report.errors import error_section, failure_section
 from vitlens.commands.compare.report.harder import harder_sections, shape_bias_sections
 from vitlens.commands.compare.report.maps import side_by_side
-from vitlens.commands.compare.report.summary import summary_sentences
+from vitlens.commands.compare.report.summary import pair_of, summary_sentences, summary_table
+from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.trainings import training_sentences
 from vitlens.records import Record
 from vitlens.report.document import Document, Section, Sentence
+from vitlens.report.numbers import in_words
 
 __all__ = ["report"]
 
@@ -16,27 +22,60 @@ __all__ = ["report"]
 def report(record: Record) -> Document:
     """Summary, maps, the cells of errors, failures and successes, disturbed images, shape bias."""
     sections = (
-        Section("Summary", tuple(summary_sentences(record)), leading=True),
+        Section("Which model is better", tuple(summary_sentences(record)), (summary_table(record),), leading=True),
         side_by_side(record),
         error_section(record),
         failure_section(record),
         *harder_sections(record),
         *shape_bias_sections(record),
     )
-    return Document(record.config.title, sections, limits=tuple(_limits(record)))
+    return Document(
+        record.config.title,
+        sections,
+        limits=tuple(_limits(record)),
+        verdicts=tuple(verdicts(record)),
+        findings=findings(record),
+        preface=(*data_sentences(record), *training_sentences(record), *_targets(record)),
+    )
+
+
+def _targets(record: Record) -> Iterator[Sentence]:
+    """Which class the maps explain."""
+    option = record.options(CompareOptions).target
+    target = {"predicted": "each model's own prediction", "true": "the true class"}.get(option, f"the class {option}")
+    yield Sentence(f"Maps explain the logit of {target}.", (option,), "setting")
 
 
 def _limits(record: Record) -> Iterator[Sentence]:
-    option = record.options(CompareOptions).target
-    target = {"predicted": "each model's own prediction", "true": "the true class"}.get(option, f"the class {option}")
+    """What could overturn a finding of this run, the most serious first."""
+    gap = record.metric(DIFFERENCE(**pair_of(record)))
     yield Sentence(
-        f"Maps explain the logit of {target}. Negative values (evidence against the class) count as 0 in figures and "
-        "in statistics of mass and position; rank correlations use the raw maps. Two attribution methods differ even "
-        "on one model: a difference between maps is a difference between models only as far as both methods are "
-        "faithful (vitlens explain --verify)."
+        f"One training of each model: the interval of the difference in accuracy, {in_words(gap)}, covers the choice "
+        "of test images, not that of the seed, and not images of another kind.",
+        (gap,),
     )
-    yield Sentence(
-        "The intervals cover the choice of images of this kind. They do not cover other training runs or images of "
-        "another kind."
-    )
-    yield Sentence("What differs between failures and successes need not be a cause of failure.")
+    comparison = map_comparison(record)
+    usable = [record.metric(USABLE(model=alias)) for alias in record.aliases]
+    checked = [each.check for each in comparison.judged if each is not None]
+    if checked:
+        on = max(check.images for check in checked)
+        yield Sentence(
+            f"Methods were chosen by checks on {on} images with removed patches replaced by a blurred image; with "
+            "other replacements the order of the methods, and with it whose maps are shown, may differ. The "
+            f"statistics of maps are over {usable[0].n or 0} images, which may include those.",
+            (*checked, *usable),
+        )
+    if record.rows(SEPARATIONS):
+        counts = min(record.rows(SEPARATIONS), key=lambda row: row.failures)
+        yield Sentence(
+            "What differs between failures and successes need not be a cause of failure; the smallest group of "
+            f"failures holds {counts.failures:,} images.",
+            record.rows(SEPARATIONS),
+        )
+    if record.rows(HARDER):
+        n = record.rows(HARDER)[0].n or 0
+        yield Sentence(
+            f"Disturbed images ({n:,} of them at each level) are unlike the training images of either model: an "
+            "accuracy there can be low because of what was removed, or because the image is unfamiliar.",
+            record.rows(HARDER),
+        )

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.commands.compare.levels import level_words
 from vitlens.commands.compare.record import (
     CONFLICTS,
+    DISTURBED_PAIRS,
     HARDER,
     SHAPE_ANSWERS,
     SHAPE_BIAS,
@@ -16,10 +18,15 @@ from vitlens.commands.compare.record import (
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words
-from vitlens.uncertainty import Estimate, Side, apart, values_and_ends
+from vitlens.uncertainty import LEVEL, Estimate, Side, apart, values_and_ends
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_BIAS: Final = (
+    "Shape bias is the fraction of predictions of the shape's class among those of the shape's or the texture's class "
+    "(Geirhos 2019)."
+)
 
 
 def harder_sections(record: Record) -> Iterator[Section]:
@@ -30,7 +37,7 @@ def harder_sections(record: Record) -> Iterator[Section]:
     kinds = {kind: _levels(rows, kind) for kind in dict.fromkeys(row.kind for row in rows)}
     yield Section(
         "Filtered, shuffled and occluded images",
-        tuple(_comparison(record, kind, levels) for kind, levels in kinds.items()),
+        (_answer(record), *(_comparison(record, kind, levels) for kind, levels in kinds.items())),
         (_level_table(record, kinds),),
         (_robustness_figure(record, kinds),),
     )
@@ -48,26 +55,50 @@ def shape_bias_sections(record: Record) -> Iterator[Section]:
         cells.append((alias, None if bias is None else in_words(bias), *map(in_words, answers)))
     columns = ("model", "shape bias", "predictions by shape", "by texture")
     notes = dict.fromkeys(row.note for row in rows if row.note)
-    remarks = (
-        "Shape bias is the fraction of predictions of the shape's class among those of the shape's or the texture's "
-        "class (Geirhos 2019).",
-        *notes,
-    )
     yield Section(
         "Shape or texture",
-        tuple(Sentence(text, rows) for text in remarks),
+        (_bias_answer(record), *(Sentence(note, rows) for note in notes), Sentence(_BIAS, says="method")),
         (Table("Predictions on cue conflicts", columns, tuple(cells)),),
         tuple(_bias_figure(record)),
     )
 
 
-def level_words(kind: str, level: float) -> str:
-    """A level as on a figure's axis."""
-    if kind == "shuffle":
-        return f"{level:.0f}"
-    if kind == "low-pass" and level > 1.4:
-        return "all"
-    return f"{100 * level:.0f}"
+def _answer(record: Record) -> Sentence:
+    """At how many levels each model is significantly ahead, by the paired tests."""
+    pairs = record.rows(DISTURBED_PAIRS)
+    if not pairs:
+        return Sentence("The models are compared level by level below, by the intervals of each.", record.rows(HARDER))
+    ahead = [row for row in pairs if row.p_holm <= LEVEL]
+    for_first = sum(row.difference > 0 for row in ahead)
+    first, second = record.aliases
+    if not ahead:
+        text = f"Neither model is shown to be ahead at any of {len(pairs)} levels"
+    else:
+        text = (
+            f"Of {len(pairs)} levels, **{first}** is ahead at {for_first}, **{second}** at {len(ahead) - for_first}; "
+            f"at {len(pairs) - len(ahead)} no difference is shown"
+        )
+    return Sentence(f"{text} (McNemar's exact test, corrected by Holm's method).", pairs)
+
+
+def _bias_answer(record: Record) -> Sentence:
+    """The shape bias of both models, and whether the intervals overlap."""
+    known = {
+        alias: bias for alias in record.aliases if (bias := record.metrics.get(SHAPE_BIAS(model=alias))) is not None
+    }
+    if len(known) < len(record.aliases):
+        missing = " and ".join(alias for alias in record.aliases if alias not in known)
+        text = f"No prediction of {missing} is of the shape's or the texture's class, so there is no shape bias of it."
+        return Sentence(text, (*known.values(), *record.rows(CONFLICTS)))
+    (first, one), (second, two) = known.items()
+    reached = f"{in_words(one)} and {in_words(two)}"
+    side = apart(one, two)
+    if side is Side.UNDECIDED:
+        text = f"The shape biases of **{first}** and **{second}** are not shown to differ: {reached}."
+    else:
+        ahead, other = (first, second) if side is Side.ABOVE else (second, first)
+        text = f"**{ahead}** relies on shape more than **{other}**: shape bias of {first} and {second} {reached}."
+    return Sentence(text, (one, two))
 
 
 def _levels(rows: Sequence[HarderRow], kind: str) -> dict[float, tuple[HarderRow, ...]]:

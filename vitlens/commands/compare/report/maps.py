@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.compare.fair import checks_of
 from vitlens.commands.compare.record import (
     BY_CLASS,
     CELLS,
@@ -21,9 +22,10 @@ from vitlens.commands.compare.record import (
     ComparedImageRow,
     MeanMapArrays,
 )
-from vitlens.commands.compare.report.summary import cell_counts, cell_names
+from vitlens.commands.compare.report.summary import cell_counts, cell_names, map_sentences
+from vitlens.commands.scaffold.maps.judged import CHECK_WORDS, cascade_words, in_three_decimals, judged_maps
 from vitlens.records import Record
-from vitlens.report.document import FigureSpec, Section, Sentence, sentences
+from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,17 +33,52 @@ if TYPE_CHECKING:
     from vitlens.figures.compare import ModelPanels
 
 _ON_A_SHEET: Final = 10  # images
+_METHODS: Final = (
+    "Maps explain the logit of the target class. Negative values (evidence against the class) count as 0 in figures "
+    "and in the statistics of mass and position; rank correlations use the raw maps. Of a uniform map, half of the "
+    "mass lies on 50 % of the image and 25 % of it on the middle quarter; by chance, 10 % of the top tenth of one map "
+    "is in the top tenth of the other.",
+    f"Each method was checked before it was used: {CHECK_WORDS} The maps of two models are compared in words only by "
+    "one method for both models, or where the method of each passes these checks.",
+)
 
 
 def side_by_side(record: Record) -> Section:
-    """The mean maps, the panels by rising agreement, and the number of maps left out."""
+    """Whether the maps differ, the checks of their methods, the mean maps, and the panels by rising agreement."""
     panels = sheet_images(record).get(PANELS, ())
     where = f"The {len(panels)} panels are also saved one by one in `{PANELS}/`, in this order." if panels else None
     return Section(
         "Side by side",
-        (*sentences(where), *_unusable(record)),
+        (
+            *map_sentences(record),
+            *_unusable(record),
+            *sentences(where, rows=panels),
+            *sentences(*_METHODS, says="method"),
+        ),
+        tuple(_check_table(record)),
         figures=(*_mean_maps(record), *_panel_sheets(record, panels)),
     )
+
+
+def _check_table(record: Record) -> Iterator[Table]:
+    """The checks of all methods that came into question for each model."""
+    judged = [each for alias in record.aliases for each in judged_maps(checks_of(record, alias))]
+    shown = {(row.model, row.method) for row in record.rows(METHODS)}
+    if judged:
+        yield Table.of(
+            "Checks of the methods (insertion − deletion in fractions)",
+            judged,
+            {
+                "model": lambda each: each.check.model,
+                "method": lambda each: each.check.method,
+                "shown": lambda each: "yes" if (each.check.model, each.check.method) in shown else "",
+                "insertion − deletion": lambda each: in_three_decimals(each.check.estimate),
+                "beyond the harder baseline": lambda each: in_three_decimals(each.margin),
+                "that baseline": lambda each: each.harder,
+                "weights randomised": lambda each: cascade_words(each.check.cascade),
+                "verdict": lambda each: f"{each.state}: {each.because}",
+            },
+        )
 
 
 def example_sheets(record: Record) -> Iterator[FigureSpec]:
@@ -126,7 +163,8 @@ def _unusable(record: Record) -> Iterator[Sentence]:
         if usable.value < 1:
             yield Sentence(
                 f"**{round((1 - usable.value) * (usable.n or 0))} of {usable.n} maps of {alias} are constant, have no "
-                "positive value or are not finite**; they are left out of all statistics of maps."
+                "positive value or are not finite**; they are left out of all statistics of maps.",
+                (usable, round((1 - usable.value) * (usable.n or 0))),
             )
 
 

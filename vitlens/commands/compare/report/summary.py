@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.compare.fair import MapComparison, map_comparison, unfair_words
 from vitlens.commands.compare.record import (
     ACCURACY,
     AGREEMENTS,
@@ -16,12 +17,12 @@ from vitlens.commands.compare.record import (
     METHODS,
     OBJECT_AREA,
     POINTING,
+    MapMethodRow,
     SliceRow,
 )
-from vitlens.commands.scaffold.describe import data_sentences
-from vitlens.commands.scaffold.trainings import training_sentences
+from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.records import Record
-from vitlens.report.document import Sentence
+from vitlens.report.document import Cell, Sentence, Table
 from vitlens.report.numbers import in_words, number
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
@@ -31,14 +32,29 @@ _TOP: Final = 0.1  # fraction of the top tenth of one map in the top tenth of an
 
 
 def summary_sentences(record: Record) -> Iterator[Sentence]:
-    """Which model is better, how errors are shared, and what the maps show."""
-    yield from data_sentences(record)
-    yield from training_sentences(record)
-    yield from _families(record)
+    """Which model is better, and how errors are shared."""
     yield from verdict(record)
     yield from shared_errors(record.rows(BY_CLASS), cell_names(record.aliases))
-    yield from map_sentences(record)
-    yield Sentence("In parentheses: 95 % intervals and the number of images.")
+    yield from _families(record)
+    yield Sentence("In parentheses: 95 % intervals and the number of images.", says="method")
+
+
+def summary_table(record: Record) -> Table:
+    """Both models: accuracy, calibration, and what their maps look like."""
+    rows: list[tuple[Cell, ...]] = []
+    for alias, method in zip(record.aliases, record.rows(METHODS)):
+        maps = (record.metrics.get(MAP_NUMBERS[name](model=alias)) for name in ("half", "central", "inside"))
+        rows.append(
+            (
+                alias,
+                record.metric(ACCURACY(model=alias)),
+                in_words(record.metric(CALIBRATION_ERROR(model=alias)), with_n=False),
+                method.method,
+                *maps,
+            )
+        )
+    columns = ("model", "top-1 accuracy", "calibration error", "maps by", "area of half a map", "map on the middle")
+    return Table("Both models", (*columns, "map on the object"), tuple(rows))
 
 
 def cell_names(aliases: Sequence[str]) -> tuple[str, ...]:
@@ -63,21 +79,24 @@ def _families(record: Record) -> Iterator[Sentence]:
     first, second = (model.family for model in record.models)
     if first == second:
         kind = _FAMILIES.get(first, "of one family")
-        yield Sentence(f"Both models are {kind}: this is not a comparison of a ViT with a CNN.")
+        text = f"Both models are {kind}: this is not a comparison of a ViT with a CNN."
+        yield Sentence(text, record.models, "setting")
 
 
 def verdict(record: Record) -> Iterator[Sentence]:
-    """The accuracy of each model, and whether one is better."""
+    """Whether one model is better, and the accuracy of each."""
     first, second = record.aliases
-    accuracies = ", ".join(f"**{alias}** {in_words(record.metric(ACCURACY(model=alias)))}" for alias in record.aliases)
-    yield Sentence(f"Top-1 accuracy: {accuracies}.")
-    gap, p = record.metric(DIFFERENCE(**pair_of(record))), record.metric(MCNEMAR_P(**pair_of(record))).value
-    if p > LEVEL:
-        conclusion = "neither is shown to be better"
+    gap, p = record.metric(DIFFERENCE(**pair_of(record))), record.metric(MCNEMAR_P(**pair_of(record)))
+    accuracies = [record.metric(ACCURACY(model=alias)) for alias in record.aliases]
+    listed = " and ".join(f"**{alias}** {in_words(one)}" for alias, one in zip(record.aliases, accuracies))
+    if p.value > LEVEL:
+        conclusion = "Neither model is shown to be better"
     else:
         conclusion = f"{first if gap.value > 0 else second} is significantly better"
     yield Sentence(
-        f"{first} minus {second}: {in_words(gap, with_n=False)}; {conclusion} (McNemar's exact test, p = {number(p)})."
+        f"{conclusion}: top-1 accuracy of {listed}; {first} minus {second} {in_words(gap, with_n=False)} (McNemar's "
+        f"exact test, p = {number(p.value)}).",
+        (gap, p, *accuracies),
     )
 
 
@@ -85,17 +104,18 @@ def shared_errors(rows: Sequence[SliceRow], names: Sequence[str]) -> Iterator[Se
     """How many images are in each cell of errors. rows: by class."""
     counts = cell_counts(rows)
     parts = "; ".join(f"{name}: {count:,}" for name, count in zip(names, counts.values()))
-    yield Sentence(f"Of {sum(counts.values()):,} images, {parts}.", tuple(rows))
+    total = sum(counts.values())
+    yield Sentence(f"Of {total:,} images, {parts}.", (*rows, counts, total))
     alike = counts["both_wrong_alike"]
     both = alike + counts["both_wrong_differently"]
     alone = counts["only_first_wrong"] + counts["only_second_wrong"]
     if both + alone:
-        share = 100 * alone / (both + alone)
-        shared = f" Of the {both} that both misclassify, {alike} get the same prediction." if both else ""
+        share = alone / (both + alone)
+        shared = f" Of the {both:,} that both misclassify, {alike:,} get the same prediction." if both else ""
         yield Sentence(
-            f"Of the {both + alone} images that at least one model misclassifies, {alone} ({share:.0f} %) are "
-            f"misclassified by one model only.{shared}",
-            tuple(rows),
+            f"Of the {both + alone:,} images that at least one model misclassifies, {alone:,} ({100 * share:.0f} %) "
+            f"are misclassified by one model only.{shared}",
+            (*rows, counts, both, alone, both + alone, share),
         )
 
 
@@ -105,31 +125,47 @@ def cell_counts(rows: Sequence[SliceRow]) -> dict[str, int]:
 
 
 def map_sentences(record: Record) -> Iterator[Sentence]:
-    """Position and concentration of each model's maps, and how much the two overlap."""
+    """Whether the maps of the two models differ, where that can be said; position and concentration of each."""
+    yield from _between_models(record)
     for row in record.rows(METHODS):
-        title = ATTRIBUTIONS[row.method].title
-        half = record.metrics.get(MAP_NUMBERS["half"](model=row.model))
-        if half is None:
-            yield Sentence(
-                f"**No {title} map of {row.model} is usable**: each is constant, has no positive value or is not "
-                "finite.",
-                (row,),
-            )
-            continue
-        central = record.metric(MAP_NUMBERS["central"](model=row.model))
+        yield from _of_model(record, row)
+
+
+def _between_models(record: Record) -> Iterator[Sentence]:
+    comparison = map_comparison(record)
+    if not comparison.fair:
         yield Sentence(
-            f"{row.model} ({title}): half of a map's mass lies on {in_words(half)} of the image (uniform map: 50 %); "
-            f"{in_words(central, with_n=False)} of it lies on the middle quarter, {_against_uniform(central)}; the "
-            f"centre of mass is on average {_position(record, row.model)}.",
+            "The maps of the two models are not compared in words: they are by two methods, and a difference between "
+            f"them may come from the methods ({unfair_words(comparison)}).",
+            comparison.rows,
+        )
+        return
+    yield from _concentration(record, comparison)
+    yield from _overlap(record, comparison)
+
+
+def _of_model(record: Record, row: MapMethodRow) -> Iterator[Sentence]:
+    title = ATTRIBUTIONS[row.method].title
+    half = record.metrics.get(MAP_NUMBERS["half"](model=row.model))
+    if half is None:
+        yield Sentence(
+            f"**No {title} map of {row.model} is usable**: each is constant, has no positive value or is not finite.",
             (row,),
         )
-        yield from _on_object(record, row.model)
-    yield from _concentration(record)
-    yield from _overlap(record)
+        return
+    central = record.metric(MAP_NUMBERS["central"](model=row.model))
+    places = [record.metric(MAP_NUMBERS[name](model=row.model)) for name in ("row", "column")]
+    yield Sentence(
+        f"{row.model} ({title}): half of a map's mass lies on {in_words(half)} of the image; "
+        f"{in_words(central, with_n=False)} of it lies on the middle quarter, {_against_uniform(central)}; the centre "
+        f"of mass is on average {_position(*places)}.",
+        (row, half, central, *(abs(place.value - 0.5) for place in places)),
+    )
+    yield from _on_object(record, row.model)
 
 
 def _against_uniform(central: Estimate) -> str:
-    uniform = f"a uniform map's {100 * _MIDDLE_QUARTER:.0f} %"
+    uniform = "a uniform map"
     words = {
         Side.BELOW: f"less than {uniform}",
         Side.UNDECIDED: f"not shown to differ from {uniform}",
@@ -138,11 +174,10 @@ def _against_uniform(central: Estimate) -> str:
     return words[beyond(central, _MIDDLE_QUARTER)]
 
 
-def _position(record: Record, alias: str) -> str:
+def _position(row: Estimate, column: Estimate) -> str:
     """The mean centre of mass, relative to the centre of the image."""
     words = []
-    for name, below, above in (("row", "above", "below"), ("column", "left of", "right of")):
-        estimate = record.metric(MAP_NUMBERS[name](model=alias))
+    for estimate, below, above in ((row, "above", "below"), (column, "left of", "right of")):
         side = beyond(estimate, 0.5)
         if side is not Side.UNDECIDED:
             direction = above if side is Side.ABOVE else below
@@ -167,33 +202,37 @@ def _on_object(record: Record, alias: str) -> Iterator[Sentence]:
     yield Sentence(
         f"On average {in_words(inside, with_n=False)} of the mass of {alias}'s maps lies on the object, "
         f"{relations[apart(inside, area)]} the object's share of the image, {in_words(area, with_n=False)}; the "
-        f"maximum lies on the object in {in_words(hits)} of images."
+        f"maximum lies on the object in {in_words(hits)} of images.",
+        (inside, area, hits),
     )
 
 
-def _concentration(record: Record) -> Iterator[Sentence]:
+def _concentration(record: Record, comparison: MapComparison) -> Iterator[Sentence]:
     gap = record.metrics.get(HALF_DIFFERENCE(**pair_of(record)))
     if gap is None:
         return
     if beyond(gap, 0.0) is Side.UNDECIDED:
         yield Sentence(
-            f"Neither model's maps are shown to be more concentrated: half of their mass covers areas that differ by "
-            f"{in_words(gap)} of the image."
+            f"Neither model's maps ({comparison.words}) are shown to be more concentrated: half of their mass covers "
+            f"areas that differ by {in_words(gap)} of the image.",
+            (gap, *comparison.rows),
         )
         return
     first, second = record.aliases
     smaller, larger = (first, second) if gap.value < 0 else (second, first)
     size = gap if gap.value > 0 else Estimate(-gap.value, -(gap.high or 0), -(gap.low or 0), gap.n, gap.unit)
     yield Sentence(
-        f"The maps of {smaller} are more concentrated: half of the mass of {larger}'s maps covers an area that is "
-        f"larger by {in_words(size)} of the image."
+        f"The maps of {smaller} are more concentrated ({comparison.words}): half of the mass of {larger}'s maps covers "
+        f"an area that is larger by {in_words(size)} of the image.",
+        (gap, *comparison.rows),
     )
 
 
-def _overlap(record: Record) -> Iterator[Sentence]:
+def _overlap(record: Record, comparison: MapComparison) -> Iterator[Sentence]:
     pair = pair_of(record)
     if AGREEMENTS["spearman"](**pair) not in record.metrics:
-        yield Sentence("No image has a usable map of both models, so there is no agreement to report.")
+        text = "No image has a usable map of both models, so there is no agreement to report."
+        yield Sentence(text, comparison.rows)
         return
     rank, top, shared = (record.metric(AGREEMENTS[name](**pair)) for name in ("spearman", "top", "shared"))
     relation = {
@@ -208,6 +247,7 @@ def _overlap(record: Record) -> Iterator[Sentence]:
     }[beyond(top, _TOP)]
     yield Sentence(
         f"The two maps of an image have a mean rank correlation of {in_words(rank)}: {relation}. "
-        f"{in_words(top, with_n=False)} of the top tenth of one map is in the top tenth of the other, {chance} (10 %); "
-        f"the two maps share {in_words(shared, with_n=False)} of their mass."
+        f"{in_words(top, with_n=False)} of the top tenth of one map is in the top tenth of the other, {chance}; the "
+        f"two maps share {in_words(shared, with_n=False)} of their mass.",
+        (rank, top, shared),
     )

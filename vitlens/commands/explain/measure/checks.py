@@ -1,7 +1,7 @@
 """Every check on every method, for one model and its images: rows, metrics and curves of the league."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Final
 
@@ -36,6 +36,7 @@ from vitlens.commands.explain.record import (
     MethodAgreementRow,
 )
 from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.maps.measured import map_checks
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
@@ -135,8 +136,12 @@ def _league_rows(
         if checks.forwards is not None:
             folder.metric(FORWARDS(model=alias, method=checks.name), Estimate(checks.forwards, unit="forwards"))
     by_name = {checks.name: checks for checks in checked}
-    rows = [_league_row(alias, checks, means[checks.name], by_name, split) for checks in checked]
-    return tuple(sorted(rows, key=lambda row: -row.gap))
+    rows = map_checks(checked, alias, groups=split.groups, seed=settings.seed)
+    league_rows = [
+        replace(_league_row(alias, checks, means[checks.name], by_name, split), check=rows.get(checks.name))
+        for checks in checked
+    ]
+    return tuple(sorted(league_rows, key=lambda row: -row.gap))
 
 
 def _league_row(

@@ -1,54 +1,98 @@
 """The report of `vitlens explain`, from its record."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from vitlens.commands.explain.conclusions import findings, verdicts
 from vitlens.commands.explain.options import ALL, ExplainOptions
 from vitlens.commands.explain.record import COMPLETENESS, IMAGES, MAPS, METHODS, ExplainImageRow, MethodRow
 from vitlens.commands.explain.report.checks import check_sections
-from vitlens.commands.explain.report.league import league_limits, league_section, leagues
+from vitlens.commands.explain.report.league import League, league_section, leagues
 from vitlens.commands.explain.report.maps import has_classifier, map_figures, methods_of, target_words
+from vitlens.commands.explain.report.trust import league_limits, trust_section
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.sheets import left_out_words
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, Section, Sentence, Table, sentences
+from vitlens.report.findings import ranked
 
 __all__ = ["report"]
 
 _ROWS: Final = 24  # of the report's table of images
-_LIMITS: Final = (
-    "Methods answer different questions and need not agree: gradient methods measure the effect of small changes, "
-    "occlusion, RISE and KernelSHAP the effect of removing parts, attention methods the weights between tokens.",
-    "A map shows what the prediction depends on under the assumptions of one method, not what defines the class.",
-)
 
 
 def report(record: Record) -> Document:
-    """The maps, the checks of the methods where they were run, the methods and the images."""
-    first = Section(
-        "Summary",
+    """Which map to trust where that was checked, the maps, the checks one by one, the methods and the images."""
+    known = list(leagues(record))
+    maps = Section(
+        "Maps",
         (
+            *_unchecked(record),
+            *_fault_sentences(record),
+            *_completeness_sentences(record),
+            *_agreeing(known),
+        ),
+        figures=tuple(figure for alias in record.aliases for figure in map_figures(record, alias)),
+        leading=True,
+    )
+    checks = [section for league in known for section in (league_section(league), *check_sections(league))]
+    methods = Section(
+        "Methods and their cost",
+        tables=tuple(_method_table(alias, methods_of(record, alias)) for alias in record.aliases),
+    )
+    return Document(
+        record.config.title,
+        (*map(trust_section, known), maps, *checks, methods, Section("Images", tables=(_image_table(record),))),
+        limits=(*league_limits(record), *_map_limits(record)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+        preface=(
             *data_sentences(record),
             *_left_out_images(record),
             *_target_sentences(record),
             *_engine_sentences(record),
             *_left_out_methods(record),
-            *_fault_sentences(record),
-            *_completeness_sentences(record),
         ),
-        figures=tuple(figure for alias in record.aliases for figure in map_figures(record, alias)),
-        leading=True,
     )
-    league = [section for league in leagues(record) for section in (league_section(league), *check_sections(league))]
-    methods = Section(
-        "Methods", tables=tuple(_method_table(alias, methods_of(record, alias)) for alias in record.aliases)
+
+
+def _unchecked(record: Record) -> Iterator[Sentence]:
+    """The answer of a run without --verify."""
+    if not record.options(ExplainOptions).verify:
+        names = list(dict.fromkeys(row.title for row in record.rows(METHODS)))
+        yield Sentence(
+            f"None of these maps ({', '.join(names)}) was checked in this run, so none is shown to depend on what the "
+            "model uses; `--verify` checks them.",
+            record.rows(METHODS),
+        )
+
+
+def _agreeing(known: Sequence[League]) -> Iterator[Sentence]:
+    """Which of the drawn maps are those of the best method."""
+    for league in known:
+        best = league.judged[0]
+        yield Sentence(
+            f"{league.alias}: the map of {best.check.method} has the best verdict, {best.state}; maps of the others "
+            "are to be read with theirs.",
+            (best.check,),
+        )
+
+
+def _map_limits(record: Record) -> Iterator[Sentence]:
+    """The limits of maps that were not checked."""
+    if record.options(ExplainOptions).verify:
+        return
+    count = len(dict.fromkeys(row.method for row in record.rows(METHODS)))
+    yield Sentence(
+        f"No check was run on the {count} methods: a map that looks right may be that of any model (`--verify`).",
+        (*record.rows(METHODS), count),
     )
-    images = Section("Images", tables=(_image_table(record),))
-    return Document(
-        record.config.title,
-        (first, *league, methods, images),
-        limits=(*sentences(*_LIMITS), *league_limits(record)),
+    yield Sentence(
+        f"The {count} methods answer different questions and need not agree: gradient methods measure the effect of "
+        "small changes, occlusion, RISE and KernelSHAP that of removing parts, attention methods the weights between "
+        "tokens.",
+        (*record.rows(METHODS), count),
     )
 
 
@@ -56,7 +100,7 @@ def _left_out_images(record: Record) -> Iterator[Sentence]:
     """How many images figures draw, where they do not draw all."""
     drawn = len(record.arrays(MAPS, model=record.aliases[0]).images)
     total = record.config.data.images if record.config.data else drawn
-    yield from sentences(*(f"{words}." for words in left_out_words(drawn, total)))
+    yield from sentences(*(f"{words}." for words in left_out_words(drawn, total)), says="setting")
 
 
 def _target_sentences(record: Record) -> Iterator[Sentence]:
@@ -64,10 +108,11 @@ def _target_sentences(record: Record) -> Iterator[Sentence]:
     classless = [alias for alias in record.aliases if not has_classifier(record, alias)]
     for alias in classless:
         yield Sentence(
-            f"{alias} has no classifier: it predicts no class, and methods that explain a class are left out."
+            f"{alias} has no classifier: it predicts no class, and methods that explain a class are left out.",
+            says="setting",
         )
     if len(classless) < len(record.aliases):
-        yield Sentence(f"Each map is of the logit of {target_words(record)}.")
+        yield Sentence(f"Each map is of the logit of {target_words(record)}.", says="setting")
 
 
 def _engine_sentences(record: Record) -> Iterator[Sentence]:
@@ -75,7 +120,8 @@ def _engine_sentences(record: Record) -> Iterator[Sentence]:
         yield Sentence(
             "The maps are the grad-cam package's own, unaltered: negative values set to 0 (ReLU), each scaled to "
             "[0, 1] by its smallest and largest value, in the size of the model's input. Without --engine the same "
-            "methods give raw, signed maps."
+            "methods give raw, signed maps.",
+            says="setting",
         )
 
 
@@ -87,7 +133,7 @@ def _left_out_methods(record: Record) -> Iterator[Sentence]:
         missing = [name for name in names if name not in own and name != ALL]
         if missing:
             why = "not defined for its family" if has_classifier(record, alias) else "it has no classifier"
-            yield Sentence(f"Not run on {alias}: {', '.join(missing)} ({why}).")
+            yield Sentence(f"Not run on {alias}: {', '.join(missing)} ({why}).", says="setting")
 
 
 def _fault_sentences(record: Record) -> Iterator[Sentence]:
@@ -109,7 +155,7 @@ def _completeness_sentences(record: Record) -> Iterator[Sentence]:
             yield Sentence(
                 f"{row.model}, completeness of {row.title}: the sum of a map differs from F(image) - F(black) by "
                 f"{error.value:.2g} logits on average, where |F(image) - F(black)| is {row.gain:.3g} on average.",
-                (row,),
+                (row, error),
             )
 
 

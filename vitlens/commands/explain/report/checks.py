@@ -1,15 +1,18 @@
 """The sections of single checks of one model's methods: localisation, randomisation, agreement, counterfactuals."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from vitlens.analysis.faithfulness.cascade import Cascade, RandomisedStage
 from vitlens.commands.explain.record import COUNTERFACTUALS, SEARCH, SIZE_SEARCHED, TURNED
-from vitlens.commands.explain.report.league import League, in_three_decimals
+from vitlens.commands.explain.report.league import League
+from vitlens.commands.scaffold.maps.judged import cascade_words, in_three_decimals
 from vitlens.records import MetricName
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
+from vitlens.report.numbers import in_words
 from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
@@ -41,10 +44,17 @@ def _localisation(league: League) -> Iterator[Section]:
     )
     if scored is None:
         return
+    areas = {row.method: league.estimate("roc_auc", row.method) for row in league.methods}
+    known = {name: area for name, area in areas.items() if area is not None}
+    best = max(known, key=lambda name: known[name].value)
+    answer = (
+        f"**{best}** localises the objects of {league.alias}'s images best, with a ROC-AUC of "
+        f"{in_three_decimals(known[best])} on {scored.n or 0:,} images."
+    )
     words = (
-        f"Maps are interpolated bilinearly to the size of the masks ({scored.n:,} images). Chance level of average "
-        "precision and of mass inside: the area of the mask. IoU and pixel accuracy use a threshold at the mean of the "
-        "map. In the pointing game, tied maxima count only when all of them lie on the object."
+        "Maps are interpolated bilinearly to the size of the masks. Chance level of average precision and of mass "
+        "inside: the area of the mask. IoU and pixel accuracy use a threshold at the mean of the map. In the pointing "
+        "game, tied maxima count only when all of them lie on the object."
     )
     table = Table(
         "Localisation, fractions",
@@ -53,31 +63,60 @@ def _localisation(league: League) -> Iterator[Section]:
             (name, *(in_three_decimals(league.estimate(column, name)) for column in _SCORES)) for name in league.names
         ),
     )
-    yield Section(f"Localisation{league.of}", (Sentence(words, league.rows),), (table,))
+    said = (Sentence(answer, (*known.values(), scored.n or 0)), Sentence(words, says="method"))
+    yield Section(f"Localisation{league.of}", said, (table,))
 
 
 def _randomisation(league: League) -> Iterator[Section]:
     """How far maps change as the weights are randomised from the head down."""
-    words = (
-        f"Mean Spearman correlation of the maps of {league.settings.randomised} images before and after the weights "
-        "are randomised, from the head down; each column randomises its part in addition to those before it. For a "
-        "method that depends on the learned weights, the correlation falls towards 0."
-    )
-    checked = [row for row in league.rows if row.by_stage is not None]
-    stages = tuple(checked[0].by_stage or ()) if checked else ()
-    rows: list[tuple[Cell, ...]] = []
-    for row in checked:
-        means = [None if row.by_stage is None else row.by_stage.get(stage) for stage in stages]
-        rows.append(
-            (
-                row.method,
-                *("–" if mean is None else f"{mean:.2f}" for mean in means),
-                "yes" if row.flagged else "",
-            )
-        )
-    table = Table("Correlation with the model's own map", ("method", *stages, "flagged"), tuple(rows))
+    checked = [(each.check.method, each.check.cascade) for each in league.judged if each.check.cascade is not None]
     title = f"Randomisation check{league.of}"
-    yield Section(title, (Sentence(words, tuple(checked)),), (table,) if checked else ())
+    if not checked:
+        yield Section(title, (Sentence("No method has finite maps to compare.", league.rows),))
+        return
+    stages = tuple(stage.name for stage in checked[0][1].stages)
+    rows: list[tuple[Cell, ...]] = [
+        (method, cascade_words(cascade), cascade.first_below or "none", *map(_similarity, cascade.stages))
+        for method, cascade in checked
+    ]
+    kept = [stage.kept for stage in checked[0][1].stages]
+    if None not in kept:
+        rows.append(("predictions kept", "", "", *(f"{100 * (share or 0.0):.0f} %" for share in kept)))
+    words = (
+        "Rank correlation (Spearman, mean over images) of the maps before and after the weights are randomised; each "
+        "column randomises its part in addition to those before it. For a method that depends on the learned weights "
+        "the correlation falls towards 0."
+    )
+    table = Table(
+        "Correlation with the trained model's own maps", ("method", "check", "first below at", *stages), tuple(rows)
+    )
+    cascades = tuple(cascade for _, cascade in checked)
+    answer = Sentence(_randomisation_answer(league.alias, checked), (*cascades, league.settings, len(checked)))
+    yield Section(title, (answer, Sentence(words, says="method")), (table,))
+
+
+def _randomisation_answer(alias: str, checked: Sequence[tuple[str, Cascade]]) -> str:
+    """Which methods fail, and which the check could not judge."""
+    by_state = {
+        state: [method for method, cascade in checked if cascade.state == state]
+        for state in ("fails", "inconclusive", "passes")
+    }
+    if by_state["fails"]:
+        words = [
+            f"**{', '.join(by_state['fails'])}** fail the check for {alias}: their maps hardly depend on its weights"
+        ]
+    else:
+        words = [f"No method is shown to fail the check for {alias}"]
+    words += [f"inconclusive for {', '.join(by_state['inconclusive'])}"] if by_state["inconclusive"] else []
+    words += [f"passed by {', '.join(by_state['passes'])}"] if by_state["passes"] else []
+    return f"{'; '.join(words)}."
+
+
+def _similarity(stage: RandomisedStage) -> Cell:
+    if stage.similarity is None:
+        return "–"
+    ends = "" if stage.low is None or stage.high is None else f" ({stage.low:.2f} to {stage.high:.2f})"
+    return f"{stage.similarity:.2f}{ends}"
 
 
 def _agreement(league: League) -> Iterator[Section]:
@@ -87,8 +126,8 @@ def _agreement(league: League) -> Iterator[Section]:
     order = sorted(league.pairs, key=lambda row: row.spearman)
     least, most = order[0], order[-1]
     words = Sentence(
-        f"Highest agreement: {most.first} and {most.second} (Spearman {most.spearman}); lowest: {least.first} and "
-        f"{least.second} ({least.spearman}). All pairs are in results.json.",
+        f"The maps of {most.first} and {most.second} agree most (Spearman {most.spearman:.2f}), those of {least.first} "
+        f"and {least.second} least ({least.spearman:.2f}).",
         (most, least),
     )
     yield Section(f"Agreement between methods{league.of}", (words,), (_agreement_matrix(league),))
@@ -108,15 +147,21 @@ def _counterfactuals(league: League) -> Iterator[Section]:
     if not league.record.has(COUNTERFACTUALS, model=league.alias):
         return
     searched = league.record.metric(SIZE_SEARCHED(model=league.alias, method=SEARCH))
+    known = {name: size for name in league.names if (size := league.estimate("size", name)) is not None}
+    best = min(known, key=lambda name: known[name].value)
+    answer = (
+        f"In the order of **{best}** the fewest patches must be removed before {league.alias}'s prediction changes: "
+        f"{in_words(known[best], with_n=False)} of them; a greedy search on {searched.n or 0} images needs "
+        f"{in_words(searched, with_n=False)}."
+    )
     words = (
-        "The share of the patches that must be removed, in the order of each map, before the prediction changes; and "
-        f"the size of the sets found by a greedy search on the first {searched.n} images, which no order can be "
-        "expected to beat. The fewer patches a map needs, the better it identifies those on which the prediction "
-        "depends."
+        "The share of the patches that must be removed, in the order of each map, before the prediction changes (all "
+        "of them where it never does); the greedy search cannot be expected to be beaten by any order. The fewer "
+        "patches a map needs, the better it identifies those on which the prediction depends."
     )
     yield Section(
         f"Counterfactuals{league.of}",
-        (Sentence(words, league.rows),),
+        (Sentence(answer, (*known.values(), searched, searched.n or 0)), Sentence(words, says="method")),
         (_sizes(league),),
         (_counterfactual_figure(league),),
     )

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
-from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.conclusions import checks_of
 from vitlens.commands.explain.record import (
     AGREEMENTS,
     CHECKS,
-    COUNTERFACTUALS,
     CURVES,
     FORWARDS,
     LEAGUE,
@@ -19,9 +18,14 @@ from vitlens.commands.explain.record import (
     LeagueSettingsRow,
     MethodAgreementRow,
 )
+from vitlens.commands.scaffold.maps.judged import (
+    JudgedMap,
+    in_three_decimals,
+    judged_maps,
+)
 from vitlens.names import Substrate
 from vitlens.records import Record
-from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table, sentences
+from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import number
 from vitlens.uncertainty import Estimate, Side, apart
 
@@ -56,29 +60,18 @@ _COLUMNS: Final = {  # of the league's table: column, title
     "pointing": "pointing",
     "randomisation": "weights randomised",
 }
-_LIMITS: Final = (
-    "Removing patches gives images unlike the training images: a deletion curve can also fall because of the removal "
-    "itself. Insertion, ROAD and other substrates test the same in other ways; results on which they agree are more "
-    "reliable.",
-    "Localisation measures agreement with what a person expects, not whether the model uses the object: a model may "
-    "use the background, and a faithful map then lies partly outside the mask.",
-    "Passing the randomisation check is necessary, not sufficient. The check permutes the entries of each weight "
-    "tensor, from the head down; the running statistics of batch norm are kept.",
-)
-_SEARCH_LIMIT: Final = (
-    "Neither the orders of the maps nor the greedy search prove that no smaller set of patches exists. Where no "
-    "removal changes the prediction, all patches are counted."
-)
 
 
 @dataclass(frozen=True)
 class League:
-    """One model's methods, baselines among them, in every check, the greatest insertion minus deletion first."""
+    """One model's methods, baselines among them, in every check, the greatest insertion minus deletion first; judged:
+    the methods with their verdicts, the best first."""
 
     record: Record
     settings: LeagueSettingsRow
     rows: tuple[LeagueRow, ...]
     pairs: tuple[MethodAgreementRow, ...]
+    judged: tuple[JudgedMap, ...]
 
     @property
     def alias(self) -> str:
@@ -134,64 +127,41 @@ def leagues(record: Record) -> Iterator[League]:
     """The league of every model, in the run's order; none without --verify."""
     for settings in record.rows(SETTINGS):
         rows = tuple(row for row in record.rows(LEAGUE) if row.model == settings.model)
-        yield League(
-            record, settings, rows, tuple(row for row in record.rows(AGREEMENTS) if row.model == settings.model)
-        )
+        pairs = tuple(row for row in record.rows(AGREEMENTS) if row.model == settings.model)
+        yield League(record, settings, rows, pairs, judged_maps(checks_of(record, settings.model)))
 
 
 def league_section(league: League) -> Section:
     """All checks of all methods."""
-    return Section(
-        f"Checks of the methods{league.of}",
-        tuple(_summary(league)),
-        (_table(league),),
-        (_league_figure(league), _curves_figure(league)),
-    )
-
-
-def league_limits(record: Record) -> tuple[Sentence, ...]:
-    """The limits of the checks; nothing without --verify."""
-    if not record.options(ExplainOptions).verify:
-        return ()
-    searched = any(record.has(COUNTERFACTUALS, model=row.model) for row in record.rows(SETTINGS))
-    return sentences(*_LIMITS, _SEARCH_LIMIT if searched else None)
-
-
-def in_three_decimals(one: Estimate | None) -> Cell:
-    """A number with its interval in three decimals, for a table of many columns."""
-    if one is None or one.low is None or one.high is None:
-        return None if one is None else f"{one.value:.3f}"
-    return f"{one.value:.3f} ({one.low:.3f} to {one.high:.3f})"
+    return Section(f"Checks of the methods{league.of}", tuple(_summary(league)), (_table(league),))
 
 
 def _summary(league: League) -> Iterator[Sentence]:
     methods = league.methods
-    yield Sentence(
-        f"{len(methods)} methods on {league.settings.images:,} images. Removed patches are replaced by "
-        f"{league.substrate}. Areas and probabilities are fractions; insertion − deletion is the difference of the two "
-        "areas, 0 for a random order. A verdict calls a method better than a baseline where the paired 95 % interval "
-        "of the difference, over the same images, lies above 0.",
-        methods,
-    )
-    faithful = _listed(row for row in methods if _beats_baselines(league, row.method, "gap"))
-    yield Sentence(
-        "More faithful than both baselines, random and centre (95 % intervals of insertion − deletion do not overlap): "
-        f"{faithful}.",
-        methods,
-    )
+    checks = tuple(each.check for each in league.judged)
+    for state, words in (
+        ("pass", "Passed by"),
+        ("warn", "More faithful than a random map alone"),
+        ("fail", "Failed by"),
+    ):
+        names = [each.check.method for each in league.judged if each.state == state]
+        if names:
+            yield Sentence(f"{words}: {', '.join(names)}.", checks)
     if league.has("roc_auc"):
         localised = _listed(row for row in methods if _beats_baselines(league, row.method, "roc_auc"))
         yield Sentence(
             f"Better localised than both baselines (95 % intervals of ROC-AUC do not overlap): {localised}.", methods
         )
-    yield Sentence(
-        "Flagged, as their maps hardly change when the weights are randomised (mean Spearman correlation 0.5 or more): "
-        f"{_listed(row for row in methods if row.flagged)}.",
-        methods,
-    )
     for row in methods:
         if row.faults:
             yield Sentence(f"**{row.method}: {row.faults}**; such maps are not usable.", (row,))
+    yield Sentence(
+        f"Removed patches are replaced by {league.substrate}. Areas and probabilities are fractions; insertion − "
+        "deletion is the difference of the two areas, 0 for a random order. The last column of the table of all checks "
+        "says, method by method, which baselines it is shown to beat at the plain 95 %, in faithfulness and in "
+        "localisation.",
+        says="method",
+    )
 
 
 def _beats_baselines(league: League, method: str, column: str) -> bool:
@@ -223,7 +193,8 @@ def _table(league: League) -> Table:
     return Table("League", ("method", *shown.values(), "forwards", "ms an image", "verdict"), tuple(rows))
 
 
-def _league_figure(league: League) -> FigureSpec:
+def league_figure(league: League) -> FigureSpec:
+    """All methods in all checks."""
     caption = (
         f"All methods in all checks; dashed: the chance level, where it is one value. Removed patches are replaced by "
         f"{league.substrate}; the randomisation check has {league.settings.randomised} images. Methods are sorted by "
@@ -233,9 +204,9 @@ def _league_figure(league: League) -> FigureSpec:
 
 
 def _draw_league(league: League) -> "Figure":
-    from vitlens.figures.league import league_figure
+    from vitlens.figures.league import league_figure as drawn
 
-    return league_figure(
+    return drawn(
         methods=league.names,
         columns=[
             _column(league, column, title, better, chance)
@@ -243,10 +214,14 @@ def _draw_league(league: League) -> "Figure":
             if league.has(column)
         ],
         baselines=league.baselines,
-        flagged=[row.method for row in league.rows if row.flagged],
+        flagged=[each.check.method for each in league.judged if _fails_randomisation(each)],
         title=f"{league.alias}: explanation methods in every check, mean and 95 % interval over "
         f"{league.settings.images:,} images",
     )
+
+
+def _fails_randomisation(each: JudgedMap) -> bool:
+    return each.check.cascade is not None and each.check.cascade.state == "fails"
 
 
 def _column(league: League, column: str, title: str, better: str, chance: float | None) -> "Column":
@@ -265,7 +240,8 @@ def _column(league: League, column: str, title: str, better: str, chance: float 
     )
 
 
-def _curves_figure(league: League) -> FigureSpec:
+def curves_figure(league: League) -> FigureSpec:
+    """The curves of the best methods and of the baselines."""
     methods = len(league.methods)
     best = f"The {_CURVES} best of {methods} methods by insertion − deletion, and the baselines"
     curves = best if methods > _CURVES else "All methods and the baselines"

@@ -1,0 +1,95 @@
+"""The attribution method of each model's maps: those that were asked for, or the best of a few that are checked."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from vitlens.analysis.answers.evaluate import answers, fitting_batch_size
+from vitlens.analysis.faithfulness.deletion import removal_counts
+from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED, Settings, checks_in, league
+from vitlens.analysis.faithfulness.randomisation import PARTS, Explain
+from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.attribution.explain import explain, preferred_methods, require_method
+from vitlens.attribution.registry import ATTRIBUTIONS, attribution
+from vitlens.commands.compare.measure.maps import sample
+from vitlens.commands.scaffold.expected import Part
+from vitlens.commands.scaffold.maps.judged import judged_maps
+from vitlens.commands.scaffold.maps.measured import map_checks
+from vitlens.commands.scaffold.maps.rows import MapCheck
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.data.split import Split
+from vitlens.errors import InputError
+from vitlens.models.model import Model
+from vitlens.shapes import Images, Labels, Maps
+
+CHECKED: Final = 64  # images on which methods are checked, at most
+CANDIDATES: Final = 2  # methods of a model of which the best is taken
+STEPS: Final = 8  # of the removal curves; vitlens explain has 20
+
+
+def candidates(method: Sequence[str], models: Sequence[Model]) -> tuple[tuple[str, ...], ...]:
+    """The methods of each model that are checked: the one of `method`, or the first and second of two, else the
+    preferred ones of its family.
+
+    Raises InputError for more than two, UnknownNameError and UnsupportedError as the registry does.
+    """
+    if len(method) > 2:
+        raise InputError(f"expected --method A or A,B (the first model's, the second's), found {len(method)} methods")
+    for name in method:
+        attribution(name)
+    chosen = (
+        [(name,) for name in [*method, *method][:2]] if method else [preferred_methods(m, CANDIDATES) for m in models]
+    )
+    for model, names in zip(models, chosen):
+        for name in names:
+            require_method(model, name)
+    return tuple(chosen)
+
+
+def checked_methods(
+    model: Model, split: Split, names: Sequence[str], *, target: str, options: RunOptions
+) -> tuple[MapCheck, ...]:
+    """The checks of a model's methods on a seeded, class-balanced subset of the images, of the target class's logit."""
+    chosen = sample(split, CHECKED, seed=options.seed)
+    part = split.pick(chosen)
+    size = options.batch_size or fitting_batch_size(model)
+    images = torch.cat([batch.images for batch in part.batches(size, device=model.device)])
+    targets = chosen_targets(target, model, split)
+    classes = answers(model, part, batch_size=size).argmax(-1) if targets is None else targets[chosen]
+    functions: dict[str, Explain] = {name: _function(name, options) for name in names}
+    settings = Settings(steps=STEPS, road=False, counterfactuals=False, seed=options.seed, batch_size=size)
+    with progress(
+        f"checking maps of {model.alias}", checks_in(len(names)), unit="checks", quiet=options.quiet
+    ) as advance:
+        checked = league(model, images, classes.to(model.device), functions, settings=settings, advance=advance)
+    rows = map_checks(checked, model.alias, groups=part.groups, seed=options.seed)
+    return tuple(rows[name] for name in names)
+
+
+def best_method(checks: Sequence[MapCheck]) -> str:
+    """The method of the best verdict, then of the greatest insertion minus deletion; where no verdict is better than
+    inconclusive, the first, which is the preferred one."""
+    best = judged_maps(checks)[0]
+    return best.check.method if best.state in ("pass", "warn") else checks[0].method
+
+
+def check_part(model: Model, names: Sequence[str], images: int) -> Part:
+    """The passes of the checks of one model."""
+    count, randomised = min(CHECKED, images), min(RANDOMISED, images)
+    rows, columns = removal_grid(model)
+    points = len(removal_counts(rows * columns, STEPS)) - 2  # the whole and the empty image are shared
+    maps = count + (PARTS + 3) * randomised  # once, and again after each stage
+    forwards = sum(ATTRIBUTIONS[name].forwards for name in names)
+    backwards = sum(ATTRIBUTIONS[name].backwards for name in names)
+    curves = 2 * points * (len(names) + len(BASELINES)) * count
+    return Part("checks of maps", curves + forwards * maps, backwards * maps, "--method")
+
+
+def _function(name: str, options: RunOptions) -> Explain:
+    def maps(model: Model, images: Images, targets: Labels) -> Maps:
+        return explain(model, images, targets=targets, method=name, batch_size=options.batch_size, seed=options.seed)
+
+    return maps

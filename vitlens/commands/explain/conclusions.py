@@ -1,0 +1,79 @@
+"""Verdicts and findings of `vitlens explain`, from its record: which map may be trusted."""
+
+from collections.abc import Iterator
+from math import hypot
+from typing import Final
+
+from vitlens.analysis.faithfulness.cascade import Cascade, RandomisedStage, judged_cascade
+from vitlens.commands.explain.record import CHECKS, LEAGUE, METHODS, SETTINGS, LeagueRow
+from vitlens.commands.scaffold.maps.findings import map_findings, uniform_finding
+from vitlens.commands.scaffold.maps.judged import explanation_verdict
+from vitlens.commands.scaffold.maps.rows import BASELINES, MapCheck, Margin
+from vitlens.records import Record
+from vitlens.report.document import Finding, Verdict
+from vitlens.uncertainty import Estimate
+
+UNTESTED: Final = "no check was run; add --verify"
+
+
+def verdicts(record: Record) -> Iterator[Verdict]:
+    """Which map of each model may be trusted on these images."""
+    for alias in record.aliases:
+        yield explanation_verdict(alias, checks_of(record, alias), untested=UNTESTED)
+
+
+def findings(record: Record) -> Iterator[Finding | None]:
+    """Methods that fail a check or fall below a baseline, uniform maps, and a method that is clearly the best."""
+    for alias in record.aliases:
+        suffix = f"_{alias}" if len(record.aliases) > 1 else ""
+        yield from map_findings(alias, checks_of(record, alias), figure=f"league{suffix}")
+        rows = [row for row in record.rows(METHODS) if row.model == alias]
+        unusable = {row.method: row.constant + row.not_finite for row in rows}
+        yield uniform_finding(alias, unusable, max((row.maps for row in rows), default=0), rows)
+
+
+def checks_of(record: Record, alias: str) -> tuple[MapCheck, ...]:
+    """The checks of a model's methods without the baselines, the greatest insertion minus deletion first; none without
+    --verify. In folders of earlier versions they follow from the metrics that those wrote."""
+    rows = [row for row in record.rows(LEAGUE) if row.model == alias and not row.baseline]
+    return tuple(row.check or _of_older(record, row) for row in rows)
+
+
+def _of_older(record: Record, row: LeagueRow) -> MapCheck:
+    """The checks of a row without them. Differences get the interval of independent means, which is wider than that of
+    paired ones; stages of the cascade but the last have no interval."""
+    gap = record.metric(CHECKS["gap"](model=row.model, method=row.method))
+    own = next((each for each in record.rows(METHODS) if (each.model, each.method) == (row.model, row.method)), None)
+    bases = [(name, record.metric(CHECKS["gap"](model=row.model, method=name))) for name in BASELINES]
+    return MapCheck(
+        model=row.model,
+        method=row.method,
+        images=gap.n or 0,
+        unusable=0 if own is None else own.constant + own.not_finite,
+        gap=gap.value,
+        low=gap.low,
+        high=gap.high,
+        road=row.road,
+        margins=tuple(_unpaired(gap, base, name) for name, base in bases),
+        cascade=_older_cascade(record, row),
+    )
+
+
+def _unpaired(own: Estimate, other: Estimate, against: str) -> Margin:
+    difference, low, high = own.value - other.value, None, None
+    if None not in (own.low, own.high, other.low, other.high):
+        below = hypot(own.value - (own.low or 0.0), (other.high or 0.0) - other.value)
+        above = hypot((own.high or 0.0) - own.value, other.value - (other.low or 0.0))
+        low, high = difference - below, difference + above
+    return Margin(against, difference, low, high, own.n or 0)
+
+
+def _older_cascade(record: Record, row: LeagueRow) -> Cascade | None:
+    if row.by_stage is None:
+        return None
+    last = record.metrics.get(CHECKS["randomisation"](model=row.model, method=row.method))
+    stages = [RandomisedStage(name, mean) for name, mean in row.by_stage.items()]
+    if last is not None:
+        stages[-1] = RandomisedStage(stages[-1].name, last.value, last.low, last.high)
+    images = next((each.randomised for each in record.rows(SETTINGS) if each.model == row.model), 0)
+    return judged_cascade(stages, images if last is None else last.n or 0)

@@ -1,0 +1,125 @@
+"""Which of a model's maps may be trusted: the answer, the five best methods, and what could overturn it."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from vitlens.commands.explain.record import COUNTERFACTUALS, SEARCH, SIZE_SEARCHED
+from vitlens.commands.explain.report.league import League, curves_figure, league_figure, leagues
+from vitlens.commands.explain.report.maps import target_words
+from vitlens.commands.scaffold.maps.judged import CHECK_WORDS, JudgedMap, cascade_words, in_three_decimals
+from vitlens.records import Record
+from vitlens.report.document import Cell, Section, Sentence, Table
+from vitlens.report.numbers import number
+
+_BEST: Final = 5  # methods in the table of those to trust
+_SUBSTRATES: Final = (
+    "Removing patches gives images unlike the training images, and a probability can fall because of the removal itself"
+)
+
+
+def trust_section(league: League) -> Section:
+    """Which map may be trusted: the five best methods with one verdict each, and the curves behind it."""
+    return Section(
+        f"Which map to trust{league.of}",
+        (*_trusted(league), Sentence(CHECK_WORDS, says="method")),
+        (_trust_table(league),),
+        (league_figure(league), curves_figure(league)),
+        leading=True,
+    )
+
+
+def league_limits(record: Record) -> Iterator[Sentence]:
+    """What could overturn the verdicts on the maps, with the numbers of this run; nothing without --verify."""
+    for league in list(leagues(record))[:1]:
+        best, settings = league.judged[0].check, league.settings
+        yield Sentence(
+            f"{_SUBSTRATES}; patches were replaced by {league.substrate} only. {_road_words(league)}",
+            (best, *league.methods),
+        )
+        yield Sentence(
+            f"The intervals cover the choice of these {settings.images:,} images and explain {target_words(record)}; "
+            "images of another kind, and other classes, may have another best method.",
+            (settings,),
+        )
+        yield Sentence(
+            f"Passing the randomisation check ({settings.randomised} images, one permutation of the weights, running "
+            "statistics of batch norm kept) is necessary, not sufficient: it shows that a map depends on the weights, "
+            "not that it is right.",
+            (settings,),
+        )
+        area = league.estimate("roc_auc", best.method)
+        if area is not None:
+            yield Sentence(
+                f"That {best.method} has a ROC-AUC of {number(area.value, 3)} on the objects' masks is agreement with "
+                "what a person expects: a model may use the background, and a faithful map then lies partly outside.",
+                (area, best),
+            )
+        if record.has(COUNTERFACTUALS, model=league.alias):
+            searched = record.metric(SIZE_SEARCHED(model=league.alias, method=SEARCH))
+            yield Sentence(
+                f"Neither the orders of the maps nor the greedy search on {searched.n or 0} images prove that no "
+                "smaller set of patches changes a prediction.",
+                (searched, searched.n or 0),
+            )
+
+
+def _road_words(league: League) -> str:
+    """Whether ROAD, which imputes removed patches, has the same best method."""
+    known = [row for row in league.methods if row.road is not None]
+    if not known:
+        return "No other replacement was tried."
+    first = max(known, key=lambda row: row.road or 0.0)
+    best = league.judged[0].check.method
+    if first.method == best:
+        return f"ROAD, which imputes removed patches, has the same best method, {best}."
+    return f"ROAD, which imputes removed patches, has another best method: {first.method} instead of {best}."
+
+
+def _trusted(league: League) -> Iterator[Sentence]:
+    """The answer: the best method, then the others that pass, and those that fail the randomisation check."""
+    best = league.judged[0]
+    of = f"Of {len(league.judged)} methods on {best.check.images:,} images"
+    backing = (best.check, league.settings, *league.methods)
+    if best.state == "pass" and best.margin is not None:
+        yield Sentence(
+            f"{of}, **{best.check.method}** may be trusted most for **{league.alias}**: its insertion − deletion, "
+            f"{in_three_decimals(best.check.estimate)}, exceeds that of {best.harder}, the harder of two baselines "
+            f"that ignore the model, by {in_three_decimals(best.margin)}, and its maps change when the weights do.",
+            (*backing, best.margin),
+        )
+    elif best.state == "warn":
+        yield Sentence(
+            f"{of}, none is shown to be more faithful for **{league.alias}** than a map of the centre, which ignores "
+            f"the model; **{best.check.method}** is the best of those that exceed a random map and change with the weights.",
+            backing,
+        )
+    elif best.state == "inconclusive":
+        yield Sentence(
+            f"{of}, none can be judged for **{league.alias}**; of the best, {best.check.method}: {best.because}.",
+            backing,
+        )
+    else:
+        yield Sentence(
+            f"{of}, none may be trusted for **{league.alias}**; of the best, {best.check.method}: {best.because}.",
+            backing,
+        )
+    others = [each for each in league.judged[1:] if each.state == "pass"]
+    if others:
+        names = ", ".join(each.check.method for each in others)
+        yield Sentence(f"The checks are passed by {names}, too.", tuple(each.check for each in others))
+
+
+def _trust_table(league: League) -> Table:
+    """The five best methods, one verdict each."""
+    columns: dict[str, Callable[[JudgedMap], Cell]] = {
+        "method": lambda each: each.check.method,
+        "verdict": lambda each: each.state,
+        "insertion − deletion": lambda each: in_three_decimals(each.check.estimate),
+        "beyond the harder baseline": lambda each: in_three_decimals(each.margin),
+        "that baseline": lambda each: each.harder,
+        "weights randomised": lambda each: cascade_words(each.check.cascade),
+        "because": lambda each: each.because,
+    }
+    shown = league.judged[:_BEST]
+    more = f" {len(shown)} best of {len(league.judged)} methods" if len(league.judged) > _BEST else " methods"
+    return Table.of(f"{league.alias}: the{more}, one verdict each", shown, columns)

@@ -1,0 +1,55 @@
+"""The rows of the checks of one model's maps, from the results of `analysis.faithfulness.league`."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.faithfulness.cascade import Cascade
+from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks
+from vitlens.commands.scaffold.maps.rows import MapCheck, Margin
+
+
+def map_checks(
+    checked: Sequence[MethodChecks], alias: str, *, groups: Tensor | None = None, seed: int = 0
+) -> dict[str, MapCheck]:
+    """The row of each method, without the baselines. checked: of all methods and both baselines, on the same images;
+    groups (n,): of images that share a source."""
+    by_name = {checks.name: checks for checks in checked}
+    methods = [name for name in by_name if name not in BASELINES]
+    cascades = {
+        name: None if result is None else result.cascade(seed=seed)
+        for name, result in ((name, by_name[name].randomisation) for name in methods)
+    }
+    leader = _leader(by_name, methods, cascades)
+    gaps = estimates(torch.stack([by_name[name].fidelity.gaps for name in methods]), groups=groups, unit="")
+    rows = {}
+    for name, gap in zip(methods, gaps):
+        checks = by_name[name]
+        against = [*BASELINES, *([leader] if leader != name else [])]
+        rows[name] = MapCheck(
+            model=alias,
+            method=name,
+            images=len(checks.maps),
+            unusable=int((~checks.faults.sound).sum()),
+            gap=gap.value,
+            low=gap.low,
+            high=gap.high,
+            road=None if checks.road is None else float(checks.road.gaps.mean()),
+            margins=tuple(_margin(checks, by_name[other], groups) for other in against),
+            cascade=cascades[name],
+        )
+    return rows
+
+
+def _leader(by_name: Mapping[str, MethodChecks], methods: Sequence[str], cascades: Mapping[str, Cascade | None]) -> str:
+    """The method of greatest insertion minus deletion among those that pass the randomisation check, or of all."""
+    passing = [name for name in methods if (cascade := cascades[name]) is not None and cascade.state == "passes"]
+    return max(passing or methods, key=lambda name: float(by_name[name].fidelity.gaps.mean()))
+
+
+def _margin(checks: MethodChecks, other: MethodChecks, groups: Tensor | None) -> Margin:
+    paired = (checks.fidelity.gaps - other.fidelity.gaps).unsqueeze(0)
+    (difference,) = estimates(paired, groups=groups, unit="")
+    return Margin(other.name, difference.value, difference.low, difference.high, len(checks.maps))

@@ -1,0 +1,57 @@
+"""The results of the checks of one method's maps, as rows; free of torch."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from vitlens.analysis.faithfulness.cascade import Cascade
+from vitlens.uncertainty import Estimate
+
+BASELINES: Final = ("random", "centre")  # model-free maps, as analysis/faithfulness/league.py names them (tested)
+
+
+@dataclass(frozen=True)
+class Margin:
+    """Insertion minus deletion of a method minus that of another map, over the same images: the mean of the paired
+    differences with its 95 % interval (None: too few images)."""
+
+    against: str
+    difference: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """The difference with its interval."""
+        return Estimate(self.difference, self.low, self.high, self.n, "")
+
+
+@dataclass(frozen=True)
+class MapCheck:
+    """The checks of one method on one model.
+
+    images: their number; unusable: those whose map is uniform or not finite; gap, low, high: mean insertion minus
+    deletion with its interval; road: mean LeRF minus MoRF of ROAD (None: not run); margins: against each baseline and
+    against the leader, the method of greatest gap among those that pass the randomisation check (or of all, where none
+    does); cascade: the randomisation check (None: not run, as maps are not finite).
+    """
+
+    model: str
+    method: str
+    images: int
+    unusable: int
+    gap: float
+    low: float | None
+    high: float | None
+    road: float | None
+    margins: tuple[Margin, ...]
+    cascade: Cascade | None
+
+    @property
+    def estimate(self) -> Estimate:
+        """Insertion minus deletion with its interval."""
+        return Estimate(self.gap, self.low, self.high, self.images, "")
+
+    def margin(self, against: str) -> Margin | None:
+        """The difference from another map; None where it was not taken."""
+        return next((margin for margin in self.margins if margin.against == against), None)
