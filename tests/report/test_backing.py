@@ -41,6 +41,12 @@ def test_other_numbers_are_not(text: str) -> None:
     assert len(_faults(text, ROW, ESTIMATE)) == 1
 
 
+def test_a_power_of_ten_belongs_to_its_number() -> None:
+    small = Estimate(6.234e-07)
+    assert _faults("p = 6.23e-07.", small) == []
+    assert len(_faults("p = 6.25e-07.", small)) == 1
+
+
 def test_a_result_without_rows_is_not_backed_and_a_definition_needs_none() -> None:
     assert len(_faults("It is larger.")) == 1
     assert _faults("The mean of 12 steps.", says="method") == []

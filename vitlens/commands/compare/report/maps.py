@@ -38,7 +38,7 @@ _METHODS: Final = (
     "and in the statistics of mass and position; rank correlations use the raw maps. Of a uniform map, half of the "
     "mass lies on 50 % of the image and 25 % of it on the middle quarter; by chance, 10 % of the top tenth of one map "
     "is in the top tenth of the other.",
-    f"Each method was checked before it was used: {CHECK_WORDS} The maps of two models are compared in words only by "
+    f"{CHECK_WORDS} The maps of two models are compared in words only by "
     "one method for both models, or where the method of each passes these checks.",
 )
 

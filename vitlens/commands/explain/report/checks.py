@@ -79,8 +79,9 @@ def _randomisation(league: League) -> Iterator[Section]:
         (method, cascade_words(cascade), cascade.first_below or "none", *map(_similarity, cascade.stages))
         for method, cascade in checked
     ]
-    kept = [stage.kept for stage in checked[0][1].stages]
-    if None not in kept:
+    known = [[stage.kept for stage in cascade.stages] for _, cascade in checked]
+    kept = next((shares for shares in known if None not in shares), None)
+    if kept is not None:
         rows.append(("predictions kept", "", "", *(f"{100 * (share or 0.0):.0f} %" for share in kept)))
     words = (
         "Rank correlation (Spearman, mean over images) of the maps before and after the weights are randomised; each "

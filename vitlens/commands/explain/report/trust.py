@@ -90,7 +90,8 @@ def _trusted(league: League) -> Iterator[Sentence]:
     elif best.state == "warn":
         yield Sentence(
             f"{of}, none is shown to be more faithful for **{league.alias}** than a map of the centre, which ignores "
-            f"the model; **{best.check.method}** is the best of those that exceed a random map and change with the weights.",
+            f"the model; **{best.check.method}** is the best of those that exceed a random map and change with the "
+            "weights.",
             backing,
         )
     elif best.state == "inconclusive":

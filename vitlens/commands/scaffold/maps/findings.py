@@ -58,12 +58,11 @@ def _unchanged(alias: str, checks: Sequence[MapCheck], figure: str) -> Finding |
         return None
     worst = max(shown, key=lambda check: known[check.method].value)
     others = [check.method for check in shown if check is not worst]
-    also = f" So do those of {listed(others)}." if others else ""
+    also = f" Failed by {listed(others)}, too." if others else ""
     stage = "" if worst.cascade is None else worst.cascade.decisive.name
     return finding(
-        f"Maps of **{worst.method}** hardly depend on what **{alias}** learned: they fail the randomisation check, with "
-        f"this rank correlation to the trained model's maps when everything from the head down to {stage} is "
-        f"random.{also}",
+        f"**{worst.method}** fails the randomisation check on **{alias}**: with all weights from the head down to "
+        f"{stage} random, its maps keep this rank correlation with those of the trained model.{also}",
         known[worst.method],
         kind="hidden fault",
         reference=SIMILAR,
@@ -91,8 +90,8 @@ def _below_a_baseline(alias: str, checks: Sequence[MapCheck], figure: str) -> Fi
     others = [name for name in dict.fromkeys(name for _, name, _ in found) if name != worst]
     also = f" Also below a baseline: {listed(others)}." if others else ""
     return finding(
-        f"**{worst}** ranks the patches of **{alias}**'s images worse than the map `{against}`, which ignores the model "
-        f"(difference of insertion − deletion).{also}",
+        f"**{worst}** ranks the patches of **{alias}**'s images worse than the map `{against}`, which ignores the "
+        f"model (difference of insertion − deletion).{also}",
         effect,
         kind="hidden fault",
         figure=figure,

@@ -13,12 +13,13 @@ THRESHOLD: Final = (
     "insertion − deletion: pass above random and centre, warn above random alone; it must pass the randomisation check"
 )
 CHECK_WORDS: Final = (
-    "patches are removed in the order of its map and in reverse, and the difference of the areas under the target's "
-    "probability (insertion − deletion, Petsiuk 2018) is compared, image by image, with that of two maps that ignore the "
-    "model: a random one and one of the image's centre. Intervals are as wide as the number of methods requires. In the "
-    "randomisation check (Adebayo 2018) the weights are permuted from the head down. A method fails where the mean rank "
-    f"correlation with the trained model's maps is {SIMILAR:g} or more at every stage down to the middle block, or with "
-    f"all weights random; the check is inconclusive with fewer than {ENOUGH} images, and where the model keeps "
+    "How a map is judged: patches are removed in the order of the map and in reverse, and the difference of the areas "
+    "under the target's probability (insertion − deletion, Petsiuk 2018) is compared, image by image, with that of "
+    "two maps that ignore the model: a random one and one of the image's centre. The intervals are as wide as the "
+    "number of methods requires. In the randomisation check (Adebayo 2018) the weights are permuted from the head "
+    "down. A method fails it where the mean rank correlation with the trained model's maps is "
+    f"{SIMILAR:g} or more at every stage down to the middle block, or with all weights random; it is inconclusive "
+    f"where an interval holds that value, with fewer than {ENOUGH} images, and where the model keeps "
     f"{100 * KEPT:.0f} % or more of its predictions, so that no map had to change."
 )
 _BEST_FIRST: Final[tuple[State, ...]] = ("pass", "warn", "inconclusive", "fail")
