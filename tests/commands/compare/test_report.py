@@ -1,16 +1,20 @@
 """The wording of a comparison's sentences follows the intervals that they report."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from vitlens.commands.compare.record import METHODS, RECORD, MapMethodRow, SeparationRow, SliceRow
+from tests.commands.map_rows import map_check
+from vitlens.commands.compare.options import CompareOptions
+from vitlens.commands.compare.record import MAP_CHECKS, METHODS, RECORD, MapMethodRow, SeparationRow, SliceRow
 from vitlens.commands.compare.report.errors import separation_words
 from vitlens.commands.compare.report.summary import map_sentences, shared_errors, verdict
 from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.records import Record
 from vitlens.uncertainty import Estimate
 
 PAIR = ("vit", "cnn")
+VERIFIED = (map_check("vit", "relevance"), map_check("cnn", "gradcam"))
 SEPARATION = SeparationRow("vit", "image", "blur", 0.7, 0.6, 0.8, 20, 80, 0.4, 0.3, 0.001, 0.01)
 
 
@@ -29,12 +33,20 @@ def maps(**changes: Estimate) -> dict[str, Estimate]:
     return {**metrics, **changes}
 
 
-def recorded(out: Path, metrics: dict[str, Estimate]) -> Record:
-    config = {"models": [{"alias": alias} for alias in PAIR]}
+def recorded(
+    out: Path,
+    metrics: dict[str, Estimate],
+    *,
+    methods: tuple[str, str] = ("relevance", "gradcam"),
+    checks: tuple[MapCheck, ...] = VERIFIED,
+) -> Record:
+    """A run of two models whose maps were verified."""
+    config = {"models": [{"alias": alias} for alias in PAIR], "options": asdict(CompareOptions(PAIR))}
     with RunFolder.create("compare", out=out, config=config) as folder:
         for name, estimate in metrics.items():
             folder.metric(name, estimate)
-        folder.write(METHODS, [MapMethodRow("vit", "relevance"), MapMethodRow("cnn", "gradcam")])
+        folder.write(METHODS, [MapMethodRow(alias, method) for alias, method in zip(PAIR, methods)])
+        folder.write(MAP_CHECKS, checks)
         return Record(folder.record(), RECORD)
 
 
@@ -46,10 +58,10 @@ def test_which_is_better_follows_the_test(tmp_path):
     metrics = {f"accuracy/{alias}": around(0.9) for alias in PAIR}
     metrics |= {"accuracy_difference/vit/cnn": around(-2.0, unit="points"), "mcnemar_p/vit/cnn": Estimate(0.2, unit="")}
     words = [sentence.text for sentence in verdict(recorded(tmp_path / "a", metrics))]
-    assert "neither is shown to be better" in words[-1]
+    assert words[0].startswith("Neither model is shown to be better")
     metrics["mcnemar_p/vit/cnn"] = Estimate(0.01, unit="")
     words = [sentence.text for sentence in verdict(recorded(tmp_path / "b", metrics))]
-    assert "cnn is significantly better" in words[-1]
+    assert words[0].startswith("cnn is significantly better")
 
 
 def counted(*counts: int) -> SliceRow:
@@ -70,14 +82,14 @@ def test_errors_shared_and_alone():
 def test_the_position_of_maps_follows_the_intervals(tmp_path):
     text = map_text(tmp_path / "a")
     assert text.count("not shown to differ from the centre of the image") == 2
-    assert text.count("more than a uniform map's 25 %") == 2
+    assert text.count("more than a uniform map;") == 2
     moved = map_text(tmp_path / "b", **{"maps/vit/row": around(0.4), "maps/cnn/central": around(0.255)})
     assert "10.0 % of the side above the centre of the image" in moved
-    assert "not shown to differ from a uniform map's 25 %" in moved
+    assert "not shown to differ from a uniform map;" in moved
 
 
 def test_which_maps_are_more_concentrated(tmp_path):
-    assert "Neither model's maps are shown to be more concentrated" in map_text(tmp_path / "a")
+    assert "are shown to be more concentrated: half of their mass" in map_text(tmp_path / "a")
     vit = map_text(tmp_path / "b", **{"half_difference/vit/cnn": around(-0.2)})
     assert "The maps of vit are more concentrated" in vit
     assert "larger by 20.0 % (19.0 to 21.0" in vit
@@ -93,7 +105,22 @@ def test_how_maps_agree(tmp_path):
     opposite = map_text(tmp_path / "c", **{"agreement/vit/cnn/spearman": around(-0.3, unit="")})
     assert "high values in one tend to be low values in the other" in opposite
     chance = map_text(tmp_path / "d", **{"agreement/vit/cnn/top": around(0.1)})
-    assert "not shown to differ from chance (10 %)" in chance
+    assert "not shown to differ from chance;" in chance
+
+
+def test_maps_by_two_methods_are_compared_only_where_both_are_verified(tmp_path):
+    def text(name: str, **how: object) -> str:
+        return " ".join(each.text for each in map_sentences(recorded(tmp_path / name, maps(), **how)))
+
+    assert "relevance for vit and GradCAM for cnn, each the verified best of its model" in text("verified")
+    unverified = (VERIFIED[0], map_check("cnn", "gradcam", over_centre=0.0))
+    for name, checks in (("not", unverified), ("none", ())):
+        said = text(name, checks=checks)
+        assert "are not compared in words: they are by two methods" in said
+        assert "rank correlation" not in said
+        assert said.count("half of a map's mass lies on") == 2
+    assert "gradcam of cnn: warn" in text("why", checks=unverified)
+    assert "by saliency for both models" in text("same", methods=("saliency", "saliency"), checks=())
 
 
 def test_the_object_and_its_area(tmp_path):

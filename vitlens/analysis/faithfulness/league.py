@@ -179,7 +179,7 @@ def _scores(maps: Maps, masks: Masks | None) -> dict[str, Float[Tensor, " masked
 
 
 def _randomised(
-    model: Model, images: Images, targets: Labels, explain: Explain, seed: int, kept: Bool[Tensor, "stages batch"]
+    model: Model, images: Images, targets: Labels, explain: Explain, seed: int, kept: Bool[Tensor, "stages randomised"]
 ) -> Randomisation | None:
     batch = images[:RANDOMISED], targets[:RANDOMISED]
     if not bool(explain(model, *batch).isfinite().all()):

@@ -78,7 +78,8 @@ def _road_words(league: League) -> str:
 def _trusted(league: League) -> Iterator[Sentence]:
     """The answer: the best method, then the others that pass, and those that fail the randomisation check."""
     best = league.judged[0]
-    of = f"Of {len(league.judged)} methods on {best.check.images:,} images"
+    count, images = len(league.judged), best.check.images
+    of = f"Of {count} method{'s' if count > 1 else ''} on {images:,} image{'s' if images > 1 else ''}"
     backing = (best.check, league.settings, *league.methods)
     if best.state == "pass" and best.margin is not None:
         yield Sentence(

@@ -25,9 +25,9 @@ CHECK_WORDS: Final = (
 _BEST_FIRST: Final[tuple[State, ...]] = ("pass", "warn", "inconclusive", "fail")
 _OBSTACLES: Final = {
     "uniform maps": "all its maps are uniform",
-    "few images": f"it had fewer than {ENOUGH} images",
+    "few images": "it had too few images",
     "predictions unchanged": "randomised weights hardly changed the predictions, so no map had to change",
-    "interval holds the threshold": f"the interval of the similarity holds {SIMILAR:g}",
+    "interval holds the threshold": "the interval of the similarity holds the threshold",
 }
 
 
@@ -91,7 +91,7 @@ def _judged(check: MapCheck, above: Sequence[str]) -> tuple[State, str]:
     if check.cascade is not None and check.cascade.state == "fails":
         return "fail", "its maps hardly change when the weights are randomised"
     if check.images < ENOUGH:
-        return "inconclusive", f"fewer than {ENOUGH} images"
+        return "inconclusive", "too few images"
     if "random" not in above:
         return "fail", "its insertion − deletion is not shown to exceed that of a random map"
     if check.cascade is None:
