@@ -41,7 +41,7 @@ def error_section(record: Record) -> Section:
     words = f"Expected calibration error (15 equal bins, conservative intervals): {calibrated}."
     return Section(
         "Errors in detail",
-        (Sentence(words),),
+        (Sentence(words, tuple(record.metric(CALIBRATION_ERROR(model=alias)) for alias in record.aliases)),),
         (_cell_table(record), _confused_table(record, record.rows(CONFUSED))),
         (_cell_figure(record), *_number_figure(record), reliability(record), *example_sheets(record)),
     )
@@ -51,7 +51,7 @@ def failure_section(record: Record) -> Section:
     """Which properties of images, attention and maps differ between each model's failures and its successes."""
     title, rows = "Failures and successes", record.rows(SEPARATIONS)
     if not rows:
-        return Section(title, (Sentence("There are no failures, or no successes, to compare."),))
+        return Section(title, (Sentence("There are no failures, or no successes, to compare.", record.rows(BY_CLASS)),))
     sentences = []
     for kind, heading in _KINDS.items():
         differing = list(separation_words(rows, kind))
