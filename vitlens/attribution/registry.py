@@ -36,8 +36,7 @@ class Attribution:
     F(image) - F(black), so that its completeness error is reported.
     forwards, backwards: about how many passes of the model one image takes.
     default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens study` checks it;
-    preference: its rank among the methods of a comparison, which checks the first ones that a model supports and takes
-    the best of them; None: not used.
+    preference: its rank among those of which a comparison takes the best of a model's first ones; None: not used.
     package: its class in the grad-cam package, None where the package has none.
     """
 

@@ -65,17 +65,17 @@ def _limits(record: Record) -> Iterator[Sentence]:
             f"statistics of maps are over {usable[0].n or 0} images, which may include those.",
             (*checked, *usable),
         )
-    if record.rows(SEPARATIONS):
-        counts = min(record.rows(SEPARATIONS), key=lambda row: row.failures)
+    separations, harder = record.rows(SEPARATIONS), record.rows(HARDER)
+    if separations:
+        fewest = min(row.failures for row in separations)
         yield Sentence(
             "What differs between failures and successes need not be a cause of failure; the smallest group of "
-            f"failures holds {counts.failures:,} images.",
-            record.rows(SEPARATIONS),
+            f"failures holds {fewest:,} images.",
+            separations,
         )
-    if record.rows(HARDER):
-        n = record.rows(HARDER)[0].n or 0
+    if harder:
         yield Sentence(
-            f"Disturbed images ({n:,} of them at each level) are unlike the training images of either model: an "
-            "accuracy there can be low because of what was removed, or because the image is unfamiliar.",
-            record.rows(HARDER),
+            f"Disturbed images ({harder[0].n or 0:,} of them at each level) are unlike the training images of either "
+            "model: an accuracy there can be low because of what was removed, or because the image is unfamiliar.",
+            harder,
         )

@@ -38,7 +38,7 @@ def error_section(record: Record) -> Section:
     calibrated = "; ".join(
         f"{alias} {in_words(record.metric(CALIBRATION_ERROR(model=alias)), with_n=False)}" for alias in record.aliases
     )
-    words = f"Expected calibration error (15 equal bins, conservative intervals): {calibrated}."
+    words = f"Expected calibration error (bins of equal width, conservative intervals): {calibrated}."
     return Section(
         "Errors in detail",
         (Sentence(words, tuple(record.metric(CALIBRATION_ERROR(model=alias)) for alias in record.aliases)),),
@@ -51,7 +51,8 @@ def failure_section(record: Record) -> Section:
     """Which properties of images, attention and maps differ between each model's failures and its successes."""
     title, rows = "Failures and successes", record.rows(SEPARATIONS)
     if not rows:
-        return Section(title, (Sentence("There are no failures, or no successes, to compare.", record.rows(BY_CLASS)),))
+        by_class = record.rows(BY_CLASS)
+        return Section(title, (Sentence("There are no failures, or no successes, to compare.", by_class),))
     sentences = []
     for kind, heading in _KINDS.items():
         differing = list(separation_words(rows, kind))

@@ -65,9 +65,9 @@ def shape_bias_sections(record: Record) -> Iterator[Section]:
 
 def _answer(record: Record) -> Sentence:
     """At how many levels each model is significantly ahead, by the paired tests."""
-    pairs = record.rows(DISTURBED_PAIRS)
+    pairs, levels = record.rows(DISTURBED_PAIRS), record.rows(HARDER)
     if not pairs:
-        return Sentence("The models are compared level by level below, by the intervals of each.", record.rows(HARDER))
+        return Sentence("The models are compared level by level below, by the intervals of each.", levels)
     ahead = [row for row in pairs if row.p_holm <= LEVEL]
     for_first = sum(row.difference > 0 for row in ahead)
     first, second = record.aliases

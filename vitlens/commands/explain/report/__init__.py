@@ -60,11 +60,12 @@ def report(record: Record) -> Document:
 def _unchecked(record: Record) -> Iterator[Sentence]:
     """The answer of a run without --verify."""
     if not record.options(ExplainOptions).verify:
-        names = list(dict.fromkeys(row.title for row in record.rows(METHODS)))
+        rows = record.rows(METHODS)
+        names = list(dict.fromkeys(row.title for row in rows))
         yield Sentence(
             f"None of these maps ({', '.join(names)}) was checked in this run, so none is shown to depend on what the "
             "model uses; `--verify` checks them.",
-            record.rows(METHODS),
+            rows,
         )
 
 
