@@ -1,6 +1,7 @@
 """Verdicts and findings of `vitlens explain`, from its record: which map may be trusted."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import hypot
 from typing import Final
 
@@ -36,15 +37,24 @@ def checks_of(record: Record, alias: str) -> tuple[MapCheck, ...]:
     """The checks of a model's methods without the baselines, the greatest insertion minus deletion first; none without
     --verify. In folders of earlier versions they follow from the metrics that those wrote."""
     rows = [row for row in record.rows(LEAGUE) if row.model == alias and not row.baseline]
-    return tuple(row.check or _of_older(record, row) for row in rows)
+    return tuple(_check(record, row) for row in rows)
+
+
+def is_paired(record: Record, alias: str) -> bool:
+    """Whether the differences of a model's methods from the baselines were taken image by image."""
+    rows = [row for row in record.rows(LEAGUE) if row.model == alias and not row.baseline]
+    return all(row.check is not None and row.check.margins for row in rows)
+
+
+def _check(record: Record, row: LeagueRow) -> MapCheck:
+    check = row.check or _of_older(record, row)
+    return check if check.margins else replace(check, margins=_unpaired_margins(record, row))
 
 
 def _of_older(record: Record, row: LeagueRow) -> MapCheck:
-    """The checks of a row without them. Differences get the interval of independent means, which is wider than that of
-    paired ones; stages of the cascade but the last have no interval."""
+    """The checks of a row without them: no paired differences, and no interval of the stages but the last."""
     gap = record.metric(CHECKS["gap"](model=row.model, method=row.method))
     own = next((each for each in record.rows(METHODS) if (each.model, each.method) == (row.model, row.method)), None)
-    bases = [(name, record.metric(CHECKS["gap"](model=row.model, method=name))) for name in BASELINES]
     return MapCheck(
         model=row.model,
         method=row.method,
@@ -54,9 +64,16 @@ def _of_older(record: Record, row: LeagueRow) -> MapCheck:
         low=gap.low,
         high=gap.high,
         road=row.road,
-        margins=tuple(_unpaired(gap, base, name) for name, base in bases),
+        margins=(),
         cascade=_older_cascade(record, row),
     )
+
+
+def _unpaired_margins(record: Record, row: LeagueRow) -> tuple[Margin, ...]:
+    """Differences with the interval of independent means, which is wider than that of paired ones."""
+    gap = record.metric(CHECKS["gap"](model=row.model, method=row.method))
+    bases = [(name, record.metric(CHECKS["gap"](model=row.model, method=name))) for name in BASELINES]
+    return tuple(_unpaired(gap, base, name) for name, base in bases)
 
 
 def _unpaired(own: Estimate, other: Estimate, against: str) -> Margin:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from vitlens.commands.explain.conclusions import is_paired
 from vitlens.commands.explain.record import COUNTERFACTUALS, SEARCH, SIZE_SEARCHED
 from vitlens.commands.explain.report.league import League, curves_figure, league_figure, leagues
 from vitlens.commands.explain.report.maps import target_words
@@ -21,7 +22,7 @@ def trust_section(league: League) -> Section:
     """Which map may be trusted: the five best methods with one verdict each, and the curves behind it."""
     return Section(
         f"Which map to trust{league.of}",
-        (*_trusted(league), Sentence(CHECK_WORDS, says="method")),
+        (*_trusted(league), *_unpaired(league), Sentence(CHECK_WORDS, says="method")),
         (_trust_table(league),),
         (league_figure(league), curves_figure(league)),
         leading=True,
@@ -109,6 +110,17 @@ def _trusted(league: League) -> Iterator[Sentence]:
     if others:
         names = ", ".join(each.check.method for each in others)
         yield Sentence(f"The checks are passed by {names}, too.", tuple(each.check for each in others))
+
+
+def _unpaired(league: League) -> Iterator[Sentence]:
+    """That a folder of an earlier version has no paired differences."""
+    if not is_paired(league.record, league.alias):
+        yield Sentence(
+            "This run recorded no differences image by image: those from the baselines have the intervals of "
+            "independent means, which are wider, so that a method that the paired test puts above a baseline (last column of the "
+            "table of all checks) can be judged `warn` here.",
+            says="method",
+        )
 
 
 def _trust_table(league: League) -> Table:
