@@ -126,14 +126,15 @@ def _at(record: Record, alias: str, row: DisturbedPairRow) -> HarderRow:
 
 
 def _maps(record: Record) -> Iterator[Finding | None]:
-    """Faults of the maps that are shown, and a difference between them where they may be compared."""
+    """Faults of the maps that are shown, and a difference between them where they are by one method: between two, even
+    verified ones, it may be one of the methods, which is no matter for a first page."""
     comparison, gap = map_comparison(record), record.metrics.get(HALF_DIFFERENCE(**_pair(record)))
     for row, judged in zip(comparison.methods, comparison.judged):
         if judged is not None:
             check = judged.check
             yield from map_findings(row.model, [check], figure="panels_1")
             yield uniform_finding(row.model, {check.method: check.unusable}, check.images, [check])
-    if comparison.fair and gap is not None:
+    if comparison.same and gap is not None:
         first, second = record.aliases
         wider, narrower = (first, second) if gap.value > 0 else (second, first)
         yield finding(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from vitlens.commands.compare.conclusions import findings, verdicts
-from vitlens.commands.compare.fair import map_comparison
+from vitlens.commands.compare.fair import MapComparison, checks_of, map_comparison
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import DIFFERENCE, HARDER, SEPARATIONS, USABLE
 from vitlens.commands.compare.report.errors import error_section, failure_section
@@ -11,6 +11,7 @@ from vitlens.commands.compare.report.harder import harder_sections, shape_bias_s
 from vitlens.commands.compare.report.maps import side_by_side
 from vitlens.commands.compare.report.summary import pair_of, summary_sentences, summary_table
 from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.maps.judged import judged_maps
 from vitlens.commands.scaffold.trainings import training_sentences
 from vitlens.records import Record
 from vitlens.report.document import Document, Section, Sentence
@@ -65,6 +66,7 @@ def _limits(record: Record) -> Iterator[Sentence]:
             f"statistics of maps are over {usable[0].n or 0} images, which may include those.",
             (*checked, *usable),
         )
+    yield from _other_methods(record, comparison)
     separations, harder = record.rows(SEPARATIONS), record.rows(HARDER)
     if separations:
         fewest = min(row.failures for row in separations)
@@ -79,3 +81,23 @@ def _limits(record: Record) -> Iterator[Sentence]:
             "model: an accuracy there can be low because of what was removed, or because the image is unfamiliar.",
             harder,
         )
+
+
+def _other_methods(record: Record, comparison: MapComparison) -> Iterator[Sentence]:
+    """That maps by two methods were compared although another verified one was there."""
+    shown = {(row.model, row.method) for row in comparison.methods}
+    judged = [each for alias in record.aliases for each in judged_maps(checks_of(record, alias))]
+    others = [
+        each.check for each in judged if each.state == "pass" and (each.check.model, each.check.method) not in shown
+    ]
+    if comparison.same or not comparison.fair or not others:
+        return
+    listed = " and ".join(f"{check.method} for {check.model} ({check.gap:.3f})" for check in others)
+    chosen = [each.check for each in comparison.judged if each is not None]
+    best = " and ".join(f"{check.method} for {check.model} ({check.gap:.3f})" for check in chosen)
+    yield Sentence(
+        f"The maps of the two models are by two methods, {best}; verified as well, with these insertion − deletion, "
+        f"are {listed}. A difference between the maps may be one between the methods; `--method` with one name "
+        "compares by one.",
+        (*chosen, *others),
+    )

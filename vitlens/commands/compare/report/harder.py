@@ -40,6 +40,7 @@ def harder_sections(record: Record) -> Iterator[Section]:
         (_answer(record), *(_comparison(record, kind, levels) for kind, levels in kinds.items())),
         (_level_table(record, kinds),),
         (_robustness_figure(record, kinds),),
+        leading=True,
     )
 
 
@@ -60,6 +61,7 @@ def shape_bias_sections(record: Record) -> Iterator[Section]:
         (_bias_answer(record), *(Sentence(note, rows) for note in notes), Sentence(_BIAS, says="method")),
         (Table("Predictions on cue conflicts", columns, tuple(cells)),),
         tuple(_bias_figure(record)),
+        leading=True,
     )
 
 

@@ -57,6 +57,7 @@ def side_by_side(record: Record) -> Section:
         ),
         tuple(_check_table(record)),
         figures=(*_mean_maps(record), *_panel_sheets(record, panels)),
+        leading=True,
     )
 
 

@@ -165,6 +165,7 @@ def _counterfactuals(league: League) -> Iterator[Section]:
         (Sentence(answer, (*known.values(), searched, searched.n or 0)), Sentence(words, says="method")),
         (_sizes(league),),
         (_counterfactual_figure(league),),
+        leading=True,
     )
 
 

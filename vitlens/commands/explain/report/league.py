@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
+from vitlens.analysis.faithfulness.cascade import SIMILAR
 from vitlens.commands.explain.conclusions import checks_of
 from vitlens.commands.explain.record import (
     AGREEMENTS,
@@ -41,6 +42,7 @@ SUBSTRATE_WORDS: Final[Mapping[Substrate, str]] = {
     "absent": "nothing: the token is left out of the sequence",
 }
 _CURVES: Final = 8  # methods in the figure of curves, those of greatest insertion minus deletion
+_RANDOMISED: Final = "randomisation"
 _PANELS: Final = (  # column of the league, title in its figure, what is better, value of chance
     ("gap", "insertion − deletion", "more", 0.0),
     ("deletion", "deletion, area", "less", None),
@@ -48,7 +50,7 @@ _PANELS: Final = (  # column of the league, title in its figure, what is better,
     ("road", "ROAD, LeRF − MoRF", "more", 0.0),
     ("roc_auc", "ROC-AUC on the mask", "more", 0.5),
     ("pointing", "pointing game", "more", None),
-    ("randomisation", "Spearman, weights randomised", "less", 0.0),
+    (_RANDOMISED, "Spearman, upper half random", "less", SIMILAR),
     ("size", "patches to change it (share)", "less", None),
 )
 _COLUMNS: Final = {  # of the league's table: column, title
@@ -58,7 +60,7 @@ _COLUMNS: Final = {  # of the league's table: column, title
     "road": "ROAD",
     "roc_auc": "ROC-AUC",
     "pointing": "pointing",
-    "randomisation": "weights randomised",
+    _RANDOMISED: "all weights randomised",
 }
 
 
@@ -196,9 +198,10 @@ def _table(league: League) -> Table:
 def league_figure(league: League) -> FigureSpec:
     """All methods in all checks."""
     caption = (
-        f"All methods in all checks; dashed: the chance level, where it is one value. Removed patches are replaced by "
-        f"{league.substrate}; the randomisation check has {league.settings.randomised} images. Methods are sorted by "
-        "insertion − deletion. Scales differ between columns."
+        "All methods in all checks; dashed: the chance level, where it is one value, or the threshold of the "
+        "randomisation check, of which the stage that decides is shown (with the head and the upper half of the blocks "
+        f"random, or the stage above of a smaller correlation; {league.settings.randomised} images). Removed patches "
+        f"are replaced by {league.substrate}. Methods are sorted by insertion − deletion; scales differ."
     )
     return FigureSpec(f"league{league.suffix}", caption, partial(_draw_league, league))
 
@@ -229,7 +232,9 @@ def _column(league: League, column: str, title: str, better: str, chance: float 
     from vitlens.figures.league import Column
 
     undefined = Estimate(float("nan"))
-    estimates = [league.estimate(column, name) or undefined for name in league.names]
+    decisive = {each.check.method: each.check.cascade.similarity for each in league.judged if each.check.cascade}
+    by_name = decisive.get if column == _RANDOMISED else partial(league.estimate, column)
+    estimates = [by_name(name) or undefined for name in league.names]
     return Column(
         title,
         [estimate.value for estimate in estimates],

@@ -117,8 +117,8 @@ def _unpaired(league: League) -> Iterator[Sentence]:
     if not is_paired(league.record, league.alias):
         yield Sentence(
             "This run recorded no differences image by image: those from the baselines have the intervals of "
-            "independent means, which are wider, so that a method that the paired test puts above a baseline (last column of the "
-            "table of all checks) can be judged `warn` here.",
+            "independent means, which are wider, so that a method that the paired test puts above a baseline (last "
+            "column of the table of all checks) can be judged `warn` here.",
             says="method",
         )
 
