@@ -59,16 +59,23 @@ def _unchanged(alias: str, checks: Sequence[MapCheck], figure: str) -> Finding |
     worst = max(shown, key=lambda check: known[check.method].value)
     others = [check.method for check in shown if check is not worst]
     also = f" Failed by {listed(others)}, too." if others else ""
-    stage = "" if worst.cascade is None else worst.cascade.decisive.name
     return finding(
-        f"**{worst.method}** fails the randomisation check on **{alias}**: with all weights from the head down to "
-        f"{stage} random, its maps keep this rank correlation with those of the trained model.{also}",
+        f"**{worst.method}** fails the randomisation check on **{alias}**: with the weights {_randomised(worst)} "
+        f"random, its maps keep this rank correlation with those of the trained model.{also}",
         known[worst.method],
         kind="hidden fault",
         reference=SIMILAR,
         figure=figure,
         rows=tuple(failing),
     )
+
+
+def _randomised(check: MapCheck) -> str:
+    """Which weights are random at the stage that decides."""
+    if check.cascade is None:
+        return ""
+    stage, first = check.cascade.decisive, check.cascade.stages[0]
+    return f"of the {first.name}" if stage == first else f"from the {first.name} down to {stage.name}"
 
 
 def _similarity(check: MapCheck, looks: int) -> Estimate:
