@@ -1,7 +1,7 @@
 """Uncertainty: confidence intervals, paired tests, and the correction for multiple tests."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import NormalDist
 
@@ -52,6 +52,18 @@ def apart(first: Estimate, second: Estimate) -> Side:
         return Side.UNDECIDED
     above, below = beyond(first, second.high), beyond(first, second.low)
     return above if above is Side.ABOVE else below if below is Side.BELOW else Side.UNDECIDED
+
+
+def widened(estimate: Estimate, looks: int) -> Estimate:
+    """The estimate with an interval that holds for as many looks (Bonferroni's correction), where it has one.
+
+    Each side is scaled by the ratio of the normal quantiles; for choosing one of several units by its value.
+    """
+    if estimate.low is None or estimate.high is None or looks < 2:
+        return estimate
+    factor = NormalDist().inv_cdf(1 - LEVEL / 2 / looks) / _Z
+    low = estimate.value - factor * (estimate.value - estimate.low)
+    return replace(estimate, low=low, high=estimate.value + factor * (estimate.high - estimate.value))
 
 
 def values_and_ends(estimates: Iterable[Estimate]) -> list[list[float]]:
