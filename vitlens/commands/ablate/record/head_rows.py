@@ -33,7 +33,7 @@ class HeadLabelRow:
             return f"mixed: {self.best} and {self.other}"
         if self.label not in LABELS or not LABELS[self.label].function:
             return "no simple pattern"
-        sentence = LABELS[self.label].sentence.split(" (")[0].split(", beyond")[0]
+        sentence = LABELS[self.label].sentence.split(" (")[0].split(",")[0]
         return f"{self.label}: {sentence}"
 
     @property

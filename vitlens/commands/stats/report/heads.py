@@ -1,5 +1,6 @@
 """The sections on one model: distance, how sharp the heads' attention is, and what they specialise in."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -11,7 +12,7 @@ from vitlens.analysis.heads.labels import LABELS, MARGIN, MIXED, THRESHOLD, UNLA
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import MEAN, OFFSET_ARRAYS, RULES, HeadRow, OffsetArrays
-from vitlens.commands.stats.report.shown import (
+from vitlens.commands.stats.shown import (
     ModelShown,
     backbones,
     is_measured,
@@ -22,7 +23,7 @@ from vitlens.commands.stats.report.shown import (
 )
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
-from vitlens.report.numbers import in_ranges
+from vitlens.report.numbers import in_ranges, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,7 +100,22 @@ def sharpness_section(record: Record, model: ModelShown) -> Section:
         },
     )
     figures = (*_map_figures(model), *_depth_figures(model), *_token_figures(model))
-    return Section(f"Entropy, sparsity and mass of attention{model.of}", tables=(table,), figures=figures)
+    lines = (_sharpness_sentence(model),) if any("normalised_entropy" in row.statistics for row in model.heads) else ()
+    title = f"Entropy, sparsity and mass of attention{model.of}"
+    return Section(title, lines, tables=(table,), figures=figures, leading=True)
+
+
+def _sharpness_sentence(model: ModelShown) -> Sentence:
+    """The heads of the sharpest and of the most even attention."""
+    values = [(value, row) for row in model.heads if (value := row.statistics.get("normalised_entropy")) is not None]
+    if not values:
+        return Sentence("No head has an entropy.", model.heads)
+    (least, sharp), (most, even) = min(values, key=lambda pair: pair[0]), max(values, key=lambda pair: pair[0])
+    return Sentence(
+        f"The sharpest attention is that of {sharp.name}, whose entropy is {percent(least)} of that of uniform "
+        f"attention; the most even is that of {even.name}, with {percent(most)}.",
+        (sharp, even),
+    )
 
 
 def _extreme(model: ModelShown, name: str, choose: Callable[..., tuple[float, HeadRow]]) -> str:
@@ -191,11 +207,22 @@ def specialisation_section(record: Record, model: ModelShown) -> Section:
     common = backbones(record)
     if common is None or not common.comparable:  # else the section on differences compares them head by head
         tables.append(_head_table(model))
-    more: list[Sentence] = []
+    tables.reverse()  # the heads first
+    lines = [_clear_sentence(model)]
     if len(model.heads) > _SHOWN:
-        more.append(Sentence(f"The first {_SHOWN} of {len(model.heads)} heads; all are in results.json.", model.heads))
-    figures = tuple(_offset_figures(record, model))
-    return Section(f"Specialisation of every head{model.of}", tuple(more), tuple(tables), figures)
+        lines.append(Sentence(f"The table has the first {_SHOWN} heads; all are in results.json.", says="setting"))
+    return Section(f"Specialisation of every head{model.of}", tuple(lines), tuple(tables), leading=True)
+
+
+def _clear_sentence(model: ModelShown) -> Sentence:
+    """How many heads have a clear label, and the label of most heads."""
+    labelled = [row for row in model.heads if row.label is not None]
+    clear = Counter(row.label for row in labelled if row.label not in (MIXED, UNLABELLED))
+    if not labelled:
+        return Sentence("No head has a label, as no layer's tokens have a place in the image.", model.layers)
+    common = clear.most_common(1)
+    most = f"; most often {common[0][0]} ({common[0][1]})" if common else ""
+    return Sentence(f"{clear.total()} of {len(labelled)} heads have a clear label{most}.", labelled)
 
 
 def _head_table(model: ModelShown) -> Table:
@@ -205,6 +232,7 @@ def _head_table(model: ModelShown) -> Table:
         "head": lambda row: row.head,
         "label": lambda row: row.label,
         "score": _score,
+        "most attended patch": _place,
         "next": lambda row: None if row.other is None else f"{row.other} {row.other_score:.2f}",
     }
     for name in shown_in("table"):
@@ -226,8 +254,21 @@ def _score(row: HeadRow) -> Cell:
     return f"{row.score:.2f}{interval}" if row.best == row.label else f"{row.best} {row.score:.2f}{interval}"
 
 
+def _place(row: HeadRow) -> Cell:
+    """The patch that receives most attention, with its share."""
+    if row.place is None or row.place_mass is None:
+        return None
+    return f"row {row.place[0]}, column {row.place[1]}: {percent(row.place_mass, 1)}"
+
+
 def _statistic(name: str, row: HeadRow) -> float | None:
     return row.statistics.get(name)
+
+
+def specialisation_figures(record: Record, shown: Sequence[ModelShown]) -> Iterator[FigureSpec]:
+    """Where the heads of each model attend to, by offset; nothing for a model whose layers have no place."""
+    for model in shown:
+        yield from _offset_figures(record, model)
 
 
 def _offset_figures(record: Record, model: ModelShown) -> Iterator[FigureSpec]:
