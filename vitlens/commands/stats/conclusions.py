@@ -159,8 +159,8 @@ def _one_place(record: Record, heads: Sequence[HeadRow], where: str, suffix: str
     more = f"; so {'does' if len(others) == 1 else 'do'} {_names(others)}, at places of their own" if others else ""
     return finding(
         f"**{row.name}**{where} attends to one fixed place: {percent(row.place_mass or 0.0)} of the patches' attention "
-        f"lies on the patch in {_place_words(row)}, whatever the image; {percent(chance, 1)} would if attention were "
-        f"uniform{more}.",
+        f"lies on the patch in {_place_words(row)}, whatever the image ({percent(chance, 1)} if attention were "
+        f"uniform){more}.",
         replace(row.on_place, n=_images(record)),
         kind="hidden fault",
         reference=max(chance, _ON_ONE),
@@ -186,12 +186,12 @@ def _off_object(record: Record, alias: str, suffix: str) -> Finding | None:
 
 def _labelled(record: Record, heads: Sequence[HeadRow], where: str, suffix: str) -> Iterator[Finding | None]:
     """The heads of each other label, where the label is shown to explain most of their attention."""
+    fixed = _fixed(heads)
     for label in dict.fromkeys(row.label for row in heads if row.label in LABELS and row.label not in FAULTY):
         if label is None or not LABELS[label].function:
             continue
-        own = [
-            row for row in heads if row.label == label and (widened(row.explained, len(heads)).low or 0.0) > THRESHOLD
-        ]
+        known = [row for row in heads if row.label == label and row not in fixed]
+        own = [row for row in known if (widened(row.explained, len(heads)).low or 0.0) > THRESHOLD]
         if not own:
             continue
         row = max(own, key=lambda row: row.score or 0.0)

@@ -11,12 +11,8 @@ from vitlens.commands.stats.conclusions import findings, verdicts
 from vitlens.commands.stats.options import NO_LABELS, StatsOptions
 from vitlens.commands.stats.record import HEADS, LOCAL, MEAN, AttentionLayerRow, LocalHeadsRow
 from vitlens.commands.stats.report.differences import difference_section
-from vitlens.commands.stats.report.heads import (
-    distance_figures,
-    sharpness_section,
-    specialisation_figures,
-    specialisation_section,
-)
+from vitlens.commands.stats.report.heads import distance_figures, sharpness_section
+from vitlens.commands.stats.report.specialisation import specialisation_figures, specialisation_section
 from vitlens.commands.stats.report.training import training_sections
 from vitlens.commands.stats.shown import ModelShown, models_shown
 from vitlens.records import Record
@@ -65,7 +61,7 @@ def _limits(shown: tuple[ModelShown, ...]) -> Iterator[Sentence]:
         yield Sentence(
             f"{len(unclear)} of {len(labelled)} heads are mixed or unlabelled: no single pattern explains most of "
             "their attention, and what they do is not known.",
-            labelled,
+            tuple(labelled),
         )
     near = [row for row in labelled if row.low is not None and row.high is not None and row.low < THRESHOLD < row.high]
     if near:
@@ -78,13 +74,14 @@ def _limits(shown: tuple[ModelShown, ...]) -> Iterator[Sentence]:
     without = [row for row in heads if row.label is None]
     if without:
         yield Sentence(
-            f"{len(without)} of {len(heads)} heads have no label, as their tokens have no place in the image.", heads
+            f"{len(without)} of {len(heads)} heads have no label, as their tokens have no place in the image.",
+            tuple(heads),
         )
     if heads:
         yield Sentence(
             f"None of the {len(heads)} heads was removed: whether a prediction depends on what a head attends to is "
             "measured by `vitlens ablate`.",
-            heads,
+            tuple(heads),
         )
 
 
