@@ -110,6 +110,21 @@ def bootstrap_mean(
     return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()), unit)
 
 
+def student_mean(values: ArrayLike, *, groups: ArrayLike | None = None, unit: str = "fraction") -> Estimate:
+    """The mean of values (n,) with Student's 95 % interval, for few values; none for fewer than 2 values (or groups).
+
+    groups (n,): the group of each value; the interval is that of the means of groups.
+    """
+    from scipy import stats
+
+    sums, counts = _by_group(_vector(values), groups)
+    mean, n, means = float(sums.sum() / counts.sum()), int(counts.sum()), sums / counts
+    if len(means) < 2:
+        return Estimate(mean, n=n, unit=unit)
+    half = float(stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means)))
+    return Estimate(mean, mean - half, mean + half, n, unit)
+
+
 def bootstrap_difference(
     first: ArrayLike,
     second: ArrayLike,

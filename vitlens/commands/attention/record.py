@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.scaffold.map_checks import MapCheckRow
 from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
+from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,36 @@ class CheckpointCountRow:
     kept: int
 
 
+@dataclass(frozen=True)
+class LayerAlikeRow:
+    """Cosine similarities in one layer, means over images. alike: of the maps of two of its heads; previous: of the
+    mean map and that of the layer before (None for the first layer, and after a change of size)."""
+
+    layer: int
+    heads: int
+    alike: float
+    alike_low: float | None
+    alike_high: float | None
+    previous: float | None
+    previous_low: float | None
+    previous_high: float | None
+    n: int
+
+    @property
+    def between_heads(self) -> Estimate:
+        """The similarity of the heads, with its interval."""
+        return Estimate(self.alike, self.alike_low, self.alike_high, self.n, "")
+
+    @property
+    def to_previous(self) -> Estimate | None:
+        """The similarity to the layer before, with its interval."""
+        return (
+            None
+            if self.previous is None
+            else Estimate(self.previous, self.previous_low, self.previous_high, self.n, "")
+        )
+
+
 HeadMaps: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
 LayerMeans: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
@@ -153,6 +185,9 @@ KEY = TableOf("key", KeyRow)
 TRAINING = TableOf("training", CheckpointMapRow)
 CHECKPOINT_COUNT = TableOf("kept", CheckpointCountRow)
 
+CHECKS = TableOf("map_checks", MapCheckRow, later=True)
+ALIKE = TableOf("alike", LayerAlikeRow, later=True)
+
 MAPS = ArraysOf("attention", AttentionArrays)
 POSITIONS = ArraysOf("positions", PositionArrays)
 QUERY_MAPS = ArraysOf("query", ViewArrays)
@@ -160,9 +195,11 @@ KEY_MAPS = ArraysOf("key", ViewArrays)
 TRAINING_MAPS = ArraysOf("training", CheckpointMapArrays)
 
 DISTANCE_CORRELATION = MetricName("positions/{model}/distance_correlation")
+POINTING = MetricName("localisation/{model}/pointing/{layer}")  # of the mean map of a layer's heads
+MASK_AREA = "mask-area"  # the layer's place in POINTING for the share of a mask in its image: a random point
 
 RECORD = Contents(
-    metrics=(DISTANCE_CORRELATION,),
-    tables=(LAYERS, WITHOUT_MAP, IMAGES, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT),
+    metrics=(DISTANCE_CORRELATION, POINTING),
+    tables=(LAYERS, WITHOUT_MAP, IMAGES, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS, ALIKE),
     arrays=(MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS),
 )

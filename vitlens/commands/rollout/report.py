@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
+from vitlens.commands.rollout.conclusions import findings, images_in, title_of, verdicts
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import (
+    CHECKS,
     IMAGES,
+    MAP_PAIRS,
     MAPS,
     MASK_AREA,
     POINTING,
@@ -20,15 +23,18 @@ from vitlens.commands.rollout.record import (
     RolloutImageRow,
 )
 from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.map_checks import UNIFORM
 from vitlens.commands.scaffold.sheets import EACH, left_out_words, sheets
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
-from vitlens.report.numbers import in_words
+from vitlens.report.findings import ranked
+from vitlens.report.numbers import in_words, percent
 from vitlens.uncertainty import Estimate, Side, apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_WIDE: Final = 0.2  # of an interval in the pointing game, from which on it is a limitation
 _READOUTS: Final = {
     "cls": "the CLS token",
     "cls+distillation": "the mean of the CLS and distillation tokens",
@@ -39,25 +45,27 @@ _READOUTS: Final = {
 
 
 def report(record: Record) -> Document:
-    """Overlays, pointing game where masks are known, and the predictions."""
+    """Overlays, checks of the maps, pointing game where masks are known, and the predictions."""
     kinds, images = record.rows(MAPS), record.rows(IMAGES)
     classless = not any(row.prediction for row in images)
     arrays = record.arrays(ROLLOUT)
-    drawn, n = len(arrays.images), record.config.data.images if record.config.data else len(images)
+    drawn, n = len(arrays.images), images_in(record) or len(images)
     figures = [*_fusion_sheets(record, arrays), *_method_sheets(record, arrays)]
-    first = (
-        *data_sentences(record),
-        *sentences(*(f"{words}." for words in left_out_words(drawn, n))),
-        *_classless_sentences(classless),
-        *_empty_sentences(kinds, n),
-        *_pointing_sentences(record, kinds),
-    )
+    first = (*_pointing_sentences(record, kinds), *_check_sentences(record, kinds), *_empty_sentences(kinds, n))
+    left_out = sentences(*(f"{words}." for words in left_out_words(drawn, n)), says="setting")
+    tables = (*_localisation(record, kinds), *_check_tables(record, kinds))
     sections = [
-        Section("What was found", first, figures=tuple(figures), leading=True),
-        *_localisation(record, kinds),
+        Section("Maps", (*first, *left_out), tables, tuple(figures), leading=True),
         _predictions(images, n, classless),
     ]
-    return Document(record.config.title, tuple(sections), limits=tuple(_limits(kinds, classless)))
+    return Document(
+        record.config.title,
+        tuple(sections),
+        limits=tuple(_limits(record, kinds, classless)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+        preface=(*data_sentences(record), *_classless_sentences(classless)),
+    )
 
 
 def _fusion_sheets(record: Record, arrays: RolloutArrays) -> Iterator[FigureSpec]:
@@ -112,7 +120,7 @@ def _draw_methods(record: Record, arrays: RolloutArrays, part: slice, columns: S
         images=_fractions(arrays)[part],
         masks=None if arrays.masks is None else arrays.masks[part],
         maps=maps[part][:, columns],
-        titles=[_title(record.rows(MAPS)[index]) for index in columns],
+        titles=[title_of(record.rows(MAPS)[index]) for index in columns],
         # the target class, where it is not the prediction
         names=[_prediction(row) if predicted else f"target: {row.target}" for row in record.rows(IMAGES)[part]],
         hits=None if arrays.hits is None else arrays.hits[part][:, columns],
@@ -128,10 +136,6 @@ def _prediction(row: RolloutImageRow) -> str:
     if row.prediction is None or row.probability is None:
         return Path(row.image).name
     return f"{row.prediction} ({100 * row.probability:.0f} %)"
-
-
-def _title(row: MapRow) -> str:
-    return f"rollout, {row.fusion}" if row.fusion else row.method
 
 
 def _rollout_caption(record: Record) -> str:
@@ -151,7 +155,7 @@ def _rollout_caption(record: Record) -> str:
 def _methods_caption(record: Record, rows: Sequence[MapRow]) -> str:
     options = record.options(RolloutOptions)
     classless = record.rows(IMAGES)[0].prediction is None
-    described = "; ".join(f"{_title(row)}: {ATTENTION_METHODS[row.kind].description}" for row in rows)
+    described = "; ".join(f"{title_of(row)}: {ATTENTION_METHODS[row.kind].description}" for row in rows)
     target = {"predicted": "the predicted class", "true": "the true class"}.get(options.target, "the class of --target")
     gradients = "" if classless else f" Gradients are of the logit of {target}."
     layer = "" if options.layer is None else f" Attention is that of layer {options.layer}."
@@ -169,23 +173,26 @@ def _start(options: RolloutOptions) -> str:
 
 def _classless_sentences(classless: bool) -> Iterator[Sentence]:
     if classless:
-        yield Sentence("The model has no classifier: nothing is predicted, and methods that need a class are left out.")
+        yield Sentence(
+            "The model has no classifier: nothing is predicted, and methods that need a class are left out.",
+            says="setting",
+        )
 
 
 def _empty_sentences(kinds: Sequence[MapRow], n: int) -> Iterator[Sentence]:
     for row in kinds:
         if row.empty_maps:
             yield Sentence(
-                f"**{row.empty_maps} of {n} maps of {_title(row)} are zero everywhere** and carry no information: no "
+                f"**{row.empty_maps} of {n} maps of {title_of(row)} are zero everywhere** and carry no information: no "
                 "attention weight raises the target's logit there.",
-                (row,),
+                (row, Estimate(float(n), unit="images")),
             )
 
 
 def _pointing(record: Record, kinds: Sequence[MapRow]) -> dict[str, Estimate]:
     """Pointing-game accuracy of the maps by title; empty where no masks are known."""
     by_method = {parts["method"]: hits for parts, hits in record.all(POINTING)}
-    return {_title(row): by_method[row.method] for row in kinds if row.method in by_method}
+    return {title_of(row): by_method[row.method] for row in kinds if row.method in by_method}
 
 
 def _pointing_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sentence]:
@@ -196,37 +203,89 @@ def _pointing_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sen
         return
     area = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
     listed = "; ".join(f"{title}: {in_words(hit)}" for title, hit in hits.items())
-    yield Sentence(
-        f"Pointing game (share of images whose map has its maximum on the object): {listed}. Chance, a random point: "
-        f"{in_words(area, with_n=False)}."
-    )
+    backing = (*hits.values(), area)
     for words, side in (
-        ("Above chance (the intervals do not overlap)", Side.ABOVE),
-        ("Below chance (the intervals do not overlap)", Side.BELOW),
-        ("No difference from chance is shown (the intervals overlap, or there is none)", Side.UNDECIDED),
+        ("Above chance in the pointing game (the intervals do not overlap)", Side.ABOVE),
+        ("Below chance in the pointing game (the intervals do not overlap)", Side.BELOW),
+        (
+            "No difference from chance is shown in the pointing game (the intervals overlap, or there is none)",
+            Side.UNDECIDED,
+        ),
     ):
         chosen = [title for title, hit in hits.items() if apart(hit, area) is side]
         if chosen:
-            yield Sentence(f"{words}: {', '.join(chosen)}.")
+            yield Sentence(f"{words}: {', '.join(chosen)}.", backing)
+    yield Sentence(
+        f"Share of images whose map has its maximum on the object: {listed}; of a random point: "
+        f"{in_words(area, with_n=False)}.",
+        backing,
+    )
 
 
-def _localisation(record: Record, kinds: Sequence[MapRow]) -> Iterator[Section]:
+def _check_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sentence]:
+    """Which maps hold least information, and which two agree least."""
+    titles, checks, pairs = {row.method: title_of(row) for row in kinds}, record.rows(CHECKS), record.rows(MAP_PAIRS)
+    if checks:
+        least = min(checks, key=lambda row: row.bits)
+        yield Sentence(
+            f"The maps of {titles[least.maps]} hold least information, {in_words(least.information)}.", (least,)
+        )
+        yield Sentence(
+            f"Information: log2 of the number of patches minus the entropy of the map; a map of fewer than {UNIFORM} "
+            "bits is uniform. Fixed places: the share of it that the mean map of the other images explains.",
+            says="method",
+        )
+    if pairs:
+        pair = min(pairs, key=lambda row: row.agreement)
+        yield Sentence(
+            f"The maps of {titles[pair.first]} and {titles[pair.second]} agree least: Spearman's correlation over "
+            f"patches {in_words(pair.estimate)}.",
+            (pair,),
+        )
+
+
+def _check_tables(record: Record, kinds: Sequence[MapRow]) -> Iterator[Table]:
+    titles, checks, pairs = {row.method: title_of(row) for row in kinds}, record.rows(CHECKS), record.rows(MAP_PAIRS)
+    if checks:
+        yield Table.of(
+            "Information in the maps, and the share that fixed places explain",
+            checks,
+            {
+                "map": lambda row: titles[row.maps],
+                "information": lambda row: row.information,
+                "fixed places": lambda row: row.by_place,
+            },
+        )
+    if pairs:
+        yield Table.of(
+            "Agreement of the maps: Spearman's correlation over patches, mean over images",
+            pairs,
+            {
+                "map": lambda row: titles[row.first],
+                "and": lambda row: titles[row.second],
+                "correlation": lambda row: row.estimate,
+            },
+        )
+
+
+def _localisation(record: Record, kinds: Sequence[MapRow]) -> Iterator[Table]:
     hits: dict[str, Cell] = dict(_pointing(record, kinds))
     if hits:
         hits["mean mask area (a random point)"] = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
-        table = Table(
+        yield Table(
             "Pointing game: share of images whose map has its maximum on the object",
             ("map", "pointing hits"),
             tuple(hits.items()),
         )
-        yield Section("Localisation", tables=(table,))
 
 
 def _predictions(images: Sequence[RolloutImageRow], n: int, classless: bool) -> Section:
     shown = images[: 2 * EACH]
     more = f"The first {len(shown)} of {n:,}; all are in results.json." if n > len(shown) else None
+    left_out = sentences(more, says="setting")
     if classless:
-        return Section("Images", sentences(more), (Table.of("Images", shown, {"image": lambda row: row.image}),))
+        table = Table.of("Images", shown, {"image": lambda row: row.image})
+        return Section("Images", left_out, (table,), leading=True)
     table = Table.of(
         "Images",
         shown,
@@ -237,17 +296,38 @@ def _predictions(images: Sequence[RolloutImageRow], n: int, classless: bool) -> 
             "target": lambda row: row.target,
         },
     )
-    return Section("Predictions", sentences(more), (table,))
+    sure = sum((row.probability or 0.0) >= 0.5 for row in images)
+    opening = Sentence(
+        f"{sure} of {len(images)} predictions have a probability of at least 0.5.", (*images, Estimate(0.5))
+    )
+    return Section("Predictions", (opening, *left_out), (table,), leading=True)
 
 
-def _limits(kinds: Sequence[MapRow], classless: bool) -> Iterator[Sentence]:
+def _limits(record: Record, kinds: Sequence[MapRow], classless: bool) -> Iterator[Sentence]:
+    """At most four, about these maps."""
+    n, hits = images_in(record), list(_pointing(record, kinds).values())
+    widest = max(((hit.high or 1.0) - (hit.low or 0.0) for hit in hits), default=0.0)
+    if hits and widest > _WIDE:
+        yield Sentence(
+            f"With {n} image{'' if n == 1 else 's'} an interval of the pointing game is up to {percent(widest)} wide: "
+            "methods whose intervals overlap are not ordered.",
+            (*hits, Estimate(widest), Estimate(float(n), unit="images")),
+        )
+    elif not hits:
+        yield Sentence(
+            "No masks of objects are known, so nothing here says whether a map lies on the object.", says="setting"
+        )
     if any(row.fusion for row in kinds):
-        other = "" if classless else (
-            " For maps of one class, use a method with gradients (relevance, gradient-rollout)."
-        )  # fmt: skip
-        yield Sentence(f"Rollout is defined by attention weights alone; it is the same for every class.{other}")
+        other = "" if classless else "; relevance and gradient-rollout are maps of one class"
+        yield Sentence(f"Rollout is the same for every class{other}.", says="method")
     if any(ATTENTION_METHODS[row.kind].gradients for row in kinds):
         yield Sentence(
-            "Methods with gradients trace increases of the target's logit through attention weights alone; the effects "
-            "of MLPs and value vectors are left out."
+            "Methods with gradients follow the target's logit through attention weights alone; MLPs and value vectors "
+            "are left out.",
+            says="method",
+        )
+    if n and len(record.rows(CHECKS)) and all(row.fixed is None for row in record.rows(CHECKS)):
+        yield Sentence(
+            f"{n} image{' is' if n == 1 else 's are'} too few to tell maps of the image from maps of positions.",
+            (Estimate(float(n), unit="images"),),
         )
