@@ -15,6 +15,12 @@ from vitlens.cli.main import run as main
 from vitlens.commands.ablate.judgement import fewest_images
 from vitlens.commands.ablate.measure import measure
 from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.ablate.ranking import (
+    Ranking,
+    most_harmful_to_remove,
+    ranked_rows,
+    ranking_of,
+)
 from vitlens.commands.ablate.record import (
     ACCURACY,
     CLASS_HEADS,
@@ -31,12 +37,6 @@ from vitlens.commands.ablate.record import (
     UNITS,
 )
 from vitlens.commands.ablate.record.rows import UnitRow, unit_place
-from vitlens.commands.ablate.ranking import (
-    Ranking,
-    most_harmful_to_remove,
-    ranked_rows,
-    ranking_of,
-)
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits

@@ -77,8 +77,8 @@ def _collapse(rows: Sequence[LayerAlikeRow], looks: int) -> Finding | None:
     least, value = min(same, key=lambda each: each[1].value)
     layers = in_ranges([row.layer for row, _ in same])
     return finding(
-        f"The maps collapse with depth: in {layers} each mean map has a cosine similarity of at least {value.value:.3f} "
-        "to that of the layer before, so these layers read the same patches.",
+        f"The maps collapse with depth: in {layers} each mean map has a cosine similarity of at least "
+        f"{value.value:.3f} to that of the layer before, so these layers read the same patches.",
         value,
         kind="hidden fault",
         reference=COLLAPSED,

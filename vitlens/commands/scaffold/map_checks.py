@@ -45,7 +45,8 @@ def uniform_map(
     if high is None or high >= UNIFORM:
         return None
     return finding(
-        f"{title} are uniform and distinguish no patches: {number(row.bits)} bits of information, fewer than {UNIFORM}.",
+        f"{title} are uniform and distinguish no patches: {number(row.bits)} bits of information, fewer than "
+        f"{UNIFORM}.",
         row.information,
         kind=kind,
         reference=UNIFORM,
