@@ -64,7 +64,7 @@ def test_reports_of_a_small_model_are_backed(word: str, tiny_vit: Path, tmp_path
         "rollout": ["--method", ",".join(ATTENTION_METHODS)],
         "ablate": ["--replace", "mean,resample,zero", "--prune", "0.25"],
     }.get(word, [])
-    made(word, tiny_vit, tmp_path / "out", "--data", "digits", "--limit", "12", *more)
+    made(word, tiny_vit, tmp_path / "out", "--data", "digits", "--limit", "8", *more)
 
 
 def test_the_report_of_the_most_important_heads_is_backed(tiny_vit: Path, tmp_path: Path) -> None:

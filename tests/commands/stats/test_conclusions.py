@@ -14,6 +14,7 @@ from vitlens.analysis.heads.marks import marks, sinks_off_object
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold import publish
 from vitlens.commands.scaffold.head_health import head_health
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.commands.stats.record import FAULTY_HEADS, HEADS
@@ -95,7 +96,8 @@ def test_planted_heads(check, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 21))
 @pytest.mark.parametrize("check", CHECKS)
-def test_planted_heads_over_seeds(check, seed, tmp_path):
+def test_planted_heads_over_seeds(check, seed, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "save_figures", lambda *_, **__: None)  # the findings need none
     check(tmp_path, seed)
 
 

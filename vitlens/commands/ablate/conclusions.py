@@ -158,7 +158,8 @@ def _hidden(record: Record, heads: Sequence[UnitRow], smallest: Estimate) -> Fin
     row: ReplacementDifferenceRow = max(hidden, key=lambda row: row.difference)
     mean, other = by_mean[row.unit], resampled[row.unit]
     shown = "has no effect" if judged(mean, smallest, len(heads)) == "no effect" else "is not shown to have an effect"
-    more = f"; the same holds for {len(hidden) - 1} more heads" if len(hidden) > 1 else ""
+    others = [one.label for one in hidden if one != row]
+    more = f"; the same holds for {', '.join(others)}" if others else ""
     return finding(
         f"**{row.label}** {shown} where its output is replaced by its mean ({in_words(mean.loss)}), but raises the "
         f"loss where it is replaced by that of another image ({in_words(other.loss)}): mean ablation hides "

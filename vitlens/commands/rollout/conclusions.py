@@ -48,7 +48,7 @@ def findings(record: Record) -> Iterator[Finding | None]:
 
 def title_of(row: MapRow) -> str:
     """A kind of map in figures and sentences."""
-    return f"rollout, {row.fusion}" if row.fusion else row.method
+    return f"rollout ({row.fusion})" if row.fusion else row.method
 
 
 def figure_of(row: MapRow) -> str:

@@ -212,8 +212,9 @@ def _labelled(record: Record, heads: Sequence[HeadRow], where: str, suffix: str)
 def _difference(record: Record) -> Finding | None:
     """The largest significant difference of one head between two models, in units of the smallest worth reporting."""
     uniform = {row.layer: row.uniform_distance for row in record.rows(LAYERS)}
-    rows = [row for row in record.rows(CHANGES) if row.p_holm <= LEVEL]
-    sized = [(_in_smallest(row, uniform.get(row.layer), len(record.rows(CHANGES))), row) for row in rows]
+    changes = record.rows(CHANGES)
+    rows = [row for row in changes if row.p_holm <= LEVEL]
+    sized = [(_in_smallest(row, uniform.get(row.layer), len(changes)), row) for row in rows]
     sized = [(size, row) for size, row in sized if size > 1]
     if not sized:
         return None
@@ -221,7 +222,7 @@ def _difference(record: Record) -> Finding | None:
     first, second = record.aliases
     more, less = (first, second) if row.difference > 0 else (second, first)
     changed = {(row.layer, row.head) for _, row in sized}
-    every = {(row.layer, row.head) for row in record.rows(CHANGES)}
+    every = {(row.layer, row.head) for row in changes}
     estimate = row.estimate
     if row.difference < 0 and estimate.low is not None and estimate.high is not None:
         estimate = replace(estimate, value=-estimate.value, low=-estimate.high, high=-estimate.low)
@@ -232,7 +233,7 @@ def _difference(record: Record) -> Finding | None:
         kind="comparison",
         p=row.p_holm,
         figure="differences",
-        rows=record.rows(CHANGES),
+        rows=changes,
     )
 
 

@@ -142,8 +142,9 @@ class HeadPairRow:
 
     @property
     def label(self) -> str:
-        """L3.H7 and L4.H0."""
-        return f"{unit_label(self.first)} and {unit_label(self.second)}"
+        """L3.H7 and L4.H0, by layer and head."""
+        names = sorted((self.first, self.second), key=lambda name: [int(part) for part in name.split("/")[1:]])
+        return " and ".join(map(unit_label, names))
 
     @property
     def estimate(self) -> Estimate:

@@ -138,7 +138,7 @@ def _pair_sentence(rows: Sequence[HeadPairRow]) -> Sentence:
     return Sentence(
         f"Of {len(rows)} pairs of heads that were removed together, {more} cost more than the sum of both heads alone "
         f"and {len(shown) - more} less, after Holm's correction.",
-        rows,
+        tuple(rows),
     )
 
 
