@@ -115,12 +115,12 @@ def student_mean(values: ArrayLike, *, groups: ArrayLike | None = None, unit: st
 
     groups (n,): the group of each value; the interval is that of the means of groups.
     """
-    from scipy import stats
-
     sums, counts = _by_group(_vector(values), groups)
     mean, n, means = float(sums.sum() / counts.sum()), int(counts.sum()), sums / counts
     if len(means) < 2:
         return Estimate(mean, n=n, unit=unit)
+    from scipy import stats
+
     half = float(stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means)))
     return Estimate(mean, mean - half, mean + half, n, unit)
 

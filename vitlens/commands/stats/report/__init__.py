@@ -38,7 +38,7 @@ def report(record: Record) -> Document:
         sections.append(difference_section(record))
     for model in shown:
         sections += [specialisation_section(record, model), sharpness_section(record, model)]
-    sections += [*training_sections(record), _definitions(record)]
+    sections += training_sections(record)
     preface = [*data_sentences(record)]
     if record.options(StatsOptions).predicted:
         preface.append(Sentence(NO_LABELS, says="setting"))
@@ -48,6 +48,7 @@ def report(record: Record) -> Document:
         limits=tuple(_limits(shown)),
         verdicts=tuple(verdicts(record)),
         findings=ranked(findings(record)),
+        appendix=(_definitions(record),),
         preface=tuple(preface),
     )
 
