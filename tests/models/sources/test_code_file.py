@@ -12,6 +12,7 @@ from vitlens.cli.main import application, run
 from vitlens.errors import InputError
 from vitlens.files import sha256
 from vitlens.models.naming import parse_model
+from vitlens.models.saved import save
 from vitlens.models.sources.code_file import recognises
 
 CODE = """
@@ -241,7 +242,7 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
     model, images = _trained(line, here, "run"), torch.rand(3, 3, 32, 32)
     assert (model.classes, model.anatomy.family) == (tuple("0123456789"), "vit")
     assert any("code was run" in note for note in model.provenance.notes)
-    vitlens.save(model, here / "again.safetensors")
+    save(model, here / "again.safetensors")
     again = vitlens.load(str(here / "again.safetensors"), code_files=("elsewhere/none.py:x", "./my.py:small"))
     with torch.no_grad():
         assert torch.equal(model(images), again(images))

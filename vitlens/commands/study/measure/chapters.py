@@ -1,7 +1,7 @@
 """The chapters of a whole study: one command after another on its models, each with its own run folder."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +21,15 @@ from vitlens.commands.explain.parts import explain_parts
 from vitlens.commands.features.measure.images import default_bank, features_parts
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
-from vitlens.commands.registry import COMMANDS
 from vitlens.commands.rollout.options import RolloutOptions
+from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder, files_digest
+from vitlens.commands.scaffold.chapters.running import ChapterRunner
+from vitlens.commands.scaffold.digests import content_digest
 from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.stats.measure.expected import stats_parts
 from vitlens.commands.stats.options import StatsOptions
-from vitlens.commands.study.record import CHAPTERS_FOLDER, ChapterRow
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
@@ -74,6 +75,13 @@ class StudyImages:
         return {"data": self.data, "images": self.images}
 
     @property
+    def digest(self) -> str:
+        """A digest of the images: of files, their names, sizes and times of change; of a data set, its name."""
+        if self.data is not None and not Path(self.data).exists():
+            return self.data
+        return files_digest(self.images or (str(self.data),))
+
+    @property
     def typed(self) -> str:
         """As part of a command line."""
         return f"--images {shlex.join(self.images)}" if self.images else f"--data {self.data}"
@@ -84,12 +92,14 @@ class StudyImages:
         return f"{self.typed} --predicted" if self.predicted else self.typed
 
 
-class Chapters:
-    """Runs the chapters, and keeps the list of those done."""
+class Chapters(ChapterRunner):
+    """Runs the chapters of a study."""
 
-    def __init__(self, path: Path, images: StudyImages, model_options: ModelOptions, run: RunOptions) -> None:
-        self.path, self.images, self.model_options, self.run = path, images, model_options, run
-        self.done: list[ChapterRow] = []
+    def __init__(
+        self, path: Path, images: StudyImages, model_options: ModelOptions, run: RunOptions, *, cache: bool
+    ) -> None:
+        super().__init__(path, run, ChapterCache(cache_folder(), {}, images.digest) if cache else None)
+        self.images, self.model_options = images, model_options
 
     def trained(self, model: ModelName, epochs: int | None) -> ModelName:
         """A name that can be loaded: for a preset, the run folder of the chapter that trains it."""
@@ -97,19 +107,22 @@ class Chapters:
             return model
         line = f"train {model.name} --data {self.images.data}"
         recipe = RecipeChanges(epochs=epochs)
-        self._run(
+        self.run(
             "train", model.alias, line, lambda run: TrainOptions(model.name, self.images.data, recipe=recipe, run=run)
         )
         return ModelName(str(self.path / self.done[-1].folder), model.alias)
 
     def load(self, names: Sequence[ModelName]) -> Sequence[Model]:
         """The models, whose anatomy and classes decide what the chapters do."""
-        return load_models(names, model_options=self.model_options, options=self.run)
+        models = load_models(names, model_options=self.model_options, options=self.run_options)
+        if self.cache is not None:
+            self.cache.names |= {as_typed(name): content_digest(model) for name, model in zip(names, models)}
+        return models
 
     def check_ahead(self, models: Sequence[Model]) -> None:
         """Print how long the remaining chapters may take together. Raises InputError where a model does not know the
         data's classes, before a later chapter does."""
-        splits = load_splits(models, options=replace(self.run, quiet=True), **self.images.options)
+        splits = load_splits(models, options=replace(self.run_options, quiet=True), **self.images.options)
         for model, split in zip(models, splits):
             if split.labels is not None and not self.images.predicted:
                 label_columns(model.classes, split)
@@ -117,13 +130,13 @@ class Chapters:
         parts = [
             [replace(part, shorter="") for part in _parts(model, len(split))] for model, split in zip(models, splits)
         ]
-        print_expected(list(zip(models, splits, parts)), self.run)
+        print_expected(list(zip(models, splits, parts)), self.run_options)
 
     def analyse(self, models: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool) -> None:
         """All chapters of analysis: of each ViT, of a ViT compared with another model, and of all models together."""
         names = tuple(map(as_typed, models))
         if labelled:
-            self._run(
+            self.run(
                 "evaluate", "", self._line("evaluate", names),
                 lambda run: EvaluateOptions(names, self.images.data, self.model_options, run),
             )  # fmt: skip
@@ -144,15 +157,15 @@ class Chapters:
         template = self._line("{}", [name])
         predicted = self.images.predicted
         line = f"ablate {name} {self.images.typed_with_labels}"
-        self._run(
+        self.run(
             "attention", alias, template.format("attention"), lambda run: AttentionOptions(name, run=run, **common)
         )
-        self._run("rollout", alias, template.format("rollout"), lambda run: RolloutOptions(name, run=run, **common))
-        self._run("stats", alias, template.format("stats"), lambda run: StatsOptions((name,), run=run, **common))
-        self._run("ablate", alias, line, lambda run: AblateOptions(name, predicted=predicted, run=run, **common))
+        self.run("rollout", alias, template.format("rollout"), lambda run: RolloutOptions(name, run=run, **common))
+        self.run("stats", alias, template.format("stats"), lambda run: StatsOptions((name,), run=run, **common))
+        self.run("ablate", alias, line, lambda run: AblateOptions(name, predicted=predicted, run=run, **common))
         limit = self._at_most(CHECKED)
         line = f"{template.format('explain')} --method {','.join(EXPLAINED)} --verify --limit {limit}"
-        self._run(
+        self.run(
             "explain", alias, line,
             lambda run: ExplainOptions((name,), method=EXPLAINED, verify=True, run=replace(run, limit=limit), **common),
         )  # fmt: skip
@@ -160,7 +173,7 @@ class Chapters:
     def _compare(self, first: str, second: str) -> None:
         """Two models side by side."""
         line = f"compare {first} {second} --data {self.images.data} --panels {PANELS} --maps {COMPARED}"
-        self._run(
+        self.run(
             "compare", "", line,
             lambda run: CompareOptions(
                 (first, second), self.images.data, panels=PANELS, maps=COMPARED, model_options=self.model_options,
@@ -175,7 +188,7 @@ class Chapters:
             f"attack {' '.join(names)} {self.images.typed_with_labels} --attack {','.join(ATTACKS)} --no-corruptions "
             f"--limit {limit}"
         )
-        self._run(
+        self.run(
             "attack", "", line,
             lambda run: AttackOptions(
                 tuple(names), **self.images.options, attacks=ATTACKS, corruptions=False,
@@ -188,7 +201,7 @@ class Chapters:
         limit = self._at_most(FEATURED)
         bank = min(BANK, default_bank(limit))
         line = f"features {' '.join(names)} --data {self.images.data} --limit {limit} --bank {bank} --no-cache"
-        self._run(
+        self.run(
             "features", "", line,
             lambda run: FeaturesOptions(
                 tuple(names), self.images.data, bank=bank, cache=False, model_options=self.model_options,
@@ -199,7 +212,7 @@ class Chapters:
     def _profile(self, names: Sequence[str]) -> None:
         """The costs of all models, on a few batch sizes."""
         line = f"profile {' '.join(names)} --batch-sizes {','.join(map(str, PROFILED))}"
-        self._run(
+        self.run(
             "profile", "", line,
             lambda run: ProfileOptions(
                 tuple(names), batch_sizes=PROFILED, model_options=self.model_options, run=replace(run, limit=None)
@@ -211,13 +224,7 @@ class Chapters:
 
     def _at_most(self, images: int) -> int:
         """This number of images, or that of --limit where it is smaller."""
-        return min(self.run.limit or images, images)
-
-    def _run(self, word: str, alias: str, line: str, options: Callable[[RunOptions], object]) -> None:
-        """Run one command in its own folder; line: its command line; options: made from the run options."""
-        folder = f"{CHAPTERS_FOLDER}/{word}-{alias}" if alias else f"{CHAPTERS_FOLDER}/{word}"
-        self.done.append(ChapterRow(word, alias, folder))
-        COMMANDS[word].measure(options(replace(self.run, out=self.path / folder, command=f"vitlens {line}")))
+        return min(self.run_options.limit or images, images)
 
 
 def _parts(model: Model, images: int) -> Iterator[Part]:

@@ -13,26 +13,19 @@ from vitlens.commands.evaluate.record import ACCURACY
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.rollout.record import MASK_AREA, POINTING
+from vitlens.commands.scaffold.chapters.record import CHAPTERS, CHAPTERS_FOLDER, TITLES, ChapterRow, chapters_of
 from vitlens.commands.scaffold.describe import predicted_sentences
-from vitlens.commands.scaffold.publish import read
 from vitlens.commands.scaffold.trainings import training_sentences
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import (
-    CHAPTERS,
-    CHAPTERS_FOLDER,
     DESIGN,
     LEFT_OUT,
-    TITLES,
-    ChapterRow,
     left_out_words,
 )
 from vitlens.commands.study.report.points import points_report
-from vitlens.errors import UnknownNameError
-from vitlens.files import read_run
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Section, Sentence
 from vitlens.report.numbers import in_words
-from vitlens.safe_paths import inside
 from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
@@ -52,7 +45,7 @@ def report(record: Record) -> Document:
 
 def _whole_report(record: Record) -> Document:
     """The summary, the sections of all chapters, and their limits."""
-    chapters = [(row, _chapter(record, row)) for row in record.rows(CHAPTERS)]
+    chapters = list(chapters_of(record))
     sections = [Section("Summary", tuple(_summary(record, chapters)), figures=tuple(_figure(record)), leading=True)]
     limits: dict[Sentence, None] = {}
     for row, chapter in chapters:
@@ -61,13 +54,6 @@ def _whole_report(record: Record) -> Document:
         sections += [_placed(row, section) for section in (*document.sections, *document.appendix)]
     sections.append(Section("Contents of the folder", (_contents(record),)))
     return Document(record.config.title, tuple(sections), limits=tuple(limits))
-
-
-def _chapter(record: Record, row: ChapterRow) -> Record:
-    """The record of a chapter. Raises UnknownNameError for a command that a study does not run."""
-    if row.word not in TITLES:
-        raise UnknownNameError("chapter of a study", row.word, TITLES)
-    return read(read_run(inside(record.folder, row.folder)))
 
 
 def _placed(row: ChapterRow, section: Section) -> Section:
