@@ -173,7 +173,7 @@ class CheckpointMapArrays:
 LAYERS = TableOf("layers", LayerRow)
 WITHOUT_MAP = TableOf("without_map", UnplacedLayerRow)
 IMAGES = TableOf("images", AttentionImageRow)
-DEVELOPMENT = TableOf("development", DevelopmentRow)
+DEVELOPMENT = TableOf("development", DevelopmentRow, optional=True)
 LAYOUT = TableOf("layout", LayoutRow)
 QUERY = TableOf("query", QueryRow)
 KEY = TableOf("key", KeyRow)
