@@ -23,12 +23,15 @@ class ChapterRunner:
         self.path, self.run_options, self.cache = path, replace(run, overwrite=True), cache
         self.done: list[ChapterRow] = []
 
-    def run(self, word: str, alias: str, line: str, options: Callable[[RunOptions], object]) -> ChapterRow:
+    def run(
+        self, word: str, alias: str, line: str, options: Callable[[RunOptions], object], *, suffix: str = ""
+    ) -> ChapterRow:
         """Run one command in its own folder.
 
-        alias: of its one model, "" for all; line: its command line; options: made from the run options.
+        alias: of its one model, "" for all; line: its command line; options: made from the run options; suffix: of the
+        folder, for a second run of one command.
         """
-        folder = f"{CHAPTERS_FOLDER}/{word}-{alias}" if alias else f"{CHAPTERS_FOLDER}/{word}"
+        folder = f"{CHAPTERS_FOLDER}/{word}-{alias}" if alias else f"{CHAPTERS_FOLDER}/{word}{suffix}"
         place = self.path / folder
         whole = options(replace(self.run_options, out=place, command=f"vitlens {line}", at_least=(), at_most=()))
         cached = self.cache is not None and self.cache.restore(word, whole, place)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from vitlens.commands.attack.epsilons import epsilon_words
 from vitlens.commands.attack.record import CURVES, ROBUST_PAIRS
 from vitlens.commands.attack.record.rows import RobustPairRow
 from vitlens.commands.attention.record import DEVELOPMENT
@@ -115,18 +116,22 @@ def _where(study: Study) -> Iterator[Sentence]:
 
 
 def _robust_pair(study: Study) -> RobustPairRow | None:
-    """The comparison under the strongest attack at 1/255, turned to the pair's order."""
+    """Both models under the strongest attack, at the smallest epsilon with a significant difference, else 1/255."""
     chapter = next(study.of("attack"), None)
     if chapter is None or study.pair is None:
         return None
-    rows = [row for row in chapter.record.rows(CURVES) if row.norm == "linf" and row.epsilon == _JUDGED]
-    if not rows:
+    curves = [row for row in chapter.record.rows(CURVES) if row.norm == "linf" and row.epsilon > 0]
+    if not curves:
         return None
-    strongest = min(rows, key=lambda row: row.accuracy).attack
-    for row in chapter.record.rows(ROBUST_PAIRS):
-        if row.attack == strongest and row.epsilon == _JUDGED and {row.first, row.second} == set(study.pair):
-            return row
-    return None
+    strongest = min(curves, key=lambda row: (row.accuracy, -row.epsilon)).attack
+    rows = [
+        row
+        for row in chapter.record.rows(ROBUST_PAIRS)
+        if row.attack == strongest and {row.first, row.second} == set(study.pair)
+    ]
+    significant = [row for row in rows if row.p_holm <= LEVEL]
+    judged = [row for row in rows if row.epsilon == _JUDGED]
+    return min(significant, key=lambda row: row.epsilon, default=None) or next(iter(judged or rows), None)
 
 
 def _robustness(study: Study) -> Iterator[Sentence]:
@@ -136,14 +141,15 @@ def _robustness(study: Study) -> Iterator[Sentence]:
     vit, cnn = study.pair
     if row.p_holm > LEVEL:
         yield Sentence(
-            f"Under {row.title} at 1/255 the models do not differ significantly ({in_words(row.estimate)}, "
-            f"{row.first} minus {row.second}).",
+            f"Under {row.title} at {epsilon_words(row.epsilon, row.norm)} the models do not differ significantly "
+            f"({in_words(row.estimate)}, {row.first} minus {row.second}).",
             (row,),
         )
     else:
         better = row.first if row.difference > 0 else row.second
         yield Sentence(
-            f"{better} is more robust under {row.title} at 1/255: {in_words(row.estimate)} ({row.first} minus "
+            f"{better} is more robust under {row.title} at {epsilon_words(row.epsilon, row.norm)}: "
+            f"{in_words(row.estimate)} ({row.first} minus "
             f"{row.second}).",
             (row,),
         )
@@ -249,9 +255,10 @@ def _decisions(study: Study) -> Iterator[Decision]:
     if row is not None:
         decided = row.p_holm <= LEVEL
         better = row.first if row.difference > 0 else row.second
-        evidence = f"{row.title} at 1/255: {in_words(row.estimate)} ({row.first} minus {row.second})"
+        where = f"{row.title} at {epsilon_words(row.epsilon, row.norm)}"
+        evidence = f"{where}: {in_words(row.estimate)} ({row.first} minus {row.second})"
         yield Decision(
-            "small adversarial changes", better if decided else "either", evidence, "L∞, 1/255, white box",
+            "small adversarial changes", better if decided else "either", evidence, "L∞, white box, that epsilon",
             "stronger attacks, other norms", decided, (row.estimate,),
         )  # fmt: skip
 

@@ -39,7 +39,7 @@ def introduction(study: Study) -> Section:
         budget = next((row for row in study.record.rows(TRAINING) if row.model == alias), None)
         trained = "" if budget is None or budget.epochs is None else f", trained for {budget.epochs} epochs"
         rows = tuple(row for row in (model, budget) if row is not None)
-        family = "vision transformer" if alias in study.vits else model.family
+        family = "vision transformer" if alias in study.vits else {"cnn": "CNN"}.get(model.family, model.family)
         sentences.append(Sentence(f"`{alias}`: a {family}, {model.parameters:,} parameters{trained}.", rows))
     chapter = next(study.of("evaluate"), None) or next(iter(study.chapters), None)
     if chapter is not None:
