@@ -10,6 +10,7 @@ from vitlens.commands.study.record import LEFT_OUT, left_out_words
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.commands.study.report.whole.discussion import discussion
 from vitlens.commands.study.report.whole.first_page import findings, verdicts
+from vitlens.commands.study.report.whole.in_short import in_short
 from vitlens.commands.study.report.whole.introduction import glossary, introduction, limits
 from vitlens.commands.study.report.whole.learned import learned
 from vitlens.commands.study.report.whole.results import results
@@ -21,13 +22,21 @@ from vitlens.report.layout import METHODS
 def whole_report(record: Record) -> Document:
     """The report of a whole study from its folder; what its chapters show beyond the results is the appendix."""
     study = Study.read(record)
-    parts = (introduction(study), *results(study), learned(study), *discussion(study), glossary())
+    judged = tuple(verdicts(study))
+    parts = (
+        in_short(study, judged),
+        introduction(study),
+        *results(study),
+        learned(study),
+        *discussion(study),
+        glossary(),
+    )
     body = tuple(section for section in parts if section is not None)
     return Document(
         record.config.title,
         body,
         limits=tuple(limits(study)),
-        verdicts=tuple(verdicts(study)),
+        verdicts=judged,
         findings=findings(study),
         appendix=tuple(_appendix(study, {figure.name for section in body for figure in section.figures})),
         preface=tuple(_preface(record)),
