@@ -52,6 +52,7 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     whole_folder(out, "study")
 
 
+@pytest.mark.slow
 def test_a_second_study_of_the_same_models_repeats_no_chapter(tiny_vit, tiny_cnn, tmp_path, monkeypatch):
     monkeypatch.setenv("VITLENS_CACHE", str(tmp_path / "cache"))
     outs = [tmp_path / name for name in ("first", "second")]
