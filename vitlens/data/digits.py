@@ -51,6 +51,14 @@ class DigitScenes:
         glyphs, _ = _load()
         return render(glyphs[sources], keys(self.seed, sources, self.repetitions[indices]), self.style)
 
+    def redrawn(self, distractors: int | None) -> Pixels:
+        """Pixels of the same digits on the same grounds, without strokes or with other ones."""
+        return replace(self, style=replace(self.style, strokes=distractors)).read(torch.arange(len(self)))
+
+    def pick(self, indices: Tensor) -> "DigitScenes":
+        """These scenes alone, in this order."""
+        return replace(self, sources=self.sources[indices], repetitions=self.repetitions[indices])
+
     def epoch(self, number: int) -> "DigitScenes":
         """The same digits in other scenes, those of an epoch (from 0); no two epochs share a scene."""
         stride = int(self.repetitions.max()) + 1
@@ -95,7 +103,7 @@ def digits(
     if part == "train":
         return split
     rendered = drawn.draw(torch.arange(len(drawn)))
-    return replace(split, source=InMemory(rendered.pixels), masks=rendered.masks)
+    return replace(split, source=InMemory(rendered.pixels), masks=rendered.masks, scenes=drawn)
 
 
 def load(request: DataRequest) -> Split:

@@ -20,6 +20,7 @@ REFERENCE = 32  # px: thickness and length of strokes are stated for a canvas th
 STROKES = 4
 _EDGE = 0.42  # fraction of ink at which the digit's outline is drawn
 _SLOPE = 0.9  # difference of that fraction between source pixels that gives an outline one px of smoothing
+_OTHERS = 100  # stream of the draws of other strokes
 _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 
 
@@ -28,12 +29,14 @@ class SceneStyle:
     """Settings of the scenes.
 
     canvas: px, square; digit: smallest and largest height of a digit as a fraction of the canvas; contrast: least
-    difference in luminance between ink and background (0 to 1), before the texture of at most 0.1.
+    difference in luminance between ink and background (0 to 1), before the texture of at most 0.1; strokes: 0 for the
+    scene's own, a number up to 99 for others in their place, None for none.
     """
 
     canvas: int = REFERENCE
     digit: tuple[float, float] = (0.65, 0.9)
     contrast: float = 0.45
+    strokes: int | None = 0
 
 
 class Scenes(NamedTuple):
@@ -60,8 +63,9 @@ def _draw(glyphs: Tensor, keys: Tensor, style: SceneStyle) -> Scenes:
     hues = tone[:, 2:].reshape(-1, 3 + STROKES, 3)
 
     canvas = _ground(keys, ground_tone, hues, style.canvas)
-    shape = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
-    for index in range(STROKES):
+    own = style.strokes in (None, 0)
+    shape = uniform(keys, 6 * STROKES, stream=3 if own else _OTHERS + (style.strokes or 0)).reshape(-1, STROKES, 6)
+    for index in range(0 if style.strokes is None else STROKES):
         between = ground_tone + (0.3 + 0.7 * shape[:, index, 5]) * (ink_tone - ground_tone)
         cover = _stroke(shape[:, index], style.canvas) * clear
         canvas = paint(canvas, colour(hues[:, 3 + index], between), cover)
