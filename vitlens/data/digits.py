@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlens.data.draws import keys, mix
 from vitlens.data.registry import SETS, DataRequest
 from vitlens.data.scenes import Scenes, SceneStyle, render
-from vitlens.data.split import InMemory, Split
+from vitlens.data.split import InMemory, Redrawing, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
 from vitlens.shapes import Pixels
@@ -51,9 +51,11 @@ class DigitScenes:
         glyphs, _ = _load()
         return render(glyphs[sources], keys(self.seed, sources, self.repetitions[indices]), self.style)
 
-    def redrawn(self, distractors: int | None) -> Pixels:
-        """Pixels of the same digits on the same grounds, without strokes or with other ones."""
-        return replace(self, style=replace(self.style, strokes=distractors)).read(torch.arange(len(self)))
+    def redrawn(self, change: Redrawing) -> Pixels:
+        """Pixels of the same digits on the same grounds without strokes, or on other grounds with the same strokes."""
+        plain = change == "without distractors"
+        style = replace(self.style, strokes=0) if plain else replace(self.style, ground=1)
+        return replace(self, style=style).read(torch.arange(len(self)))
 
     def pick(self, indices: Tensor) -> "DigitScenes":
         """These scenes alone, in this order."""

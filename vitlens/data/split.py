@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import PurePath
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -40,12 +40,15 @@ class Renewable(Protocol):
         ...
 
 
+Redrawing: TypeAlias = Literal["without distractors", "other ground"]
+
+
 @runtime_checkable
 class Redrawable(Protocol):
-    """Scenes that can be drawn again, each with the same object on the same ground."""
+    """Scenes that can be drawn again, each with the same object at its place."""
 
-    def redrawn(self, distractors: int | None) -> Tensor:
-        """Pixels (n, 3, height, width) uint8 without distractors (None), or with others: set number 1, 2, ..."""
+    def redrawn(self, change: Redrawing) -> Tensor:
+        """Pixels (n, 3, height, width) uint8 without the distractors, or with them on another ground."""
         ...
 
     def pick(self, indices: Tensor) -> "Redrawable":

@@ -172,7 +172,7 @@ def _edited(subject: Subject, test: str, members: Labels) -> Edited:
     split, seed = subject.split.pick(members), subject.seed
     if test == "remove distractors":
         assert split.scenes is not None
-        return Edited(*(split.scenes.redrawn(strokes).float() / 255 for strokes in (None, 1)))
+        return Edited(*(split.scenes.redrawn(how).float() / 255 for how in ("without distractors", "other ground")))
     images = next(iter(split.batches(len(members)))).images
     assert split.masks is not None
     masks = split.masks.cpu()

@@ -176,7 +176,7 @@ def rules_of(subject: Subject) -> dict[str, Applied]:
     if split.scenes is not None:
         scenes = split.pick(indices)
         assert scenes.scenes is not None
-        plain = scenes.scenes.redrawn(None).float() / 255
+        plain = scenes.scenes.redrawn("without distractors").float() / 255
         drawn = next(iter(scenes.batches(len(scenes)))).images
         changed = changed_cells(drawn, plain, cells.grid)
         of_maps["distractor"] = on_distractors(cells.shares, changed, cells.objects, cells.known)

@@ -104,7 +104,7 @@ TESTS: Final[Mapping[str, CausalTest]] = MappingProxyType(
         "remove distractors": CausalTest(
             "distractor",
             "the scene is drawn again without its distractors",
-            "the scene is drawn again with other random distractors",
+            "the scene is drawn again with its distractors, on another ground",
         ),
         "remove marked part": CausalTest(
             "wrong part",
