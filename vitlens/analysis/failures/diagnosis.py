@@ -136,7 +136,7 @@ def failures(
         chosen = method or resolved("vitlens.attribution.explain:preferred_method")(model)
         maps = explain(model, split, method=chosen, batch_size=batch_size, seed=seed).detach().float().cpu()
     subject = Subject(model, split, evaluation, cells_for(model, split, maps), batch_size=batch_size, seed=seed)
-    return together([diagnosis(subject, rules, advance=advance)])[0]
+    return together([diagnosis(subject, {**rules_of(subject), **rules}, advance=advance)])[0]
 
 
 def cells_for(model: Model, split: Split, maps: AnyMaps | None, indices: Tensor | None = None) -> IndexedCells | None:
@@ -148,11 +148,10 @@ def cells_for(model: Model, split: Split, maps: AnyMaps | None, indices: Tensor 
 
 
 def diagnosis(
-    subject: Subject, given: Mapping[str, Applied] | None = None, *, advance: Callable[[int], object] = lambda _: None
+    subject: Subject, rules: Mapping[str, Applied], *, advance: Callable[[int], object] = lambda _: None
 ) -> Diagnosis:
-    """The categories and the causal tests of one model, before `together`. given: rules that other data decide."""
+    """The categories and the causal tests of one model, before `together`. rules: applied to all images."""
     evaluation = subject.evaluation
-    rules = {**rules_of(subject), **(given or {})}
     rates = tuple(
         rate_of(name, rules[name], evaluation.correct, groups=evaluation.groups, seed=subject.seed)
         for name in CATEGORIES

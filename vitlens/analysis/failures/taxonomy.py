@@ -113,8 +113,8 @@ TESTS: Final[Mapping[str, CausalTest]] = MappingProxyType(
         ),
         "enlarge": CausalTest(
             "small",
-            f"a crop around the object is enlarged to the size of the image, at most {MOST_ZOOM:g} times",
-            "the same crop stays at its size in the centre, its surroundings filled in from its border",
+            "a crop around the object is enlarged to the size of the image",
+            "the same crop stays at its size, in the centre, and its surroundings are filled in from its border",
         ),
     }
 )
