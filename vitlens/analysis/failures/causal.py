@@ -183,7 +183,7 @@ def _edited(subject: Subject, test: str, members: Labels) -> Edited:
     cells = subject.cells.cells.pick(torch.tensor([place[index] for index in members.tolist()]))
     if test == "remove marked patches":
         return without_marked(images, masks, cells, seed=seed)
-    return without_part(images, cells, seed=seed)
+    return without_part(images, masks, cells, seed=seed)
 
 
 @torch.no_grad()

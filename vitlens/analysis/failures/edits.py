@@ -1,6 +1,6 @@
 """Changes of images for the causal tests of failures: what a category blames is removed or restored, beside a control.
 
-Removed cells are filled in from their surroundings (noisy linear imputation, Rong 2022), so that no edge of a patch
+Removed patches are filled in from their surroundings (noisy linear imputation, Rong 2022), so that no edge of a patch
 appears. Each function returns the changed images and the control images, (batch, 3, height, width) in [0, 1].
 """
 
@@ -33,14 +33,23 @@ def without_marked(images: Images, masks: Masks, cells: MapCells, *, seed: int =
     """Without the cells off the object that hold half of the map's mass there; control: as many random ones there."""
     marked = half_of(torch.where(cells.objects, 0.0, cells.shares))
     control = random_cells(~cells.objects, marked.sum(1), seed=seed)
-    return Edited(*(_filled(images, chosen, cells.grid, keep=masks, seed=seed) for chosen in (marked, control)))
+    size, stays = (images.shape[-2], images.shape[-1]), masks[:, None].to(images.device)
+    holes = (pixel_masks(chosen.to(images.device), cells.grid, size) & ~stays for chosen in (marked, control))
+    return Edited(*(imputed(images, each, seed=seed) for each in holes))
 
 
-def without_part(images: Images, cells: MapCells, *, seed: int = 0) -> Edited:
-    """Without the cells of the object that hold half of the map's mass on it; control: as many random ones there."""
+def without_part(images: Images, masks: Masks, cells: MapCells, *, seed: int = 0) -> Edited:
+    """Without the cells of the object that hold half of the map's mass on it; control: as many random ones there.
+
+    They are filled in from what surrounds the object, so that the rest of it does not grow into them.
+    """
     marked = half_of(torch.where(cells.objects, cells.shares, 0.0))
     control = random_cells(cells.objects, marked.sum(1), seed=seed)
-    return Edited(*(_filled(images, chosen, cells.grid, keep=None, seed=seed) for chosen in (marked, control)))
+    object_and_edge = F.max_pool2d(masks[:, None].float(), 3, stride=1, padding=1) > 0
+    whole = object_and_edge.flatten(1).all(1)[:, None, None, None]
+    ground = imputed(images, torch.where(whole, masks[:, None], object_and_edge).to(images.device), seed=seed)
+    size = (images.shape[-2], images.shape[-1])
+    return Edited(*(torch.where(pixel_masks(chosen, cells.grid, size), ground, images) for chosen in (marked, control)))
 
 
 def enlarged_objects(images: Images, masks: Masks, *, seed: int = 0) -> Edited:
@@ -87,12 +96,6 @@ def changed_cells(first: Images, second: Images, grid: Cells) -> CellFlags:
     """The cells in which two versions of each image differ by more than a hundredth in any pixel."""
     differs = (first - second).abs().amax(1, keepdim=True) > 0.01
     return F.adaptive_max_pool2d(differs.float(), grid).flatten(1) > 0
-
-
-def _filled(images: Images, cells: CellFlags, grid: Cells, *, keep: Masks | None, seed: int) -> Images:
-    """Images with these cells imputed; keep: pixels that stay."""
-    holes = pixel_masks(cells.to(images.device), grid, (images.shape[-2], images.shape[-1]))
-    return imputed(images, holes if keep is None else holes & ~keep[:, None].to(images.device), seed=seed)
 
 
 def _ends(masks: Masks) -> tuple[Float[Tensor, "batch 2"], Float[Tensor, "batch 2"]]:

@@ -108,7 +108,7 @@ TESTS: Final[Mapping[str, CausalTest]] = MappingProxyType(
         ),
         "remove marked part": CausalTest(
             "wrong part",
-            "the patches of the object that hold half of the map's mass on it are filled in from their surroundings",
+            "the patches of the object that hold half of the map's mass on it are filled in from its surroundings",
             "as many random patches of the object are filled in",
         ),
         "enlarge": CausalTest(

@@ -84,7 +84,7 @@ def _results(aliases: Sequence[str], rows: Sequence[FailureRow], tests: Sequence
         supported = [test for test in of_model if test.verdict == "supported"]
         yield from (Sentence(_because(test), (test,)) for test in supported)
         if not supported:
-            yield Sentence(f"No cause of **{alias}**'s errors is shown by a causal test.", (*own, *of_model))
+            yield Sentence(f"No causal test shows a cause of the errors of **{alias}**.", (*own, *of_model))
         named = {test.category for test in supported}
         yield from (Sentence(_frequency(row), (row,)) for row in own if row.more_frequent and row.category not in named)
         yield from _not_supported(alias, of_model)
@@ -151,12 +151,12 @@ def _not_judged(rows: Sequence[FailureRow]) -> Iterator[Sentence]:
 def _methods(methods: Mapping[str, str]) -> Iterator[Sentence]:
     """The rules, the tests, and when a cause is called supported."""
     maps = ", ".join(f"{alias} ({title})" for alias, title in methods.items())
-    rules = "; ".join(f"*{known.title}*: {known.rule}" for known in CATEGORIES.values())
+    rules = "; ".join(f"**{known.title}**: {known.rule}" for known in CATEGORIES.values())
     yield Sentence(
         f"Categories of failures, not exclusive, by maps of the predicted class of {maps}: {rules}.", says="method"
     )
     tests = "; ".join(
-        f"*{CATEGORIES[test.category].title}*: {test.change}; control: {test.control}" for test in TESTS.values()
+        f"**{CATEGORIES[test.category].title}**: {test.change}; control: {test.control}" for test in TESTS.values()
     )
     yield Sentence(
         f"Causal tests change at most {TESTED} misclassified images of a category, at random, and count those that are "
@@ -171,7 +171,7 @@ def _methods(methods: Mapping[str, str]) -> Iterator[Sentence]:
         "label always does.",
         says="method",
     )
-    untested = "; ".join(f"*{known.title}*: {known.untestable}" for known in CATEGORIES.values() if known.untestable)
+    untested = "; ".join(f"**{known.title}**: {known.untestable}" for known in CATEGORIES.values() if known.untestable)
     yield Sentence(f"Categories without a causal test: {untested}.", says="method")
 
 
@@ -182,9 +182,8 @@ def _category_table(aliases: Sequence[str], rows: Sequence[FailureRow], tests: S
         cells: list[Cell] = [CATEGORIES[category].title if category in CATEGORIES else NOT_EXPLAINED]
         for alias in aliases:
             own = next(row for row in rows if row.model == alias and row.category == category)
-            untested = "no failure" if own.failures and not own.failure_rate else "none"
             cells += [_counted(own), in_words(own.of_successes, with_n=False)]
-            cells += ["–" if category == NOT_EXPLAINED else verdicts.get((alias, category), untested)]
+            cells += [verdicts.get((alias, category), _untested(own))]
         table.append(tuple(cells))
     columns = [f"{alias}: {what}" for alias in aliases for what in ("failures", "correct predictions", "causal test")]
     return Table(
@@ -192,6 +191,17 @@ def _category_table(aliases: Sequence[str], rows: Sequence[FailureRow], tests: S
         ("category", *columns),
         tuple(table),
     )
+
+
+def _untested(row: FailureRow) -> str:
+    """Why a category has no verdict."""
+    if row.category == NOT_EXPLAINED:
+        return "–"
+    if CATEGORIES[row.category].untestable:
+        return "no test"
+    if row.failure_rate is None:
+        return "not tested"
+    return "no failure" if row.failure_rate == 0 else "not possible"
 
 
 def _counted(row: FailureRow) -> str:
