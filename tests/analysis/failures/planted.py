@@ -90,7 +90,7 @@ class LargeOnly(nn.Module):
 
 
 class AtRandom(nn.Module):
-    """Predicts the colour of most of the image, and a wrong one for a fraction of images that no feature tells apart."""
+    """Predicts the colour of most of the image, and a wrong one for images that no feature tells apart."""
 
     def forward(self, images: Tensor) -> Tensor:
         colours = (images - images.amin(1, keepdim=True)).mean((2, 3))
@@ -101,4 +101,6 @@ class AtRandom(nn.Module):
 
 
 def model(module: nn.Module) -> Model:
-    return vitlens.wrap(module, alias="planted", image_size=SIDE, mean=(0, 0, 0), std=(1, 1, 1), classes=CLASSES)
+    return vitlens.wrap(
+        module, alias="planted", image_size=SIDE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), classes=CLASSES
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import reading
@@ -25,8 +25,10 @@ from vitlens.analysis.failures.taxonomy import FEWEST, TESTED, TESTS, CausalVerd
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Labels
+from vitlens.shapes import Images
 from vitlens.uncertainty import LEVEL, Estimate, holm, mcnemar, wilson
+
+Members = Int[Tensor, " images"]  # indices of some images of a split
 
 EXAMPLES = 3  # images of a test that are kept
 
@@ -42,12 +44,12 @@ class Repair:
     """
 
     test: str
-    images: Labels
+    images: Members
     corrected: Bool[Tensor, " images"]
     control: Bool[Tensor, " images"]
     p: float
-    edited: Images
-    prediction: Labels
+    edited: Float[Tensor, "examples 3 height width"]
+    prediction: Int[Tensor, " examples"]
     probability: Float[Tensor, " examples"]
     p_holm: float = 1.0
     verdict: CausalVerdict = "too few"
@@ -73,7 +75,7 @@ class Repair:
 class IndexedCells:
     """Maps on cells of the images at these indices of a split."""
 
-    indices: Labels
+    indices: Members
     cells: MapCells
 
 
@@ -121,7 +123,7 @@ def causal_tests(
     return tuple(repairs)
 
 
-def tested_images(subject: Subject, rules: Mapping[str, Applied]) -> dict[str, Labels]:
+def tested_images(subject: Subject, rules: Mapping[str, Applied]) -> dict[str, Members]:
     """The images of each test, drawn at random by the seed; tests without images are left out."""
     chosen = {}
     for test, known in TESTS.items():
@@ -138,7 +140,7 @@ def tested_images(subject: Subject, rules: Mapping[str, Applied]) -> dict[str, L
     return chosen
 
 
-def sample_of(able: Bool[Tensor, " batch"], groups: Tensor | None, *, seed: int, most: int = TESTED) -> Labels:
+def sample_of(able: Bool[Tensor, " batch"], groups: Tensor | None, *, seed: int, most: int = TESTED) -> Members:
     """Indices of at most `most` images at random, one of each group."""
     members = able.nonzero().flatten()
     members = members[torch.randperm(len(members), generator=torch.Generator().manual_seed(seed))]
@@ -167,7 +169,7 @@ def _judged(repair: Repair, p_holm: float) -> Repair:
     return replace(repair, p_holm=p_holm, verdict=verdict)
 
 
-def _edited(subject: Subject, test: str, members: Labels) -> Edited:
+def _edited(subject: Subject, test: str, members: Members) -> Edited:
     """These images after a test's change and after its control."""
     split, seed = subject.split.pick(members), subject.seed
     if test == "remove distractors":
@@ -188,7 +190,7 @@ def _edited(subject: Subject, test: str, members: Labels) -> Edited:
 
 @torch.no_grad()
 def _answers(
-    subject: Subject, edited: Edited, members: Labels, advance: Callable[[int], object]
+    subject: Subject, edited: Edited, members: Members, advance: Callable[[int], object]
 ) -> tuple[Tensor, Tensor, Images, Tensor]:
     """Whether each image is classified correctly after the change and the control; the changed images; their logits."""
     model = subject.model
