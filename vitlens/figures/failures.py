@@ -27,7 +27,7 @@ from vitlens.figures.style import (
 _ACROSS = 3  # images in a row
 _GAP = 0.05  # inch between the panels of an image
 _BETWEEN = 0.14  # inch between images
-_LETTER = 0.062  # inch per letter of a caption
+_LETTER = 0.072  # inch per letter of a caption
 _CAPTION, _HEAD = 0.3, 0.22  # inch below the panels, and above a row for its title
 _PERCENT = Scale(0.0, 100.0)
 
