@@ -4,7 +4,7 @@ A test counts the images that are classified correctly after the change and afte
 the same images, so McNemar's exact test compares them; its p-values are corrected for all tests of a run (Holm).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +26,7 @@ from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
 from vitlens.shapes import Images
+from vitlens.summary import Line, Summary
 from vitlens.uncertainty import LEVEL, Estimate, holm, mcnemar, wilson
 
 Members = Int[Tensor, " images"]  # indices of some images of a split
@@ -33,8 +34,8 @@ Members = Int[Tensor, " images"]  # indices of some images of a split
 EXAMPLES = 3  # images of a test that are kept
 
 
-@dataclass(frozen=True)
-class Repair:
+@dataclass(frozen=True, repr=False)
+class Repair(Summary):
     """One causal test of one model on m misclassified images.
 
     images: (m,) indices, in the random order in which they were drawn; corrected, control: (m,) whether each is
@@ -53,6 +54,15 @@ class Repair:
     probability: Float[Tensor, " examples"]
     p_holm: float = 1.0
     verdict: CausalVerdict = "too few"
+
+    def summary(self) -> Iterator[Line]:
+        """The counts and the verdict."""
+        corrected, control = self.rates
+        yield Line("test", self.test)
+        yield Line("corrected", corrected, f"of {len(self.images)} images")
+        yield Line("corrected by the control", control, f"of {len(self.images)} images")
+        yield Line("p (Holm)", self.p_holm)
+        yield Line("verdict", self.verdict)
 
     @property
     def category(self) -> str:

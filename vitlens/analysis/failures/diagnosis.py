@@ -122,8 +122,8 @@ def failures(
 
     >>> import vitlens
     >>> found = vitlens.failures(vitlens.load("cnn-digits"), vitlens.load_data("digits", limit=40))
-    >>> len(found.correct), found.repairs
-    (40, ())
+    >>> found.failures, [repair.verdict for repair in found.repairs]
+    (2, ['too few'])
     """
     split = as_split(images)
     evaluation = evaluate(model, split, batch_size=batch_size, advance=advance)
