@@ -93,7 +93,10 @@ def test_no_cause_is_named_otherwise(tmp_path, tests):
     frequent = tuple(replace(each, more_frequent=each.category == "elsewhere") for each in ROWS)
     record = recorded(tmp_path / "a", frequent, tests)
     assert "because" not in results(record)
-    assert results(record).startswith("No causal test shows a cause of the errors of **vit**.")
+    said = (
+        "No causal test shows a cause of the errors of **vit**." if tests else "No causal test of the errors of **vit**"
+    )
+    assert results(record).startswith(said)
     assert backed(record)
     [found] = [each for each in findings_of(record) if each is not None]
     assert "because" not in found.claim.text
@@ -113,8 +116,12 @@ def test_no_failure_at_all(tmp_path):
 
 def test_what_the_data_cannot_tell_is_said(tmp_path):
     rows = tuple(replace(each, **UNKNOWN) if each.category in ("small", "cut") else each for each in ROWS)
-    text = results(recorded(tmp_path / "a", rows))
-    assert "Not tested on these images: small, occluded or cut (needs object masks)." in text
+    record = recorded(tmp_path / "a", rows)
+    assert "Not tested on these images: small, occluded or cut (needs object masks)." in results(record)
+    methods = " ".join(each.text for each in section(record).sentences if each.says == "method")
+    assert CATEGORIES["small"].rule not in methods
+    assert TESTS["enlarge"].change not in methods
+    assert CATEGORIES["elsewhere"].rule in methods
 
 
 def test_every_category_is_in_the_table_and_every_test_in_the_second(tmp_path):

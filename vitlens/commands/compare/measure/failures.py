@@ -44,6 +44,8 @@ def write_diagnoses(
     for model, split, method, evaluation, values in zip(models, splits, methods, evaluated, (maps.first, maps.second)):
         sampled = maps.indices[maps.sampled]
         further = _further_failures(evaluation, sampled, seed=options.seed)
+        if split.masks is None:  # only examples need maps then
+            further = further[:0]
         indices = torch.cat([sampled, further])
         if target == "predicted":
             own = torch.cat([values[maps.sampled], *_maps(model, split, method, further, options)])

@@ -37,7 +37,7 @@ def failure_sections(record: Record, methods: Mapping[str, str]) -> Iterator[Sec
         return
     yield Section(
         TITLE,
-        (*_results(record.aliases, rows, tests), *_methods(methods)),
+        (*_results(record.aliases, rows, tests), *_methods(rows, methods)),
         (_category_table(record.aliases, rows, tests), *_test_table(tests)),
         tuple(_figures(record, methods)),
         question="Why are images misclassified, and what shows it?",
@@ -83,7 +83,9 @@ def _results(aliases: Sequence[str], rows: Sequence[FailureRow], tests: Sequence
             continue
         supported = [test for test in of_model if test.verdict == "supported"]
         yield from (Sentence(_because(test), (test,)) for test in supported)
-        if not supported:
+        if not of_model:
+            yield Sentence(f"No causal test of the errors of **{alias}** is possible on these images.", tuple(own))
+        elif not supported:
             yield Sentence(f"No causal test shows a cause of the errors of **{alias}**.", (*own, *of_model))
         named = {test.category for test in supported}
         yield from (Sentence(_frequency(row), (row,)) for row in own if row.more_frequent and row.category not in named)
@@ -148,31 +150,40 @@ def _not_judged(rows: Sequence[FailureRow]) -> Iterator[Sentence]:
         yield Sentence(f"Not tested on these images: {listed}.", tuple(unknown))
 
 
-def _methods(methods: Mapping[str, str]) -> Iterator[Sentence]:
-    """The rules, the tests, and when a cause is called supported."""
-    maps = ", ".join(f"{alias} ({title})" for alias, title in methods.items())
-    rules = "; ".join(f"**{known.title}**: {known.rule}" for known in CATEGORIES.values())
+def _methods(rows: Sequence[FailureRow], methods: Mapping[str, str]) -> Iterator[Sentence]:
+    """The rules and tests that these images allow, and when a cause is called supported."""
+    judged = {row.category for row in rows if row.failures or row.successes}
+    categories = [known for name, known in CATEGORIES.items() if name in judged]
+    tests = [test for test in TESTS.values() if test.category in judged]
+    if categories:
+        maps = ", ".join(f"{alias} ({title})" for alias, title in methods.items())
+        of_maps = f", by maps of the predicted class of {maps}" if "elsewhere" in judged else ""
+        rules = "; ".join(f"**{known.title}**: {known.rule}" for known in categories)
+        yield Sentence(f"Categories of failures, not exclusive{of_maps}: {rules}.", says="method")
+    if tests:
+        changes = "; ".join(
+            f"**{CATEGORIES[test.category].title}**: {test.change}; control: {test.control}" for test in tests
+        )
+        yield Sentence(
+            f"Causal tests change at most {TESTED} misclassified images of a category, at random, and count those that "
+            f"are then classified correctly: {changes}. Objects are enlarged at most {MOST_ZOOM:g} times.",
+            says="method",
+        )
+        yield Sentence(
+            f"A cause is supported where the change corrects more of at least {FEWEST} images than its control does "
+            "(McNemar's exact test, p at most 0.05 after Holm's correction over all tests); only then is it called a "
+            "cause.",
+            says="method",
+        )
     yield Sentence(
-        f"Categories of failures, not exclusive, by maps of the predicted class of {maps}: {rules}.", says="method"
-    )
-    tests = "; ".join(
-        f"**{CATEGORIES[test.category].title}**: {test.change}; control: {test.control}" for test in TESTS.values()
-    )
-    yield Sentence(
-        f"Causal tests change at most {TESTED} misclassified images of a category, at random, and count those that are "
-        f"then classified correctly: {tests}. Objects are enlarged at most {MOST_ZOOM:g} times.",
-        says="method",
-    )
-    yield Sentence(
-        f"A cause is supported where the change corrects more of at least {FEWEST} images than its control does "
-        "(McNemar's exact test, p at most 0.05 after Holm's correction over all tests); only then is it called a "
-        "cause. A category explains failures where its cause is supported or where it is more frequent among failures "
-        "than among correct predictions (interval of Newcombe, widened by Bonferroni for all comparisons); a doubtful "
+        "A category explains failures where its cause is supported or where it is more frequent among failures than "
+        "among correct predictions (interval of Newcombe 1998, widened by Bonferroni for all comparisons); a doubtful "
         "label always does.",
         says="method",
     )
-    untested = "; ".join(f"**{known.title}**: {known.untestable}" for known in CATEGORIES.values() if known.untestable)
-    yield Sentence(f"Categories without a causal test: {untested}.", says="method")
+    untested = "; ".join(f"**{known.title}**: {known.untestable}" for known in categories if known.untestable)
+    if untested:
+        yield Sentence(f"Categories without a causal test: {untested}.", says="method")
 
 
 def _category_table(aliases: Sequence[str], rows: Sequence[FailureRow], tests: Sequence[RepairRow]) -> Table:
