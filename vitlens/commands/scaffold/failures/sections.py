@@ -189,7 +189,8 @@ def _methods(rows: Sequence[FailureRow], methods: Mapping[str, str]) -> Iterator
 def _category_table(aliases: Sequence[str], rows: Sequence[FailureRow], tests: Sequence[RepairRow]) -> Table:
     verdicts = {(test.model, test.category): test.verdict for test in tests}
     table: list[tuple[Cell, ...]] = []
-    for category in (*CATEGORIES, NOT_EXPLAINED):
+    judged = {row.category for row in rows if row.failures or row.successes}
+    for category in (*(name for name in CATEGORIES if name in judged), NOT_EXPLAINED):
         cells: list[Cell] = [CATEGORIES[category].title if category in CATEGORIES else NOT_EXPLAINED]
         for alias in aliases:
             own = next(row for row in rows if row.model == alias and row.category == category)
@@ -211,7 +212,7 @@ def _untested(row: FailureRow) -> str:
     if CATEGORIES[row.category].untestable:
         return "no test"
     if row.failure_rate is None:
-        return "not tested"
+        return "–"
     return "no failure" if row.failure_rate == 0 else "not possible"
 
 
