@@ -35,7 +35,9 @@ from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 
-ALWAYS_FAILURES: Final = ("doubtful label",)  # categories that hold for no correct prediction, by their rule
+ALWAYS_FAILURES: Final = (
+    "doubtful label",
+)  # hold for no correct prediction by their rule, so that they explain nothing
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,7 @@ class Diagnosis(Summary):
         """The categories that explain failures: more frequent among them, or supported by a causal test."""
         supported = {repair.category for repair in self.repairs if repair.verdict == "supported"}
         named = (rate for rate in self.rates if rate.failures is not None and rate.failures.value > 0)
-        return tuple(
-            rate.category
-            for rate in named
-            if rate.more_frequent or rate.category in supported or rate.category in ALWAYS_FAILURES
-        )
+        return tuple(rate.category for rate in named if rate.more_frequent or rate.category in supported)
 
 
 @takes_splits

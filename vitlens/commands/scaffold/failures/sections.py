@@ -177,8 +177,8 @@ def _methods(rows: Sequence[FailureRow], methods: Mapping[str, str]) -> Iterator
         )
     yield Sentence(
         "A category explains failures where its cause is supported or where it is more frequent among failures than "
-        "among correct predictions (interval of Newcombe 1998, widened by Bonferroni for all comparisons); a doubtful "
-        "label always does.",
+        "among correct predictions (interval of Newcombe 1998, widened by Bonferroni for all comparisons). A "
+        "doubtful label explains nothing: it names images to be looked at.",
         says="method",
     )
     untested = "; ".join(f"**{known.title}**: {known.untestable}" for known in categories if known.untestable)
