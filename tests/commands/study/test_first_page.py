@@ -24,7 +24,7 @@ ANSWERS = {
     QUESTIONS[6]: r"without L\d+\.H\d+ \([a-z -]+;",
     QUESTIONS[7]: r"Half of the accuracy is lost: vit-micro .*\d/255.*resnet20 .*\d/255",
     QUESTIONS[8]: "common corruptions of vit-micro.*common corruptions of resnet20|corruptions",
-    QUESTIONS[9]: "Inconclusive or not tested:",
+    QUESTIONS[9]: r"\*\*Not shown\.\*\*",
 }
 
 

@@ -9,7 +9,7 @@ from vitlens.report.findings import MOST
 
 _OF_A_CHAPTER: Final = 2  # findings, at most
 # subjects of verdicts in the order of the page; others follow
-_ORDER: Final = ("accuracy", "calibration", "explanation", "robustness", "common corruptions", "attention health")
+SUBJECTS: Final = ("accuracy", "calibration", "explanation", "robustness", "common corruptions", "attention health")
 _SKIPPED: Final = ("train",)  # evaluate judges the same models on the same images
 
 
@@ -26,7 +26,7 @@ def verdicts(study: Study) -> Iterator[Verdict]:
 
 
 def _place(subject: str) -> int:
-    return next((index for index, word in enumerate(_ORDER) if subject.startswith(word)), len(_ORDER))
+    return next((index for index, word in enumerate(SUBJECTS) if subject.startswith(word)), len(SUBJECTS))
 
 
 def findings(study: Study) -> tuple[Finding, ...]:

@@ -9,11 +9,13 @@ from vitlens.commands.attack.record.rows import AttackCurveRow
 from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.pairs import PAIRS
+from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.commands.study.report.whole.chapters import Study
+from vitlens.commands.study.report.whole.first_page import SUBJECTS
 from vitlens.commands.study.report.whole.heads import heads_section
 from vitlens.report.document import Section, Sentence, Verdict
 from vitlens.report.numbers import in_words
-from vitlens.uncertainty import Estimate, Side, beyond
+from vitlens.uncertainty import Side, beyond
 
 # what the first page must answer; tests/commands/study/test_first_page.py asks them
 QUESTIONS: Final = (
@@ -32,7 +34,7 @@ QUESTIONS: Final = (
 
 def in_short(study: Study, verdicts: Sequence[Verdict]) -> Section | None:
     """Accuracy, maps, heads, robustness, and what was not shown, one sentence each."""
-    lines = (*_accuracy(study), *_maps(study), *_heads(study), *_breaking(study), *_open(verdicts))
+    lines = (*_accuracy(study), *_maps(study), *_heads(study), *_breaking(study), *_open(study, verdicts))
     return Section("In short", tuple(lines), leading=True) if lines else None
 
 
@@ -99,11 +101,14 @@ def _breaking(study: Study) -> Iterator[Sentence]:
         yield Sentence(f"**Breaking.** Half of the accuracy is lost: {'; '.join(parts)}.", tuple(backing))
 
 
-def _open(verdicts: Sequence[Verdict]) -> Iterator[Sentence]:
+def _open(study: Study, verdicts: Sequence[Verdict]) -> Iterator[Sentence]:
+    """The subjects without a verdict, and what one study cannot show."""
     names = [verdict.subject for verdict in verdicts if verdict.state in ("inconclusive", "not tested")]
-    listed = ", ".join(names) if names else "every subject of the verdicts was tested"
+    names += [word for word in SUBJECTS if not any(verdict.subject.startswith(word) for verdict in verdicts)]
+    listed = f"Inconclusive or not tested: {', '.join(names)}. " if names else ""
+    trained = [budget for budget in study.record.rows(TRAINING) if budget.epochs]
+    seeds = "other training seeds, " if trained else ""
     yield Sentence(
-        f"**Not shown.** Inconclusive or not tested: {listed}. One training each; other data, other seeds and stronger "
-        "attacks were not tried.",
-        tuple(verdicts) or (Estimate(0.0),),
+        f"**Not shown.** {listed}Tried were neither {seeds}other data nor stronger attacks.",
+        (*verdicts, *trained, study),
     )

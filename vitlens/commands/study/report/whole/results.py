@@ -66,7 +66,8 @@ def _answer(question: Question, chapter: Chapter, *, several: bool) -> Section |
         drawn += [figure for section in document.appendix for figure in section.figures]
     ranked = sorted(drawn, key=lambda figure: _rank(figure.name, question.figures))
     tables = [table for section in sections for table in section.tables]
-    of = f" ({chapter.row.alias or chapter.row.folder.rpartition('/')[2]})" if several else ""
+    name = chapter.row.alias or {"attack-cw": "C&W"}.get(chapter.row.folder.rpartition("/")[2], "")
+    of = f" ({name})" if several and name else ""
     return Section(
         f"{question.title}{of}",
         tuple(_answers(first))[:_SENTENCES],
