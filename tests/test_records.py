@@ -151,7 +151,7 @@ def test_a_table_that_a_finished_run_has_not_is_said(tmp_path):
 
 
 def test_a_table_that_older_versions_lack_is_empty(tmp_path):
-    later = TableOf("added", Point, later=True)
+    later = TableOf("added", Point, optional=True)
     with RunFolder.create("rollout", out=tmp_path / "run"):
         pass
     assert Record(read_run(tmp_path / "run"), Contents(tables=(later,))).rows(later) == ()

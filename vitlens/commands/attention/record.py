@@ -142,6 +142,25 @@ class LayerAlikeRow:
         )
 
 
+@dataclass(frozen=True)
+class DevelopmentRow:
+    """One layer: how much of a map's mass lies on the object, mean over images with known masks (n), with its interval.
+
+    weights: of the mean over the layer's heads; rollout: of the rollout up to this layer; area: of the masks, what a
+    uniform map has.
+    """
+
+    layer: int
+    weights: float
+    weights_low: float | None
+    weights_high: float | None
+    rollout: float
+    rollout_low: float | None
+    rollout_high: float | None
+    area: float
+    n: int
+
+
 HeadMaps: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
 LayerMeans: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
@@ -152,6 +171,13 @@ class AttentionArrays:
 
     images: Pixels
     layer: HeadMaps
+
+
+@dataclass(frozen=True)
+class DevelopmentArrays:
+    """rollout: up to each layer, maps (images, layers, rows, columns)."""
+
+    rollout: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
 
 
 @dataclass(frozen=True)
@@ -179,16 +205,18 @@ class CheckpointMapArrays:
 LAYERS = TableOf("layers", LayerRow)
 WITHOUT_MAP = TableOf("without_map", UnplacedLayerRow)
 IMAGES = TableOf("images", AttentionImageRow)
+DEVELOPMENT = TableOf("development", DevelopmentRow, optional=True)
 LAYOUT = TableOf("layout", LayoutRow)
 QUERY = TableOf("query", QueryRow)
 KEY = TableOf("key", KeyRow)
 TRAINING = TableOf("training", CheckpointMapRow)
 CHECKPOINT_COUNT = TableOf("kept", CheckpointCountRow)
 
-CHECKS = TableOf("map_checks", MapCheckRow, later=True)
-ALIKE = TableOf("alike", LayerAlikeRow, later=True)
+CHECKS = TableOf("map_checks", MapCheckRow, optional=True)
+ALIKE = TableOf("alike", LayerAlikeRow, optional=True)
 
 MAPS = ArraysOf("attention", AttentionArrays)
+DEVELOPMENT_MAPS = ArraysOf("development", DevelopmentArrays)
 POSITIONS = ArraysOf("positions", PositionArrays)
 QUERY_MAPS = ArraysOf("query", ViewArrays)
 KEY_MAPS = ArraysOf("key", ViewArrays)
@@ -200,6 +228,6 @@ MASK_AREA = "mask-area"  # the layer's place in POINTING for the share of a mask
 
 RECORD = Contents(
     metrics=(DISTANCE_CORRELATION, POINTING),
-    tables=(LAYERS, WITHOUT_MAP, IMAGES, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS, ALIKE),
-    arrays=(MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS),
+    tables=(LAYERS, WITHOUT_MAP, IMAGES, DEVELOPMENT, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS, ALIKE),
+    arrays=(MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS),
 )

@@ -65,8 +65,8 @@ class RolloutArrays:
 
 MAPS = TableOf("methods", MapRow)
 IMAGES = TableOf("images", RolloutImageRow)
-CHECKS = TableOf("map_checks", MapCheckRow, later=True)
-MAP_PAIRS = TableOf("map_agreement", MapPairRow, later=True)
+CHECKS = TableOf("map_checks", MapCheckRow, optional=True)
+MAP_PAIRS = TableOf("map_agreement", MapPairRow, optional=True)
 ROLLOUT = ArraysOf("rollout", RolloutArrays)
 
 PATCH_MASS = MetricName("rollout/{model}/patch_mass/{fusion}")

@@ -22,6 +22,7 @@ from vitlens.commands.attention.record import (
     LayoutRow,
     PositionArrays,
 )
+from vitlens.commands.attention.report.development import development_section
 from vitlens.commands.attention.report.maps import map_figures, pixels
 from vitlens.commands.attention.report.views import views
 from vitlens.commands.scaffold.describe import data_sentences
@@ -54,7 +55,7 @@ def report(record: Record) -> Document:
     )
     return Document(
         record.config.title,
-        (layers, *views(record), *_inputs(record)),
+        (layers, *development_section(record), *views(record), *_inputs(record)),
         limits=tuple(_limits(record)),
         verdicts=tuple(verdicts(record)),
         findings=ranked(findings(record)),
