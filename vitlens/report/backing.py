@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from vitlens.report.document import Document, Sentence
 
 # what is no measured number: code, epsilons' denominators, citations, the level of intervals, names of layers and heads
-_NO_NUMBERS: Final = re.compile(r"`[^`]*`|/255|\([^()]*\b(19|20)\d\d\b[^()]*\)|95 %|[A-Za-z][\w-]*\d[\w-]*(\.H\d+)?")
+_NO_NUMBERS: Final = re.compile(
+    r"`[^`]*`|/255|\([^()]*\b(19|20)\d\d\b[^()]*\)|95 %|(?<!\w)[A-Za-z][\w-]*\d[\w-]*(\.H\d+)?"
+)
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 _SCALES: Final = (1.0, 100.0, 255.0)  # a fraction is printed in per cent, an epsilon in 255ths
 
