@@ -63,6 +63,11 @@ class DepthRow:
         """The accuracy with its interval."""
         return Estimate(self.accuracy, self.low, self.high)
 
+    @property
+    def voters(self) -> int:
+        """How many neighbours vote; 0 for the probe."""
+        return int(self.classifier.partition("-")[2] or 0)
+
 
 @dataclass(frozen=True)
 class MarkedErrorsRow:
@@ -90,6 +95,29 @@ class FeaturePairRow:
     classifier: str
     first: str
     second: str
+    difference: float
+    low: float | None
+    high: float | None
+    n: int
+    p: float
+    p_holm: float
+
+    @property
+    def estimate(self) -> Estimate:
+        """The difference with its interval."""
+        return Estimate(self.difference, self.low, self.high, self.n, "points")
+
+
+@dataclass(frozen=True)
+class HeadDifferenceRow:
+    """One classifier on a model's last layer and the model's own head, on the same images.
+
+    difference: the classifier's accuracy minus the head's, in points; p: McNemar's exact test of equal accuracy;
+    p_holm: corrected for the number of these comparisons.
+    """
+
+    model: str
+    classifier: str
     difference: float
     low: float | None
     high: float | None
@@ -244,6 +272,7 @@ DEPTH = TableOf("depth", DepthRow)
 MARKS = TableOf("marks", MarkedErrorsRow)
 NOTES = TableOf("notes", FeatureNoteRow)
 PAIRS = TableOf("pairs", FeaturePairRow)
+HEAD_DIFFERENCES = TableOf("head", HeadDifferenceRow, newer=True)
 SIMILARITY = TableOf("similarity", SimilarityRow)
 SPACE = TableOf("space", SpaceRow)
 PATCHES = TableOf("patches", PatchColoursRow)
@@ -263,16 +292,17 @@ TRUSTWORTHINESS = MetricName("trustworthiness/{model}/{method}/{of}")
 ZERO_SHOT = MetricName("zero_shot_accuracy/{model}")
 KNN_DIFFERENCE = MetricName("knn_difference/{first}/{second}/{k}")
 PROBE_DIFFERENCE = MetricName("probe_difference/{first}/{second}")
+HEAD_DIFFERENCE = MetricName("head_difference/{model}/{classifier}")  # the classifier's accuracy minus the head's
 CKA = MetricName("cka/{first}/{second}/{layer}/{other}")
 
 RECORD = Contents(
     metrics=(
         ACCURACY, KNN, KNN_MAJORITY, PROBE_ACCURACY, RETRIEVAL_PRECISION, TRUSTWORTHINESS, ZERO_SHOT, KNN_DIFFERENCE,
-        PROBE_DIFFERENCE, CKA,
+        PROBE_DIFFERENCE, HEAD_DIFFERENCE, CKA,
     ),
     tables=(
-        DATA, FEATURES, DEPTH, MARKS, NOTES, PAIRS, SIMILARITY, SPACE, PATCHES, MATCHES, RETRIEVAL, HEADS, TEMPLATES,
-        NO_ZERO_SHOT, PROMPTS,
+        DATA, FEATURES, DEPTH, MARKS, NOTES, PAIRS, HEAD_DIFFERENCES, SIMILARITY, SPACE, PATCHES, MATCHES, RETRIEVAL,
+        HEADS, TEMPLATES, NO_ZERO_SHOT, PROMPTS,
     ),
     arrays=ARRAYS,
 )  # fmt: skip
