@@ -11,21 +11,20 @@ from vitlens.commands.evaluate.record import (
     CONFIDENCE_GAP,
     DIFFERENCE,
     PREDICTED,
-    ClassRow,
     PredictedClassRow,
 )
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
+from vitlens.commands.scaffold.worst_class import worst_class
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, Verdict
 from vitlens.report.findings import SMALLEST, finding
 from vitlens.report.numbers import in_words, percent
-from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, widened
+from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 
 ENOUGH: Final = 300  # images from which on confidence is judged, in 15 bins or as a whole
 FEW: Final = 30  # images below which an accuracy beside another is not judged
-NAMED: Final = 10  # images of a class from which on it can be named as the worst
 
 
 def verdicts(record: Record) -> Iterator[Verdict]:
@@ -56,7 +55,8 @@ def findings(record: Record) -> Iterator[Finding | None]:
         yield _class_confidence(alias, predicted, leaning)
         if not (leaning and _calibrated([row for row in predicted if row not in leaning])):
             yield _confidence(record, alias)
-        yield _worst_class(record, alias)
+        own = [row for row in record.rows(CLASSES) if row.model == alias]
+        yield worst_class(alias, own, record.metric(ACCURACY(model=alias)))
 
 
 def misjudged(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
@@ -153,26 +153,3 @@ def _confidence(record: Record, alias: str) -> Finding | None:
     side = "above" if gap.value > 0 else "below"
     claim = f"**{alias}** is {leans(gap.value)}: its mean confidence is {side} its accuracy."
     return finding(claim, gap, kind="hidden fault", figure="calibration", rows=(gap,))
-
-
-def _worst_class(record: Record, alias: str) -> Finding | None:
-    """The class with the lowest accuracy, where it is below the others' also for as many comparisons as classes."""
-    overall = record.metric(ACCURACY(model=alias))
-    rows = [row for row in record.rows(CLASSES) if row.model == alias and row.n >= NAMED and row.accuracy is not None]
-    if len(rows) < 3:
-        return None
-    worst: ClassRow = min(rows, key=lambda row: row.accuracy or 0.0)
-    accuracy = worst.estimate
-    if accuracy is None or accuracy.high is None:
-        return None
-    if beyond(widened(accuracy, len(rows)), overall.value) is not Side.BELOW:
-        return None
-    return finding(
-        f"**{alias}** classifies images of class {worst.class_name} worst; over all classes its top-1 accuracy is "
-        f"{in_words(overall, with_n=False)}.",
-        replace(accuracy, n=worst.n),
-        kind="fact",
-        reference=overall.value,
-        figure="per_class",
-        rows=(worst, overall),
-    )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.commands.evaluate.conclusions import ENOUGH as ENOUGH_CONFIDENCES
-from vitlens.commands.evaluate.conclusions import NAMED, findings, verdicts
+from vitlens.commands.evaluate.conclusions import findings, verdicts
 from vitlens.commands.evaluate.limits import calibration_section, limits
 from vitlens.commands.evaluate.record import (
     ACCURACY,
@@ -26,6 +26,7 @@ from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow, pair_table
 from vitlens.commands.scaffold.trainings import training_sentences
+from vitlens.commands.scaffold.worst_class import NAMED
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.findings import SMALLEST, ranked
