@@ -70,7 +70,7 @@ class ClassScore:
 
 
 @dataclass(frozen=True)
-class PredictedClass:
+class TopLabelScore:
     """The n images that a model predicts as one class.
 
     confidence, accuracy: fractions; gap: mean confidence minus accuracy; p: of the hypothesis that each prediction is
@@ -222,7 +222,7 @@ def calibration(probabilities: Logits, labels: Labels, *, bins: int = BINS) -> C
     return CalibrationBins(mean_confidence, mean_accuracy, count, float(error))
 
 
-def calibration_by_prediction(evaluation: Evaluation, *, seed: int = 0) -> Iterator[PredictedClass]:
+def calibration_by_prediction(evaluation: Evaluation, *, seed: int = 0) -> Iterator[TopLabelScore]:
     """Confidence against accuracy of the images predicted as each class (top-label calibration, Gupta 2022).
 
     Grouped by prediction, as a calibrated model is calibrated on these; on the images of one true class it is not.
@@ -232,7 +232,7 @@ def calibration_by_prediction(evaluation: Evaluation, *, seed: int = 0) -> Itera
         members = predictions == index
         own, correct = confidence[members].numpy(), evaluation.correct[members].double().numpy()
         groups = None if evaluation.groups is None else evaluation.groups[members].numpy()
-        yield PredictedClass(
+        yield TopLabelScore(
             evaluation.classes[index],
             len(own),
             float(own.mean()),

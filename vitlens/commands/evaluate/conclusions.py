@@ -87,7 +87,8 @@ def _calibrated(rows: Sequence[PredictedClassRow]) -> bool:
     if not count:
         return False
     mean = sum(row.n * row.gap for row in rows) / count
-    half = sqrt(sum((row.n * (row.high - row.low) / 2) ** 2 for row in rows if None not in (row.low, row.high))) / count  # type: ignore[operator]
+    halves = [row.n * (row.high - row.low) / 2 for row in rows if row.low is not None and row.high is not None]
+    half = sqrt(sum(each**2 for each in halves)) / count
     return abs(mean) <= max(half, SMALLEST / 100)
 
 

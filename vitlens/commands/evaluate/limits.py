@@ -33,7 +33,8 @@ def calibration_section(record: Record) -> Section:
 
 def limits(record: Record) -> Iterator[Sentence]:
     """What could overturn the findings of this evaluation, the most serious first; at most five."""
-    for row in record.rows(PAIRS):
+    pairs = record.rows(PAIRS)
+    for row in pairs:
         gain = record.metric(DIFFERENCE(first=row.first, second=row.second))
         if row.p_holm > LEVEL and row.only_first_right + row.only_second_right:
             yield Sentence(
@@ -43,7 +44,7 @@ def limits(record: Record) -> Iterator[Sentence]:
             )
             break
     trained = differences(record.rows(TRAINING))
-    if trained and record.rows(PAIRS):
+    if trained and pairs:
         yield Sentence(
             f"The models differ in {len(trained)} things besides their architecture (data, length or start of their "
             "training), and one set of weights of each was evaluated: a finding is about these weights.",

@@ -1,6 +1,7 @@
 """Verdicts and findings of `vitlens features`, from its record."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from vitlens.commands.features.options import FeaturesOptions
@@ -19,7 +20,6 @@ from vitlens.commands.features.record import (
     DepthRow,
     FeatureDataRow,
     FeaturePairRow,
-    HeadDifferenceRow,
     SimilarityRow,
     TemplateRow,
 )
@@ -73,7 +73,7 @@ def largest_class(data: FeatureDataRow) -> int:
 
 def _head(record: Record, data: FeatureDataRow, alias: str) -> Verdict:
     subject, own = f"head of {alias}", record.metrics.get(ACCURACY(model=alias))
-    rows = [row for row in record.rows(HEAD_DIFFERENCES) if (row.model, row.classifier) == (alias, PROBE)]
+    rows = [row for row in record.rows(HEAD_DIFFERENCES) if (row.first, row.classifier) == (alias, PROBE)]
     if own is None or data.bank is None:
         because = data.no_bank or "its classes are not those of the data"
         return rules.not_tested(subject, f"no linear probe to judge it by: {because}", value=own)
@@ -82,7 +82,8 @@ def _head(record: Record, data: FeatureDataRow, alias: str) -> Verdict:
         because = "the folder holds no paired test of head and probe" if probed else "--no-probe"
         return rules.not_tested(subject, f"{because}; run the command again", value=own)
     gap = rows[0].estimate
-    gain = Estimate(-gap.value, *(None if end is None else -end for end in (gap.high, gap.low)), gap.n, gap.unit)
+    low, high = (None if end is None else -end for end in (gap.high, gap.low))
+    gain = replace(gap, value=-gap.value, low=low, high=high)
     if rows[0].n < _FEW:
         return rules.inconclusive(subject, gain, rules.ACCURACY, f"fewer than {_FEW} images")
     return rules.judged(subject, gain, rules.ACCURACY, "its accuracy minus that of a linear probe of its last layer")
@@ -98,12 +99,15 @@ def _pair(rows: Sequence[FeaturePairRow], record: Record) -> Finding | None:
     row = by[PROBE] if by.get(PROBE) in shown else shown[0]
     better, worse = (row.first, row.second) if row.difference > 0 else (row.second, row.first)
     sign = 1.0 if row.difference > 0 else -1.0
-    ends = sorted(sign * end for end in (row.low, row.high) if end is not None)
+    gap = replace(row.estimate, value=abs(row.difference))
+    if row.low is not None and row.high is not None:
+        low, high = sorted((sign * row.low, sign * row.high))
+        gap = replace(gap, low=low, high=high)
     how = {PROBE: "a linear probe"}.get(row.classifier, "nearest neighbours")
     return finding(
         f"The last layer of **{better}** is classified better than that of **{worse}** by {how} (McNemar's exact "
         "test).",
-        Estimate(sign * row.difference, *(ends or (None, None)), row.n, "points"),
+        gap,
         kind="comparison",
         p=row.p_holm,
         figure="depth",
@@ -122,12 +126,12 @@ def _support(rows: Sequence[FeaturePairRow]) -> Support:
     return "two methods agree" if all(row.p_holm <= LEVEL for row in rows) else "one method"
 
 
-def _more_than_head(row: HeadDifferenceRow, record: Record) -> Finding | None:
+def _more_than_head(row: FeaturePairRow, record: Record) -> Finding | None:
     if row.p_holm > LEVEL or row.difference < SMALLEST:
         return None
-    own, probe = (record.metric(metric(model=row.model)) for metric in (ACCURACY, PROBE_ACCURACY))
+    own, probe = (record.metric(metric(model=row.first)) for metric in (ACCURACY, PROBE_ACCURACY))
     return finding(
-        f"The features of **{row.model}** hold more than its head reads: a linear probe of its last layer reaches "
+        f"The features of **{row.first}** hold more than its head reads: a linear probe of its last layer reaches "
         f"{in_words(probe, with_n=False)}, its own head {in_words(own, with_n=False)} (McNemar's exact test).",
         row.estimate,
         kind="hidden fault",

@@ -9,6 +9,7 @@ from vitlens.records import Contents, MetricName, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
 PROBE = "probe"  # name of a classifier; the others are "knn-20" and so on
+OWN_HEAD = "own head"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class FeatureNoteRow:
 @dataclass(frozen=True)
 class FeaturePairRow:
     """The accuracy of one classifier on two models' last layers, on the same images; difference: first minus second, in
-    points.
+    points. In the table "head" the second is the first model's own head.
 
     p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of comparisons.
     """
@@ -95,29 +96,6 @@ class FeaturePairRow:
     classifier: str
     first: str
     second: str
-    difference: float
-    low: float | None
-    high: float | None
-    n: int
-    p: float
-    p_holm: float
-
-    @property
-    def estimate(self) -> Estimate:
-        """The difference with its interval."""
-        return Estimate(self.difference, self.low, self.high, self.n, "points")
-
-
-@dataclass(frozen=True)
-class HeadDifferenceRow:
-    """One classifier on a model's last layer and the model's own head, on the same images.
-
-    difference: the classifier's accuracy minus the head's, in points; p: McNemar's exact test of equal accuracy;
-    p_holm: corrected for the number of these comparisons.
-    """
-
-    model: str
-    classifier: str
     difference: float
     low: float | None
     high: float | None
@@ -272,7 +250,7 @@ DEPTH = TableOf("depth", DepthRow)
 MARKS = TableOf("marks", MarkedErrorsRow)
 NOTES = TableOf("notes", FeatureNoteRow)
 PAIRS = TableOf("pairs", FeaturePairRow)
-HEAD_DIFFERENCES = TableOf("head", HeadDifferenceRow, newer=True)
+HEAD_DIFFERENCES = TableOf("head", FeaturePairRow, newer=True)
 SIMILARITY = TableOf("similarity", SimilarityRow)
 SPACE = TableOf("space", SpaceRow)
 PATCHES = TableOf("patches", PatchColoursRow)

@@ -82,5 +82,6 @@ def predicted_sentences(predicted: bool) -> Iterator[Sentence]:
     if predicted:
         yield Sentence(
             "The model's own predictions are used as labels (--predicted): clean accuracy is 100 % by definition; a "
-            "lower one is the share of predictions that stay the same."
+            "lower one is the share of predictions that stay the same.",
+            says="setting",
         )

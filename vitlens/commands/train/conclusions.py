@@ -63,7 +63,8 @@ def findings(record: Record) -> Iterator[Finding | None]:
     alias = record.aliases[0]
     yield _still_rising(record, alias)
     yield _overfitted(record, alias)
-    yield worst_class(alias, record.rows(CLASSES), record.metric(ACCURACY(model=alias)))
+    classes = record.rows(CLASSES)
+    yield worst_class(alias, classes, record.metric(ACCURACY(model=alias)))
 
 
 def compared(record: Record) -> Sequence[str]:

@@ -198,8 +198,8 @@ class BlockCosineRow:
     @property
     def distance(self) -> Estimate:
         """One minus the cosine, with its interval; at least 0."""
-        ends = (None if end is None else max(0.0, 1 - end) for end in (self.high, self.low))
-        return Estimate(max(0.0, 1 - self.value), *ends, unit="")
+        low, high = (None if end is None else max(0.0, 1 - end) for end in (self.high, self.low))
+        return Estimate(max(0.0, 1 - self.value), low, high, unit="")
 
 
 @dataclass(frozen=True)

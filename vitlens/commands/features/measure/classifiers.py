@@ -26,6 +26,7 @@ from vitlens.commands.features.record import (
     KNN_MAJORITY,
     MARKS,
     NOTES,
+    OWN_HEAD,
     PAIRS,
     PROBE,
     PROBE_ACCURACY,
@@ -34,7 +35,6 @@ from vitlens.commands.features.record import (
     DepthRow,
     FeatureNoteRow,
     FeaturePairRow,
-    HeadDifferenceRow,
     MarkedErrorsRow,
 )
 from vitlens.commands.scaffold.folder import RunFolder
@@ -146,7 +146,7 @@ def write_head_differences(folder: RunFolder, last_layers: Sequence[LastLayer], 
     rows = []
     for (alias, name, gap, p), p_holm in zip(compared, holm([p for *_, p in compared])):
         folder.metric(HEAD_DIFFERENCE(model=alias, classifier=name), gap)
-        rows.append(HeadDifferenceRow(alias, name, gap.value, gap.low, gap.high, gap.n or len(split), p, p_holm))
+        rows.append(FeaturePairRow(name, alias, OWN_HEAD, gap.value, gap.low, gap.high, gap.n or len(split), p, p_holm))
     folder.write(HEAD_DIFFERENCES, rows)
 
 

@@ -17,8 +17,8 @@ from vitlens.commands.features.record import (
     PROBE_ACCURACY,
     TEMPLATES,
     FeatureDataRow,
+    FeaturePairRow,
     FeaturesRow,
-    HeadDifferenceRow,
 )
 from vitlens.commands.features.report.classifiers import classifier_name, depth_sections
 from vitlens.commands.features.report.language import language_sections, template_sentences
@@ -116,18 +116,18 @@ def _last_layer(record: Record, alias: str, options: FeaturesOptions, bank: int)
         (*accuracies.values(), bank, *options.ks, *([] if own is None else [own])),
     )
     for row in record.rows(HEAD_DIFFERENCES):
-        if row.model == alias and row.classifier == PROBE:
+        if row.first == alias and row.classifier == PROBE:
             yield _beside_head(row)
 
 
-def _beside_head(row: HeadDifferenceRow) -> Sentence:
+def _beside_head(row: FeaturePairRow) -> Sentence:
     """The linear probe beside the model's own head."""
     if row.p_holm > LEVEL:
         verdict = "no significant difference"
     else:
         verdict = "the features hold more than the head reads" if row.difference > 0 else "the head reads them better"
     return Sentence(
-        f"Linear probe minus the own head of `{row.model}`: {in_words(row.estimate)}; {verdict} (McNemar's exact test, "
+        f"Linear probe minus the own head of `{row.first}`: {in_words(row.estimate)}; {verdict} (McNemar's exact test, "
         f"p = {number(row.p_holm)}).",
         (row,),
     )

@@ -78,7 +78,7 @@ def _model_sentence(row: CostRow) -> Sentence:
         f"{in_pixels(row.size)} px"
     )
     share = row.products / row.flops
-    rows = (row, row.flops / 1e6, row.flops / 1e9, share)
+    rows = (row, row.flops / 1e3, row.flops / 1e6, row.flops / 1e9, share)
     if not row.products:
         return Sentence(f"{words}; it has no attention." if row.family == "cnn" else f"{words}.", rows)
     words += f", {number(100 * share)} % of them for the products of attention"
