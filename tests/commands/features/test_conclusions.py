@@ -78,7 +78,7 @@ def test_features_that_hold_more_than_the_head_reads_come_first(tmp_path: Path) 
     assert first.claim.rows[0] == row
     assert first.effect == row.estimate
     assert 15 < row.difference < 25
-    assert "hold more than its head reads" in first.claim.text
+    assert "hold more than its classifier reads" in first.claim.text
     verdict = next(iter(verdicts(record)))
     assert verdict.value is not None
     assert (verdict.state, verdict.value.value) == ("fail", -row.difference)
@@ -180,6 +180,6 @@ def test_a_damaged_head_of_the_bundled_model_is_found(tmp_path: Path) -> None:
     words = ["--data", "digits", "--limit", "100", "--no-tsne", "--no-cache", "--k", "5", "--quiet"]
     assert run(["features", "--model-file", f"{file}:model", *words, "--out", str(tmp_path / "run")]) == 0
     report = COMMANDS["features"].report(read_folder(tmp_path / "run"))
-    assert "hold more than its head reads" in report.findings[0].claim.text
+    assert "hold more than its classifier reads" in report.findings[0].claim.text
     assert 20 < report.findings[0].effect.value < 40
     assert list(unbacked(report)) == []

@@ -72,14 +72,14 @@ def largest_class(data: FeatureDataRow) -> int:
 
 
 def _head(record: Record, data: FeatureDataRow, alias: str) -> Verdict:
-    subject, own = f"head of {alias}", record.metrics.get(ACCURACY(model=alias))
+    subject, own = f"classifier of {alias}", record.metrics.get(ACCURACY(model=alias))
     rows = [row for row in record.rows(HEAD_DIFFERENCES) if (row.first, row.classifier) == (alias, PROBE)]
     if own is None or data.bank is None:
         because = data.no_bank or "its classes are not those of the data"
         return rules.not_tested(subject, f"no linear probe to judge it by: {because}", value=own)
     if not rows:
         probed = PROBE_ACCURACY(model=alias) in record.metrics
-        because = "the folder holds no paired test of head and probe" if probed else "--no-probe"
+        because = "the folder holds no paired test of classifier and probe" if probed else "--no-probe"
         return rules.not_tested(subject, f"{because}; run the command again", value=own)
     gap = rows[0].estimate
     low, high = (None if end is None else -end for end in (gap.high, gap.low))
@@ -131,8 +131,8 @@ def _more_than_head(row: FeaturePairRow, record: Record) -> Finding | None:
         return None
     own, probe = (record.metric(metric(model=row.first)) for metric in (ACCURACY, PROBE_ACCURACY))
     return finding(
-        f"The features of **{row.first}** hold more than its head reads: a linear probe of its last layer reaches "
-        f"{in_words(probe, with_n=False)}, its own head {in_words(own, with_n=False)} (McNemar's exact test).",
+        f"The features of **{row.first}** hold more than its classifier reads: a linear probe of its last layer reaches "
+        f"{in_words(probe, with_n=False)}, its own classifier {in_words(own, with_n=False)} (McNemar's exact test).",
         row.estimate,
         kind="hidden fault",
         p=row.p_holm,

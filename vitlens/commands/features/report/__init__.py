@@ -125,9 +125,13 @@ def _beside_head(row: FeaturePairRow) -> Sentence:
     if row.p_holm > LEVEL:
         verdict = "no significant difference"
     else:
-        verdict = "the features hold more than the head reads" if row.difference > 0 else "the head reads them better"
+        verdict = (
+            "the features hold more than the classifier reads"
+            if row.difference > 0
+            else "the classifier reads them better"
+        )
     return Sentence(
-        f"Linear probe minus the own head of `{row.first}`: {in_words(row.estimate)}; {verdict} (McNemar's exact test, "
+        f"Linear probe minus the own classifier of `{row.first}`: {in_words(row.estimate)}; {verdict} (McNemar's exact test, "
         f"p = {number(row.p_holm)}).",
         (row,),
     )
@@ -135,7 +139,7 @@ def _beside_head(row: FeaturePairRow) -> Sentence:
 
 def _last_layers(record: Record) -> Iterator[Table]:
     """The accuracy with each model's last layer, by classifier, beside that of its own head."""
-    named = {"own head": ACCURACY, "linear probe": PROBE_ACCURACY}
+    named = {"own classifier": ACCURACY, "linear probe": PROBE_ACCURACY}
     names = {title: {alias: metric(model=alias) for alias in record.aliases} for title, metric in named.items()}
     for k in record.options(FeaturesOptions).ks:
         names[classifier_name(f"knn-{k}")] = {alias: KNN(model=alias, k=k) for alias in record.aliases}
