@@ -131,8 +131,9 @@ def _more_than_head(row: FeaturePairRow, record: Record) -> Finding | None:
         return None
     own, probe = (record.metric(metric(model=row.first)) for metric in (ACCURACY, PROBE_ACCURACY))
     return finding(
-        f"The features of **{row.first}** hold more than its classifier reads: a linear probe of its last layer reaches "
-        f"{in_words(probe, with_n=False)}, its own classifier {in_words(own, with_n=False)} (McNemar's exact test).",
+        f"The features of **{row.first}** hold more than its classifier reads: a linear probe of its last layer "
+        f"reaches {in_words(probe, with_n=False)}, its own classifier {in_words(own, with_n=False)} "
+        "(McNemar's exact test).",
         row.estimate,
         kind="hidden fault",
         p=row.p_holm,

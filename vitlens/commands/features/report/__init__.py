@@ -131,8 +131,8 @@ def _beside_head(row: FeaturePairRow) -> Sentence:
             else "the classifier reads them better"
         )
     return Sentence(
-        f"Linear probe minus the own classifier of `{row.first}`: {in_words(row.estimate)}; {verdict} (McNemar's exact test, "
-        f"p = {number(row.p_holm)}).",
+        f"Linear probe minus the own classifier of `{row.first}`: {in_words(row.estimate)}; {verdict} (McNemar's exact "
+        f"test, p = {number(row.p_holm)}).",
         (row,),
     )
 
