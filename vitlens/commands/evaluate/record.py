@@ -91,7 +91,7 @@ class PredictionArrays:
 
 
 CLASSES = TableOf("per_class", ClassRow)
-PREDICTED = TableOf("by_prediction", PredictedClassRow, newer=True)
+PREDICTED = TableOf("by_prediction", PredictedClassRow, optional=True)
 CONFUSIONS = TableOf("confusion", ConfusionRow)
 PREDICTIONS = ArraysOf("predictions-{model}", PredictionArrays)
 

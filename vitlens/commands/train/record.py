@@ -145,7 +145,7 @@ DISTILLATION = TableOf("taught", DistillationRow)
 STUDENT_AND_TEACHER = TableOf("beside", StudentTeacherRow)
 TEST_ACCURACIES = TableOf("points", TestAccuracyRow)
 TIMES_TO_ACCURACY = TableOf("reached", TimeToAccuracyRow)
-TRAININGS = TableOf("training", Budget, newer=True)  # of trainings that are compared
+TRAININGS = TableOf("training", Budget, optional=True)  # of trainings that are compared
 CONFUSION = ArraysOf("confusion", ConfusionArrays)
 
 ACCURACY = MetricName("accuracy/{model}")

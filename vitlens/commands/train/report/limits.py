@@ -67,7 +67,7 @@ def _short(record: Record) -> Iterator[Sentence]:
     """That a training of few epochs says little about what the architecture can reach."""
     epochs = len(record.rows(HISTORY))
     if epochs < 30:
-        words = "epoch" if epochs == 1 else f"{epochs:,} epochs"
+        words = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
         yield Sentence(
             f"The training had {words}: its accuracy is that of this budget, and models that learn more slowly would "
             "gain most by a longer one.",
