@@ -87,7 +87,7 @@ def figures(out: Path) -> set[str]:
     return {path.stem for path in (out / "figures").glob("*.png")}
 
 
-OVERVIEW = {"heads", "last_layer", "evolution", "positions", "position_maps", "patches"}
+OVERVIEW = {"development", "heads", "last_layer", "evolution", "positions", "position_maps", "patches"}
 
 
 def test_nothing_more_is_drawn_than_was_asked_for(tiny_vit, pictures, tmp_path):

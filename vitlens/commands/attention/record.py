@@ -110,6 +110,25 @@ class CheckpointCountRow:
     kept: int
 
 
+@dataclass(frozen=True)
+class DevelopmentRow:
+    """One layer: how much of a map's mass lies on the object, mean over images with known masks (n), with its interval.
+
+    weights: of the mean over the layer's heads; rollout: of the rollout up to this layer; area: of the masks, what a
+    uniform map has.
+    """
+
+    layer: int
+    weights: float
+    weights_low: float | None
+    weights_high: float | None
+    rollout: float
+    rollout_low: float | None
+    rollout_high: float | None
+    area: float
+    n: int
+
+
 HeadMaps: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
 LayerMeans: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
@@ -120,6 +139,13 @@ class AttentionArrays:
 
     images: Pixels
     layer: HeadMaps
+
+
+@dataclass(frozen=True)
+class DevelopmentArrays:
+    """rollout: up to each layer, maps (images, layers, rows, columns)."""
+
+    rollout: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
 
 
 @dataclass(frozen=True)
@@ -147,6 +173,7 @@ class CheckpointMapArrays:
 LAYERS = TableOf("layers", LayerRow)
 WITHOUT_MAP = TableOf("without_map", UnplacedLayerRow)
 IMAGES = TableOf("images", AttentionImageRow)
+DEVELOPMENT = TableOf("development", DevelopmentRow, optional=True)
 LAYOUT = TableOf("layout", LayoutRow)
 QUERY = TableOf("query", QueryRow)
 KEY = TableOf("key", KeyRow)
@@ -154,6 +181,7 @@ TRAINING = TableOf("training", CheckpointMapRow)
 CHECKPOINT_COUNT = TableOf("kept", CheckpointCountRow)
 
 MAPS = ArraysOf("attention", AttentionArrays)
+DEVELOPMENT_MAPS = ArraysOf("development", DevelopmentArrays)
 POSITIONS = ArraysOf("positions", PositionArrays)
 QUERY_MAPS = ArraysOf("query", ViewArrays)
 KEY_MAPS = ArraysOf("key", ViewArrays)
@@ -163,6 +191,6 @@ DISTANCE_CORRELATION = MetricName("positions/{model}/distance_correlation")
 
 RECORD = Contents(
     metrics=(DISTANCE_CORRELATION,),
-    tables=(LAYERS, WITHOUT_MAP, IMAGES, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT),
-    arrays=(MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS),
+    tables=(LAYERS, WITHOUT_MAP, IMAGES, DEVELOPMENT, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT),
+    arrays=(MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS),
 )

@@ -62,7 +62,7 @@ def _split(split: "Split") -> dict[str, object]:
 def data_sentences(record: Record) -> tuple[Sentence, ...]:
     """The images of a run: how many of which data set, how they were processed, which were left out."""
     data = record.config.data
-    return () if data is None else (Sentence(" ".join(_data_words(data)), (data,)),)
+    return () if data is None else (Sentence(" ".join(_data_words(data)), (data,), "setting"),)
 
 
 def _data_words(data: Data) -> Iterator[str]:

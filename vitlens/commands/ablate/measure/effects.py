@@ -57,7 +57,7 @@ def mean_outputs(ablation: AblationRun) -> MeanOutputs | None:
     alone = ablation.processes.count == 1 and len(split) <= ablation.batch_size
     if "mean" not in options.replace or (alone and not options.curves and not options.pairs):
         return None
-    with progress("MeanOutputs", len(split), quiet=ablation.run.quiet) as advance:
+    with progress("Mean outputs", len(split), quiet=ablation.run.quiet) as advance:
         means = means_of(ablation.model, _images(ablation, advance))
     means.join(ablation.processes.total)
     return means

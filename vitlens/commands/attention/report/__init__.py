@@ -17,6 +17,7 @@ from vitlens.commands.attention.record import (
     LayoutRow,
     PositionArrays,
 )
+from vitlens.commands.attention.report.development import development_section
 from vitlens.commands.attention.report.maps import map_figures, pixels
 from vitlens.commands.attention.report.views import views
 from vitlens.commands.scaffold.describe import data_sentences
@@ -45,7 +46,8 @@ def report(record: Record) -> Document:
         tuple(map_figures(record)),
         leading=True,
     )
-    return Document(record.config.title, (layers, *views(record), *_inputs(record)), limits=sentences(_LIMIT))
+    sections = (layers, *development_section(record), *views(record), *_inputs(record))
+    return Document(record.config.title, sections, limits=sentences(_LIMIT))
 
 
 def _layer_sentences(record: Record, rows: tuple[LayerRow, ...]) -> Iterator[Sentence]:

@@ -78,8 +78,8 @@ def measure(options: TrainOptions) -> Path | None:
         return compare_ways(measure, plan, options, run)
     processes, run = join_run(run)
     with processes.main_process_first():
-        start = prepare(plan, run, processes=processes.count)
-        distillation = distillation_of(plan.teaching, start.model, start.recipe, start.train, run)
+        start = prepare(plan, run, code_files=options.model_file, processes=processes.count)
+        distillation = distillation_of(plan.teaching, start, run, code_files=options.model_file)
     compute_teacher_outputs(distillation, start.train, quiet=run.quiet)
     if not processes.is_first:  # the others train without writing
         silent = replace(options, track=())

@@ -15,6 +15,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
 from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.train.measure.start import Start
 from vitlens.commands.train.options import TeacherOptions
 from vitlens.commands.train.record import (
     ACCURACY,
@@ -41,7 +42,6 @@ from vitlens.training.distill import (
     cacheable_views,
     has_distillation_token,
 )
-from vitlens.training.recipe import Recipe
 from vitlens.training.speed import choose
 from vitlens.uncertainty import Estimate, bootstrap_difference
 
@@ -62,25 +62,26 @@ class DistillationSetup:
 
 
 def distillation_of(
-    teaching: TeacherOptions, student: Model, recipe: Recipe, train: Split, run: RunOptions
+    teaching: TeacherOptions, start: Start, run: RunOptions, *, code_files: tuple[str, ...]
 ) -> DistillationSetup | None:
-    """The distillation of the options, or None without a teacher.
+    """The distillation of the options, or None without a teacher; code_files: see `load`.
 
     Raises InputError where the teacher, or the model to compare with, has other classes than the student.
     """
     if teaching.teacher is None:
         return None
+    student = start.model
     how = _completed(teaching, has_token=has_distillation_token(student))
     Student(student, token=how.token)  # refuses a token that the student does not have
-    model = load(teaching.teacher, device=student.device)
+    model = load(teaching.teacher, device=student.device, code_files=code_files)
     precision = choose(student.device, precision=run.precision, compiling="off", steps=1).precision
     teacher = Teacher(model, classes=student.classes, precision=precision)
-    plain = None if teaching.beside is None else load(teaching.beside, device=student.device)
+    plain = None if teaching.beside is None else load(teaching.beside, device=student.device, code_files=code_files)
     if plain is not None:
         plain.require_classifier()
         match_classes(plain.classes, student.classes)
     identity = {**asdict(how), "teacher": teacher.identity()}
-    forms = cacheable_views(recipe, train)
+    forms = cacheable_views(start.recipe, start.train)
     objective = DistillationObjective(CachedTeacher(teacher) if forms else teacher, how, identity=identity)
     return DistillationSetup(model, objective, plain, forms)
 
