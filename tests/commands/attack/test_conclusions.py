@@ -11,7 +11,7 @@ import torch
 from vitlens.analysis.failures.common_corruptions import Corrupted
 from vitlens.cli.main import run
 from vitlens.commands.attack.comparable import at_floor, informative
-from vitlens.commands.attack.conclusions import over_clean
+from vitlens.commands.attack.conclusions import _doubted, _robustness, over_clean
 from vitlens.commands.attack.masking import masked
 from vitlens.commands.attack.measure import checks as checks_module
 from vitlens.commands.attack.record import CHECKS, CURVES, RELATIVE_ERROR, ROBUST_PAIRS, SAMPLE, TRANSFER
@@ -245,3 +245,12 @@ def test_over_twenty_seeds_no_masking_is_invented(tmp_path: Path) -> None:
             "--epsilon", "0,2,8", "--no-inside",
         )  # fmt: skip
         assert not any("masked" in each.claim.text for each in report.findings)
+
+
+@pytest.mark.parametrize(("kept", "failed", "state"), [(20, 0, "pass"), (170, 0, "warn"), (20, 1, "inconclusive")])
+def test_what_no_undefended_model_keeps_is_a_warning_about_the_attack(kept: int, failed: int, state: str) -> None:
+    rows = (curve("m", 0.0, 190), curve("m", 1.0, 180), curve("m", 8.0, kept))
+    check = AttackCheckRow("m", "no limit", "pgd-linf", "0 % robust", "3 of 9 left", not failed, True, 3 * failed, 9)
+    verdict = _doubted(_robustness("m", rows), rows, (check,))
+    assert verdict.state == state
+    assert verdict.value == rows[1].estimate
