@@ -23,6 +23,12 @@ def coarse_figures() -> None:
     publish._DOTS_PER_INCH = 50
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Chapters of studies are kept in a folder of this session."""
+    os.environ["VITLENS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real images and weights; tests that need it are skipped where VITLENS_DATA names none."""

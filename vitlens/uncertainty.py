@@ -13,6 +13,7 @@ from vitlens.errors import InputError
 DRAWS = 10_000  # of bootstrap and sign flips
 LEVEL = 0.05  # significance level, after the correction for multiple tests
 _AT_ONCE = 4_000_000  # numbers drawn at once: bounds memory to tens of megabytes
+_EXACT = 5000  # predictions up to which calibration is tested exactly
 _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 
 
@@ -52,6 +53,19 @@ def apart(first: Estimate, second: Estimate) -> Side:
         return Side.UNDECIDED
     above, below = beyond(first, second.high), beyond(first, second.low)
     return above if above is Side.ABOVE else below if below is Side.BELOW else Side.UNDECIDED
+
+
+def difference_of(first: Estimate, second: Estimate) -> Estimate:
+    """The difference of two independent fractions in points, from their own intervals (Newcombe 1998, method 10).
+
+    Of two on the same images the interval is too wide rather than too narrow. None where one has no interval.
+    """
+    gap = first.value - second.value
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return Estimate(100 * gap, unit="points")
+    down = np.hypot(first.value - first.low, second.high - second.value)
+    up = np.hypot(first.high - first.value, second.value - second.low)
+    return Estimate(100 * gap, 100 * (gap - float(down)), 100 * (gap + float(up)), second.n, "points")
 
 
 def widened(estimate: Estimate, looks: int) -> Estimate:
@@ -111,6 +125,21 @@ def bootstrap_mean(
         means[start : start + step] = sums[drawn].sum(1) / counts[drawn].sum(1)
     low, high = np.quantile(means, [0.025, 0.975])
     return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()), unit)
+
+
+def student_mean(values: ArrayLike, *, groups: ArrayLike | None = None, unit: str = "fraction") -> Estimate:
+    """The mean of values (n,) with Student's 95 % interval, for few values; none for fewer than 2 values (or groups).
+
+    groups (n,): the group of each value; the interval is that of the means of groups.
+    """
+    sums, counts = _by_group(_vector(values), groups)
+    mean, n, means = float(sums.sum() / counts.sum()), int(counts.sum()), sums / counts
+    if len(means) < 2:
+        return Estimate(mean, n=n, unit=unit)
+    from scipy import stats
+
+    half = float(stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means)))
+    return Estimate(mean, mean - half, mean + half, n, unit)
 
 
 def bootstrap_difference(
@@ -184,6 +213,25 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
     discordant = only_first + only_second
     return 1.0 if discordant == 0 else float(stats.binomtest(only_first, discordant, 0.5).pvalue)
+
+
+def calibration_test(confidences: ArrayLike, correct: int) -> float:
+    """Two-sided p-value of the hypothesis that each of n predictions is correct with the probability of its confidence.
+
+    confidences: (n,), fractions; correct: how many predictions are. Exact (the Poisson binomial distribution, Wang
+    1993) up to 5,000 predictions, beyond that by the normal approximation with continuity correction.
+    """
+    each = _vector(confidences)
+    if not 0 <= correct <= len(each):
+        raise InputError(f"expected 0 to {len(each)} correct predictions, found {correct}")
+    mean, far = float(each.sum()), abs(correct - float(each.sum()))
+    if len(each) > _EXACT:
+        spread = float(np.sqrt((each * (1 - each)).sum()))
+        return 1.0 if spread == 0 else min(1.0, 2 * NormalDist().cdf(-max(0.0, far - 0.5) / spread))
+    chances = np.ones(1)
+    for confidence in each:
+        chances = np.convolve(chances, [1 - confidence, confidence])
+    return min(1.0, float(chances[np.abs(np.arange(len(chances)) - mean) >= far - 1e-9].sum()))
 
 
 def _vector(values: ArrayLike) -> NDArray[np.float64]:

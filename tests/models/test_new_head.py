@@ -10,7 +10,7 @@ import torchvision
 from tests.training.tiny import CLASSES, tiny_model
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.new_head import classifiers, for_classes
+from vitlens.models.new_head import classifiers, for_classes, named_classifiers
 from vitlens.models.saved import save
 from vitlens.models.vit import VisionTransformer, interpolate_positions
 
@@ -37,7 +37,7 @@ def test_the_head_is_new_and_nothing_else(name: str, tmp_path) -> None:
     assert made.classes == NEW
     images = torch.rand(2, 3, *made.input_size)
     assert made(images).abs().max() == 0
-    heads = tuple(f"{path}." for path in classifiers(made.module))
+    heads = tuple(f"{path}." for path in classifiers(made))
     for key, value in made.module.state_dict().items():
         if not key.startswith(heads):
             assert torch.equal(value, before[key]), key
@@ -48,7 +48,7 @@ def test_the_head_is_new_and_nothing_else(name: str, tmp_path) -> None:
     assert not made.training
     assert not any(parameter.requires_grad for parameter in made.parameters())
     with torch.no_grad():
-        for path in classifiers(made.module):
+        for path in classifiers(made):
             made.module.get_submodule(path).weight.normal_()
     save(made, tmp_path / "model.safetensors")  # and it is a model like any other
     again = load(str(tmp_path / "model.safetensors"))
@@ -95,7 +95,7 @@ def test_positions_are_resized_for_another_input_size(tmp_path) -> None:
 def test_torchvisions_classifier_is_its_last_linear_map(name: str) -> None:
     with torch.device("meta"):
         model = torchvision.models.get_model(name, weights=None)
-    (path,) = classifiers(model)
+    (path,) = named_classifiers(model)
     assert model.get_submodule(path).out_features == 1000
 
 
@@ -103,5 +103,7 @@ def test_torchvisions_classifier_is_its_last_linear_map(name: str) -> None:
 def test_timm_says_its_classifier(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)
-    assert [model.get_submodule(path).out_features for path in classifiers(model)] == [1000] * len(classifiers(model))
-    assert len(classifiers(model)) == 1 + ("distilled" in name)
+    assert [model.get_submodule(path).out_features for path in named_classifiers(model)] == [1000] * len(
+        named_classifiers(model)
+    )
+    assert len(named_classifiers(model)) == 1 + ("distilled" in name)

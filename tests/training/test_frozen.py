@@ -44,7 +44,7 @@ def test_the_head_on_features_gives_the_models_logits(name: str) -> None:
     images = torch.rand(3, 3, *model.input_size)
     features = read_features(model, images)
     head = HeadOnly(model)
-    assert features.shape[:2] == (3, len(classifiers(model.module)))
+    assert features.shape[:2] == (3, len(classifiers(model)))
     with torch.no_grad():
         assert torch.allclose(head(features), model(images), atol=1e-5)
     assert {id(part) for part in head.parameters()} <= {id(part) for part in model.parameters()}

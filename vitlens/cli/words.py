@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
@@ -64,8 +65,9 @@ class OneCommand(TyperCommand):
             ctx.params[argument.name] = files[0] if argument.nargs == 1 else files
             return rest
         texts = [named] if isinstance(named, str) else named
-        for file in files:
-            if not any(text == file or text.endswith(f"={file}") for text in texts):
+        trained = any(Path(text.rpartition("=")[2].partition("@")[0]).exists() for text in texts)
+        for file in files:  # a folder or weights file may have been trained from it
+            if not trained and not any(text == file or text.endswith(f"={file}") for text in texts):
                 raise InputError(
                     f"expected MODEL {file} beside {_MODEL_FILE} {file}, found {', '.join(texts)}; name it, too"
                 )

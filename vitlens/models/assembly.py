@@ -41,7 +41,7 @@ class Architecture:
     pruned: Mapping[str, list[Annotated[int, Between(0, 65_536)]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        built = [kind for kind, source in SOURCES.items() if source.build]
+        built = [kind for kind, source in SOURCES.items() if source.build or source.restore]
         if self.kind not in built:
             raise InputError(f"expected an architecture of {' or '.join(built)}, found {self.kind[:40]!r}")
 

@@ -53,7 +53,7 @@ def same_backbone(first: Model, second: Model) -> bool:
 def backbone(model: Model) -> Mapping[str, Tensor]:
     """Parameters and buffers by name, without those of the classifier."""
     try:
-        heads = tuple(f"{name}." for name in classifiers(model.module))
+        heads = tuple(f"{name}." for name in classifiers(model))
     except UnsupportedError:  # no linear layer at all
         heads = ()
     return {name: value for name, value in model.module.state_dict().items() if not name.startswith(heads)}

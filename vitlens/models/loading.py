@@ -119,7 +119,7 @@ def _requested(name: ModelName, weights: str | Path | None, random_weights: bool
 def _renamed(model: Model, classes: tuple[str, ...]) -> Model:
     """The model with other names of its classes. Raises InputError for another number of names."""
     model.require_classifier()
-    count = count_classes(model.module, model.input_size)
+    count = count_classes(model, model.input_size)
     if len(classes) != count:
         raise InputError(f"expected {count} class names for {model.alias}, found {len(classes)}; check --classes FILE")
     return _remade(model, model.preprocessing, classes)
@@ -135,4 +135,5 @@ def _remade(model: Model, preprocessing: Preprocessing, classes: tuple[str, ...]
         provenance=model.provenance,
         architecture=model.architecture,
         read_output=model.read_output,
+        told=model.told,
     )

@@ -22,6 +22,7 @@ from vitlens.shapes import Images, Logits
 
 if TYPE_CHECKING:
     from vitlens.lens.places.place import Places
+    from vitlens.models.tracing.anatomy import Told
 
 Family = Literal["vit", "windowed", "cnn", "other"]
 
@@ -94,6 +95,7 @@ class Model(nn.Module):
         provenance: Provenance,
         architecture: Mapping[str, object],
         read_output: ReadOutput = mean_of_pair,
+        told: "Told | None" = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -103,6 +105,7 @@ class Model(nn.Module):
         self.classes = classes
         self.provenance = provenance
         self.read_output = read_output
+        self.told = told  # of a module whose structure was read from forward passes: what its user said of it
         self.architecture = dict(architecture)  # the JSON of an assembly.Architecture, from which it is built again
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)

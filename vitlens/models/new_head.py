@@ -1,16 +1,22 @@
 """A trained model with a new classifier for other classes; its backbone is unchanged."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from vitlens.errors import UnsupportedError
-from vitlens.models.assembly import Architecture, assemble, count_classes
+from vitlens.devices import evaluating
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.models.assembly import Architecture, count_classes
 from vitlens.models.language_image import LanguageImage
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model
+from vitlens.models.outputs import first_output
+from vitlens.models.rebuilding import with_module
 from vitlens.models.vit import VisionTransformer, interpolate_positions
 
 
@@ -26,34 +32,65 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
         _resize_positions(module, model.input_size)
     if model.classes != classes:
         known = len(model.classes)
-        module = _with_zeroed_head(module, len(classes), name=model.alias)
-        outputs = count_classes(module, model.input_size)
-        if outputs != len(classes):
-            raise UnsupportedError(f"expected {len(classes)} logits of {model.alias} with a new head, found {outputs}")
+        module = _with_zeroed_head(model, module, len(classes))
         change = f"replaced the head of {known} classes by one of" if known else "added a head for"
         notes.append(f"{change} the data's {len(classes)}{'' if known else ' classes'}, all zeros")
     architecture = Architecture.from_json(model.architecture)
     architecture = replace(architecture, classes=len(classes), image_size=model.input_size)
     provenance = replace(model.provenance, notes=(*model.provenance.notes, *notes))
-    adapted = assemble(module, architecture, model.preprocessing, classes, model.alias, provenance)
-    return adapted.to(model.device).eval().requires_grad_(False)
+    try:
+        adapted = with_module(model, module, architecture, classes, provenance)
+    except InputError as error:  # of a traced module that has another number of logits
+        raise UnsupportedError(f"expected {len(classes)} logits of {model.alias} with a new head: {error}") from error
+    outputs = count_classes(adapted, model.input_size)
+    if outputs != len(classes):
+        raise UnsupportedError(f"expected {len(classes)} logits of {model.alias} with a new head, found {outputs}")
+    return adapted.eval().requires_grad_(False)
 
 
 def require_replaceable(model: Model) -> None:
     """Raise UnsupportedError for a model whose head cannot be replaced."""
     if isinstance(model.module, LanguageImage):
         raise UnsupportedError(f"expected a model that ends in a classifier, found the image tower {model.alias!r}")
-    if not hasattr(model.module, "reset_classifier"):
-        for path in classifiers(model.module):
+    if not _resets_its_classifier(model.module):
+        for path in classifiers(model):
             _require_linear(model.module, path, name=model.alias)
 
 
-def classifiers(model: nn.Module) -> tuple[str, ...]:
+def classifiers(model: Model) -> tuple[str, ...]:
     """Names of the modules that compute the logits: one, or two of a distilled model.
 
-    For timm's models, those in pretrained_cfg; else head and head_dist, or the last linear layer. Raises
-    UnsupportedError for a model without a linear layer.
+    For a module whose structure was read from forward passes, the linear layer whose outputs are the logits; else as
+    its library or the names of its layers say. Raises UnsupportedError for a model without such a layer.
     """
+    return named_classifiers(model.module) if model.told is None else _observed(model)
+
+
+@per_model
+def _observed(model: Model) -> tuple[str, ...]:
+    """The linear layer whose outputs are what the module returns as logits, in a forward pass of noise."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda _, __, output: outputs.update({name: output})
+
+    linear = [(name, layer) for name, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
+    with ExitStack() as stack, evaluating(model), torch.no_grad():
+        for name, layer in linear:
+            stack.callback(layer.register_forward_hook(keep(name)).remove)
+        noise = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0)).to(model.device)
+        logits = first_output(model.module(model.prepare(noise)))
+    last = [name for name, output in outputs.items() if torch.equal(output, logits)]
+    if not last:
+        raise UnsupportedError(
+            f"expected the logits of {model.alias} to be the output of a linear layer, found none whose outputs they "
+            f"are (of {len(linear)}); end forward in an nn.Linear"
+        )
+    return (last[-1],)
+
+
+def named_classifiers(model: nn.Module) -> tuple[str, ...]:
+    """Names of the modules that compute the logits, by timm's pretrained_cfg or by their names and order."""
     config = getattr(model, "pretrained_cfg", None)
     named = config.get("classifier") if isinstance(config, dict) else None
     if named:
@@ -64,23 +101,30 @@ def classifiers(model: nn.Module) -> tuple[str, ...]:
     return ("head", "head_dist") if linear[-1] == "head_dist" else (linear[-1],)
 
 
-def _with_zeroed_head(model: nn.Module, classes: int, *, name: str) -> nn.Module:
-    """The model with a zero-initialised classifier for this number of classes."""
-    reset: Any = getattr(model, "reset_classifier", None)  # timm's method: some heads are more than a linear layer
-    if reset is not None:
-        reset(classes)
+def _resets_its_classifier(module: Any) -> bool:
+    """Whether it has timm's method, as some heads are more than a linear layer; a user's may mean something else."""
+    ours = type(module).__module__.startswith("vitlens.") or getattr(module, "pretrained_cfg", None) is not None
+    return ours and hasattr(module, "reset_classifier")
+
+
+def _with_zeroed_head(model: Model, module: Any, classes: int) -> nn.Module:
+    """A copy of the model's module with a zero-initialised classifier for this number of classes."""
+    if _resets_its_classifier(module):
+        module.reset_classifier(classes)
+        paths = named_classifiers(module)
     else:
-        for path in classifiers(model):
-            old = _require_linear(model, path, name=name)
+        paths = classifiers(model)
+        for path in paths:
+            old = _require_linear(module, path, name=model.alias)
             parent, _, last = path.rpartition(".")
             new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
-            setattr(model.get_submodule(parent), last, new)
-    for path in classifiers(model):
-        for parameter in model.get_submodule(path).parameters():
+            setattr(module.get_submodule(parent), last, new.to(old.weight.device, old.weight.dtype))
+    for path in paths:
+        for parameter in module.get_submodule(path).parameters():
             nn.init.zeros_(parameter)
-    if isinstance(model, VisionTransformer):
-        model.config = replace(model.config, classes=classes)
-    return model
+    if isinstance(module, VisionTransformer):
+        module.config = replace(module.config, classes=classes)
+    return module  # type: ignore[no-any-return]
 
 
 def _require_linear(model: nn.Module, path: str, *, name: str) -> nn.Linear:

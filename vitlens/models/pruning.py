@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.assembly import Architecture, assemble
+from vitlens.models.assembly import Architecture
 from vitlens.models.attention_parts import heads_of
 from vitlens.models.cutting import cut_heads, output_projection
 from vitlens.models.model import Model
+from vitlens.models.rebuilding import with_module
 
 HeadMeans = Mapping[int, Tensor]  # layer -> (heads, head_dim)
 
@@ -37,15 +38,9 @@ def prune_heads(model: Model, heads: Mapping[int, Collection[int]], *, means: He
     cut_heads(module, by_module)
     lost, every = sum(map(len, chosen.values())), sum(_count(model, name) for name in names)
     notes = (*model.provenance.notes, f"removed {lost} of {every} heads")
-    pruned = assemble(
-        module,
-        _recorded(model, by_module),
-        model.preprocessing,
-        model.classes,
-        model.alias,
-        replace(model.provenance, notes=notes),
-    )
-    return pruned.to(model.device).train(model.training)
+    provenance = replace(model.provenance, notes=notes)
+    pruned = with_module(model, module, _recorded(model, by_module), model.classes, provenance)
+    return pruned.train(model.training)
 
 
 def _recorded(model: Model, removed: Mapping[str, list[int]]) -> Architecture:

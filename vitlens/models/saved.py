@@ -18,8 +18,9 @@ from vitlens.models.model import Model, Provenance
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.vit import VisionTransformer
 from vitlens.models.vit_config import CLASSES
-from vitlens.models.weights import Weights, read_weights, require_fitting
+from vitlens.models.weights import Weights, read_weights, require_fitting, to_save
 from vitlens.preprocessing import Preprocessing
+from vitlens.references import resolved
 from vitlens.schema import Length, read_as
 from vitlens.strict_json import parse_json
 from vitlens.version import __version__
@@ -55,7 +56,7 @@ def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Te
         "preprocessing": asdict(model.preprocessing),
         "vitlens": __version__,
     }
-    tensors = {key: value.detach().cpu().contiguous() for key, value in (state or model.module.state_dict()).items()}
+    tensors = to_save(state or model.module.state_dict())
     if half:
         tensors = {key: value.half() if value.is_floating_point() else value for key, value in tensors.items()}
     write_bytes(path, as_bytes(tensors, metadata={"vitlens": json.dumps(about, sort_keys=True)}))
@@ -70,6 +71,8 @@ def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
     stored = read_weights(file)
     about = _about(stored, file)
     architecture, preprocessing = about.architecture, about.preprocessing
+    if SOURCES[architecture.kind].restore:
+        return _restored(about, stored, file, request, weights)
     if request.random:
         module = _build_random(architecture, stored, about.preprocessing.size, file, seed=request.seed)
         provenance = Provenance(request.name, "random", None, versions())
@@ -81,6 +84,18 @@ def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
             module = _built(architecture, state, preprocessing.size, file)
         provenance = Provenance(request.name, weights, sha256(file), versions(), stored.notes)
     return assemble(module, architecture, preprocessing, about.classes, request.alias, provenance)
+
+
+def _restored(about: About, stored: Weights, file: Path, request: ModelRequest, weights: str) -> Model:
+    """A model whose module the user's code makes, with the file's weights."""
+    model: Model = resolved(SOURCES[about.architecture.kind].restore)(
+        request, about.architecture, about.classes, about.preprocessing
+    )
+    require_fitting(model.module, stored.state, where=f"the model of {about.architecture.name}")
+    model.module.load_state_dict(dict(stored.state))
+    notes = (*model.provenance.notes, *stored.notes)
+    model.provenance = Provenance(request.name, weights, sha256(file), versions(), notes)
+    return model
 
 
 def _build_random(

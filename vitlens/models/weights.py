@@ -77,6 +77,17 @@ def load_strictly(model: nn.Module, state: Mapping[str, Tensor], *, where: str) 
     model.load_state_dict(dict(state), strict=True)
 
 
+def to_save(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, each with its own memory: safetensors refuses those that share it, as tied weights do."""
+    tensors: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for key, value in state.items():
+        tensor = value.detach().cpu().contiguous()
+        tensors[key] = tensor.clone() if tensor.data_ptr() in taken else tensor
+        taken.add(tensor.data_ptr())
+    return tensors
+
+
 def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
     """Raise ModelError unless names and shapes are the model's, which may be on the meta device."""
     expected = model.state_dict()

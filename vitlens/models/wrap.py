@@ -110,6 +110,7 @@ def wrapped(
             provenance=provenance,
             architecture=asdict(architecture) if isinstance(architecture, Architecture) else architecture,
             read_output=read_output,
+            told=told or Told(),
         )
         model.mean, model.std = model.mean.to(device, dtype), model.std.to(device, dtype)
     model.training = module.training

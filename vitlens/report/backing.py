@@ -35,12 +35,20 @@ def _unbacked(sentence: Sentence) -> Iterator[str]:
     held, words = _held(sentence.rows)
     text = sentence.text
     for word in sorted(words, key=len, reverse=True):  # names of classes and methods may hold digits
-        text = text.replace(word, "")
+        text = _without(text, word)
     for printed in _NUMBER.findall(_NO_NUMBERS.sub("", text)):
         number = Decimal(printed.replace(",", ""))
         counted = number == int(number) and 0 <= number <= len(sentence.rows)
         if not counted and not _near(number, held):
             yield f"{printed} stands in none of its rows: {sentence.text}"
+
+
+def _without(text: str, name: str) -> str:
+    """A text without a name; one of a single character, as of the digits' classes, is removed only where it stands
+    alone."""
+    if len(name) > 1:
+        return text.replace(name, "")
+    return re.sub(rf"(?<![\w.,]){re.escape(name)}(?!\w|[.,]\d)", "", text) if name else text
 
 
 def _near(number: Decimal, held: NDArray[np.float64]) -> bool:
@@ -57,7 +65,7 @@ def _held(rows: object) -> tuple[NDArray[np.float64], set[str]]:
     while waiting:
         each = waiting.pop()
         if isinstance(each, str):
-            words |= {each} if len(each) > 1 else set()
+            words.add(each)
         elif isinstance(each, (bool, int, float, np.number)):
             numbers.append(float(each))
         elif is_dataclass(each) and not isinstance(each, type):

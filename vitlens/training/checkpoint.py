@@ -19,6 +19,7 @@ from vitlens.errors import InputError, StorageError
 from vitlens.files import write_atomically
 from vitlens.models import saved
 from vitlens.models.model import Model
+from vitlens.models.weights import to_save
 from vitlens.strict_json import parse_json
 from vitlens.training.defaults import KEPT_FOLDER
 from vitlens.training.metrics import read_metrics
@@ -61,7 +62,7 @@ def restore(checkpoint: Checkpoint, module: nn.Module, optimiser: Optimiser, ave
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Replace the folder's checkpoint, all or nothing. Raises StorageError; the previous one then survives."""
     path = folder / FOLDER / _FILE
-    tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.tensors.items()}
+    tensors = to_save(checkpoint.tensors)
     with storage_errors(path), write_atomically(path) as temporary:
         save_file(tensors, str(temporary), metadata={"vitlens": json.dumps(checkpoint.facts)})
 

@@ -1,9 +1,9 @@
 """Fine-tuning of a part of a model: its last blocks, or only its head."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from vitlens.errors import InputError
+from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model, trainable
 from vitlens.models.new_head import classifiers
 
@@ -41,11 +41,20 @@ def trained_names(model: Model, *, last: int) -> set[str]:
     module, blocks = model.module, model.anatomy.blocks
     names = [name for name, _ in module.named_parameters()]
     if last == 0:
-        heads = tuple(f"{name}." for name in classifiers(module))
-        return {name for name in names if name.startswith(heads)}
+        return _of(classifiers(model), names)
     first = f"{blocks[len(blocks) - last]}."
     start = next((index for index, name in enumerate(names) if name.startswith(first)), len(names))
-    return set(names[start:])
+    try:
+        heads = _of(classifiers(model), names)  # a user's module may define its classifier before the blocks
+    except UnsupportedError:  # no linear layer
+        heads = set()
+    return heads | set(names[start:])
+
+
+def _of(modules: Iterable[str], names: Iterable[str]) -> set[str]:
+    """The parameters of these modules."""
+    prefixes = tuple(f"{name}." for name in modules)
+    return {name for name in names if name.startswith(prefixes)}
 
 
 def trained_share(model: Model, *, last: int | None) -> tuple[int, int]:

@@ -37,7 +37,7 @@ class HeadOnly(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.heads = nn.ModuleList([model.module.get_submodule(name) for name in classifiers(model.module)])
+        self.heads = nn.ModuleList([model.module.get_submodule(name) for name in classifiers(model)])
 
     def forward(self, features: HeadInputs) -> Logits:
         """Logits (batch, classes); of a distilled model, the mean of its two heads."""
@@ -88,7 +88,7 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> H
     """
     with _classifier_inputs(model) as inputs, evaluating(model), autocast(model.device, precision):
         logits = model(images).float()
-    if any(part.ndim != 2 for part in inputs) or len(inputs) != len(classifiers(model.module)):
+    if any(part.ndim != 2 for part in inputs) or len(inputs) != len(classifiers(model)):
         shapes = ", ".join(str(tuple(part.shape)) for part in inputs) or "nothing"
         raise UnsupportedError(
             f"expected a head of {model.alias} that reads one vector per image, found {shapes}; train it with "
@@ -222,7 +222,7 @@ def _classifier_inputs(model: Model) -> Iterator[list[Tensor]]:
     def before(_name: str, arguments: Arguments) -> None:
         inputs.append(arguments[0])
 
-    with watching(model.module, classifiers(model.module), before=before):
+    with watching(model.module, classifiers(model), before=before):
         yield inputs
 
 

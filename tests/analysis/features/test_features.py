@@ -23,7 +23,7 @@ def cnn() -> Model:
 def read_by_the_head(model: Model, batch: Tensor) -> Tensor:
     """What the (first) classifier is given, independently of how features are read."""
     kept: list[Tensor] = []
-    head = model.module.get_submodule(classifiers(model.module)[0])
+    head = model.module.get_submodule(classifiers(model)[0])
     hook = head.register_forward_pre_hook(lambda _module, inputs: kept.append(inputs[0]))
     with torch.no_grad():
         model(batch)

@@ -12,6 +12,7 @@ from vitlens.cli.main import application, run
 from vitlens.errors import InputError
 from vitlens.files import sha256
 from vitlens.models.naming import parse_model
+from vitlens.models.saved import save
 from vitlens.models.sources.code_file import recognises
 
 CODE = """
@@ -36,6 +37,32 @@ def module():
 def wrapped(size=32):
     own = vitlens.load("vit-digits")
     return vitlens.wrap(own.module, image_size=size, mean=(0.5,) * 3, std=(0.5,) * 3, classes=own.classes)
+
+def headless():
+    import torch
+    layers = torch.nn.Conv2d(3, 4, 32), torch.nn.Flatten()
+    return vitlens.wrap(torch.nn.Sequential(*layers), image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+def small(classes=4):
+    "Its head stands before its blocks, its weights are tied, and it returns a tuple."
+    import torch
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(16, classes)
+            self.embed = torch.nn.Conv2d(3, 16, 8, stride=8)
+            self.positions = torch.nn.Parameter(0.1 * torch.randn(16, 16))
+            layer = {"nhead": 2, "dim_feedforward": 32, "batch_first": True, "dropout": 0.1}
+            self.blocks = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(16, **layer) for _ in range(2))
+            self.again = self.embed
+        def forward(self, images):
+            tokens = self.again(images).flatten(2).transpose(1, 2) + self.positions
+            for block in self.blocks:
+                tokens = block(tokens)
+            return self.head(tokens.mean(1)), tokens
+
+    return vitlens.wrap(Own(), image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 def unfit():
     return wrapped(size=30)
@@ -183,14 +210,15 @@ def test_beside_another_model_and_recorded(here):
         ("predict vit-digits --model-file my.py:vit", "expected MODEL my.py:vit"),
         ("predict --model-file my.py:vit --model-file my.py:cnn", "expected one MODEL, found 2"),
         ("predict", "Missing argument 'MODEL'"),
-        ("train my.py:vit", "cannot save"),
+        ("train my.py:vit", "expected --model-file my.py:vit"),
+        ("train --model-file my.py:headless", "expected the logits of headless to be the output of a linear layer"),
     ],
 )
 def test_lines_that_are_refused(here, line, says, capsys):
     assert run(line.split()) == 2
     error = capsys.readouterr().err
     assert says in error
-    assert error.count("\n") == 1
+    assert error.removeprefix("to stderr\n").count("\n") == 1
 
 
 def test_the_help_says_that_code_is_run():
@@ -202,3 +230,48 @@ def test_debug_shows_where_the_code_failed(here, capsys):
     error = capsys.readouterr().err
     assert 'raise KeyError("two' in error
     assert "Traceback" in error
+
+
+def _trained(line, here, name):
+    assert run([*line.split(), "--out", name, "--quiet"]) == 0
+    return vitlens.load(str(here / name), code_files=("my.py:small",))
+
+
+def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
+    line = "train --model-file my.py:small --epochs 1 --limit 96 --batch-size 32"
+    model, images = _trained(line, here, "run"), torch.rand(3, 3, 32, 32)
+    assert (model.classes, model.anatomy.family) == (tuple("0123456789"), "vit")
+    assert any("code was run" in note for note in model.provenance.notes)
+    save(model, here / "again.safetensors")
+    again = vitlens.load(str(here / "again.safetensors"), code_files=("elsewhere/none.py:x", "./my.py:small"))
+    with torch.no_grad():
+        assert torch.equal(model(images), again(images))
+        assert not torch.equal(model(images), load("my.py:small")(images)[:, :1].expand(-1, 10))
+    metrics = json.loads((here / "run" / "results.json").read_text())["metrics"]
+    assert run(["evaluate", "run", "--model-file", "my.py:small", "--limit", "96", "--out", "judged", "--quiet"]) == 0
+    judged = json.loads((here / "judged" / "results.json").read_text())["metrics"]
+    assert judged["accuracy/run"]["value"] == metrics["accuracy/small"]["value"]
+    capsys.readouterr()
+    assert run(["evaluate", "run", "--limit", "9"]) == 2
+    assert "expected --model-file with my.py:small for run" in capsys.readouterr().err
+    (here / "my.py").write_text(CODE + "\n# changed\n")
+    changed = vitlens.load(str(here / "run"), code_files=("my.py:small",))
+    assert any("has changed since the weights were saved" in note for note in changed.provenance.notes)
+
+
+@pytest.mark.parametrize("more", ["--freeze-backbone", "--train-last 1"])
+def test_a_part_of_a_module_is_trained(here, more):
+    line = f"train --model-file my.py:small --epochs 1 --limit 64 --batch-size 32 {more}"
+    trained, given = _trained(line, here, "run").module.state_dict(), load("my.py:small").module.state_dict()
+    changed = {name for name, value in trained.items() if not torch.equal(value, given.get(name, value))}
+    assert not torch.equal(trained["head.weight"], torch.zeros_like(trained["head.weight"]))
+    names = {"head"} if "freeze" in more else {"head", "blocks.1"}
+    assert all(name.startswith(tuple(f"{word}." for word in names)) or name == "again.weight" for name in changed)
+
+
+def test_a_training_of_a_module_is_resumed(here):
+    whole = _trained("train --model-file my.py:small --epochs 2 --limit 64 --batch-size 32", here, "whole")
+    assert run(["train", "--resume", "whole", "--model-file", "my.py:small", "--quiet"]) == 0
+    again = vitlens.load(str(here / "whole"), code_files=("my.py:small",))
+    states = whole.module.state_dict(), again.module.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

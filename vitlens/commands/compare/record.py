@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR
 from vitlens.commands.scaffold.maps.rows import MapCheck
+from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
 from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
@@ -223,9 +224,9 @@ SEPARATIONS = TableOf("separations", SeparationRow)
 IMAGES = TableOf("images", ComparedImageRow)
 SHEETS = TableOf("sheets", SheetRow)
 HARDER = TableOf("robustness", HarderRow)
-DISTURBED_PAIRS = TableOf("disturbed_pairs", DisturbedPairRow, since="0.1.0")
+DISTURBED_PAIRS = TableOf("disturbed_pairs", DisturbedPairRow, optional=True)
 CONFLICTS = TableOf("shape_bias", ShapeBiasRow)
-MAP_CHECKS = TableOf("map_checks", MapCheck, since="0.1.0")  # of the methods of which each model's maps were chosen
+MAP_CHECKS = TableOf("map_checks", MapCheck, optional=True)  # of the methods of which each model's maps were chosen
 
 SHOWN = ArraysOf("images", ComparedPixelArrays)
 MEAN_MAPS = ArraysOf("mean_maps", MeanMapArrays)
@@ -259,6 +260,7 @@ RECORD = Contents(
     tables=(
         METHODS, MAP_CHECKS, CALIBRATION, BY_CLASS, BY_NUMBER, CONFUSED, SEPARATIONS, IMAGES, SHEETS, HARDER,
         DISTURBED_PAIRS, CONFLICTS, TRAINING,
+        *FAILURE_TABLES,
     ),
-    arrays=(SHOWN, MEAN_MAPS),
+    arrays=(SHOWN, MEAN_MAPS, FAILURE_ARRAYS),
 )  # fmt: skip

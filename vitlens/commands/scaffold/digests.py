@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -23,3 +24,9 @@ def model_digest(model: Model) -> str:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def content_digest(model: Model) -> str:
+    """SHA-256 of all that decides a model's answers and their names: also its classes and its preprocessing."""
+    facts = (model_digest(model), model.classes, asdict(model.preprocessing))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()

@@ -73,6 +73,19 @@ class RunOptions:
     command: str = ""
 
 
+def model_file_option() -> Any:
+    """--model-file."""
+    return option(
+        "--model-file",
+        "Run your code: MODEL may be FILE.py:FUNCTION, whose function, called without arguments, returns "
+        "vitlens.wrap(module, ...), or a folder that was trained from it. Alone, it is the MODEL. May be repeated.",
+        default=(),
+        metavar="FILE.py:FUNCTION",
+        panel=_MODEL,
+        shown=False,
+    )
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """What a weights file does not say itself.
@@ -118,15 +131,7 @@ class ModelOptions:
     classes: Path | None = option(
         "--classes", "A file of class names, one a line.", default=None, metavar="FILE", panel=_MODEL
     )
-    model_file: tuple[str, ...] = option(
-        "--model-file",
-        "Run your code: MODEL may be FILE.py:FUNCTION, whose function, called without arguments, returns "
-        "vitlens.wrap(module, ...). Alone, it is the MODEL. May be repeated.",
-        default=(),
-        metavar="FILE.py:FUNCTION",
-        panel=_MODEL,
-        shown=False,
-    )
+    model_file: tuple[str, ...] = model_file_option()
 
 
 def begun_with(config: Mapping[str, object], options: RunOptions, source: str, *, hint: str) -> RunOptions:

@@ -8,35 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.chapters.record import CHAPTERS, METRICS
 from vitlens.commands.scaffold.trainings import TRAINING, TRAINING_IMAGES
 from vitlens.records import ArraysOf, Contents, MetricName, TableOf
-from vitlens.schema import Count, Name
+from vitlens.schema import Count
 
-CHAPTERS_FOLDER: Final = "chapters"
 POINTS_FOLDER: Final = "points"
-TITLES: Final = {  # of the chapters of a whole study, by command
-    "train": "Training",
-    "evaluate": "Accuracy",
-    "attention": "Attention",
-    "rollout": "Attention rollout and relevance",
-    "stats": "Statistics of the heads",
-    "ablate": "Ablation",
-    "explain": "Attribution maps",
-    "compare": "Comparison",
-    "attack": "Robustness",
-    "features": "Features",
-    "profile": "Cost",
-}
-
-
-@dataclass(frozen=True)
-class ChapterRow:
-    """One run within a whole study: its command, its model ("" for all), and its folder."""
-
-    word: Name
-    alias: str
-    folder: str
 
 
 @dataclass(frozen=True)
@@ -114,7 +91,6 @@ class CorrectArrays:
     correct: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
 
 
-CHAPTERS = TableOf("chapters", ChapterRow)
 LEFT_OUT = TableOf("left_out", LeftOutRow)
 POINTS = TableOf("points", PointRow)
 TRIALS = TableOf("trials", TrialRow)
@@ -127,14 +103,12 @@ CORRECT = ArraysOf("correct", CorrectArrays)
 ACCURACY = MetricName("accuracy/{model}")
 DIFFERENCE = MetricName("difference/{model}/{against}")
 STEP = MetricName("step/{model}/{against}")  # a point against the one before it
-# a whole study has every metric of its chapters, under the same names
-OF_CHAPTERS: Final = tuple(metric for word in TITLES for metric in COMMANDS[word].contents.metrics)
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
     CHAPTERS, LEFT_OUT, TRAINING, POINTS, TRIALS, DIFFERENCES, STEPS, RECIPES, DESIGN,
 )  # fmt: skip
 RECORD = Contents(
-    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, *OF_CHAPTERS))),
+    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, *METRICS))),
     tables=TABLES,
     arrays=(CORRECT, TRAINING_IMAGES),
 )

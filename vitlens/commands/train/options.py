@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vitlens.commands.scaffold.flags import argument, bundle, choices, option
-from vitlens.commands.scaffold.options import RunOptions, data_option
+from vitlens.commands.scaffold.options import RunOptions, data_option, model_file_option
 from vitlens.commands.scaffold.parsing import recipe_settings, side_lengths
 from vitlens.errors import InputError
 from vitlens.models.sources.registry import describe_names
@@ -244,7 +244,7 @@ def require_together(tuning: Tuning, teaching: TeacherOptions, others: Mapping[s
 @dataclass(frozen=True)
 class TrainOptions:
     """resume: the folder of a run to continue; keep_every: epochs between the copies of the weights in kept/;
-    compiling, recompute: see training.loop.fit."""
+    compiling, recompute: see training.loop.fit; model_file: each FILE.py:FUNCTION whose code may be run."""
 
     model: str | None = argument(
         "MODEL",
@@ -278,6 +278,7 @@ class TrainOptions:
     recompute: bool = option(
         "--recompute", "Recompute activations in the backward pass, to save memory.", default=False, panel=_COST
     )
+    model_file: tuple[str, ...] = model_file_option()
     recipe: RecipeChanges = bundle(RecipeChanges)
     tuning: Tuning = bundle(Tuning)
     shape: Shape = bundle(Shape)

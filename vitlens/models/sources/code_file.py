@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +16,13 @@ from typing import Any, Final
 
 from vitlens.errors import InputError, ModelError, UnknownNameError, VitlensError, lacks_memory, nearest
 from vitlens.files import sha256
-from vitlens.models.assembly import seeded, versions
+from vitlens.models.assembly import Architecture, seeded, versions
+from vitlens.models.cutting import cut_heads
 from vitlens.models.model import Model
-from vitlens.models.sources.registry import ModelRequest
+from vitlens.models.new_head import for_classes
+from vitlens.models.rebuilding import with_module
+from vitlens.models.sources.registry import SOURCES, ModelRequest
+from vitlens.preprocessing import Preprocessing
 
 _FORM: Final = re.compile(r".+\.py(:.*)?", re.DOTALL)
 _UNIQUE: Final = "_vitlens_model_file_"  # begins the module names of such files
@@ -40,11 +44,10 @@ def load(request: ModelRequest) -> Model:
     path, shown = Path(f"{text}.py"), request.name
     if not text or not name.isidentifier():
         raise ModelError(f"expected FILE.py:FUNCTION, found {shown!r}; name the function that returns the model")
-    named = (each for file in request.code_files for each in (file, file.partition("=")[2]))  # ALIAS=FILE.py:FUNCTION
-    if os.path.normpath(shown) not in map(os.path.normpath, named):
+    if os.path.normpath(shown) not in map(os.path.normpath, _allowed(request)):
         raise InputError(
             f"expected --model-file {shown} for {shown}, as the code of that file is run; add it where you trust the "
-            "file (vitlens train cannot save such a model)"
+            "file"
         )
     if request.file is not None or request.random or request.image_size is not None:
         raise InputError(
@@ -72,12 +75,49 @@ def load(request: ModelRequest) -> Model:
         )
     model = copy.copy(made)  # the function may return one object each time it is called
     model.alias = request.alias
-    model.architecture = {**made.architecture, "name": f"{path.name}: {type(made.module).__qualname__}"}
+    digest = sha256(path)
+    architecture = Architecture(
+        "code", f"{path.name}:{name}", len(made.classes), made.input_size, {"code_sha256": digest}
+    )
+    model.architecture = asdict(architecture)
     notes = (*made.provenance.notes, f"made by {name}() of {path.name}, whose code was run (--model-file)")
     model.provenance = replace(
-        made.provenance, name=shown, weights=path.name, sha256=sha256(path), versions=versions(), notes=notes
+        made.provenance, name=shown, weights=path.name, sha256=digest, versions=versions(), notes=notes
     )
     return model
+
+
+def restore(
+    request: ModelRequest, architecture: Architecture, classes: tuple[str, ...], preprocessing: Preprocessing
+) -> Model:
+    """The model that `save` described, made by the same function, but for its weights.
+
+    Raises InputError where --model-file does not name that function, and for random weights or another size.
+    """
+    same = [each for each in _allowed(request) if Path(each).name == architecture.name]
+    if not same:
+        raise InputError(
+            f"expected --model-file with {architecture.name} for {request.name}, whose module that function makes "
+            f"(its code is run); add --model-file PATH/{architecture.name} where you trust the file"
+        )
+    if request.random or request.image_size not in (None, preprocessing.size):
+        raise InputError(
+            f"expected {request.name} with its weights and size, which {architecture.name} decides; leave out @random "
+            "and --image-size"
+        )
+    model = load(replace(request, source=SOURCES["code"], name=same[0], file=None, image_size=None))
+    notes = model.provenance.notes
+    if model.architecture["overrides"] != architecture.overrides:
+        notes = (*notes, f"{architecture.name.partition(':')[0]} has changed since the weights were saved")
+    model = for_classes(model, classes)
+    if architecture.pruned:
+        cut_heads(model.module, architecture.pruned)
+    return with_module(model, model.module, architecture, classes, replace(model.provenance, notes=notes))
+
+
+def _allowed(request: ModelRequest) -> list[str]:
+    """Each FILE.py:FUNCTION whose code may be run, from ALIAS=FILE.py:FUNCTION too."""
+    return [each for file in request.code_files for each in (file, file.partition("=")[2]) if each]
 
 
 def _function(path: Path, name: str, shown: str) -> Callable[[], Any]:

@@ -26,9 +26,11 @@ class ModelSource:
     recognises, (name) -> bool, for paths. glob: matches a file in each folder that completion offers as a name.
 
     build: (architecture, *, state, pretrained) -> module and preprocessing, with the weights of a state dict, the
-    hub's, or random ones; empty for a source whose models cannot be saved. load: (request) -> Model; by default an
-    architecture is built and given its weights. list_names: () -> all names, without the prefix; empty where they are
-    in `names`, and where they cannot be listed (paths, the hub's repositories).
+    hub's, or random ones; empty for a source whose models cannot be built from a name alone. load: (request) -> Model;
+    by default an architecture is built and given its weights. restore: (request, architecture, classes, preprocessing)
+    -> Model, of a file that `save` wrote but for its weights, where the user's code makes the module. list_names: () ->
+    all names, without the prefix; empty where they are in `names`, and where they cannot be listed (paths, the hub's
+    repositories).
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
     are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
@@ -47,6 +49,7 @@ class ModelSource:
     glob: str = ""
     build: str = ""
     load: str = "vitlens.models.sources.from_architecture:load"
+    restore: str = ""
     list_names: str = ""
     weights: WeightsFrom = "hub"
     extra: str = ""
@@ -182,6 +185,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         example="my_model.py:build --model-file my_model.py:build",
         recognises="vitlens.models.sources.code_file:recognises",
         load="vitlens.models.sources.code_file:load",
+        restore="vitlens.models.sources.code_file:restore",
         weights="own",
         own_input=True,
     ),

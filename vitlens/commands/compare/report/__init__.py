@@ -7,6 +7,7 @@ from vitlens.commands.compare.fair import MapComparison, checks_of, map_comparis
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import DIFFERENCE, HARDER, SEPARATIONS, USABLE
 from vitlens.commands.compare.report.errors import error_section, failure_section
+from vitlens.commands.compare.report.failures import explained_sections, failure_findings
 from vitlens.commands.compare.report.harder import harder_sections, shape_bias_sections
 from vitlens.commands.compare.report.maps import side_by_side
 from vitlens.commands.compare.report.summary import pair_of, summary_sentences, summary_table
@@ -27,6 +28,7 @@ def report(record: Record) -> Document:
         side_by_side(record),
         error_section(record),
         failure_section(record),
+        *explained_sections(record),
         *harder_sections(record),
         *shape_bias_sections(record),
     )
@@ -35,7 +37,7 @@ def report(record: Record) -> Document:
         sections,
         limits=tuple(_limits(record)),
         verdicts=tuple(verdicts(record)),
-        findings=findings(record),
+        findings=findings(record, failure_findings(record)),
         preface=(*data_sentences(record), *training_sentences(record), *_targets(record)),
     )
 

@@ -2,30 +2,29 @@
 comparison."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.budgets import write_trainings
+from vitlens.commands.scaffold.chapters.record import CHAPTERS
+from vitlens.commands.scaffold.chapters.running import metrics_of
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
-from vitlens.commands.scaffold.publish import publish, read
+from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.targets import require_labelled
 from vitlens.commands.study.measure.chapters import Chapters, StudyImages, trained_first
 from vitlens.commands.study.measure.points import measure_points
 from vitlens.commands.study.options import WHOLE, StudyOptions
-from vitlens.commands.study.record import CHAPTERS, LEFT_OUT, TABLES, ChapterRow, LeftOutRow, left_out_words
+from vitlens.commands.study.record import LEFT_OUT, TABLES, LeftOutRow, left_out_words
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.files import read_run
 from vitlens.models.assembly import default_classes
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.support import require_supported
-from vitlens.uncertainty import Estimate
 
 __all__ = ["measure"]
 
@@ -75,36 +74,22 @@ def _measure_whole(options: StudyOptions) -> Path:
     ) as folder:
         for table in TABLES:
             folder.write(table, [])
-        chapters = Chapters(folder.path, images, options.model_options, replace(run, overwrite=True))
+        chapters = Chapters(folder.path, images, options.model_options, run, cache=options.cache, full=options.full)
         ready = [chapters.trained(model, options.epochs) for model in named]
         models = chapters.load(ready)
         write_trainings(folder, models)
         chapters.check_ahead(models)
-        chapters.analyse(ready, [name for name, model in zip(ready, named) if model in studied], labelled=labelled)
+        chapters.analyse(
+            ready, models, [name for name, model in zip(ready, named) if model in studied], labelled=labelled
+        )
         left_out = [] if labelled else [LeftOutRow(word) for word in NEED_LABELS]
         folder.write(LEFT_OUT, left_out)
         if left_out and not run.quiet:
             print(left_out_words(left_out), file=sys.stderr)  # noqa: T201
         folder.write(CHAPTERS, chapters.done)
-        for name, estimate in _metrics(folder.path, chapters.done):
+        for name, estimate in metrics_of(folder.path, chapters.done):
             folder.metric(name, estimate)
         return publish(folder)
-
-
-def _metrics(path: Path, chapters: Sequence[ChapterRow]) -> Iterator[tuple[str, Estimate]]:
-    """The metrics of the chapters; where two have the same one, the first chapter's, as later ones use fewer images."""
-    names: set[str] = set()
-    for chapter in chapters:
-        if chapter.word == "train":
-            continue  # evaluate measures the same images again
-        run = read_run(path / chapter.folder)
-        record = read(run)
-        predicted = getattr(record.options(COMMANDS[chapter.word].options), "predicted", False)
-        for name, estimate in record.metrics.items():
-            of_predictions = predicted and name.split("/")[0] == "accuracy"  # 1 by construction
-            if name not in names and not of_predictions:
-                names.add(name)
-                yield name, estimate
 
 
 def _studied(named: Sequence[ModelName], options: StudyOptions) -> list[ModelName]:

@@ -1,14 +1,13 @@
 """The chapters of a whole study: one command after another on its models, each with its own run folder."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
-from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.attack.measure.expected import attack_parts
@@ -21,29 +20,20 @@ from vitlens.commands.explain.parts import explain_parts
 from vitlens.commands.features.measure.images import default_bank, features_parts
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
-from vitlens.commands.registry import COMMANDS
 from vitlens.commands.rollout.options import RolloutOptions
+from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder, files_digest
+from vitlens.commands.scaffold.chapters.running import ChapterRunner
+from vitlens.commands.scaffold.digests import content_digest
 from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.stats.measure.expected import stats_parts
 from vitlens.commands.stats.options import StatsOptions
-from vitlens.commands.study.record import CHAPTERS_FOLDER, ChapterRow
+from vitlens.commands.study.measure.depth import FULL, PROFILED, USUAL, Depth, supported_methods
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
 from vitlens.names import PRESETS
-
-PROFILED: Final = (1, 8, 32)  # batch sizes
-# methods whose maps are checked
-EXPLAINED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)
-CHECKED: Final = 50  # images on which they are checked
-COMPARED: Final = 100  # images whose maps are compared
-FEATURED: Final = 1000  # test images whose features are read
-BANK: Final = 5000  # training images of their classifiers
-PANELS: Final = 12  # images shown side by side
-ATTACKS: Final = ("fgsm", "pgd")
-ATTACKED: Final = 100  # images
 
 
 def as_typed(model: ModelName) -> str:
@@ -74,6 +64,13 @@ class StudyImages:
         return {"data": self.data, "images": self.images}
 
     @property
+    def digest(self) -> str:
+        """A digest of the images: of files, their names, sizes and times of change; of a data set, its name."""
+        if self.data is not None and not Path(self.data).exists():
+            return self.data
+        return files_digest(self.images or (str(self.data),))
+
+    @property
     def typed(self) -> str:
         """As part of a command line."""
         return f"--images {shlex.join(self.images)}" if self.images else f"--data {self.data}"
@@ -84,12 +81,14 @@ class StudyImages:
         return f"{self.typed} --predicted" if self.predicted else self.typed
 
 
-class Chapters:
-    """Runs the chapters, and keeps the list of those done."""
+class Chapters(ChapterRunner):
+    """Runs the chapters of a study."""
 
-    def __init__(self, path: Path, images: StudyImages, model_options: ModelOptions, run: RunOptions) -> None:
-        self.path, self.images, self.model_options, self.run = path, images, model_options, run
-        self.done: list[ChapterRow] = []
+    def __init__(
+        self, path: Path, images: StudyImages, model_options: ModelOptions, run: RunOptions, *, cache: bool, full: bool
+    ) -> None:
+        super().__init__(path, run, ChapterCache(cache_folder(), {}, images.digest) if cache else None)
+        self.images, self.model_options, self.depth = images, model_options, FULL if full else USUAL
 
     def trained(self, model: ModelName, epochs: int | None) -> ModelName:
         """A name that can be loaded: for a preset, the run folder of the chapter that trains it."""
@@ -97,98 +96,120 @@ class Chapters:
             return model
         line = f"train {model.name} --data {self.images.data}"
         recipe = RecipeChanges(epochs=epochs)
-        self._run(
+        self.run(
             "train", model.alias, line, lambda run: TrainOptions(model.name, self.images.data, recipe=recipe, run=run)
         )
         return ModelName(str(self.path / self.done[-1].folder), model.alias)
 
     def load(self, names: Sequence[ModelName]) -> Sequence[Model]:
         """The models, whose anatomy and classes decide what the chapters do."""
-        return load_models(names, model_options=self.model_options, options=self.run)
+        models = load_models(names, model_options=self.model_options, options=self.run_options)
+        if self.cache is not None:
+            self.cache.names |= {as_typed(name): content_digest(model) for name, model in zip(names, models)}
+        return models
 
     def check_ahead(self, models: Sequence[Model]) -> None:
         """Print how long the remaining chapters may take together. Raises InputError where a model does not know the
         data's classes, before a later chapter does."""
-        splits = load_splits(models, options=replace(self.run, quiet=True), **self.images.options)
+        splits = load_splits(models, options=replace(self.run_options, quiet=True), **self.images.options)
         for model, split in zip(models, splits):
             if split.labels is not None and not self.images.predicted:
                 label_columns(model.classes, split)
         # the options that shorten a part are options of single commands
         parts = [
-            [replace(part, shorter="") for part in _parts(model, len(split))] for model, split in zip(models, splits)
+            [replace(part, shorter="") for part in _parts(model, len(split), self.depth)]
+            for model, split in zip(models, splits)
         ]
-        print_expected(list(zip(models, splits, parts)), self.run)
+        print_expected(list(zip(models, splits, parts)), self.run_options)
 
-    def analyse(self, models: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool) -> None:
-        """All chapters of analysis: of each ViT, of a ViT compared with another model, and of all models together."""
+    def analyse(
+        self, models: Sequence[ModelName], loaded: Sequence[Model], vits: Sequence[ModelName], *, labelled: bool
+    ) -> None:
+        """All chapters of analysis: of each model, of a ViT compared with another model, and of all models together."""
         names = tuple(map(as_typed, models))
         if labelled:
-            self._run(
+            self.run(
                 "evaluate", "", self._line("evaluate", names),
                 lambda run: EvaluateOptions(names, self.images.data, self.model_options, run),
             )  # fmt: skip
         for vit in vits:
             self._analyse_vit(vit)
+        for name, model in zip(models, loaded):
+            self._explain(name, supported_methods(model, self.depth.explained))
         others = [model for model in models if model not in vits] or [model for model in models if model != vits[0]]
         if others and labelled:
             self._compare(as_typed(vits[0]), as_typed(others[0]))
-        self._attack(names)
+        self._attack(names, self.depth.attacks, self.depth.attacked, "")
+        self._attack(names, ("cw",), self.depth.searched, "-cw", "--steps", str(self.depth.search_steps))
         if labelled:
             self._features(names)
         self._profile(names)
 
     def _analyse_vit(self, model: ModelName) -> None:
-        """Attention, rollout, statistics, ablation and explanations of one model."""
+        """Attention, rollout, statistics and ablation of one model."""
         common: dict[str, Any] = {**self.images.options, "model_options": self.model_options}
         name, alias = as_typed(model), model.alias
         template = self._line("{}", [name])
         predicted = self.images.predicted
+        limit = self._at_most(self.depth.developed)
+        self.run(
+            "attention", alias, f"{template.format('attention')} --limit {limit}",
+            lambda run: AttentionOptions(name, run=replace(run, limit=limit), **common),
+        )  # fmt: skip
+        self.run("rollout", alias, template.format("rollout"), lambda run: RolloutOptions(name, run=run, **common))
+        self.run("stats", alias, template.format("stats"), lambda run: StatsOptions((name,), run=run, **common))
         line = f"ablate {name} {self.images.typed_with_labels}"
-        self._run(
-            "attention", alias, template.format("attention"), lambda run: AttentionOptions(name, run=run, **common)
-        )
-        self._run("rollout", alias, template.format("rollout"), lambda run: RolloutOptions(name, run=run, **common))
-        self._run("stats", alias, template.format("stats"), lambda run: StatsOptions((name,), run=run, **common))
-        self._run("ablate", alias, line, lambda run: AblateOptions(name, predicted=predicted, run=run, **common))
-        limit = self._at_most(CHECKED)
-        line = f"{template.format('explain')} --method {','.join(EXPLAINED)} --verify --limit {limit}"
-        self._run(
-            "explain", alias, line,
-            lambda run: ExplainOptions((name,), method=EXPLAINED, verify=True, run=replace(run, limit=limit), **common),
+        self.run("ablate", alias, line, lambda run: AblateOptions(name, predicted=predicted, run=run, **common))
+
+    def _explain(self, model: ModelName, methods: tuple[str, ...]) -> None:
+        """The maps of one model, checked."""
+        if not methods:
+            return
+        name, limit = as_typed(model), self._at_most(self.depth.checked)
+        line = f"{self._line('explain', [name])} --method {','.join(methods)} --verify --limit {limit}"
+        self.run(
+            "explain", model.alias, line,
+            lambda run: ExplainOptions(
+                (name,), method=methods, verify=True, run=replace(run, limit=limit), model_options=self.model_options,
+                **self.images.options,
+            ),
         )  # fmt: skip
 
     def _compare(self, first: str, second: str) -> None:
         """Two models side by side."""
-        line = f"compare {first} {second} --data {self.images.data} --panels {PANELS} --maps {COMPARED}"
-        self._run(
+        panels, maps = self.depth.panels, self.depth.compared
+        line = f"compare {first} {second} --data {self.images.data} --panels {panels} --maps {maps}"
+        self.run(
             "compare", "", line,
             lambda run: CompareOptions(
-                (first, second), self.images.data, panels=PANELS, maps=COMPARED, model_options=self.model_options,
-                run=run,
+                (first, second), self.images.data, panels=panels, maps=maps, model_options=self.model_options, run=run
             ),
         )  # fmt: skip
 
-    def _attack(self, names: Sequence[str]) -> None:
-        """The robustness of all models on a part of the images, without common corruptions."""
-        limit = self._at_most(ATTACKED)
+    def _attack(self, names: Sequence[str], attacks: tuple[str, ...], images: int, suffix: str, *more: str) -> None:
+        """The robustness of all models on a part of the images; C&W alone, without what the first run measures."""
+        limit, alone = self._at_most(images), bool(suffix)
+        words = (*more, *(("--no-corruptions", "--no-transfer", "--no-inside") if alone else ()))
         line = (
-            f"attack {' '.join(names)} {self.images.typed_with_labels} --attack {','.join(ATTACKS)} --no-corruptions "
-            f"--limit {limit}"
+            f"attack {' '.join(names)} {self.images.typed_with_labels} --attack {','.join(attacks)} "
+            f"{''.join(f'{word} ' for word in words)}--limit {limit}"
         )
-        self._run(
+        self.run(
             "attack", "", line,
             lambda run: AttackOptions(
-                tuple(names), **self.images.options, attacks=ATTACKS, corruptions=False,
-                predicted=self.images.predicted, model_options=self.model_options, run=replace(run, limit=limit),
+                tuple(names), **self.images.options, attacks=attacks, steps=int(more[1]) if more else None,
+                corruptions=not alone, transfer=not alone, inside=not alone, predicted=self.images.predicted,
+                model_options=self.model_options, run=replace(run, limit=limit),
             ),
+            suffix=suffix,
         )  # fmt: skip
 
     def _features(self, names: Sequence[str]) -> None:
         """The features of all models, layer by layer."""
-        limit = self._at_most(FEATURED)
-        bank = min(BANK, default_bank(limit))
+        limit = self._at_most(self.depth.featured)
+        bank = min(self.depth.bank, default_bank(limit))
         line = f"features {' '.join(names)} --data {self.images.data} --limit {limit} --bank {bank} --no-cache"
-        self._run(
+        self.run(
             "features", "", line,
             lambda run: FeaturesOptions(
                 tuple(names), self.images.data, bank=bank, cache=False, model_options=self.model_options,
@@ -199,7 +220,7 @@ class Chapters:
     def _profile(self, names: Sequence[str]) -> None:
         """The costs of all models, on a few batch sizes."""
         line = f"profile {' '.join(names)} --batch-sizes {','.join(map(str, PROFILED))}"
-        self._run(
+        self.run(
             "profile", "", line,
             lambda run: ProfileOptions(
                 tuple(names), batch_sizes=PROFILED, model_options=self.model_options, run=replace(run, limit=None)
@@ -211,23 +232,18 @@ class Chapters:
 
     def _at_most(self, images: int) -> int:
         """This number of images, or that of --limit where it is smaller."""
-        return min(self.run.limit or images, images)
-
-    def _run(self, word: str, alias: str, line: str, options: Callable[[RunOptions], object]) -> None:
-        """Run one command in its own folder; line: its command line; options: made from the run options."""
-        folder = f"{CHAPTERS_FOLDER}/{word}-{alias}" if alias else f"{CHAPTERS_FOLDER}/{word}"
-        self.done.append(ChapterRow(word, alias, folder))
-        COMMANDS[word].measure(options(replace(self.run, out=self.path / folder, command=f"vitlens {line}")))
+        return min(self.run_options.limit or images, images)
 
 
-def _parts(model: Model, images: int) -> Iterator[Part]:
+def _parts(model: Model, images: int, depth: Depth) -> Iterator[Part]:
     """The parts of all chapters of one model."""
-    featured = min(images, FEATURED)
+    featured = min(images, depth.featured)
     yield Part("answers", images)
     if model.anatomy.family == "vit":
         yield from stats_parts(images, checkpoints=0)
         yield from ablate_parts(units_of(model), images, AblateOptions(model.alias))
-        yield from explain_parts(EXPLAINED, min(images, CHECKED), verify=True, counterfactuals=True)
-    attacks = AttackOptions((model.alias,), attacks=ATTACKS, corruptions=False)
-    yield from attack_parts(attacks, min(images, ATTACKED))
-    yield from features_parts(featured, min(BANK, default_bank(featured)))
+    methods = supported_methods(model, depth.explained)
+    yield from explain_parts(methods, min(images, depth.checked), verify=True, counterfactuals=True)
+    attacks = AttackOptions((model.alias,), attacks=depth.attacks)
+    yield from attack_parts(attacks, min(images, depth.attacked))
+    yield from features_parts(featured, min(depth.bank, default_bank(featured)))

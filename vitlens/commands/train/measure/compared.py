@@ -9,6 +9,7 @@ import torch
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy
 from vitlens.analysis.answers.pairs import pairs
+from vitlens.commands.scaffold.budgets import budget_of_run
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
@@ -27,6 +28,7 @@ from vitlens.commands.train.record import (
     TABLES,
     TEST_ACCURACIES,
     TIMES_TO_ACCURACY,
+    TRAININGS,
     WAYS,
     TestAccuracyRow,
     TimeToAccuracyRow,
@@ -69,17 +71,17 @@ def compare_ways(train: Train, plan: TrainPlan, options: TrainOptions, run: RunO
     its own. Returns the report, or None in all processes but the first of several.
     """
     processes, run = join_run(run)
-    begun = options.resume is not None
     if not processes.is_first:
         for way in WAYS:
-            _train_one_way(train, way, options.resume or run.out or Path("runs"), plan, run, processes, begun=begun)
+            _train_one_way(train, way, options.resume or run.out or Path("runs"), plan, options, run, processes)
         return None
     with _folder(plan, options, run) as folder:
         for way in WAYS:
-            _train_one_way(train, way, folder.path, plan, run, processes, begun=begun)
-        ways = [_read(folder.path / way, way, plan.data, run) for way in WAYS]
+            _train_one_way(train, way, folder.path, plan, options, run, processes)
+        ways = [_read(folder.path / way, way, plan.data, options, run) for way in WAYS]
         for table in TABLES:
             folder.write(table, [])
+        folder.write(TRAININGS, [budget_of_run(way, read_run(folder.path / way)) for way in WAYS])
         _write(folder, ways, seed=run.seed)
         return publish(folder)
 
@@ -101,16 +103,22 @@ def _folder(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> RunFolde
 
 
 def _train_one_way(
-    train: Train, way: str, parent: Path, plan: TrainPlan, run: RunOptions, processes: Processes, *, begun: bool
+    train: Train,
+    way: str,
+    parent: Path,
+    plan: TrainPlan,
+    typed: TrainOptions,
+    run: RunOptions,
+    processes: Processes,
 ) -> None:
     """Train in one way: resume it if it has begun, skip it if it is done. The first process decides for all."""
     place = parent / way
-    status = _status(place) if processes.is_first and begun else _NEW
+    status = _status(place) if processes.is_first and typed.resume is not None else _NEW
     status = int(processes.total(torch.tensor(status)).item())
     if status == _DONE:
         return
     if status == _BEGUN:
-        train(TrainOptions(resume=place, run=replace(run, out=None)))
+        train(TrainOptions(resume=place, model_file=typed.model_file, run=replace(run, out=None)))
         return
     frozen = way == "frozen"
     line = f"vitlens train {plan.model} --data {plan.data}" + (" --freeze-backbone" if frozen else "")
@@ -119,6 +127,7 @@ def _train_one_way(
         plan.data,
         tuning=replace(plan.tuning, compare=False, freeze=frozen, views=plan.tuning.views if frozen else None),
         shape=Shape(image_size=plan.image_size, other=plan.shape),
+        model_file=typed.model_file,
         run=replace(run, out=place, command=line),
     )
     if not frozen:
@@ -139,12 +148,13 @@ def _status(place: Path) -> int:
     return _DONE if read_run(place).status == "done" else _BEGUN
 
 
-def _read(place: Path, way: str, data: str, run: RunOptions) -> WayTrained:
+def _read(place: Path, way: str, data: str, typed: TrainOptions, run: RunOptions) -> WayTrained:
     """The history of one way, and its model's predictions on the test images. Raises InputError for no epochs."""
     history = read(read_run(place)).rows(HISTORY)
     if not history or not history[-1].images_per_second or not any(row.test_accuracy for row in history):
         raise InputError(f"expected epochs with a test accuracy in {place}, found none; begin anew without --resume")
-    return WayTrained(way, history, predictions_of(load(f"{way}={place}"), data, run))
+    model = load(f"{way}={place}", code_files=typed.model_file)
+    return WayTrained(way, history, predictions_of(model, data, run))
 
 
 def _write(folder: RunFolder, ways: Sequence[WayTrained], *, seed: int) -> None:

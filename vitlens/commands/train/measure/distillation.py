@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -9,16 +10,20 @@ from torch import Tensor
 from vitlens.analysis.answers.classes import match_classes
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate
 from vitlens.analysis.answers.pairs import pairs
+from vitlens.commands.scaffold.budgets import budget_of, budget_of_run
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
 from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.train.measure.start import Start
 from vitlens.commands.train.options import TeacherOptions
 from vitlens.commands.train.record import (
     ACCURACY,
     AGREEMENT,
+    DIFFERENCE,
     DISTILLATION,
     STUDENT_AND_TEACHER,
+    TRAININGS,
     DistillationRow,
     StudentTeacherRow,
 )
@@ -37,9 +42,8 @@ from vitlens.training.distill import (
     cacheable_views,
     has_distillation_token,
 )
-from vitlens.training.recipe import Recipe
 from vitlens.training.speed import choose
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, bootstrap_difference
 
 
 @dataclass(frozen=True)
@@ -58,25 +62,26 @@ class DistillationSetup:
 
 
 def distillation_of(
-    teaching: TeacherOptions, student: Model, recipe: Recipe, train: Split, run: RunOptions
+    teaching: TeacherOptions, start: Start, run: RunOptions, *, code_files: tuple[str, ...]
 ) -> DistillationSetup | None:
-    """The distillation of the options, or None without a teacher.
+    """The distillation of the options, or None without a teacher; code_files: see `load`.
 
     Raises InputError where the teacher, or the model to compare with, has other classes than the student.
     """
     if teaching.teacher is None:
         return None
+    student = start.model
     how = _completed(teaching, has_token=has_distillation_token(student))
     Student(student, token=how.token)  # refuses a token that the student does not have
-    model = load(teaching.teacher, device=student.device)
+    model = load(teaching.teacher, device=student.device, code_files=code_files)
     precision = choose(student.device, precision=run.precision, compiling="off", steps=1).precision
     teacher = Teacher(model, classes=student.classes, precision=precision)
-    plain = None if teaching.beside is None else load(teaching.beside, device=student.device)
+    plain = None if teaching.beside is None else load(teaching.beside, device=student.device, code_files=code_files)
     if plain is not None:
         plain.require_classifier()
         match_classes(plain.classes, student.classes)
     identity = {**asdict(how), "teacher": teacher.identity()}
-    forms = cacheable_views(recipe, train)
+    forms = cacheable_views(start.recipe, start.train)
     objective = DistillationObjective(CachedTeacher(teacher) if forms else teacher, how, identity=identity)
     return DistillationSetup(model, objective, plain, forms)
 
@@ -133,6 +138,15 @@ def write_distillation(
     ]
     folder.write(STUDENT_AND_TEACHER, _student_teacher_rows(folder, named, seed=run.seed))
     folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([answers for _, answers in named])])
+    for (_, first), (_, second) in combinations(named, 2):
+        groups = None if first.groups is None else first.groups.numpy()
+        correct = (100.0 * answers.correct.numpy() for answers in (first, second))
+        gap = bootstrap_difference(*correct, groups=groups, seed=run.seed, unit="points")
+        folder.metric(DIFFERENCE(first=first.alias, second=second.alias), gap)
+    if distillation.plain is not None:
+        roles = {role: answers.alias for role, answers in named}
+        plain = replace(budget_of(distillation.plain), model=roles["plain"])
+        folder.write(TRAININGS, [budget_of_run(roles["student"], folder.record()), plain])
 
 
 def _student_teacher_rows(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -45,13 +45,16 @@ class Start:
     fresh: bool
 
 
-def prepare(plan: TrainPlan, run: RunOptions, *, processes: int) -> Start:
-    """The model, data and recipe of a training. Raises InputError where they do not fit together."""
+def prepare(plan: TrainPlan, run: RunOptions, *, code_files: tuple[str, ...], processes: int) -> Start:
+    """The model, data and recipe of a training; code_files: see `load`.
+
+    Raises InputError where they do not fit together.
+    """
     device = resolve_device(run.device)
     changes = dict(plan.recipe) if run.batch_size is None else {**plan.recipe, "batch_size": run.batch_size}
     recipe = override(base_recipe(plan), changes)
     if not from_scratch(plan.model, plan.tuning):
-        model, train, test = _trained(plan, recipe, device, run)
+        model, train, test = _trained(plan, recipe, device, run, code_files)
         return Start(model, train, test, _for_images(recipe, changes, train, processes), fresh=False)
     # the classes follow from the data, and the size of its images from the model
     size = untrained(plan.model, classes=("0",), image_size=plan.image_size, overrides=plan.shape).preprocessing
@@ -106,7 +109,9 @@ def _part(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions) 
     return split.limit(run.limit, seed=run.seed)
 
 
-def _trained(plan: TrainPlan, recipe: Recipe, device: torch.device, run: RunOptions) -> tuple[Model, Split, Split]:
+def _trained(
+    plan: TrainPlan, recipe: Recipe, device: torch.device, run: RunOptions, code_files: tuple[str, ...]
+) -> tuple[Model, Split, Split]:
     """A trained model with a head for the data's classes, and both parts of the data preprocessed for it.
 
     Raises InputError for options of shape, for more blocks than it has, for freezing a model with random weights, and
@@ -120,7 +125,8 @@ def _trained(plan: TrainPlan, recipe: Recipe, device: torch.device, run: RunOpti
         )
     if tuning.freeze:
         require_cacheable(recipe, views=tuning.views or 1)
-    model = load(plan.model, weights=tuning.weights, image_size=plan.image_size, device=device, seed=run.seed)
+    chosen: dict[str, Any] = {"weights": tuning.weights, "image_size": plan.image_size, "code_files": code_files}
+    model = load(plan.model, device=device, seed=run.seed, **chosen)
     require_supported(model, "train")
     require_last(model, tuning.trained)
     if tuning.trained is not None:

@@ -1,0 +1,1 @@
+"""Chapters: runs of other commands, each in its own folder within the folder of a larger run."""
