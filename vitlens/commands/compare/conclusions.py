@@ -77,7 +77,7 @@ def _accuracy(record: Record, alias: str) -> Verdict:
 def _difference(record: Record) -> Finding | None:
     """The paired difference of the two models, where McNemar's test shows one."""
     p, gain = record.metric(MCNEMAR_P(**_pair(record))), record.metric(DIFFERENCE(**_pair(record)))
-    if p.value > LEVEL or abs(gap.value) < SMALLEST:
+    if p.value > LEVEL or abs(gain.value) < SMALLEST:
         return None
     better, worse = record.aliases if gain.value > 0 else record.aliases[::-1]
     accuracies = {alias: record.metric(ACCURACY(model=alias)) for alias in (better, worse)}

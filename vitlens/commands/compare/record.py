@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR
-from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
+from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.commands.evaluate.conclusions import ENOUGH as ENOUGH_CONFIDENCES
 from vitlens.commands.evaluate.conclusions import findings, verdicts
 from vitlens.commands.evaluate.limits import calibration_section, limits
 from vitlens.commands.evaluate.record import (
@@ -23,6 +22,7 @@ from vitlens.commands.evaluate.record import (
     PredictionArrays,
 )
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
+from vitlens.commands.scaffold.calibration import ENOUGH as ENOUGH_CONFIDENCES
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow, pair_table
 from vitlens.commands.scaffold.trainings import training_sentences

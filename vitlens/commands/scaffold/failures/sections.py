@@ -147,7 +147,8 @@ def _not_judged(rows: Sequence[FailureRow]) -> Iterator[Sentence]:
             titles.append(CATEGORIES[row.category].title)
     if by_need:
         listed = "; ".join(f"{', '.join(titles)} (needs {need})" for need, titles in by_need.items())
-        yield Sentence(f"Not tested on these images: {listed}.", tuple(unknown))
+        needs = tuple(CATEGORIES[row.category].needs for row in unknown)
+        yield Sentence(f"Not tested on these images: {listed}.", (*unknown, *needs))
 
 
 def _methods(rows: Sequence[FailureRow], methods: Mapping[str, str]) -> Iterator[Sentence]:
