@@ -1,8 +1,7 @@
 """The chapters of a whole study: one command after another on its models, each with its own run folder."""
 
-import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,8 @@ from vitlens.commands.features.measure.images import default_bank, features_part
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder, files_digest
+from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder
+from vitlens.commands.scaffold.chapters.images import ChapterImages, as_typed
 from vitlens.commands.scaffold.chapters.running import ChapterRunner
 from vitlens.commands.scaffold.digests import content_digest
 from vitlens.commands.scaffold.expected import Part, print_expected
@@ -47,56 +47,17 @@ ATTACKS: Final = ("fgsm", "pgd")
 ATTACKED: Final = 100  # images
 
 
-def as_typed(model: ModelName) -> str:
-    """A model's name as text, for the options of a command and its command line."""
-    return f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
-
-
 def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
     """Whether a name is that of a preset without weights, which is trained first."""
     has_weights = model.weights or model_options.weights or model_options.random_weights
     return model.name in PRESETS and not has_weights
 
 
-@dataclass(frozen=True)
-class StudyImages:
-    """The images of a study: data, a name or a path, or images, files and folders without labels (data is None then).
-
-    predicted: whether ablation and attacks use the models' predictions as labels.
-    """
-
-    data: str | None = None
-    images: tuple[str, ...] = ()
-    predicted: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """As options of the commands."""
-        return {"data": self.data, "images": self.images}
-
-    @property
-    def digest(self) -> str:
-        """A digest of the images: of files, their names, sizes and times of change; of a data set, its name."""
-        if self.data is not None and not Path(self.data).exists():
-            return self.data
-        return files_digest(self.images or (str(self.data),))
-
-    @property
-    def typed(self) -> str:
-        """As part of a command line."""
-        return f"--images {shlex.join(self.images)}" if self.images else f"--data {self.data}"
-
-    @property
-    def typed_with_labels(self) -> str:
-        """As part of the command line of a command that needs labels."""
-        return f"{self.typed} --predicted" if self.predicted else self.typed
-
-
 class Chapters(ChapterRunner):
     """Runs the chapters of a study."""
 
     def __init__(
-        self, path: Path, images: StudyImages, model_options: ModelOptions, run: RunOptions, *, cache: bool
+        self, path: Path, images: ChapterImages, model_options: ModelOptions, run: RunOptions, *, cache: bool
     ) -> None:
         super().__init__(path, run, ChapterCache(cache_folder(), {}, images.digest) if cache else None)
         self.images, self.model_options = images, model_options
