@@ -12,7 +12,7 @@ from vitlens.commands.evaluate.record import ACCURACY
 from vitlens.commands.scaffold.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
-from vitlens.report.document import Finding, Verdict
+from vitlens.report.document import Finding, State, Verdict
 from vitlens.report.findings import ranked
 from vitlens.report.verdicts import Threshold
 from vitlens.uncertainty import Estimate
@@ -84,9 +84,8 @@ def _accuracy(record: Record, parts: Parts) -> Verdict:
     if not asked:
         because = "top-1 accuracy; no other model to judge it by: add --at-least accuracy=VALUE"
         return rules.not_tested(subject, because, value=own)
-    return Verdict(
-        subject, "pass" if all(each.holds for each in asked) else "fail", own, _asked(asked), "top-1 accuracy"
-    )
+    state: State = "pass" if all(each.holds for each in asked) else "fail"
+    return Verdict(subject, state, own, _asked(asked), "top-1 accuracy")
 
 
 def _asked(judged: Sequence[RequirementOutcome]) -> str:
@@ -98,7 +97,9 @@ def _of_chapter(record: Record, parts: Parts, name: str, subject: str) -> Verdic
     title = f"{subject} of {record.aliases[0]}"
     if name not in parts:
         return rules.not_tested(title, _reason(record, name))
-    return parts[name].verdict(subject) or rules.not_tested(title, f"vitlens {name} gives no verdict on it")
+    return parts[name].verdict(subject) or rules.not_tested(
+        title, f"vitlens {parts[name].row.word} gives no verdict on it"
+    )
 
 
 def _robustness(record: Record, parts: Parts) -> Verdict:

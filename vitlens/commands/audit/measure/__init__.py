@@ -66,11 +66,8 @@ def measure(options: AuditOptions) -> Path:
         path = publish(folder)
     if options.junit is not None:
         record = read_folder(folder.path, escaped=False)
-        judged = tuple(outcomes(requirements, record))
-        write_bytes(
-            options.junit,
-            junit(COMMANDS["audit"].report(record), judged, suite="vitlens audit", seconds=folder.seconds),
-        )
+        document, judged = COMMANDS["audit"].report(record), tuple(outcomes(requirements, record))
+        write_bytes(options.junit, junit(document, judged, suite="vitlens audit", seconds=folder.seconds))
     return path
 
 

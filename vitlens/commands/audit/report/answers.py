@@ -72,13 +72,15 @@ def attacked(part: AuditPart, record: Record) -> Iterator[Sentence]:
     clean = next(row for row in rows if row.epsilon == 0)
     lowest = {row.epsilon: row for row in sorted(rows, key=lambda row: -row.accuracy) if row.epsilon > 0}
     listed = ", ".join(_at(lowest[epsilon]) for epsilon in sorted(lowest))
-    yield Sentence(
-        f"Accuracy falls from {in_words(clean.estimate)} on the clean images to {listed}."
-        if any(row.accuracy < clean.accuracy for row in lowest.values())
-        else f"No attack lowers the accuracy on the clean images, {in_words(clean.estimate)}, which says more about these "
-        "attacks than about the model.",
-        (clean, *lowest.values()),
-    )
+    start = in_words(clean.estimate)
+    if any(row.accuracy < clean.accuracy for row in lowest.values()):
+        text = f"Accuracy falls from {start} on the clean images to {listed}."
+    else:
+        text = (
+            f"No attack lowers the accuracy on the clean images, {start}, which says more about these attacks than about "
+            "the model."
+        )
+    yield Sentence(text, (clean, *lowest.values()))
     yield from choice(record)
 
 
@@ -126,7 +128,7 @@ def corrupted(part: AuditPart, _record: Record) -> Iterator[Sentence]:
     clean = part.record.metric(CLEAN(model=alias))
     stay = consistency(part) if part.record.options(AttackOptions).predicted else None
     if stay is not None:
-        text = f"{in_words(stay)} of the predictions stay the same, on average over all kinds and severities; fewest {where}."
+        text = f"{in_words(stay)} of the predictions stay the same, mean over all kinds and severities; fewest {where}."
     else:
         text = (
             f"The mean error over all kinds and severities is {in_words(error)}, beside an accuracy of "

@@ -64,7 +64,7 @@ def _attack(record: Record) -> Iterator[Sentence]:
     untried = [row for row in rungs[: rungs.index(taken)] if row.minutes is not None]
     if untried:
         yield Sentence(
-            f"Robust accuracy is an upper bound: {attack_words(untried[0])} and other stronger attacks that did not fit "
-            f"the budget may lower what {attack_words(taken)} leaves.",
+            f"Robust accuracy is an upper bound: {attack_words(untried[0])} and other stronger attacks did not fit the "
+            f"budget, and may break more images than {attack_words(taken)}.",
             (taken, *untried),
         )
