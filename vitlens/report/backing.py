@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from vitlens.report.document import Document, Sentence
 
 # what is no measured number: code, epsilons' denominators, citations, the level of intervals, names of layers and heads
-_NO_NUMBERS: Final = re.compile(r"`[^`]*`|/255|\([^()]*\b(19|20)\d\d\b[^()]*\)|95 %|[A-Za-z][\w-]*\d[\w-]*(\.H\d+)?")
+_NO_NUMBERS: Final = re.compile(
+    r"`[^`]*`|/255|\([^()]*\b(19|20)\d\d\b[^()]*\)|95 %|(?<!\w)[A-Za-z][\w-]*\d[\w-]*(\.H\d+)?"
+)
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 _SCALES: Final = (1.0, 100.0, 255.0)  # a fraction is printed in per cent, an epsilon in 255ths
 
@@ -33,12 +35,20 @@ def _unbacked(sentence: Sentence) -> Iterator[str]:
     held, words = _held(sentence.rows)
     text = sentence.text
     for word in sorted(words, key=len, reverse=True):  # names of classes and methods may hold digits
-        text = text.replace(word, "")
+        text = _without(text, word)
     for printed in _NUMBER.findall(_NO_NUMBERS.sub("", text)):
         number = Decimal(printed.replace(",", ""))
         counted = number == int(number) and 0 <= number <= len(sentence.rows)
         if not counted and not _near(number, held):
             yield f"{printed} stands in none of its rows: {sentence.text}"
+
+
+def _without(text: str, name: str) -> str:
+    """A text without a name; one of a single character, as of the digits' classes, is removed only where it stands
+    alone."""
+    if len(name) > 1:
+        return text.replace(name, "")
+    return re.sub(rf"(?<![\w.,]){re.escape(name)}(?!\w|[.,]\d)", "", text) if name else text
 
 
 def _near(number: Decimal, held: NDArray[np.float64]) -> bool:
@@ -55,7 +65,7 @@ def _held(rows: object) -> tuple[NDArray[np.float64], set[str]]:
     while waiting:
         each = waiting.pop()
         if isinstance(each, str):
-            words |= {each} if len(each) > 1 else set()
+            words.add(each)
         elif isinstance(each, (bool, int, float, np.number)):
             numbers.append(float(each))
         elif is_dataclass(each) and not isinstance(each, type):

@@ -19,6 +19,7 @@ from vitlens.uncertainty import Estimate
 
 # corruptions that add 10 points of errors pass and 30 warn, as they do for a model whose clean error is 10 %
 CONSISTENCY: Final = Threshold(0.9, 0.7, higher=True)  # share of predictions that corruptions leave as they are
+FEW: Final = 30  # images below which that share is not judged
 EACH: Final = 2  # findings of one chapter
 _CURVES: Final = "curves"  # the figure of findings on attacks
 _OWN: Final = ("robustness", "common corruptions")  # subjects of attack's chapters that are placed by hand
@@ -97,9 +98,8 @@ def _of_chapter(record: Record, parts: Parts, name: str, subject: str) -> Verdic
     title = f"{subject} of {record.aliases[0]}"
     if name not in parts:
         return rules.not_tested(title, _reason(record, name))
-    return parts[name].verdict(subject) or rules.not_tested(
-        title, f"vitlens {parts[name].row.word} gives no verdict on it"
-    )
+    silent = f"vitlens {parts[name].row.word} gives no verdict on it"
+    return parts[name].verdict(subject) or rules.not_tested(title, silent)
 
 
 def _robustness(record: Record, parts: Parts) -> Verdict:
@@ -122,8 +122,8 @@ def _corruptions(record: Record, parts: Parts) -> Verdict:
     if stay is None:
         return verdict
     because = "predictions that stay the same, mean over all kinds and severities, as no labels were used"
-    if stay.low is None or stay.high is None:
-        return rules.inconclusive(verdict.subject, stay, CONSISTENCY, f"{because}; too few images for an interval")
+    if (stay.n or 0) < FEW:
+        return rules.inconclusive(verdict.subject, stay, CONSISTENCY, f"{because}, of fewer than {FEW} images")
     return rules.judged(verdict.subject, stay, CONSISTENCY, because)
 
 

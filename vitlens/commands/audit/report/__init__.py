@@ -63,8 +63,8 @@ def report(record: Record) -> Document:
 def _labels(parts: Parts) -> Iterator[Sentence]:
     if parts and is_predicted(parts):
         yield Sentence(
-            "No labels are used: accuracy and calibration are not tested, and attacks and corruptions are judged by the "
-            "share of the model's predictions that stay the same.",
+            "No labels are used: accuracy and calibration are not tested, and attacks and corruptions are judged by "
+            "the share of the model's predictions that stay the same.",
             says="setting",
         )
 

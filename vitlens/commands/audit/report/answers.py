@@ -77,8 +77,8 @@ def attacked(part: AuditPart, record: Record) -> Iterator[Sentence]:
         text = f"Accuracy falls from {start} on the clean images to {listed}."
     else:
         text = (
-            f"No attack lowers the accuracy on the clean images, {start}, which says more about these attacks than about "
-            "the model."
+            f"No attack lowers the accuracy on the clean images, {start}, which says more about these attacks than "
+            "about the model."
         )
     yield Sentence(text, (clean, *lowest.values()))
     yield from choice(record)
@@ -101,11 +101,9 @@ def choice(record: Record) -> Iterator[Sentence]:
         text = f"{left}: the strongest that fits is {attack_words(taken)}, at most {number(taken.minutes or 0, 1)} min."
     stronger = [row for row in rungs[: rungs.index(taken)] if row.minutes is not None]
     if stronger:
-        first = stronger[-1]
-        text += (
-            f" It is not the strongest that exists: {attack_words(first)} may take {number(first.minutes or 0, 1)} min "
-            "here, which a larger `--budget` allows."
-        )
+        ends = dict.fromkeys((stronger[-1], stronger[0]))
+        listed = "; ".join(f"{attack_words(row)} may take {number(row.minutes or 0, 1)} min here" for row in ends)
+        text += f" It is not the strongest that exists: {listed}. A larger `--budget` allows them."
     yield Sentence(text, (budget, *rungs))
 
 
@@ -141,7 +139,8 @@ def failing(part: AuditPart, _record: Record) -> Iterator[Sentence]:
     """The most frequent confusions."""
     (alias,) = part.record.aliases
     accuracy = part.record.metric(ACCURACY(model=alias))
-    rows = sorted(part.record.rows(CONFUSIONS), key=lambda row: -row.count)
+    off_diagonal = (row for row in part.record.rows(CONFUSIONS) if row.truth != row.prediction)
+    rows = sorted(off_diagonal, key=lambda row: -row.count)
     if not rows:
         yield Sentence(f"No image is misclassified: top-1 accuracy {in_words(accuracy)}.", (accuracy,))
         return
@@ -149,7 +148,8 @@ def failing(part: AuditPart, _record: Record) -> Iterator[Sentence]:
     listed = "; ".join(
         f"{row.truth} taken for {row.prediction}, {row.count} image{'s' if row.count != 1 else ''}" for row in shown
     )
-    yield Sentence(f"The most frequent of {len(rows)} different confusions: {listed}.", tuple(rows))
+    of = f"Of {len(rows)} different confusions the most frequent are" if len(rows) > 1 else "The only confusion is"
+    yield Sentence(f"{of}: {listed}.", tuple(rows))
 
 
 def healthy(part: AuditPart, _record: Record) -> Iterator[Sentence]:
