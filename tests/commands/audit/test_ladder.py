@@ -3,6 +3,7 @@
 import pytest
 
 from vitlens.attacks.registry import ATTACKS
+from vitlens.commands.attack.measure.checks import CHECKED
 from vitlens.commands.attack.record.rows import AttackRow
 from vitlens.commands.audit.measure.ladder import (
     FEWEST,
@@ -12,7 +13,9 @@ from vitlens.commands.audit.measure.ladder import (
     chosen,
     considered,
     pace_of_attack,
+    checked_seconds,
     seconds_of_rung,
+    swept_seconds,
 )
 from vitlens.commands.scaffold.expected import Pace
 
@@ -57,18 +60,22 @@ def test_the_time_of_a_rung_by_hand():
     shares = {0.0: 0.9, 1.0: 0.8, 8.0: 0.5}
     rung = Rung(("pgd",), 3, (1.0, 8.0), 100)
     passes = ATTACKS["pgd"].steps * 3 * (0.9 + 0.8)
-    assert seconds_of_rung(rung, 100, PACE, shares) == pytest.approx(100 * passes * 0.003)
+    assert swept_seconds(rung, 100, PACE, shares) == pytest.approx(100 * passes * 0.003)
+    runs = 8 * CHECKED + 100  # of the self-checks, and of the sample
+    assert checked_seconds(rung, 100, PACE) == pytest.approx(runs * ATTACKS["pgd"].steps * 3 * 0.003)
+    whole = swept_seconds(rung, 100, PACE, shares) + checked_seconds(rung, 100, PACE)
+    assert seconds_of_rung(rung, 100, PACE, shares) == pytest.approx(whole)
 
 
 def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
     shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: APGD-CE alone has work
-    auto = seconds_of_rung(Rung(("auto",), 1, (8.0,), 10), 10, PACE, shares)
-    assert auto == pytest.approx(seconds_of_rung(Rung(("apgd-ce",), 1, (8.0,), 10), 10, PACE, shares))
-    assert seconds_of_rung(Rung(("auto",), 1, (8.0,), 10), 10, PACE, ALL) > 5 * auto
+    auto = swept_seconds(Rung(("auto",), 1, (8.0,), 10), 10, PACE, shares)
+    assert auto == pytest.approx(swept_seconds(Rung(("apgd-ce",), 1, (8.0,), 10), 10, PACE, shares))
+    assert swept_seconds(Rung(("auto",), 1, (8.0,), 10), 10, PACE, ALL) > 5 * auto
 
 
 def test_attacks_without_gradients_cost_forward_passes():
-    square = seconds_of_rung(Rung(("square",), 1, (1.0,), 1), 1, Pace(0.001, 100.0), ALL)
+    square = swept_seconds(Rung(("square",), 1, (1.0,), 1), 1, Pace(0.001, 100.0), ALL)
     assert square == pytest.approx(ATTACKS["square"].passes() * 0.001)
 
 
@@ -94,6 +101,7 @@ def test_a_model_with_no_correct_image_costs_nothing():
     assert (pace.forward, pace.backward) == pytest.approx((0.2, 0.6))
 
 
-def test_the_budget_that_is_left_is_never_negative():
+def test_a_fifth_of_the_budget_is_kept_for_the_attack():
     assert budget_row(3.0, 60.0, PACE).left == pytest.approx(2.0)
-    assert budget_row(1.0, 120.0, PACE).left == 0.0
+    assert budget_row(3.0, 170.0, PACE).left == pytest.approx(0.6)
+    assert budget_row(1.0, 1200.0, PACE).left == pytest.approx(0.2)

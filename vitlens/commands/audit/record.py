@@ -30,8 +30,8 @@ class RungRow:
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """The minutes of --budget, those that the other chapters took when they were made, and those left for the attack;
-    pass_seconds: of one forward pass of one image, read from FGSM on all images."""
+    """The minutes of --budget, those that the other chapters took when they were made, and those left for the attack
+    (a share of the budget is kept for it); pass_seconds: of one forward pass of one image, read from FGSM on all."""
 
     minutes: float
     others: float

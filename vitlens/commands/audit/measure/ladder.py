@@ -1,15 +1,19 @@
-"""Which attack an audit runs: the strongest that fits what the other chapters leave of the budget."""
+"""Which attack an audit runs: the strongest that fits what the other chapters leave of the budget, at least KEPT."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from vitlens.attacks.registry import ATTACKS, members_of
+from vitlens.commands.attack.measure.checks import CHECKED
+from vitlens.commands.attack.measure.sample import SAMPLED, example_attack
 from vitlens.commands.attack.record.rows import AttackCurveRow, AttackRow
 from vitlens.commands.audit.record import BudgetRow, RungRow, RungState
 from vitlens.commands.scaffold.expected import Pace
 
+KEPT: Final = 0.2  # share of the budget that is kept for the attack, however long the other chapters take
 _BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
+_RUNS: Final = 8  # runs of an attack on the images of its self-checks, four of them in one with four times the steps
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,25 @@ def robust_shares(rows: Sequence[AttackCurveRow]) -> dict[float, float]:
 
 
 def seconds_of_rung(rung: Rung, images: int, pace: Pace, shares: Mapping[float, float]) -> float:
-    """The longest that a rung may take on this many images.
+    """The longest that a rung may take on this many images, with the self-checks of its attacks."""
+    return swept_seconds(rung, images, pace, shares) + checked_seconds(rung, images, pace)
+
+
+def checked_seconds(rung: Rung, images: int, pace: Pace) -> float:
+    """The longest that the self-checks take (slow attacks have few steps there), and the attack on a sample."""
+    forwards = backwards = 0.0
+    for name in rung.attacks:
+        runs = 0 if ATTACKS[name].slow else _RUNS * min(CHECKED, images)
+        runs += min(SAMPLED, images) if name == example_attack((*FEWEST, *rung.attacks)) else 0
+        for member in members_of(name):
+            passes = runs * member.passes(restarts=rung.restarts)
+            forwards += 0 if member.gradients else passes
+            backwards += passes if member.gradients else 0
+    return forwards * pace.forward + backwards * pace.backward
+
+
+def swept_seconds(rung: Rung, images: int, pace: Pace, shares: Mapping[float, float]) -> float:
+    """The longest that the attacks alone take on this many images.
 
     An image that is fooled at one epsilon is not attacked at larger ones, and by the later members of an ensemble not
     at this one. shares: of the images that a weaker attack leaves correct, by epsilon, so that no more are left here.
@@ -68,9 +90,8 @@ def seconds_of_rung(rung: Rung, images: int, pace: Pace, shares: Mapping[float, 
             for before, epsilon in zip((0.0, *rung.epsilons), rung.epsilons):
                 share = shares.get(before if index == 0 else epsilon, shares.get(0.0, 1.0))
                 passes = share * member.passes(restarts=rung.restarts)
-                forwards, backwards = (
-                    (forwards, backwards + passes) if member.gradients else (forwards + passes, backwards)
-                )
+                forwards += 0 if member.gradients else passes
+                backwards += passes if member.gradients else 0
     return images * (forwards * pace.forward + backwards * pace.backward)
 
 
@@ -100,7 +121,7 @@ def considered(
 
 def budget_row(minutes: float, others: float, pace: Pace) -> BudgetRow:
     """The budget in minutes; others: seconds of the other chapters."""
-    return BudgetRow(minutes, others / 60, max(0.0, minutes - others / 60), pace.forward)
+    return BudgetRow(minutes, others / 60, max(KEPT * minutes, minutes - others / 60), pace.forward)
 
 
 def chosen(rows: Sequence[RungRow]) -> RungRow:

@@ -92,8 +92,8 @@ def choice(record: Record) -> Iterator[Sentence]:
         return
     budget = budgets[0]
     left = (
-        f"The other chapters take {number(budget.others, 1)} min, which leaves {number(budget.left, 1)} min of "
-        f"`--budget {number(budget.minutes)}` for an attack"
+        f"The other chapters take {number(budget.others, 1)} min of `--budget {number(budget.minutes)}`, and an attack "
+        f"may take {number(budget.left, 1)} min"
     )
     if taken is rungs[-1]:
         text = f"{left}: **no attack of several steps fits**, so FGSM, a single step, is all that was run."
