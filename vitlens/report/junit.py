@@ -64,7 +64,8 @@ def junit(document: Document, requirements: Sequence[JudgedRequirement], *, suit
     for name, case in _numbered(cases):
         _append(element, suite, name, case)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content
 
 
 def _of_verdict(verdict: Verdict) -> TestCase:

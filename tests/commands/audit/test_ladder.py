@@ -10,10 +10,10 @@ from vitlens.commands.audit.measure.ladder import (
     RUNGS,
     Rung,
     budget_row,
+    checked_seconds,
     chosen,
     considered,
     pace_of_attack,
-    checked_seconds,
     seconds_of_rung,
     swept_seconds,
 )

@@ -10,7 +10,7 @@ from vitlens.commands.audit.parts import AuditPart, Parts, parts_of
 from vitlens.commands.audit.record import RUNGS, UNTESTED
 from vitlens.commands.audit.report import answers
 from vitlens.commands.audit.report.limits import limits
-from vitlens.commands.scaffold.chapters.record import CHAPTERS, CHAPTERS_FOLDER, TITLES
+from vitlens.commands.scaffold.chapters.record import CHAPTERS_FOLDER, TITLES
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.records import Record
 from vitlens.report.document import Document, Section, Sentence, Table
@@ -113,7 +113,7 @@ def _appendix(record: Record, parts: Parts, shown: set[str]) -> Iterator[Section
             if kept or section.sentences or section.tables:
                 name = f"{title}: {section.title[:1].lower()}{section.title[1:]}"
                 yield replace(section, title=name, figures=kept)
-    yield Section("Contents of the folder", (Sentence(_CONTENTS, record.rows(CHAPTERS), says="setting"),))
+    yield Section("Contents of the folder", (Sentence(_CONTENTS, says="setting"),))
 
 
 def _considered(record: Record) -> Section:
