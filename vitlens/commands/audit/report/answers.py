@@ -74,7 +74,7 @@ def attacked(part: AuditPart, record: Record) -> Iterator[Sentence]:
     listed = ", ".join(_at(lowest[epsilon]) for epsilon in sorted(lowest))
     start = in_words(clean.estimate)
     if any(row.accuracy < clean.accuracy for row in lowest.values()):
-        text = f"Accuracy falls from {start} on the clean images to {listed}."
+        text = f"Accuracy is {start} on the clean images; under attack {listed}."
     else:
         text = (
             f"No attack lowers the accuracy on the clean images, {start}, which says more about these attacks than "
