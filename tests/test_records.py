@@ -150,6 +150,13 @@ def test_a_table_that_a_finished_run_has_not_is_said(tmp_path):
         Record(read_run(tmp_path / "run"), CONTENTS)
 
 
+def test_a_table_that_older_versions_lack_is_empty(tmp_path):
+    later = TableOf("added", Point, optional=True)
+    with RunFolder.create("rollout", out=tmp_path / "run"):
+        pass
+    assert Record(read_run(tmp_path / "run"), Contents(tables=(later,))).rows(later) == ()
+
+
 def test_an_unfinished_run_has_empty_tables(tmp_path):
     with pytest.raises(RuntimeError), RunFolder.create("rollout", out=tmp_path / "run"):
         raise RuntimeError

@@ -16,6 +16,8 @@ from vitlens.uncertainty import (
     mcnemar,
     median_of,
     sign_flip_test,
+    student_mean,
+    widened,
     wilson,
 )
 
@@ -159,6 +161,26 @@ def test_a_side_is_shown_by_the_interval_alone(estimate, value, side):
 )
 def test_intervals_stand_apart_or_not(one, other, side):
     assert apart(one, other) is side
+
+
+def test_students_interval_is_scipys_and_groups_count_once() -> None:
+    values = np.random.default_rng(0).normal(1, 2, 6)
+    found = student_mean(values, unit="px")
+    expected = stats.t.interval(0.95, 5, values.mean(), stats.sem(values))
+    assert (found.low, found.high) == pytest.approx(expected)
+    assert (found.n, found.unit) == (6, "px")
+    copied = student_mean(np.repeat(values, 3), groups=np.repeat(np.arange(6), 3))
+    assert (copied.low, copied.high) == pytest.approx(expected)
+    assert student_mean([3.0]).low is None
+
+
+def test_an_interval_is_widened_by_bonferronis_correction() -> None:
+    one = Estimate(1.0, 0.5, 2.0, 9, "nats")
+    assert widened(one, 1) == one
+    wide = widened(one, 10)
+    factor = stats.norm.ppf(1 - 0.05 / 20) / stats.norm.ppf(0.975)
+    assert (wide.low, wide.high) == pytest.approx((1 - 0.5 * factor, 1 + factor))
+    assert widened(Estimate(1.0), 10) == Estimate(1.0)
 
 
 def test_one_value_or_group_has_no_interval():

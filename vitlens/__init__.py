@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitlens.analysis.attention.weights import attention as attention
     from vitlens.analysis.cost.profile import profile as profile
     from vitlens.analysis.failures.compare import compare as compare
+    from vitlens.analysis.failures.diagnosis import failures as failures
     from vitlens.analysis.failures.shape_bias import shape_bias as shape_bias
     from vitlens.analysis.features.features import features as features
     from vitlens.analysis.features.similarity import similarity as similarity
@@ -66,6 +67,7 @@ _HOMES = {
     "direct_logit_attribution": ("vitlens.analysis.patching.public", "direct_logit_attribution"),
     "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.explain", "explain"),
+    "failures": ("vitlens.analysis.failures.diagnosis", "failures"),
     "features": ("vitlens.analysis.features.features", "features"),
     "images": ("vitlens.analysis.answers.pictures", "images"),
     "intervene": ("vitlens.lens.places.intervene", "intervene"),
@@ -111,6 +113,7 @@ __all__ = [
     "direct_logit_attribution",
     "evaluate",
     "explain",
+    "failures",
     "features",
     "images",
     "intervene",

@@ -90,10 +90,14 @@ class Columns:
 
 @dataclass(frozen=True)
 class TableOf(Generic[Row]):
-    """A table by its name in results.json; row: the frozen dataclass of its rows."""
+    """A table by its name in results.json; row: the frozen dataclass of its rows.
+
+    optional: whether it reads as empty where a folder lacks it, as folders of older versions do.
+    """
 
     name: str
     row: type[Row]
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,7 @@ class Record:
         tables: Any = run.results["tables"]
         read: dict[str, tuple[Any, ...]] = {}
         for table in contents.tables:
-            if table.name not in tables and run.status == "done":
+            if table.name not in tables and run.status == "done" and not table.optional:
                 raise InputError(f"expected a table {table.name!r} in {results}, found none; {_AGAIN}")
             rows = tables.get(table.name, ())
             source = f"table {table.name!r} of {results}"

@@ -1,7 +1,7 @@
 """Uncertainty: confidence intervals, paired tests, and the correction for multiple tests."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import NormalDist
 
@@ -54,6 +54,18 @@ def apart(first: Estimate, second: Estimate) -> Side:
     return above if above is Side.ABOVE else below if below is Side.BELOW else Side.UNDECIDED
 
 
+def widened(estimate: Estimate, looks: int) -> Estimate:
+    """The estimate with an interval that holds for as many looks (Bonferroni's correction), where it has one.
+
+    Each side is scaled by the ratio of the normal quantiles; for choosing one of several units by its value.
+    """
+    if estimate.low is None or estimate.high is None or looks < 2:
+        return estimate
+    factor = NormalDist().inv_cdf(1 - LEVEL / 2 / looks) / _Z
+    low = estimate.value - factor * (estimate.value - estimate.low)
+    return replace(estimate, low=low, high=estimate.value + factor * (estimate.high - estimate.value))
+
+
 def values_and_ends(estimates: Iterable[Estimate]) -> list[list[float]]:
     """Values, lower and upper ends (3, estimates), as figures take them; the value for an end that is not defined."""
     known = list(estimates)
@@ -96,6 +108,21 @@ def bootstrap_mean(
         means[start : start + step] = sums[drawn].sum(1) / counts[drawn].sum(1)
     low, high = np.quantile(means, [0.025, 0.975])
     return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()), unit)
+
+
+def student_mean(values: ArrayLike, *, groups: ArrayLike | None = None, unit: str = "fraction") -> Estimate:
+    """The mean of values (n,) with Student's 95 % interval, for few values; none for fewer than 2 values (or groups).
+
+    groups (n,): the group of each value; the interval is that of the means of groups.
+    """
+    sums, counts = _by_group(_vector(values), groups)
+    mean, n, means = float(sums.sum() / counts.sum()), int(counts.sum()), sums / counts
+    if len(means) < 2:
+        return Estimate(mean, n=n, unit=unit)
+    from scipy import stats
+
+    half = float(stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means)))
+    return Estimate(mean, mean - half, mean + half, n, unit)
 
 
 def bootstrap_difference(

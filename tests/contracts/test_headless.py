@@ -72,6 +72,7 @@ REFUSED: dict[str, Callable[[Model], object]] = {
     "compare": lambda vit: vitlens.compare(vit, vitlens.load("vit-digits"), digits("test").limit(2)),
     "compare, as the second": lambda vit: vitlens.compare(vitlens.load("vit-digits"), vit, digits("test").limit(2)),
     "evaluate": lambda vit: vitlens.evaluate(vit, digits("test").limit(2)),
+    "failures": lambda vit: vitlens.failures(vit, digits("test").limit(2)),
     "load with classes": lambda _: vitlens.load(NAME, random_weights=True, classes=tuple(map(str, range(192)))),
     "relevance": lambda vit: vitlens.relevance(vit, some_images(vit)),
     "shape_bias": lambda vit: vitlens.shape_bias(vit, digits("test").limit(2)),

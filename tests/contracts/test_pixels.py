@@ -37,6 +37,7 @@ TAKES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "capture": lambda vit, batch: vitlens.capture(vit, batch, "blocks.0.mlp")["blocks.0.mlp"],
     "direct_logit_attribution": lambda vit, batch: vitlens.direct_logit_attribution(vit, batch).heads,
     "explain": lambda vit, batch: vitlens.explain(vit, batch, method="saliency"),
+    "failures": lambda vit, batch: vitlens.failures(vit, batch, LABELS).correct,
     "features": lambda vit, batch: vitlens.features(vit, batch).at(-1),
     "logit_lens": lambda vit, batch: vitlens.logit_lens(vit, batch).logits,
     "observe": observed,

@@ -55,6 +55,7 @@ TAKES: dict[str, Callable[[Model, object, Tensor | None], Tensor]] = {
         [vitlens.evaluate(vit, given, labels).logits.sum(1), vitlens.evaluate(vit, given, labels).correct]
     ),
     "explain": lambda vit, given, _: vitlens.explain(vit, given, method="saliency"),
+    "failures": lambda vit, given, labels: vitlens.failures(vit, given, labels).correct,
     "features": lambda vit, given, _: vitlens.features(vit, given).at(-1),
     "relevance": lambda vit, given, _: vitlens.relevance(vit, given),
     "rollout": lambda vit, given, _: vitlens.rollout(vit, given),
@@ -124,7 +125,7 @@ def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(name, vit, p
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=form)
 
 
-@pytest.mark.parametrize("name", ["ablate", "attack", "compare", "evaluate"])
+@pytest.mark.parametrize("name", ["ablate", "attack", "compare", "evaluate", "failures"])
 def test_labels_are_asked_for_where_there_are_none(name, vit, pixels, forms):
     for given in (pixels.float() / 255, forms["folder"]):
         with pytest.raises(InputError, match=r"expected (a label for each image|labelled images).*found"):
@@ -315,6 +316,7 @@ def results(vit: Model, images: Tensor) -> dict[str, object]:
         "AttackCurve": vitlens.attack(vit, images, LABELS, steps=1, epsilons=[0.1]),
         "Evaluation": vitlens.evaluate(vit, images, LABELS),
         "Comparison": vitlens.compare(vit, vit, images, LABELS),
+        "Diagnosis": vitlens.failures(vit, images, LABELS),
         "Features": read,
         "Similarity": vitlens.similarity(read),
         "Profile": vitlens.profile(vit, batch_sizes=[1]),

@@ -5,7 +5,7 @@ table by itself.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
@@ -28,6 +28,7 @@ from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.profile import profile
 from vitlens.analysis.failures.compare import compare
+from vitlens.analysis.failures.diagnosis import failures
 from vitlens.analysis.faithfulness.masking import logits_without_patches
 from vitlens.analysis.faithfulness.randomisation import randomised
 from vitlens.analysis.faithfulness.randomisation import weight_groups as randomised_parts
@@ -239,6 +240,13 @@ def run_attack(model: Model, batch: Tensor, *, method: str) -> None:
     attack(model, batch, "predicted", method=method, steps=1)
 
 
+def run_failures(model: Model, batch: Tensor) -> None:
+    """Maps, and causal tests on objects that cover a corner."""
+    masks = torch.zeros(len(batch), *batch.shape[-2:], dtype=torch.bool)
+    masks[:, : batch.shape[-2] // 2, : batch.shape[-1] // 3] = True
+    failures(model, replace(split_of(model, batch), masks=masks), second=model)
+
+
 EVERYWHERE = tuple(MODELS)
 # public functions of a model that are in no use of their own
 ELSEWHERE = {
@@ -290,6 +298,7 @@ _LISTED = (
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
     Use("compare", lambda model, batch: compare(model, model, split_of(model, batch)), EVERYWHERE),
     Use("evaluate", lambda model, batch: evaluate(model, split_of(model, batch)), EVERYWHERE),
+    Use("failures", run_failures, EVERYWHERE),
     Use("flops", lambda model, _batch: flops_by_part(model), EVERYWHERE),
     Use("saved-for-training", saved_for_training, EVERYWHERE),
     Use("inference-peak", inference_peak, EVERYWHERE),

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlens.data.draws import keys, mix
 from vitlens.data.registry import SETS, DataRequest
 from vitlens.data.scenes import Scenes, SceneStyle, render
-from vitlens.data.split import InMemory, Split
+from vitlens.data.split import InMemory, Redrawing, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
 from vitlens.shapes import Pixels
@@ -50,6 +50,16 @@ class DigitScenes:
         sources = self.sources[indices]
         glyphs, _ = _load()
         return render(glyphs[sources], keys(self.seed, sources, self.repetitions[indices]), self.style)
+
+    def redrawn(self, change: Redrawing) -> Pixels:
+        """Pixels of the same digits on the same grounds without strokes, or on other grounds with the same strokes."""
+        plain = change == "without distractors"
+        style = replace(self.style, strokes=0) if plain else replace(self.style, ground=1)
+        return replace(self, style=style).read(torch.arange(len(self)))
+
+    def pick(self, indices: Tensor) -> "DigitScenes":
+        """These scenes alone, in this order."""
+        return replace(self, sources=self.sources[indices], repetitions=self.repetitions[indices])
 
     def epoch(self, number: int) -> "DigitScenes":
         """The same digits in other scenes, those of an epoch (from 0); no two epochs share a scene."""
@@ -95,7 +105,7 @@ def digits(
     if part == "train":
         return split
     rendered = drawn.draw(torch.arange(len(drawn)))
-    return replace(split, source=InMemory(rendered.pixels), masks=rendered.masks)
+    return replace(split, source=InMemory(rendered.pixels), masks=rendered.masks, scenes=drawn)
 
 
 def load(request: DataRequest) -> Split:

@@ -20,6 +20,7 @@ REFERENCE = 32  # px: thickness and length of strokes are stated for a canvas th
 STROKES = 4
 _EDGE = 0.42  # fraction of ink at which the digit's outline is drawn
 _SLOPE = 0.9  # difference of that fraction between source pixels that gives an outline one px of smoothing
+_OTHER = 100  # added to a stream for the draws of another ground
 _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 
 
@@ -28,12 +29,15 @@ class SceneStyle:
     """Settings of the scenes.
 
     canvas: px, square; digit: smallest and largest height of a digit as a fraction of the canvas; contrast: least
-    difference in luminance between ink and background (0 to 1), before the texture of at most 0.1.
+    difference in luminance between ink and background (0 to 1), before the texture of at most 0.1; strokes: their
+    number, at most STROKES; ground: 0 for the scene's own texture, 1 for another one of the same luminance.
     """
 
     canvas: int = REFERENCE
     digit: tuple[float, float] = (0.65, 0.9)
     contrast: float = 0.45
+    strokes: int = STROKES
+    ground: int = 0
 
 
 class Scenes(NamedTuple):
@@ -59,14 +63,14 @@ def _draw(glyphs: Tensor, keys: Tensor, style: SceneStyle) -> Scenes:
     ground_tone, ink_tone = _tones(tone[:, 0], tone[:, 1], style.contrast)
     hues = tone[:, 2:].reshape(-1, 3 + STROKES, 3)
 
-    canvas = _ground(keys, ground_tone, hues, style.canvas)
+    canvas = _ground(keys, ground_tone, hues, style)
     shape = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
-    for index in range(STROKES):
+    for index in range(style.strokes):
         between = ground_tone + (0.3 + 0.7 * shape[:, index, 5]) * (ink_tone - ground_tone)
         cover = _stroke(shape[:, index], style.canvas) * clear
         canvas = paint(canvas, colour(hues[:, 3 + index], between), cover)
     canvas = paint(canvas, colour(hues[:, 2], ink_tone), alpha)
-    grain = uniform(keys, style.canvas**2, stream=4).reshape(-1, style.canvas, style.canvas)
+    grain = uniform(keys, style.canvas**2, stream=4 + _OTHER * style.ground).reshape(-1, style.canvas, style.canvas)
     canvas = canvas + (grain - 0.5)[:, None] * 0.06
     return Scenes((canvas.clamp(0, 1) * 255).round().to(torch.uint8), alpha >= 0.5)
 
@@ -117,16 +121,17 @@ def colour(hue: Colours, luminance: Tensor) -> Colours:
     return target + chroma * room.amin(1, keepdim=True).clamp(max=1.0)
 
 
-def _ground(keys: Tensor, tone: Tensor, hues: Tensor, canvas: int) -> Float[Tensor, "batch 3 height width"]:
+def _ground(keys: Tensor, tone: Tensor, hues: Tensor, style: SceneStyle) -> Float[Tensor, "batch 3 height width"]:
     """A gradient between two colours of one luminance, with clouds and stripes of luminance (at most 0.07)."""
-    draws = uniform(keys, 5, stream=5)[:, :, None, None]
+    canvas, other = style.canvas, _OTHER * style.ground
+    draws = uniform(keys, 5, stream=5 + other)[:, :, None, None]
     y, x = _axes(canvas, keys.device)
     angle = draws[:, 0] * (2 * math.pi)
     along = (angle.cos() * (x / canvas - 0.5) + angle.sin() * (y / canvas - 0.5)) / math.sqrt(2)  # -0.5 to 0.5
     first, second = colour(hues[:, 0], tone), colour(hues[:, 1], tone)
     colours = paint(first[:, :, None, None].expand(-1, -1, canvas, canvas), second, along + 0.5)
 
-    lattice = uniform(keys, 36, stream=6).reshape(-1, 1, 6, 6) - 0.5
+    lattice = uniform(keys, 36, stream=6 + other).reshape(-1, 1, 6, 6) - 0.5
     clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)[:, 0].clamp(-0.5, 0.5)
     slant = draws[:, 1] * math.pi
     across = slant.cos() * x / canvas + slant.sin() * y / canvas

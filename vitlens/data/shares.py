@@ -42,4 +42,4 @@ def _first_epoch(split: Split) -> Split:
     if split.epoch(1) is split:
         return split
     pixels = split.source.read(torch.arange(len(split)))
-    return replace(split, source=InMemory(pixels), masks=None)
+    return replace(split, source=InMemory(pixels), masks=None, scenes=None)

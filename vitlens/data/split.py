@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import PurePath
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -37,6 +37,22 @@ class Renewable(Protocol):
 
     def epoch(self, number: int) -> Source:
         """The source of epoch `number` (from 0)."""
+        ...
+
+
+Redrawing: TypeAlias = Literal["without distractors", "other ground"]
+
+
+@runtime_checkable
+class Redrawable(Protocol):
+    """Scenes that can be drawn again, each with the same object at its place."""
+
+    def redrawn(self, change: Redrawing) -> Tensor:
+        """Pixels (n, 3, height, width) uint8 without the distractors, or with them on another ground."""
+        ...
+
+    def pick(self, indices: Tensor) -> "Redrawable":
+        """These scenes alone, in this order."""
         ...
 
 
@@ -77,7 +93,8 @@ class Split(Summary):
     name: as the user typed it ("digits"); title: in reports ("CIFAR-10 (JPEG)"); part: "train" or "test"; size: pixels
     (height, width); labels: (n,) class indices or None; masks: (n, height, width) True on the object, or None; groups:
     (n,) group of each image (source digit), for clustered intervals, or None; files: one name per image, or None;
-    skipped: files left out; notes: sentences for the report about how it was loaded.
+    skipped: files left out; notes: sentences for the report about how it was loaded; scenes: draws the same images
+    again without their distractors, where they were drawn, or None.
     """
 
     name: str
@@ -92,6 +109,7 @@ class Split(Summary):
     skipped: tuple[Skipped, ...] = ()
     title: str = ""
     notes: tuple[str, ...] = ()
+    scenes: Redrawable | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -126,6 +144,7 @@ class Split(Summary):
             masks=None if self.masks is None else self.masks[indices],
             groups=None if self.groups is None else self.groups[indices],
             files=None if self.files is None else tuple(self.files[index] for index in chosen),
+            scenes=None if self.scenes is None else self.scenes.pick(indices),
         )
 
     def starting_with(self, files: Sequence[str]) -> "Split":
@@ -154,7 +173,7 @@ class Split(Summary):
         Labels and order stay. Masks belong to the images of epoch 0, so later splits have none.
         """
         source = _renewed(self.source, number)
-        return self if source is self.source else replace(self, source=source, masks=None)
+        return self if source is self.source else replace(self, source=source, masks=None, scenes=None)
 
     def limit(self, count: int | None, *, seed: int = 0) -> "Split":
         """At most count images: a seeded subset, as balanced by class as possible."""

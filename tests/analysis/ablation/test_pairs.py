@@ -186,6 +186,9 @@ def test_pairs_of_a_model_are_full_forwards() -> None:
         expected = loss(heads[one], heads[two]) - loss(heads[one]) - loss(heads[two]) + loss()
         assert float(value) == pytest.approx(float(expected.mean()), abs=1e-5)
     assert found.change.mean.abs().max() > 1e-4
+    assert float(found.alone[1]) == pytest.approx(float((loss(heads[1]) - loss()).mean()), abs=1e-5)
+    chosen = synergy(pairwise(model, pictures, LABELS, heads, pairs=[(1, 2)], replace="zero"))
+    torch.testing.assert_close(chosen.change.mean, found.change.mean[2:], atol=1e-6, rtol=0)
     parts = [
         pairwise(model, pictures[part], LABELS[part], heads, replace="zero") for part in (slice(0, 4), slice(4, 6))
     ]

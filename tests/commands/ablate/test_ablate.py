@@ -12,8 +12,15 @@ from vitlens.analysis.ablation import joint as analysis
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.ablation.importance import summarise
 from vitlens.cli.main import run as main
+from vitlens.commands.ablate.judgement import fewest_images
 from vitlens.commands.ablate.measure import measure
 from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.ablate.ranking import (
+    Ranking,
+    most_harmful_to_remove,
+    ranked_rows,
+    ranking_of,
+)
 from vitlens.commands.ablate.record import (
     ACCURACY,
     CLASS_HEADS,
@@ -30,13 +37,6 @@ from vitlens.commands.ablate.record import (
     UNITS,
 )
 from vitlens.commands.ablate.record.rows import UnitRow, unit_place
-from vitlens.commands.ablate.report.ranking import (
-    Ranking,
-    fewest_images,
-    most_harmful_to_remove,
-    ranked_rows,
-    ranking_of,
-)
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits

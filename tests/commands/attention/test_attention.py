@@ -87,13 +87,19 @@ def figures(out: Path) -> set[str]:
     return {path.stem for path in (out / "figures").glob("*.png")}
 
 
-OVERVIEW = {"heads", "last_layer", "evolution", "positions", "position_maps", "patches"}
+OVERVIEW = {"development", "heads", "last_layer", "evolution", "positions", "position_maps", "patches"}
 
 
 def test_nothing_more_is_drawn_than_was_asked_for(tiny_vit, pictures, tmp_path):
     results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
     assert figures(tmp_path / "out") == OVERVIEW
-    assert {name for name, rows in results["tables"].items() if rows} == {"layers", "images", "layout"}
+    assert {name for name, rows in results["tables"].items() if rows} == {
+        "layers",
+        "images",
+        "layout",
+        "map_checks",
+        "alike",
+    }
 
 
 def test_views_of_a_patch(tiny_vit, pictures, tmp_path):

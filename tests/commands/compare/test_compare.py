@@ -1,5 +1,7 @@
 """The record of `vitlens compare`: its numbers agree with each other and with what was asked for."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,9 @@ from PIL import Image
 
 from vitlens.analysis.failures import errors
 from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.taxonomy import CATEGORIES, NOT_EXPLAINED, TESTED
 from vitlens.commands.compare.measure import measure
+from vitlens.commands.compare.measure.failures import MAPPED_FAILURES
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import (
     ACCURACY,
@@ -34,6 +38,8 @@ from vitlens.commands.compare.record import (
 )
 from vitlens.commands.compare.report import report
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
+from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_EXAMPLES, FAILURES, REPAIRS
+from vitlens.commands.scaffold.failures.sections import TITLE
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.shapes import CLASSES
@@ -42,6 +48,8 @@ from vitlens.files import read_run
 from vitlens.models.loading import load, untrained
 from vitlens.models.saved import save
 from vitlens.records import Record
+from vitlens.report.backing import unbacked
+from vitlens.report.document import Document
 
 COUNT = 24
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
@@ -136,6 +144,44 @@ def test_failures_are_tested_with_one_correction(of_shapes):
     assert [row.method for row in of_shapes.rows(METHODS)] == ["saliency", "saliency"]
     assert not of_shapes.rows(HARDER)
     assert len(of_shapes.rows(IMAGES)) >= 3
+
+
+def test_failures_by_category_of_both_models(of_shapes):
+    """With a target of its own, so that the maps of the predicted class are computed for it."""
+    rows = of_shapes.rows(FAILURES)
+    assert [row.category for row in rows if row.model == "vit"] == [*CATEGORIES, NOT_EXPLAINED]
+    for alias in of_shapes.aliases:
+        wrong = round(104 * (1 - of_shapes.metric(ACCURACY(model=alias)).value))
+        own = {row.category: row for row in rows if row.model == alias}
+        assert own["small"].failures == own["look-alike"].failures == wrong
+        assert own["small"].failures + own["small"].successes == 104
+        assert 20 < own["elsewhere"].failures <= min(wrong, MAPPED_FAILURES), "more than in the sample of 20"
+        assert own["distractor"].failures == 0, "shapes have no distractors"
+        assert of_shapes.has(FAILURE_ARRAYS, model=alias)
+    for row in of_shapes.rows(REPAIRS):
+        assert row.n <= TESTED
+        assert max(row.corrected, row.control) <= row.n
+        assert row.p_holm >= row.p or row.verdict == "too few"
+    shown = of_shapes.rows(FAILURE_EXAMPLES)
+    assert all(row.truth != row.prediction for row in shown)
+    for alias in of_shapes.aliases:
+        arrays = of_shapes.arrays(FAILURE_ARRAYS, model=alias)
+        count = sum(row.model == alias for row in shown)
+        assert len(arrays.pixels) == len(arrays.maps) == len(arrays.changed) == len(arrays.masks) == count
+    section = next(section for section in report(of_shapes).sections if section.title == TITLE)
+    assert not list(unbacked(Document("", (section,))))
+
+
+def test_a_folder_of_before_failures_were_written_is_read(of_shapes, tmp_path):
+    folder = tmp_path / "older"
+    shutil.copytree(of_shapes.folder, folder)
+    results = json.loads((folder / "results.json").read_text())
+    for name in ("failure_categories", "causal_tests", "failure_examples"):
+        del results["tables"][name]
+    (folder / "results.json").write_text(json.dumps(results))
+    older = read(read_run(folder))
+    assert not older.rows(FAILURES)
+    assert not any(section.title == TITLE for section in report(older).sections)
 
 
 def test_models_of_shapes_are_tested_on_cue_conflicts(of_shapes):

@@ -125,7 +125,7 @@ def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
 def test_all_images_given_are_drawn_or_said(command, tiny_vit, pictures, tmp_path, monkeypatch, capsys):
     more = ["--fusion", "mean", "--method", "rollout"] if command == "rollout" else ["--method", "rollout"]
     line = [command, str(tiny_vit), "--images", str(pictures), "--device", "cpu", *more]
-    sheet = "report" if command == "rollout" else "report.maps"
+    sheet = "report.overlays" if command == "rollout" else "report.maps"
     monkeypatch.setattr(f"vitlens.commands.{command}.{sheet}.EACH", 2)
     assert main([*line, "--out", str(tmp_path / "all")]) == 0
     assert {path.stem for path in (tmp_path / "all" / "figures").glob("*.png")} == {f"{command}_1", f"{command}_2"}

@@ -7,8 +7,6 @@ import pytest
 from PIL import Image
 
 from tests.whole_folder import whole_folder
-from vitlens.commands.attack.record.rows import AttackCurveRow
-from vitlens.commands.explain.record import LeagueRow
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.commands.study.measure import measure
@@ -26,11 +24,10 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     results = json.loads((out / "results.json").read_text())
     assert results["status"] == "done"
     folders = [row["folder"] for row in results["tables"]["chapters"]]
-    inspections = [f"{word}-mine" for word in ("attention", "rollout", "stats", "ablate", "explain")]
-    assert folders == [
-        f"chapters/{name}"
-        for name in ("train-resnet20", "evaluate", *inspections, "compare", "attack", "features", "profile")
-    ]
+    inspections = [f"{word}-mine" for word in ("attention", "rollout", "stats", "ablate")]
+    rest = ("explain-mine", "explain-resnet20", "compare", "attack", "attack-cw", "features", "profile")
+    assert folders == [f"chapters/{name}" for name in ("train-resnet20", "evaluate", *inspections, *rest)]
+    assert not any(row["cached"] for row in results["tables"]["chapters"])
     for folder in folders:
         assert json.loads((out / folder / "results.json").read_text())["status"] == "done"
     evaluated = json.loads((out / "chapters/evaluate/results.json").read_text())["metrics"]
@@ -40,11 +37,37 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     assert results["metrics"]["parameters/resnet20"]["value"] == 269_722
     assert results["metrics"]["faithfulness/mine/gap/relevance"]["n"] == 10
     assert "agreement/mine/resnet20/spearman" in results["metrics"]
-    [summary, *chapters] = report(read(read_run(out))).sections
-    rows = {type(row): row for sentence in summary.sentences for row in sentence.rows}
-    assert {LeagueRow, AttackCurveRow} <= rows.keys()
-    assert {section.title.split(":")[0] for section in chapters} >= {"Attribution maps of mine", "Comparison"}
+    document = report(read(read_run(out)))
+    titles = [section.title for section in document.sections]
+    assert titles[:2] == ["In short", "Introduction"]
+    assert [title for title in titles if title in ("What was learned", "Discussion", "Decision table", "Glossary")] == [
+        "What was learned", "Discussion", "Decision table", "Glossary",
+    ]  # fmt: skip
+    assert {verdict.subject.split(" of ")[0] for verdict in document.verdicts} >= {"accuracy", "calibration"}
+    assert len(document.limits) <= 5
+    assert len(document.findings) <= 7
+    drawn = [figure.name for figure in document.figures]
+    assert len(drawn) == len(set(drawn))
+    assert {"attention_mine_development", "head_board"} <= set(drawn)
     whole_folder(out, "study")
+
+
+@pytest.mark.slow
+def test_a_second_study_of_the_same_models_repeats_no_chapter(tiny_vit, tiny_cnn, tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLENS_CACHE", str(tmp_path / "cache"))
+    outs = [tmp_path / name for name in ("first", "second")]
+    for out in outs:
+        measure(StudyOptions((f"mine={tiny_vit}", f"other={tiny_cnn}"), run=replace(OPTIONS, out=out)))
+    first, second = (json.loads((out / "results.json").read_text()) for out in outs)
+    assert all(row["cached"] for row in second["tables"]["chapters"])
+    assert first["metrics"] == second["metrics"]
+    named = [path for path in outs[1].rglob("*.json") if str(outs[0]) in path.read_text()]
+    assert named == []
+    assert (outs[1] / "report.md").read_text().count("## Appendix") == 1
+    changed = replace(OPTIONS, out=tmp_path / "third", seed=1)
+    measure(StudyOptions((f"mine={tiny_vit}", f"other={tiny_cnn}"), run=changed))
+    third = json.loads((tmp_path / "third" / "results.json").read_text())
+    assert not any(row["cached"] for row in third["tables"]["chapters"])
 
 
 def test_a_study_needs_a_vit(tiny_cnn, tmp_path):

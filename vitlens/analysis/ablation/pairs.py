@@ -57,13 +57,14 @@ class Synergy:
     depend on each other (once one is removed, removing the other costs less).
 
     units, pairs: as in Pairs; change: mean, low, high, p, p_holm (pairs,); both
-    (pairs,): mean effect of removing both; n: images; note: what a report must say, or "".
+    (pairs,), alone (units,): mean effect of removing both, or each; n: images; note: what a report must say, or "".
     """
 
     units: tuple[Unit, ...]
     pairs: tuple[tuple[int, int], ...]
     change: MeanChange
     both: Float[Tensor, " pairs"]
+    alone: Float[Tensor, " units"]
     n: int
     note: str = ""
 
@@ -81,6 +82,7 @@ def pairwise(
     labels: Labels,
     units: Sequence[Unit],
     *,
+    pairs: Sequence[tuple[int, int]] | None = None,
     replace: Replacement = "mean",
     means: MeanOutputs | None = None,
     donors: Images | None = None,
@@ -91,16 +93,17 @@ def pairwise(
 ) -> Pairs:
     """The effects of removing each unit and each pair of units on one batch; join over batches, then call `synergy`.
 
-    advance: called with the number of removals just done, k (k + 1) / 2 in all. Other arguments as measure_effects.
+    pairs: as indices of units (None: all of them); advance: called with the number of removals just done, one for each
+    unit and each pair. Other arguments as measure_effects.
     """
     if len(units) < 2 or len(set(units)) < len(units):
         raise InputError(f"expected at least 2 different units to pair, found {[unit.name for unit in units]}")
-    pairs = tuple(combinations(range(len(units)), 2))
+    chosen = tuple(combinations(range(len(units)), 2)) if pairs is None else tuple(pairs)
     outcomes = measure_jointly(
         model,
         images,
         labels,
-        [*((unit,) for unit in units), *((units[first], units[second]) for first, second in pairs)],
+        [*((unit,) for unit in units), *((units[first], units[second]) for first, second in chosen)],
         replace=replace,
         means=means,
         donors=donors,
@@ -109,7 +112,7 @@ def pairwise(
         budget=budget,
         advance=advance,
     )
-    return Pairs(tuple(units), pairs, outcomes)
+    return Pairs(tuple(units), chosen, outcomes)
 
 
 def synergy(pairs: Pairs, *, groups: Tensor | None = None, seed: int = 0) -> Synergy:
@@ -124,7 +127,7 @@ def synergy(pairs: Pairs, *, groups: Tensor | None = None, seed: int = 0) -> Syn
         "" if change.low.isfinite().all() else "no intervals and no tests: they need at least 2 images (or groups)"
     )
     note = "; ".join(filter(None, (pairs.outcomes.note, warning)))
-    return Synergy(pairs.units, pairs.pairs, change, both.mean(1), n, note)
+    return Synergy(pairs.units, pairs.pairs, change, both.mean(1), effect[:count].mean(1), n, note)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ and a matrix, from the last layer back: O(layers N²), not O(layers N³).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -14,12 +14,12 @@ from torch import Tensor
 from vitlens.analysis.attention.chain import Chain, chain_length, over_batches
 from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.readout import pooling_row
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
 from vitlens.names import FUSIONS, Fusion, Readout
 from vitlens.pixels import AnyImages, as_images, takes_images
-from vitlens.shapes import Fused, Maps, Weights
+from vitlens.shapes import Fused, Images, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
 
@@ -164,3 +164,27 @@ def rollout_of(chain: Chain, settings: RolloutSettings) -> Vector:
 
     row = chain.start(pooling=pooling, pool=pool, start_layer=settings.start_layer)
     return chain.follow(row, one_step, start_layer=settings.start_layer)
+
+
+def rollout_by_layer(
+    model: Model, images: Images, *, alpha: float = ALPHA
+) -> Float[Tensor, "batch layers rows columns"]:
+    """The rollout of each image up to each layer: the map that a classifier behind that layer would read.
+
+    images: (batch, 3, height, width) in [0, 1]; alpha: weight of the identity. Where a model reads its classes by
+    attention pooling, the mean over the patches is read in its place. Raises UnsupportedError as `rollout`, and for
+    windows, whose stages have maps of several sizes.
+    """
+    if model.anatomy.layout is None:
+        raise UnsupportedError(f"expected one sequence of tokens in all layers, found windows in {model.alias}")
+    depth, settings = chain_length(model, images[:1]), RolloutSettings(alpha=alpha)
+    readout: Readout = "mean" if model.anatomy.readout in (None, "pool") else model.anatomy.readout
+
+    def up_to(layer: int) -> Maps:
+        def follow(chain: Chain) -> Maps:
+            calls = tuple(call for call in chain.calls if call.site.layer <= layer)
+            return chain.as_map(rollout_of(replace(chain, calls=calls), settings))
+
+        return over_batches(model, images, follow, readout=readout)
+
+    return torch.stack([up_to(layer) for layer in range(depth)], 1)

@@ -28,7 +28,7 @@ from vitlens.shapes import Images
 GROUPS: Final = 16  # of images: image i belongs to group i modulo 16
 FEW: Final = 0.1  # of the patches: more keys that all queries share are an object or a region, not sinks
 SIMILAR: Final = 0.1  # of the patches: those nearest in colour to the query patch
-OF_HEADS: Final = ("offsets", "received", "bits", "sinks", "object", "similar", "popular", "output")
+OF_HEADS: Final = ("offsets", "received", "bits", "sinks", "object", "similar", "popular", "output", "sinks_off")
 _ALIKE: Final = 1e-4  # of the range of pixels: colours this near differ by rounding
 _TINY: Final = 1e-30
 
@@ -39,10 +39,10 @@ class HeadEvidence:
 
     offsets (heads, down, across): mass by offset, key minus query; received (heads, keys): mean mass of each key; bits
     (heads,): information of a row, log2 of the number of keys minus its entropy; sinks (heads,): see sink_bits; object
-    (heads,), object_share (): mass on the mask, and that of uniform attention; similar, popular (heads,): mass on
-    patches of similar colour, and that expected from how much each key receives; similar_chance (): that of uniform
-    attention; similar_offsets (down, across): pairs of similar patches by offset; output (heads,): mean norm of what
-    the head adds to the residual stream.
+    (heads,), object_share (): mass on the mask, and that of uniform attention; sinks_off (heads,): mass on sinks (see
+    rows.outliers) off the mask; similar, popular (heads,): mass on patches of similar colour, and that expected from
+    how much each key receives; similar_chance (): that of uniform attention; similar_offsets (down, across): pairs of
+    similar patches by offset; output (heads,): mean norm of what the head adds to the residual stream.
     """
 
     counts: Float[Tensor, " groups"] = field(default_factory=lambda: torch.zeros(GROUPS, dtype=torch.float64))
@@ -134,6 +134,8 @@ def evidence_of(
     if mask is not None:
         shares = mask.to(layer.weights)
         values["object"] = (on_patches * shares[:, None]).sum(-1)
+        off = layer.sinks[..., place.prefix :] * (1 - shares[:, None])
+        values["sinks_off"] = (on_patches * off).sum(-1)
         values["object_share"] = (uniform[place.prefix :] * shares).sum(-1)
     return {name: by_group(value, groups) for name, value in values.items()}
 

@@ -15,6 +15,7 @@ THRESHOLD: Final = 0.5  # of a score: most of the information in the head's atte
 MARGIN: Final = 0.1  # over the next label; also the least score of the second label of a mixed head
 MIXED: Final = "mixed"
 UNLABELLED: Final = "unlabelled"
+FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ class AblateOptions:
     mean, or another one for few images); units: the kinds of units to remove; top: only find that many most important
     heads, by sequential elimination; resume: the folder of a stopped run of the same model, data and options; curves:
     remove heads one after another; greedy: also rank them again after each removal; pairs: the number of most important
-    heads that are removed in pairs, with the similarity of all heads' outputs (0: neither); patch: activation patching,
-    logit lens and direct logit attribution; clean, corrupted: the two images of the patching (None: two of the data, of
-    different classes); prune: the share of heads to prune; save: where the pruned model is written.
+    heads that are removed in pairs, and of pairs of heads with the most similar outputs (0: neither); patch: activation
+    patching, logit lens and direct logit attribution; clean, corrupted: the two images of the patching (None: two of
+    the data, of different classes); prune: the share of heads to prune; save: where the pruned model is written.
     """
 
     model: str = one_model()
@@ -56,7 +56,12 @@ class AblateOptions:
     curves: bool = option("--curves/--no-curves", "Remove heads one after another.", default=True, panel=_MORE)
     greedy: bool = option("--greedy", "Also rank again after each removal.", default=False, panel=_MORE)
     pairs: int = option(
-        "--pairs", "Remove the K most important heads in pairs; 0: none.", default=5, metavar="K", low=0, panel=_MORE
+        "--pairs",
+        "Remove in pairs the K most important heads, and the K pairs of most similar outputs; 0: none.",
+        default=5,
+        metavar="K",
+        low=0,
+        panel=_MORE,
     )
     patch: bool = option(
         "--patch/--no-patch", "Activation patching, logit lens, direct logit attribution.", default=True, panel=_MORE

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from vitlens.analysis.attention.views import PatchView, key_maps, query_maps
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps, distance_correlation, position_similarity
+from vitlens.commands.attention.checks import write_checks
+from vitlens.commands.attention.development import write_development
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.attention.record import (
     CHECKPOINT_COUNT,
@@ -108,6 +110,9 @@ def measure(options: AttentionOptions) -> Path:
         formats=run.formats,
     ) as folder:
         _write_layers(folder, split, layers, survey(model, batch.images))
+        write_checks(folder, model.alias, split, layers)
+        masks = None if split.masks is None else split.masks[batch.indices]
+        write_development(folder, model, batch.images, masks, layers)
         _write_positions(folder, model, split)
         _write_query(folder, queries, head)
         _write_key(folder, keys, head)

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.scaffold.map_checks import MapCheckRow
 from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
+from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,55 @@ class CheckpointCountRow:
     kept: int
 
 
+@dataclass(frozen=True)
+class LayerAlikeRow:
+    """Cosine similarities in one layer, means over images. alike: of the maps of two of its heads; previous: of the
+    mean map and that of the layer before (None for the first layer, and after a change of size)."""
+
+    layer: int
+    heads: int
+    alike: float
+    alike_low: float | None
+    alike_high: float | None
+    previous: float | None
+    previous_low: float | None
+    previous_high: float | None
+    n: int
+
+    @property
+    def between_heads(self) -> Estimate:
+        """The similarity of the heads, with its interval."""
+        return Estimate(self.alike, self.alike_low, self.alike_high, self.n, "")
+
+    @property
+    def to_previous(self) -> Estimate | None:
+        """The similarity to the layer before, with its interval."""
+        return (
+            None
+            if self.previous is None
+            else Estimate(self.previous, self.previous_low, self.previous_high, self.n, "")
+        )
+
+
+@dataclass(frozen=True)
+class DevelopmentRow:
+    """One layer: how much of a map's mass lies on the object, mean over images with known masks (n), with its interval.
+
+    weights: of the mean over the layer's heads; rollout: of the rollout up to this layer; area: of the masks, what a
+    uniform map has.
+    """
+
+    layer: int
+    weights: float
+    weights_low: float | None
+    weights_high: float | None
+    rollout: float
+    rollout_low: float | None
+    rollout_high: float | None
+    area: float
+    n: int
+
+
 HeadMaps: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
 LayerMeans: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
@@ -120,6 +171,13 @@ class AttentionArrays:
 
     images: Pixels
     layer: HeadMaps
+
+
+@dataclass(frozen=True)
+class DevelopmentArrays:
+    """rollout: up to each layer, maps (images, layers, rows, columns)."""
+
+    rollout: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
 
 
 @dataclass(frozen=True)
@@ -147,22 +205,29 @@ class CheckpointMapArrays:
 LAYERS = TableOf("layers", LayerRow)
 WITHOUT_MAP = TableOf("without_map", UnplacedLayerRow)
 IMAGES = TableOf("images", AttentionImageRow)
+DEVELOPMENT = TableOf("development", DevelopmentRow, optional=True)
 LAYOUT = TableOf("layout", LayoutRow)
 QUERY = TableOf("query", QueryRow)
 KEY = TableOf("key", KeyRow)
 TRAINING = TableOf("training", CheckpointMapRow)
 CHECKPOINT_COUNT = TableOf("kept", CheckpointCountRow)
 
+CHECKS = TableOf("map_checks", MapCheckRow, optional=True)
+ALIKE = TableOf("alike", LayerAlikeRow, optional=True)
+
 MAPS = ArraysOf("attention", AttentionArrays)
+DEVELOPMENT_MAPS = ArraysOf("development", DevelopmentArrays)
 POSITIONS = ArraysOf("positions", PositionArrays)
 QUERY_MAPS = ArraysOf("query", ViewArrays)
 KEY_MAPS = ArraysOf("key", ViewArrays)
 TRAINING_MAPS = ArraysOf("training", CheckpointMapArrays)
 
 DISTANCE_CORRELATION = MetricName("positions/{model}/distance_correlation")
+POINTING = MetricName("localisation/{model}/pointing/{layer}")  # of the mean map of a layer's heads
+MASK_AREA = "mask-area"  # the layer's place in POINTING for the share of a mask in its image: a random point
 
 RECORD = Contents(
-    metrics=(DISTANCE_CORRELATION,),
-    tables=(LAYERS, WITHOUT_MAP, IMAGES, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT),
-    arrays=(MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS),
+    metrics=(DISTANCE_CORRELATION, POINTING),
+    tables=(LAYERS, WITHOUT_MAP, IMAGES, DEVELOPMENT, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS, ALIKE),
+    arrays=(MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS),
 )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR
+from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
 from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
@@ -235,6 +236,7 @@ RECORD = Contents(
     ),
     tables=(
         METHODS, CALIBRATION, BY_CLASS, BY_NUMBER, CONFUSED, SEPARATIONS, IMAGES, SHEETS, HARDER, CONFLICTS, TRAINING,
+        *FAILURE_TABLES,
     ),
-    arrays=(SHOWN, MEAN_MAPS),
+    arrays=(SHOWN, MEAN_MAPS, FAILURE_ARRAYS),
 )  # fmt: skip

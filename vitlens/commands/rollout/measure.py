@@ -1,6 +1,7 @@
 """Attention maps over all layers by several methods, and whether their maximum lies on a known object."""
 
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
@@ -8,17 +9,21 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import BACKWARD, accuracy, fitting_batch_size
+from vitlens.analysis.attention.map_checks import rank_agreement
 from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass, require_possible
 from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import (
+    CHECKS,
     IMAGES,
+    MAP_PAIRS,
     MAPS,
     MASK_AREA,
     PATCH_MASS,
     POINTING,
     ROLLOUT,
+    MapPairRow,
     MapRow,
     RolloutArrays,
     RolloutImageRow,
@@ -26,6 +31,8 @@ from vitlens.commands.rollout.record import (
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.map_checks import MapCheckRow
+from vitlens.commands.scaffold.measured_maps import map_check_row
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.progress import progress
@@ -37,7 +44,7 @@ from vitlens.devices import autocast
 from vitlens.models.model import Model
 from vitlens.names import Readout
 from vitlens.processes import Processes, share_of
-from vitlens.uncertainty import bootstrap_mean
+from vitlens.uncertainty import bootstrap_mean, student_mean
 
 DEFAULT_METHODS: Final = tuple(name for name, entry in ATTENTION_METHODS.items() if entry.default)
 KEPT: Final = 2000  # images whose maps are kept as arrays
@@ -85,6 +92,8 @@ def measure(options: RolloutOptions) -> Path | None:
             if way.method == "rollout":
                 mass = maps[:, index].flatten(1).sum(1).numpy()
                 folder.metric(PATCH_MASS(model=model.alias, fusion=way.fusion), bootstrap_mean(mass))
+        folder.write(CHECKS, _check_rows(split, ways, maps))
+        folder.write(MAP_PAIRS, _pair_rows(split, ways, maps))
         folder.write(MAPS, _map_rows(ways, maps, readout))
         folder.write(IMAGES, _image_rows(model, split, logits, targets))
         drawn = min(DRAWN if options.images else EACH, len(split))
@@ -135,6 +144,21 @@ def _map_rows(ways: Sequence[MethodSettings], maps: Tensor, readout: Readout | N
     empty = (maps.flatten(2) == 0).all(-1).sum(0).tolist()
     fusions = [way.fusion if "fusion" in attention_method(way.method).options else None for way in ways]
     return [MapRow(way.name, way.method, fusion, readout, count) for way, fusion, count in zip(ways, fusions, empty)]
+
+
+def _check_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> list[MapCheckRow]:
+    groups = None if split.groups is None else split.groups.numpy()
+    return [map_check_row(way.name, maps[:, index], groups) for index, way in enumerate(ways)]
+
+
+def _pair_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> list[MapPairRow]:
+    """The agreement of any two kinds of map."""
+    groups = None if split.groups is None else split.groups.numpy()
+    rows = []
+    for one, two in combinations(range(len(ways)), 2):
+        rho = student_mean(rank_agreement(maps[:, one], maps[:, two]).numpy(), groups=groups, unit="")
+        rows.append(MapPairRow(ways[one].name, ways[two].name, rho.value, rho.low, rho.high, rho.n or 0))
+    return rows
 
 
 def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[RolloutImageRow]:

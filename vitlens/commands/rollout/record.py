@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.scaffold.map_checks import MapCheckRow
 from vitlens.names import Fusion, Readout
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
+from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,23 @@ class RolloutImageRow:
 
 
 @dataclass(frozen=True)
+class MapPairRow:
+    """Two kinds of map of the same images: Spearman's correlation over patches, the mean over images."""
+
+    first: str
+    second: str
+    agreement: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """The correlation with its interval."""
+        return Estimate(self.agreement, self.low, self.high, self.n, "")
+
+
+@dataclass(frozen=True)
 class RolloutArrays:
     """images: pixels of those that are drawn; maps (images, methods, rows, columns), raw; masks: of the objects, where
     known; hits (images, methods): whether a map's maximum lies on the object."""
@@ -46,10 +65,12 @@ class RolloutArrays:
 
 MAPS = TableOf("methods", MapRow)
 IMAGES = TableOf("images", RolloutImageRow)
+CHECKS = TableOf("map_checks", MapCheckRow, optional=True)
+MAP_PAIRS = TableOf("map_agreement", MapPairRow, optional=True)
 ROLLOUT = ArraysOf("rollout", RolloutArrays)
 
 PATCH_MASS = MetricName("rollout/{model}/patch_mass/{fusion}")
 POINTING = MetricName("localisation/{model}/pointing/{method}")
 MASK_AREA = "mask-area"  # the method's place in POINTING for the share of a mask in its image: a random point
 
-RECORD = Contents(metrics=(PATCH_MASS, POINTING), tables=(MAPS, IMAGES), arrays=(ROLLOUT,))
+RECORD = Contents(metrics=(PATCH_MASS, POINTING), tables=(MAPS, IMAGES, CHECKS, MAP_PAIRS), arrays=(ROLLOUT,))

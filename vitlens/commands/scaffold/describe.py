@@ -62,7 +62,7 @@ def _split(split: "Split") -> dict[str, object]:
 def data_sentences(record: Record) -> tuple[Sentence, ...]:
     """The images of a run: how many of which data set, how they were processed, which were left out."""
     data = record.config.data
-    return () if data is None else (Sentence(" ".join(_data_words(data)), (data,)),)
+    return () if data is None else (Sentence(" ".join(_data_words(data)), (data,), "setting"),)
 
 
 def _data_words(data: Data) -> Iterator[str]:
@@ -82,5 +82,6 @@ def predicted_sentences(predicted: bool) -> Iterator[Sentence]:
     if predicted:
         yield Sentence(
             "The model's own predictions are used as labels (--predicted): clean accuracy is 100 % by definition; a "
-            "lower one is the share of predictions that stay the same."
+            "lower one is the share of predictions that stay the same.",
+            says="method",
         )

@@ -31,8 +31,11 @@ class HeadRow:
     """One head: means over images. label: its specialisation, None where the layer's tokens cannot be placed in the
     image; score, low, high: the highest score of a label, with its 95 % interval over images; best: the label with that
     score; other, other_score: the highest among labels that contradict it; explained_by_offset: the share of the
-    variance of the weights that the offset from query to key explains. Rows of older versions lack what follows
-    statistics, and their labels follow other rules."""
+    variance of the weights that the offset from query to key explains; place, place_grid: row and column of the patch
+    that receives most attention in the mean over images, and the grid; place_mass: the share of the patches' attention
+    on it; place_chance: that of uniform attention; output: norm of what the head adds to the residual stream, as a
+    share of the mean of the model's heads. Rows of older versions lack what follows statistics, and their labels follow
+    other rules."""
 
     model: str
     layer: int
@@ -46,6 +49,32 @@ class HeadRow:
     other: str | None = None
     other_score: float | None = None
     explained_by_offset: float | None = None
+    place: tuple[int, int] | None = None
+    place_grid: tuple[int, int] | None = None
+    place_mass: float | None = None
+    place_mass_low: float | None = None
+    place_mass_high: float | None = None
+    place_chance: float | None = None
+    output: float | None = None
+    output_low: float | None = None
+    output_high: float | None = None
+
+    @property
+    def explained(self) -> Estimate:
+        """The highest score with its interval: the share of the information in the head's attention."""
+        return Estimate(self.score or 0.0, self.low, self.high)
+
+    @property
+    def on_place(self) -> Estimate | None:
+        """The share of the patches' attention on the place, with its interval."""
+        if self.place_mass is None:
+            return None
+        return Estimate(self.place_mass, self.place_mass_low, self.place_mass_high)
+
+    @property
+    def added(self) -> Estimate | None:
+        """The norm of what the head adds, with its interval."""
+        return None if self.output is None else Estimate(self.output, self.output_low, self.output_high)
 
     @property
     def name(self) -> str:
@@ -215,12 +244,14 @@ TRAINING_ARRAYS = ArraysOf("learning", TrainingArrays)
 
 MEAN = MetricName("{statistic}/{model}")  # over all heads
 OF_HEAD = MetricName("{statistic}/{model}/L{layer}.H{head}")
+SINKS_OFF_OBJECT = MetricName("sinks_off_object/{model}")  # share of patches' attention, mean over heads
+FAULTY_HEADS = MetricName("dead_or_uniform_heads/{model}")
 DIFFERENCE = MetricName("difference/{first}/{second}/{statistic}")
 HEADS_CHANGED = MetricName("heads_changed/{first}/{second}")
 MEAN_IN_TRAINING = MetricName("learning/{model}/{statistic}/{epochs}")
 
 RECORD = Contents(
-    metrics=(MEAN, OF_HEAD, DIFFERENCE, HEADS_CHANGED, MEAN_IN_TRAINING),
+    metrics=(MEAN, OF_HEAD, SINKS_OFF_OBJECT, FAULTY_HEADS, DIFFERENCE, HEADS_CHANGED, MEAN_IN_TRAINING),
     tables=(HEADS, LAYERS, RULES, LOCAL, BACKBONES, DIFFERENCES, CHANGES, TRAINING, POSITIONS),
     arrays=(STATISTIC_ARRAYS, OFFSET_ARRAYS, DIFFERENCE_ARRAYS, TRAINING_ARRAYS),
 )

@@ -24,7 +24,8 @@ class StudyOptions:
     """models: a ViT and a CNN; a preset is trained first (empty: vit-micro and resnet20); data: digits by default;
     images: files and folders without labels, for trained models; predicted: ablation and attacks use the models'
     predictions as labels; kind: instead a controlled comparison of small models trained with several seeds, the only
-    kind that can be resumed; cache: whether chapters of earlier studies are used again."""
+    kind that can be resumed; full: with more methods, attacks and images; cache: whether chapters of earlier studies
+    are used again."""
 
     models: tuple[str, ...] = argument(
         "MODEL...",
@@ -47,6 +48,9 @@ class StudyOptions:
     )
     seeds: int | None = option(
         "--seeds", "Training seeds of each point (default: 3).", default=None, metavar="N", low=1, panel=_KIND
+    )
+    full: bool = option(
+        "--full", "Go deeper: more methods, attacks and images (hours on a laptop).", default=False, shown=False
     )
     cache: bool = option(
         "--cache/--no-cache",

@@ -11,6 +11,7 @@ from vitlens.analysis.ablation.pairs import Redundancy, Synergy
 from vitlens.analysis.ablation.replacements import replacement_for, replacement_note
 from vitlens.commands.ablate.measure.effects import UnitEffects, mean_outputs, unit_effects, write_effects
 from vitlens.commands.ablate.measure.expected import ablate_parts
+from vitlens.commands.ablate.measure.heads import write_heads
 from vitlens.commands.ablate.measure.inside import write_inside
 from vitlens.commands.ablate.measure.prune import write_pruned
 from vitlens.commands.ablate.measure.removal import (
@@ -18,6 +19,7 @@ from vitlens.commands.ablate.measure.removal import (
     head_redundancy,
     head_synergy,
     heads_removed_in_order,
+    important_heads,
     write_curves,
     write_pairs,
 )
@@ -155,7 +157,7 @@ def _results(ablation: AblationRun) -> AblationResults:
         ranked = several and main.importance.is_ranked("head")  # without a ranking there is no order of removal
         removal = heads_removed_in_order(ablation, main, means) if options.curves and ranked else None
         redundancy = head_redundancy(ablation) if options.pairs and several else None
-        pairs = head_synergy(ablation, main.importance, means) if options.pairs and ranked else None
+        pairs = head_synergy(ablation, main.importance, redundancy, means) if redundancy is not None else None
     return AblationResults(effects, removal, redundancy, pairs)
 
 
@@ -167,13 +169,14 @@ def _write(folder: RunFolder, ablation: AblationRun, results: AblationResults, r
     folder.write(NOTES, [*notes, *(AblateNoteRow(note, "measurement") for note in measured)])
     write_effects(folder, ablation, results.effects)
     write_curves(folder, alias, results.removal)
-    write_pairs(folder, results.redundancy, results.pairs)
+    main = results.effects.get(ablation.replacement)
+    important = () if main is None else important_heads(main.importance, ablation.options.pairs)
+    write_pairs(folder, results.redundancy, results.pairs, important)
+    with autocast(ablation.model.device, ablation.run.precision):
+        write_heads(folder, ablation, results.effects)
     _write_top(folder, alias, results.elimination)
     write_inside(folder, ablation)
-    if results.effects:
-        write_pruned(folder, ablation, results.effects[ablation.replacement].importance)
-    else:
-        write_pruned(folder, ablation, None)
+    write_pruned(folder, ablation, None if main is None else main.importance)
 
 
 def _top_heads(ablation: AblationRun) -> Adaptive:

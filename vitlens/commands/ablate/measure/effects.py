@@ -57,7 +57,7 @@ def mean_outputs(ablation: AblationRun) -> MeanOutputs | None:
     alone = ablation.processes.count == 1 and len(split) <= ablation.batch_size
     if "mean" not in options.replace or (alone and not options.curves and not options.pairs):
         return None
-    with progress("MeanOutputs", len(split), quiet=ablation.run.quiet) as advance:
+    with progress("Mean outputs", len(split), quiet=ablation.run.quiet) as advance:
         means = means_of(ablation.model, _images(ablation, advance))
     means.join(ablation.processes.total)
     return means
@@ -102,7 +102,7 @@ def write_effects(folder: RunFolder, ablation: AblationRun, measured: Mapping[Re
     """Write importance with its tests, agreement of the rankings, effects by class, and the effects on every image; no
     rows with --top."""
     importance = {name: one.importance for name, one in measured.items()}
-    folder.write(UNITS, [row for name, one in importance.items() for row in _unit_rows(name, one)])
+    folder.write(UNITS, [row for name, one in importance.items() for row in unit_rows(name, one)])
     folder.write(AGREEMENT, _agreement_rows(importance))
     folder.write(CLASS_HEADS, _class_rows(ablation, importance))
     if measured:
@@ -148,7 +148,8 @@ def _estimate(change: MeanChange, index: int, n: int, unit: str) -> Estimate:
     return Estimate(float(change.mean[index]), low, high, n, unit)
 
 
-def _unit_rows(replacement: Replacement, importance: Importance) -> Iterator[UnitRow]:
+def unit_rows(replacement: Replacement, importance: Importance) -> Iterator[UnitRow]:
+    """One row for each unit, with its effects and their tests."""
     loss, right = importance.loss, importance.accuracy
     for index, unit in enumerate(importance.units):
         yield UnitRow(

@@ -29,5 +29,5 @@ def ablate_parts(units: Sequence[Unit], images: int, options: AblateOptions) -> 
             passes = heads * RERANKINGS / 2 * min(images, REMOVAL_IMAGES)
             yield Part("ranking again after each removal", passes, 0.0, "no --greedy")
     if options.pairs and heads > 1:
-        sets = options.pairs * (options.pairs + 1) / 2
+        sets = options.pairs * (options.pairs + 1) / 2 + 3 * options.pairs  # of the important, and of similar heads
         yield Part("removing pairs of heads", sets * min(images, REMOVAL_IMAGES), 0.0, "--pairs 0")

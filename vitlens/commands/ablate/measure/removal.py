@@ -1,7 +1,8 @@
 """Several heads removed at once: one after another in the order of their importance, and in pairs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from vitlens.analysis.ablation.removal import (
     steps,
 )
 from vitlens.analysis.ablation.replacements import MeanOutputs
+from vitlens.commands.ablate.judgement import fewest_images
 from vitlens.commands.ablate.measure.effects import UnitEffects
 from vitlens.commands.ablate.measure.work import AblationRun, finite
 from vitlens.commands.ablate.record import (
@@ -42,6 +44,7 @@ POINTS: Final = 9  # of a removal curve
 REMOVAL_IMAGES: Final = 256  # images of curves and of pairs, at most: every point costs most of a forward pass
 RANDOM_ORDERS: Final = 2
 RERANKINGS: Final = 12  # of a greedy order
+SIMILAR: Final = 0.5  # linear CKA of two heads' outputs, from which on they are removed together
 _FEWEST: Final = 10  # images to rank on, and to test on; for fewer than twice as many images, both sets are all images
 
 
@@ -155,46 +158,82 @@ def head_redundancy(ablation: AblationRun) -> Redundancy:
     return stream.result()
 
 
-def head_synergy(ablation: AblationRun, importance: Importance, means: MeanOutputs | None) -> Synergy:
-    """The effects of removing the most important heads in pairs."""
-    top = importance.ranking("head")[: max(2, ablation.options.pairs)]
+def important_heads(importance: Importance, count: int) -> tuple[Unit, ...]:
+    """The heads that are removed in pairs for their importance; none where heads are not ranked."""
+    return importance.ranking("head")[: max(2, count)] if importance.is_ranked("head") else ()
+
+
+def similar_pairs(redundancy: Redundancy, images: int, *, most: int) -> list[tuple[Unit, Unit]]:
+    """The pairs of heads with the most similar outputs, which may each do the work of the other; none for so few images
+    that no test of these pairs can be significant."""
+    if images < fewest_images(max(most, 1)):
+        return []
+    above = redundancy.matrix.triu(1).nan_to_num(nan=0.0)
+    order = above.flatten().argsort(descending=True, stable=True)[:most].tolist()
+    places = [divmod(index, len(redundancy.units)) for index in order]
+    return [(redundancy.units[one], redundancy.units[two]) for one, two in places if float(above[one, two]) >= SIMILAR]
+
+
+def head_synergy(
+    ablation: AblationRun, importance: Importance, redundancy: Redundancy, means: MeanOutputs | None
+) -> Synergy | None:
+    """The effects of removing in pairs the most important heads, where heads are ranked, and the heads of the most
+    similar outputs; None where there are neither."""
+    top = important_heads(importance, ablation.options.pairs)
+    alike = similar_pairs(redundancy, len(ablation.split), most=ablation.options.pairs)
+    units = tuple(dict.fromkeys((*top, *(unit for pair in alike for unit in pair))))
+    places = {unit: index for index, unit in enumerate(units)}
+    wanted = [tuple(sorted((places[one], places[two]))) for one, two in (*combinations(top, 2), *alike)]
+    pairs = [(one, two) for one, two in dict.fromkeys(wanted)]
+    if not pairs:
+        return None
     chosen = torch.arange(len(ablation.split))[:REMOVAL_IMAGES]
-    total = len(ablation.share(chosen)) * len(top) * (len(top) + 1) // 2
+    total = len(ablation.share(chosen)) * (len(units) + len(pairs))
     parts = []
     with progress("Removing pairs of heads", total, unit="removals", quiet=ablation.run.quiet) as advance:
         for batch in ablation.batches(chosen):
             parts.append(
                 pairwise(
-                    ablation.model, batch.images, batch.labels, top, replace=ablation.replacement, means=means,
-                    donors=batch.donors, seed=ablation.run.seed, offset=batch.offset,
-                    advance=lambda pairs: advance(pairs * len(batch.images)),  # noqa: B023
+                    ablation.model, batch.images, batch.labels, units, pairs=pairs,
+                    replace=ablation.replacement, means=means, donors=batch.donors, seed=ablation.run.seed,
+                    offset=batch.offset, advance=lambda pairs: advance(pairs * len(batch.images)),  # noqa: B023
                 )
             )  # fmt: skip
-    pairs = Pairs.join(parts)
-    gathered = Pairs(pairs.units, pairs.pairs, pairs.outcomes.gathered(ablation.processes))
+    joined = Pairs.join(parts)
+    gathered = Pairs(joined.units, joined.pairs, joined.outcomes.gathered(ablation.processes))
     return synergy(gathered, groups=ablation.groups(chosen), seed=ablation.run.seed)
 
 
-def write_pairs(folder: RunFolder, redundancy: Redundancy | None, pairs: Synergy | None) -> None:
-    """Write similarities and synergies; no rows for what was not measured."""
+def write_pairs(
+    folder: RunFolder, redundancy: Redundancy | None, pairs: Synergy | None, important: Sequence[Unit]
+) -> None:
+    """Write similarities and synergies; no rows for what was not measured. important: the heads that were paired for
+    their importance."""
     folder.write(REDUNDANCY, [] if redundancy is None else [RedundancyRow(redundancy.images, len(redundancy.units))])
     if redundancy is not None:
         units = np.array([unit.name for unit in redundancy.units])
         layers = np.array([unit.layer for unit in redundancy.units])
         folder.save(REDUNDANCY_ARRAYS, RedundancyArrays(units, layers, redundancy.matrix.numpy()))
-    folder.write(PAIRS, [] if pairs is None else _pair_rows(pairs))
+    rows = [] if pairs is None or redundancy is None else list(_pair_rows(pairs, redundancy, important))
+    folder.write(PAIRS, rows)
 
 
-def _pair_rows(pairs: Synergy) -> Iterator[HeadPairRow]:
-    change = pairs.change
+def _pair_rows(pairs: Synergy, redundancy: Redundancy, important: Sequence[Unit]) -> Iterator[HeadPairRow]:
+    change, heads = pairs.change, list(redundancy.units)
     for index, (one, two) in enumerate(pairs.pairs):
+        first, second = pairs.units[one], pairs.units[two]
+        alike = redundancy.matrix[heads.index(first), heads.index(second)] if {first, second} <= set(heads) else None
         yield HeadPairRow(
-            first=pairs.units[one].name,
-            second=pairs.units[two].name,
+            first=first.name,
+            second=second.name,
             both=float(pairs.both[index]),
             synergy=float(change.mean[index]),
             low=finite(change.low[index]),
             high=finite(change.high[index]),
             p_holm=finite(change.p_holm[index]),
             n=pairs.n,
+            chosen="importance" if {first, second} <= set(important) else "similarity",
+            similarity=None if alike is None else finite(alike),
+            first_alone=float(pairs.alone[one]),
+            second_alone=float(pairs.alone[two]),
         )

@@ -8,6 +8,7 @@ from vitlens.commands.ablate.record.arrays import (
     PatchingArrays,
     RedundancyArrays,
 )
+from vitlens.commands.ablate.record.head_rows import BrokenClassRow, HeadLabelRow, ReplacementDifferenceRow
 from vitlens.commands.ablate.record.rows import (
     AblateNoteRow,
     ClassHeadRow,
@@ -37,6 +38,9 @@ CURVES = TableOf("curves", RemovalRow)
 REDUNDANCY = TableOf("redundancy", RedundancyRow)
 PAIRS = TableOf("pairs", HeadPairRow)
 ELIMINATION = TableOf("adaptive", EliminationRow)
+HEAD_LABELS = TableOf("head_labels", HeadLabelRow, optional=True)
+HIDDEN = TableOf("hidden_by_mean", ReplacementDifferenceRow, optional=True)
+BROKEN_CLASSES = TableOf("broken_classes", BrokenClassRow, optional=True)
 PATCHING = TableOf("patching", PatchingRow)
 LENS = TableOf("lens", LensRow)
 LENS_CLASSES = TableOf("lens_classes", LensClassRow)
@@ -57,6 +61,7 @@ CROSS_ENTROPY = MetricName("cross_entropy/{model}")
 DELTA_LOSS = MetricName("importance/{model}/delta_loss/{layer}/{part}")  # part: the head's number, "mlp" or "block"
 DELTA_ACCURACY = MetricName("importance/{model}/delta_accuracy/{layer}/{part}")
 HEADS_THAT_MATTER = MetricName("heads_that_matter/{model}")
+NO_EFFECT = MetricName("heads_without_effect/{model}")  # share shown to change the loss by less than judgement.py says
 RANK_CORRELATION = MetricName("rank_correlation/{model}/first-order")
 FORWARDS = MetricName("forward_equivalents/{model}/{what}")  # of a replacement, "greedy", "adaptive" or "exact"
 REMOVABLE = MetricName("removable_share/{model}")
@@ -69,6 +74,7 @@ RECORD = Contents(
         DELTA_LOSS,
         DELTA_ACCURACY,
         HEADS_THAT_MATTER,
+        NO_EFFECT,
         RANK_CORRELATION,
         FORWARDS,
         REMOVABLE,
@@ -82,6 +88,9 @@ RECORD = Contents(
         CURVES,
         REDUNDANCY,
         PAIRS,
+        HEAD_LABELS,
+        HIDDEN,
+        BROKEN_CLASSES,
         ELIMINATION,
         PATCHING,
         LENS,

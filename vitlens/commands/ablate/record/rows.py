@@ -123,7 +123,9 @@ class RedundancyRow:
 @dataclass(frozen=True)
 class HeadPairRow:
     """Two heads removed at once, nats. both: rise of the loss without both; synergy: that minus the sum of the rises
-    without each, with its interval; p_holm: corrected for the number of pairs."""
+    without each, with its interval; p_holm: corrected for the number of pairs; chosen: by the importance of both heads,
+    or by the similarity (linear CKA) of their outputs; first_alone, second_alone: rises without each. Rows of older
+    versions lack what follows n."""
 
     first: str
     second: str
@@ -133,6 +135,16 @@ class HeadPairRow:
     high: float | None
     p_holm: float | None
     n: int
+    chosen: Literal["importance", "similarity"] = "importance"
+    similarity: float | None = None
+    first_alone: float | None = None
+    second_alone: float | None = None
+
+    @property
+    def label(self) -> str:
+        """L3.H7 and L4.H0, by layer and head."""
+        names = sorted((self.first, self.second), key=lambda name: [int(part) for part in name.split("/")[1:]])
+        return " and ".join(map(unit_label, names))
 
     @property
     def estimate(self) -> Estimate:

@@ -2,38 +2,41 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vitlens.commands.ablate.conclusions import findings, verdicts
 from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.ablate.ranking import REPLACED, main_replacement
 from vitlens.commands.ablate.record import ELIMINATION, FORWARDS
 from vitlens.commands.ablate.record.rows import EliminationRow
 from vitlens.commands.ablate.report.inside import inside, pruned
-from vitlens.commands.ablate.report.ranking import REPLACED, main_replacement
+from vitlens.commands.ablate.report.limits import limits
 from vitlens.commands.ablate.report.removal import pairs, removal
 from vitlens.commands.ablate.report.summary import input_sentences, notes, summary
 from vitlens.commands.ablate.report.units import RISE, all_units
 from vitlens.records import Record
-from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
+from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table
+from vitlens.report.findings import ranked
+from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["report"]
 
-_LIMITS: Final = (
-    "The importance of a unit is the effect of removing it alone: of two heads with the same function, each can appear "
-    "unimportant. Pairs and removal curves show only part of such redundancy.",
-    "Units that matter on these images need not matter on others; the intervals cover the choice of images of this "
-    "kind.",
-)
-
 
 def report(record: Record) -> Document:
     """Summary, all units, heads removed in order and in pairs, patching and contributions, pruning."""
     if record.options(AblateOptions).top is not None:
-        return Document(record.config.title, (_top_heads(record),), limits=sentences(*_LIMITS))
+        return Document(
+            record.config.title,
+            (_top_heads(record),),
+            limits=tuple(limits(record)),
+            verdicts=tuple(verdicts(record)),
+            preface=tuple(input_sentences(record)),
+        )
     sections = (
         summary(record),
         all_units(record),
@@ -42,7 +45,14 @@ def report(record: Record) -> Document:
         *inside(record),
         *pruned(record),
     )
-    return Document(record.config.title, sections, limits=sentences(*_LIMITS))
+    return Document(
+        record.config.title,
+        sections,
+        limits=tuple(limits(record)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+        preface=tuple(input_sentences(record)),
+    )
 
 
 def _top_heads(record: Record) -> Section:
@@ -55,7 +65,6 @@ def _top_heads(record: Record) -> Section:
         record.metric(FORWARDS(model=record.aliases[0], what=method)).value for method in ("adaptive", "exact")
     )
     lines = [
-        *input_sentences(record),
         Sentence(
             f"Shown to be among the {len(top)} most important heads (output replaced by "
             f"{REPLACED[main_replacement(record)]}): "
@@ -64,11 +73,12 @@ def _top_heads(record: Record) -> Section:
         ),
         Sentence(
             f"This took {cost:.1f} forward passes per image, {100 * cost / exact:.0f} % of the {exact:.1f} of "
-            "measuring every head on every image."
+            "measuring every head on every image.",
+            (Estimate(cost), Estimate(exact), Estimate(cost / exact)),
         ),
     ]
     if undecided:
-        lines.append(Sentence(f"Undecided, as their intervals overlap the boundary: {', '.join(undecided)}."))
+        lines.append(Sentence(f"Undecided, as their intervals overlap the boundary: {', '.join(undecided)}.", rows))
     figure = FigureSpec(
         "ranking",
         "Coloured: the top heads. Intervals hold for all heads and rounds simultaneously; they are wide for heads that "

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.ablate.ranking import Ranking, heads_of, main_rows, ranking_of
 from vitlens.commands.ablate.record import (
     CONTRIBUTION_ARRAYS,
     CONTRIBUTIONS,
@@ -21,11 +22,11 @@ from vitlens.commands.ablate.record import (
     PRUNED_HEADS,
 )
 from vitlens.commands.ablate.record.arrays import ContributionArrays, LensArrays, PatchingArrays
-from vitlens.commands.ablate.record.rows import PatchingRow
-from vitlens.commands.ablate.report.ranking import Ranking, heads_of, main_rows, ranking_of
+from vitlens.commands.ablate.record.rows import LensRow, PatchingRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences
-from vitlens.report.numbers import number
+from vitlens.report.numbers import in_words, number
+from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +58,21 @@ def inside(record: Record) -> Iterator[Section]:
         )
         figures.append(_contribution_figure(record, images, record.arrays(CONTRIBUTION_ARRAYS)))
     if lines or figures:
-        yield Section("Patching, logit lens and contributions", tuple(lines), (table,) if lens else (), tuple(figures))
+        title = "Patching, logit lens and contributions"
+        opening = [_lens_sentence(lens)] if lens else []
+        yield Section(title, (*opening, *lines), (table,) if lens else (), tuple(figures), leading=True)
+
+
+def _lens_sentence(rows: Sequence[LensRow]) -> Sentence:
+    """After which layer the classifier can read the classes off the residual stream."""
+    last = rows[-1]
+    first = next(row for row in rows if row.accuracy >= last.accuracy / 2)
+    where = "from the embedding on" if first.depth == 0 else f"from layer {first.depth - 1} on"
+    return Sentence(
+        f"The logit lens reaches half of the final accuracy ({in_words(last.estimate)}) {where} "
+        f"({in_words(first.estimate, with_n=False)}).",
+        (*rows, Estimate(float(first.depth - 1), unit="")),
+    )
 
 
 def _patching_sentence(row: PatchingRow) -> Sentence:
@@ -168,4 +183,5 @@ def pruned(record: Record) -> Iterator[Section]:
     lines = [f"Heads pruned: {cut}. The model was not trained afterwards."]
     if ranking_of(heads_of(main_rows(record))) is not Ranking.SHOWN:
         lines.append("No head is shown to have an effect, so these images do not support the choice of these heads.")
-    yield Section("The pruned model", sentences(*lines), (table,))
+    backing = (*rows, *record.rows(PRUNED_HEADS))
+    yield Section("The pruned model", sentences(*lines, rows=backing), (table,), leading=True)

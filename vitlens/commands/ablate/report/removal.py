@@ -10,9 +10,9 @@ from vitlens.commands.ablate.record import CURVES, PAIRS, REDUNDANCY, REDUNDANCY
 from vitlens.commands.ablate.record.arrays import RedundancyArrays
 from vitlens.commands.ablate.record.rows import HeadPairRow, RemovalRow, unit_label
 from vitlens.records import Record
-from vitlens.report.document import Cell, FigureSpec, Section, Table, sentences
+from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import LEVEL, Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,11 +32,13 @@ def removal(record: Record) -> Iterator[Section]:
         return
     removable = record.metrics.get(REMOVABLE(model=record.aliases[0]))
     if removable is not None:
+        rows_behind: tuple[object, ...] = (removable,)
         share = (
             f"{in_words(removable)} of the heads can be removed, least important first, before accuracy falls by more "
             "than 1 point (among the measured shares)."
         )
     else:
+        rows_behind = rows
         share = (
             "Accuracy without any head is not shown to be lower by more than 1 point, so these images do not determine "
             "which share of the heads can be removed."
@@ -48,7 +50,8 @@ def removal(record: Record) -> Iterator[Section]:
         "curve shows the cost of its order; a better order may exist.",
         partial(_curves, rows, removable),
     )
-    yield Section("Removing heads one after another", sentences(tested, share), (_table(rows),), (figure,))
+    lines = (Sentence(share, rows_behind), Sentence(tested, says="setting"))
+    yield Section("Removing heads one after another", lines, (_table(rows),), (figure,), leading=True)
 
 
 def _table(rows: Sequence[RemovalRow]) -> Table:
@@ -94,28 +97,62 @@ def pairs(record: Record) -> Iterator[Section]:
     ]
     rows = record.rows(PAIRS)
     if not rows:
-        yield Section("Heads with similar outputs", figures=tuple(figures))
+        yield Section("Heads with similar outputs", (_most_similar(record),), figures=tuple(figures), leading=True)
         return
-    figures.append(
+    figures.insert(
+        0,
         FigureSpec(
             "pairs",
             "Rise of the loss without both heads minus the sum of the rises without each. Red: each can compensate for "
             "the other (the loss without both rises by more than the sum); blue: each depends on the other. Dots: the "
             "interval excludes 0; p-values after Holm's correction are in the table.",
             partial(_synergy, rows),
-        )
+        ),
     )
     table = Table.of(
-        "The most important heads in pairs",
-        rows,
+        "Heads removed in pairs, the largest excess over the sum first",
+        sorted(rows, key=lambda row: -abs(row.synergy)),
         {
-            "pair": lambda row: f"{unit_label(row.first)} and {unit_label(row.second)}",
+            "pair": lambda row: row.label,
+            "chosen by": lambda row: row.chosen,
+            "similarity (CKA)": lambda row: row.similarity,
+            "larger rise of one alone (nats)": lambda row: _larger(row),
             "without both (nats)": lambda row: row.both,
             "beyond the sum (nats)": lambda row: row.estimate,
             "p (Holm)": lambda row: row.p_holm,
         },
     )
-    yield Section("Heads with similar outputs, and pairs of heads", (), (table,), tuple(figures))
+    lines = (_pair_sentence(rows), _most_similar(record))
+    yield Section("Pairs of heads, and heads with similar outputs", lines, (table,), tuple(figures), leading=True)
+
+
+def _larger(row: HeadPairRow) -> float | None:
+    """The larger of the two rises without each."""
+    return None if row.first_alone is None or row.second_alone is None else max(row.first_alone, row.second_alone)
+
+
+def _pair_sentence(rows: Sequence[HeadPairRow]) -> Sentence:
+    """How many pairs cost more, or less, than the sum, after Holm's correction."""
+    shown = [row for row in rows if row.p_holm is not None and row.p_holm <= LEVEL]
+    more = sum(row.synergy > 0 for row in shown)
+    return Sentence(
+        f"Of {len(rows)} pairs of heads that were removed together, {more} cost more than the sum of both heads alone "
+        f"and {len(shown) - more} less, after Holm's correction.",
+        tuple(rows),
+    )
+
+
+def _most_similar(record: Record) -> Sentence:
+    """The two heads with the most similar outputs."""
+    arrays = record.arrays(REDUNDANCY_ARRAYS)
+    above = np.nan_to_num(np.triu(arrays.similarity, 1), nan=-1.0)
+    one, two = divmod(int(above.argmax()), len(above))
+    names = [unit_label(str(name)) for name in arrays.units[[one, two]]]
+    alike = Estimate(float(above[one, two]), unit="")
+    return Sentence(
+        f"The most similar outputs are those of {names[0]} and {names[1]}: linear CKA {alike.value:.2f}.",
+        (alike, *record.rows(REDUNDANCY)),
+    )
 
 
 def _redundancy(arrays: RedundancyArrays) -> "Figure":

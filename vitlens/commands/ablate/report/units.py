@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.commands.ablate.record import CLASS_HEADS, FIRST_ORDER
-from vitlens.commands.ablate.record.rows import ReplacementAgreementRow, UnitRow, unit_label
-from vitlens.commands.ablate.report.ranking import (
+from vitlens.commands.ablate.conclusions import smallest_in
+from vitlens.commands.ablate.judgement import LOSS, POINTS, of_judgement
+from vitlens.commands.ablate.ranking import (
     REPLACED,
     Ranking,
     agreement_of_shown_rankings,
@@ -20,9 +20,12 @@ from vitlens.commands.ablate.report.ranking import (
     ranking_of,
     rows_of,
 )
+from vitlens.commands.ablate.record import CLASS_HEADS, FIRST_ORDER
+from vitlens.commands.ablate.record.rows import ReplacementAgreementRow, UnitRow, unit_label
 from vitlens.names import UnitKind
 from vitlens.records import Record
-from vitlens.report.document import FigureSpec, Section, Table
+from vitlens.report.document import FigureSpec, Section, Sentence, Table
+from vitlens.report.numbers import in_words
 from vitlens.uncertainty import LEVEL
 
 if TYPE_CHECKING:
@@ -48,9 +51,7 @@ def unit_figures(record: Record) -> Iterator[FigureSpec]:
             f"{_DOTS if tested else ''}Of two heads with the same function, each can appear unimportant."
         )
         losses = partial(_map, rows, "delta_loss", "p_holm", RISE, by)
-        points = partial(_map, rows, "delta_accuracy", "accuracy_p_holm", "accuracy lost (points)", by)
         yield FigureSpec("importance", caption, losses)
-        yield FigureSpec("importance_accuracy", caption, points)
     ranked = ranked_rows(rows)
     if ranked:
         yield FigureSpec(
@@ -59,6 +60,9 @@ def unit_figures(record: Record) -> Iterator[FigureSpec]:
             "first-order estimate, from one backward pass. Coloured: significant after Holm's correction.",
             partial(_ranking, ranked),
         )
+    if heads:
+        points = partial(_map, rows, "delta_accuracy", "accuracy_p_holm", "accuracy lost (points)", by)
+        yield FigureSpec("importance_accuracy", caption.replace("Exact change", "Points of accuracy lost", 1), points)
     agreement = agreement_of_shown_rankings(record)
     if agreement:
         yield FigureSpec(
@@ -131,6 +135,25 @@ def _agreement(record: Record, pairs: Sequence[ReplacementAgreementRow]) -> "Fig
 
 def all_units(record: Record) -> Section:
     """The results of all units, and for each class of the data the head whose removal raises its loss most."""
+    heads, smallest = heads_of(main_rows(record)), smallest_in(record)
+    lines = [
+        Sentence(
+            f"An effect is worth reporting from {in_words(smallest)} on, the larger of {LOSS} nats (the probability of "
+            f"the label falls by 1 %) and 1 % of the clean loss, or from {POINTS} points of accuracy. A head has no "
+            "effect where its interval, widened for the number of heads, lies within that on both sides.",
+            says="method",
+        )
+    ]
+    if heads and ranking_of(heads) is not Ranking.UNTESTED:
+        counts = {which: len(of_judgement(heads, smallest, which)) for which in ("effect", "no effect", "undecided")}
+        lines.insert(
+            0,
+            Sentence(
+                f"Of {len(heads)} heads, {counts['effect']} change the loss by more than {in_words(smallest)}, "
+                f"{counts['no effect']} by less; the intervals of {counts['undecided']} decide neither.",
+                (*heads, smallest),
+            ),
+        )
     rows = sorted(main_rows(record), key=lambda row: (row.kind != "head", row.layer, row.head or 0))
     tables = [
         Table.of(
@@ -160,4 +183,4 @@ def all_units(record: Record) -> Section:
                 },
             )
         )
-    return Section("All units", tables=tuple(tables))
+    return Section("All units", tuple(lines), tuple(tables), leading=True)

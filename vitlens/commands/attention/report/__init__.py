@@ -1,28 +1,37 @@
 """The report of `vitlens attention`, from its record."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
+from vitlens.commands.attention.conclusions import findings, images_in, verdicts
 from vitlens.commands.attention.record import (
+    ALIKE,
+    CHECKS,
     DISTANCE_CORRELATION,
     IMAGES,
     LAYERS,
     LAYOUT,
     MAPS,
+    MASK_AREA,
+    POINTING,
     POSITIONS,
     WITHOUT_MAP,
     LayerRow,
     LayoutRow,
     PositionArrays,
 )
+from vitlens.commands.attention.report.development import development_section
 from vitlens.commands.attention.report.maps import map_figures, pixels
 from vitlens.commands.attention.report.views import views
 from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.map_checks import UNIFORM, MapCheckRow
 from vitlens.records import Record
-from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, sentences
-from vitlens.report.numbers import in_ranges, percent
+from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table
+from vitlens.report.findings import ranked
+from vitlens.report.numbers import in_ranges, in_words, percent
+from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,27 +39,104 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 ORDERED: Final = -0.2  # correlation of similarity with distance, at or below which embeddings follow the positions
-_LIMIT: Final = (
-    "Attention weights show from which patches a head takes values, not which information these values hold."
-)
 
 
 def report(record: Record) -> Document:
     """The layers and their maps, the optional views, and the patches and position embeddings."""
     rows = record.rows(LAYERS)
+    figures = list(map_figures(record))
+    figures.sort(key=lambda figure: not figure.name.startswith("evolution"))  # attention by depth first
     layers = Section(
         "Attention by layer and head",
-        (*_layer_sentences(record, rows), *data_sentences(record), *_prefix_sentences(rows)),
-        (_layer_table(rows),),
-        tuple(map_figures(record)),
+        (*_check_sentences(record), *_layer_sentences(record, rows), *_prefix_sentences(rows)),
+        (*_check_tables(record), _layer_table(rows)),
+        tuple(figures),
         leading=True,
     )
-    return Document(record.config.title, (layers, *views(record), *_inputs(record)), limits=sentences(_LIMIT))
+    return Document(
+        record.config.title,
+        (layers, *development_section(record), *views(record), *_inputs(record)),
+        limits=tuple(_limits(record)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+        preface=data_sentences(record),
+    )
+
+
+def _limits(record: Record) -> Iterator[Sentence]:
+    """At most three, about the images and heads that were drawn."""
+    n, rows = images_in(record), record.rows(LAYERS)
+    heads = sum(row.heads for row in rows)
+    counts = (*rows, Estimate(float(n), unit="images"), Estimate(float(heads), unit="heads"))
+    if n:
+        yield Sentence(
+            f"{n} image{' was' if n == 1 else 's were'} looked at: what the {heads} heads do on others may differ, and "
+            "`vitlens stats` measures it.",
+            counts,
+        )
+    if not any(record.all(POINTING)):
+        yield Sentence("No masks of objects are known, so no map is held against the object.", says="setting")
+    yield Sentence(
+        f"The maps show from which patches the {heads} heads take values, not which information these values hold.",
+        counts,
+    )
+
+
+def _check_sentences(record: Record) -> Iterator[Sentence]:
+    """The layers of the sharpest and of the most even mean map, and how the map changes with depth."""
+    checks, alike = record.rows(CHECKS), record.rows(ALIKE)
+    if checks:
+        least, most = min(checks, key=lambda row: row.bits), max(checks, key=lambda row: row.bits)
+        yield Sentence(
+            f"The mean map of the heads holds most information in layer {most.maps}, {in_words(most.information)}, and "
+            f"least in layer {least.maps}, {in_words(least.information)}.",
+            (most, least),
+        )
+        yield Sentence(
+            f"Information: log2 of the number of patches minus the entropy of the map; a map of fewer than {UNIFORM} "
+            "bits is uniform. Fixed places: the share of it that the mean map of the other images explains.",
+            says="method",
+        )
+    several = [row for row in alike if row.heads > 1]
+    if several:
+        closest = max(several, key=lambda row: row.alike)
+        yield Sentence(
+            f"Heads are most alike in layer {closest.layer}: cosine similarity of two heads' maps "
+            f"{in_words(closest.between_heads, with_n=False)}.",
+            (closest,),
+        )
+    hits = {parts["layer"]: hit for parts, hit in record.all(POINTING)}
+    area = hits.pop(MASK_AREA, None)
+    if hits and area is not None:
+        best = max(hits, key=lambda layer: hits[layer].value)
+        yield Sentence(
+            f"In the pointing game the mean map of layer {best} is best: its maximum lies on the object in "
+            f"{in_words(hits[best])} of the images; a random point would in {in_words(area, with_n=False)}.",
+            (hits[best], area, Estimate(float(best), unit="")),
+        )
+
+
+def _check_tables(record: Record) -> Iterator[Table]:
+    alike = {row.layer: row for row in record.rows(ALIKE)}
+    hits = {parts["layer"]: hit for parts, hit in record.all(POINTING)}
+    columns: dict[str, Callable[[MapCheckRow], Cell]] = {
+        "layer": lambda row: int(row.maps),
+        "information": lambda row: row.information,
+        "fixed places": lambda row: row.by_place,
+        "heads alike": lambda row: alike[int(row.maps)].between_heads,
+        "like the layer before": lambda row: alike[int(row.maps)].to_previous,
+    }
+    if hits:
+        columns["pointing game"] = lambda row: hits.get(row.maps)
+    if alike and len(alike) == len(record.rows(CHECKS)):
+        yield Table.of("The mean map of each layer's heads, means over images", record.rows(CHECKS), columns)
 
 
 def _layer_sentences(record: Record, rows: tuple[LayerRow, ...]) -> Iterator[Sentence]:
     heads, count = sum(row.heads for row in rows), len(record.rows(IMAGES))
-    yield Sentence(f"{len(rows)} layers with {heads} heads in all, on {count} image{'s' if count > 1 else ''}.", rows)
+    totals = (Estimate(float(heads), unit="heads"), Estimate(float(count), unit="images"))
+    words = f"{len(rows)} layers with {heads} heads in all, on {count} image{'s' if count > 1 else ''}."
+    yield Sentence(words, (*rows, *totals))
     without = sorted(record.rows(WITHOUT_MAP), key=lambda row: row.kind)
     for _, of_kind in groupby(without, key=lambda row: row.kind):
         unplaced = tuple(of_kind)
@@ -61,11 +147,11 @@ def _layer_sentences(record: Record, rows: tuple[LayerRow, ...]) -> Iterator[Sen
 def _prefix_sentences(rows: tuple[LayerRow, ...]) -> Iterator[Sentence]:
     most = max(rows, key=lambda row: row.prefix_mass)
     if most.prefix_mass > 0:
-        mean = sum(row.prefix_mass for row in rows) / len(rows)
+        mean = Estimate(sum(row.prefix_mass for row in rows) / len(rows))
         yield Sentence(
-            f"Attention to prefix tokens (CLS and registers) is not in the maps: {percent(mean, 1)} on average over "
-            f"layers, at most {percent(most.prefix_mass, 1)} (layer {most.layer}).",
-            (most,),
+            f"Attention to prefix tokens (CLS and registers) is not in the maps: {percent(mean.value, 1)} on average "
+            f"over layers, at most {percent(most.prefix_mass, 1)} (layer {most.layer}).",
+            (most, mean),
         )
 
 
@@ -89,14 +175,21 @@ def _inputs(record: Record) -> Iterator[Section]:
     """Patches and position embeddings, where the model has them."""
     figures = tuple(figure for layout in record.rows(LAYOUT) for figure in _input_figures(record, layout))
     if figures:
-        yield Section("Patches and positions", figures=figures)
+        layout, words = record.rows(LAYOUT)[0], _correlation(record)
+        cut = f"An image is cut into {layout.grid[0]} x {layout.grid[1]} patches of {layout.patch_size[0]} x "
+        lines = [Sentence(f"{cut}{layout.patch_size[1]} px.", (layout,))]
+        if words:
+            backing = (*(estimate for _, estimate in record.all(DISTANCE_CORRELATION)), Estimate(ORDERED))
+            lines.insert(0, Sentence(words, backing))
+        yield Section("Patches and positions", tuple(lines), figures=figures, leading=True)
 
 
 def _input_figures(record: Record, layout: LayoutRow) -> Iterator[FigureSpec]:
     if record.has(POSITIONS):
         arrays = record.arrays(POSITIONS)
-        caption = f"Cosine similarity of the position embeddings. {_correlation(record)}".rstrip()
-        yield FigureSpec("positions", caption, partial(_draw_matrix, arrays, layout))
+        yield FigureSpec(
+            "positions", "Cosine similarity of the position embeddings.", partial(_draw_matrix, arrays, layout)
+        )
         described = "The same similarities as one map for each patch, arranged as the patches in the image."
         yield FigureSpec("position_maps", described, partial(_draw_maps, arrays, layout))
     if layout.whole:

@@ -128,7 +128,7 @@ def _draw_evolution(
     from vitlens.figures.attention import evolution
     from vitlens.figures.views import shared_scale
 
-    maps = _by_depth(arrays)
+    maps = head_means(arrays)
     return evolution(
         images=pixels(arrays)[part],
         maps=maps[part],
@@ -139,7 +139,7 @@ def _draw_evolution(
     )
 
 
-def _by_depth(arrays: AttentionArrays) -> NDArray[np.floating]:
+def head_means(arrays: AttentionArrays) -> NDArray[np.floating]:
     """Head means (batch, layers, rows, columns), at the finest layer's resolution (nearest neighbour)."""
     means = [arrays.layer[index].mean(1) for index in range(len(arrays.layer))]
     rows, columns = max((mean.shape[1:] for mean in means), key=lambda size: size[0] * size[1])

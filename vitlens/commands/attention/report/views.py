@@ -23,6 +23,7 @@ from vitlens.commands.attention.record import (
 from vitlens.commands.attention.report.maps import SHARED, image_names, pixels, reader_of
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table, sentences
+from vitlens.report.numbers import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,9 +69,15 @@ def _query(record: Record, rows: Sequence[QueryRow]) -> Section:
         "A panel shows the attention of this patch, as a query, to all patches.",
         _PREFIX if rows[0].prefix_mass is not None else None,
         _MERGED if any(row.padding is not None for row in rows) or _grids(rows) > 1 else None,
+        says="method",
     )
     figures = _figures(record, "query", rows, record.arrays(QUERY_MAPS), caption)
-    return Section(f"Attention of the patch in {where}", first, (_table(rows, columns),), tuple(figures))
+    most = max(rows, key=lambda row: row.itself)
+    opening = Sentence(
+        f"The patch attends to itself most in layer {most.layer}: {percent(most.itself, 1)} of its attention.", (most,)
+    )
+    title = f"Attention of the patch in {where}"
+    return Section(title, (opening, *first), (_table(rows, columns),), tuple(figures), leading=True)
 
 
 def _key(record: Record, rows: Sequence[KeyRow]) -> Section:
@@ -85,9 +92,15 @@ def _key(record: Record, rows: Sequence[KeyRow]) -> Section:
         columns["from a prefix token (% of its row)"] = lambda row: _percent(row.from_prefix)
     where = _patch_words(rows[0])
     caption = f"Attention of each patch, as a query, to the patch in {where}, layer by layer"
-    first = sentences(_RECEIVED, _MERGED if _grids(rows) > 1 else None)
+    first = sentences(_RECEIVED, _MERGED if _grids(rows) > 1 else None, says="method")
     figures = _figures(record, "key", rows, record.arrays(KEY_MAPS), caption)
-    return Section(f"Attention to the patch in {where}", first, (_table(rows, columns),), tuple(figures))
+    most = max(rows, key=lambda row: row.received)
+    opening = Sentence(
+        f"The patch receives most attention in layer {most.layer}: {most.received:.2f} in sum over all patches.",
+        (most,),
+    )
+    title = f"Attention to the patch in {where}"
+    return Section(title, (opening, *first), (_table(rows, columns),), tuple(figures), leading=True)
 
 
 def _table(rows: Sequence[Any], columns: Columns) -> Table:
@@ -153,7 +166,13 @@ def _training(record: Record) -> Section:
         f"{evenly}The weights are those that the run kept (`--keep-every`, in half precision; averaged over steps if "
         "the recipe averages weights); the last are the model's own. Heads are identified by layer and number alone: "
         "another head may take over the function of this one during training.",
-        rows,
+        says="method",
+    )
+    first, last = rows[0], rows[-1]
+    opening = Sentence(
+        f"After {first.epochs} epochs {percent(first.prefix_mass, 1)} of the head's attention lies on prefix tokens, "
+        f"after {last.epochs} epochs {percent(last.prefix_mass, 1)}.",
+        (first, last),
     )
     table = Table.of(
         "By epochs trained, mean over images",
@@ -164,7 +183,7 @@ def _training(record: Record) -> Section:
             "on prefix (%)": lambda row: round(100 * row.prefix_mass, 1),
         },
     )
-    return Section(f"Head L{layer}.H{head} over training", (sentence,), (table,), (figure,))
+    return Section(f"Head L{layer}.H{head} over training", (opening, sentence), (table,), (figure,), leading=True)
 
 
 def _draw_training(record: Record, arrays: CheckpointMapArrays, drawn: slice) -> "Figure":

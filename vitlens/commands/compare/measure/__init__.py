@@ -15,8 +15,10 @@ from vitlens.analysis.failures.compare import evaluations
 from vitlens.analysis.failures.disturbed import passes
 from vitlens.analysis.failures.errors import Comparison, compare_answers
 from vitlens.analysis.failures.image_traits import image_traits
+from vitlens.analysis.failures.taxonomy import TESTED, TESTS
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.compare.measure.answers import TRAITS, write_answers, write_numbers
+from vitlens.commands.compare.measure.failures import write_diagnoses
 from vitlens.commands.compare.measure.harder import DISTURBED_IMAGES, cue_conflicts, write_harder, write_shape_bias
 from vitlens.commands.compare.measure.maps import (
     MapProperties,
@@ -51,6 +53,7 @@ from vitlens.safe_paths import inside
 
 __all__ = ["measure"]
 
+CAUSAL_PASSES: Final = 2 * TESTED * len(TESTS)  # of changed and control images of one model, at most
 ATTENTION_IMAGES: Final = 2000  # images whose attention is measured, at most
 _DOTS_PER_INCH: Final = 120  # of a panel
 _MAP_QUANTITIES: Final = {  # quantities of maps that are tested, with their titles
@@ -132,6 +135,7 @@ def _expected_parts(
     images over all levels of all disturbances."""
     cost = ATTRIBUTIONS[method]
     yield Part("predictions", images)
+    yield Part("causal tests", min(images, CAUSAL_PASSES))
     yield Part("maps", cost.forwards * with_maps, cost.backwards * with_maps, "a smaller --maps")
     if has_attention:
         yield Part("attention", WITH_WEIGHTS * with_attention)
@@ -175,6 +179,9 @@ def _write_comparison(
     _write_separations(folder, comparison, traits, attention, maps, properties)
     sheets = dict(sheets_of(maps, properties, by_cell, panels=options.panels))
     write_images(folder, comparison, split, maps, properties, sheets)
+    write_diagnoses(
+        folder, models, splits, methods, evaluated, comparison, maps, target=options.target, options=options.run
+    )
 
 
 def _write_separations(

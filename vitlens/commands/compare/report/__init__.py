@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.report.errors import error_section, failure_section
+from vitlens.commands.compare.report.failures import explained_sections
 from vitlens.commands.compare.report.harder import harder_sections, shape_bias_sections
 from vitlens.commands.compare.report.maps import side_by_side
 from vitlens.commands.compare.report.summary import summary_sentences
@@ -20,6 +21,7 @@ def report(record: Record) -> Document:
         side_by_side(record),
         error_section(record),
         failure_section(record),
+        *explained_sections(record),
         *harder_sections(record),
         *shape_bias_sections(record),
     )

@@ -8,13 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.heads.labels import rules
+from vitlens.analysis.heads.labels import FAULTY, rules
+from vitlens.analysis.heads.marks import Marks, marks, sinks_off_object
 from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
 from vitlens.analysis.heads.specialisation import Given, Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.stats.measure.estimates import estimate_of, finite
 from vitlens.commands.stats.record import (
+    FAULTY_HEADS,
     HEADS,
     LAYERS,
     LOCAL,
@@ -22,6 +24,7 @@ from vitlens.commands.stats.record import (
     OF_HEAD,
     OFFSET_ARRAYS,
     RULES,
+    SINKS_OFF_OBJECT,
     STATISTIC_ARRAYS,
     AttentionLayerRow,
     HeadRow,
@@ -31,7 +34,7 @@ from vitlens.commands.stats.record import (
     StatisticArrays,
 )
 from vitlens.lens.site import NO_PLACE
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, wilson
 
 _LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most this share is local
 
@@ -73,6 +76,11 @@ def _metrics(model: _Measured) -> Iterator[tuple[str, Estimate]]:
         if (name, 0) in table.overall.sums:
             estimate = estimate_of(table.overall, (name, 0), 0, statistic.unit)
             yield MEAN(statistic=name, model=model.alias), estimate
+    off, labels = sinks_off_object(table), [label for layer in model.roles.labels for label in layer]
+    if off is not None:
+        yield SINKS_OFF_OBJECT(model=model.alias), off
+    if labels:
+        yield FAULTY_HEADS(model=model.alias), wilson(sum(label in FAULTY for label in labels), len(labels))
     for name in shown_in("each head"):
         for key in sorted(key for key in table.moments.sums if key[0] == name):
             for head in range(len(table.moments.sums[key])):
@@ -82,16 +90,18 @@ def _metrics(model: _Measured) -> Iterator[tuple[str, Estimate]]:
 
 def _head_rows(model: _Measured) -> Iterator[HeadRow]:
     values = {name: getattr(model.table, name) for name in head_statistics() if name in model.names}
+    known = marks(model.table)
     for site in model.table.sites:
         given = model.roles.given[site.layer]
         for head in range(site.heads):
             means = {name: finite(numbers[site.layer, head]) for name, numbers in values.items()}
             row = HeadRow(model.alias, site.layer, head, None, None, means)
-            yield _labelled(row, given[head], model.roles) if head < len(given) else row
+            yield _labelled(row, given[head], known[site.layer][head], model.roles) if head < len(given) else row
 
 
-def _labelled(row: HeadRow, given: Given, roles: Specialisation) -> HeadRow:
-    """The row with the head's label, its score with interval, and the labels that were compared."""
+def _labelled(row: HeadRow, given: Given, seen: Marks, roles: Specialisation) -> HeadRow:
+    """The row with the head's label, its score with interval, the labels that were compared, and what it rests on."""
+    added = seen.output
     return replace(
         row,
         label=given.label,
@@ -102,6 +112,15 @@ def _labelled(row: HeadRow, given: Given, roles: Specialisation) -> HeadRow:
         other=given.other or None,
         other_score=finite(given.other_score),
         explained_by_offset=finite(roles.explained[row.layer, row.head]),
+        place=(seen.row, seen.column),
+        place_grid=seen.grid,
+        place_mass=seen.mass.value,
+        place_mass_low=seen.mass.low,
+        place_mass_high=seen.mass.high,
+        place_chance=seen.chance,
+        output=None if added is None else added.value,
+        output_low=None if added is None else added.low,
+        output_high=None if added is None else added.high,
     )
 
 

@@ -16,7 +16,7 @@ from vitlens.commands.stats.record import (
     HeadDifferenceArrays,
     HeadDifferenceRow,
 )
-from vitlens.commands.stats.report.shown import backbones, measured_in, pages, title_of
+from vitlens.commands.stats.shown import backbones, measured_in, pages, title_of
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table
 from vitlens.uncertainty import LEVEL
@@ -41,7 +41,7 @@ def difference_section(record: Record) -> Section:
             f"to measure, and all numbers of `{first}` below hold for both.",
             (common,),
         )
-        return Section(_TITLE, (sentence,))
+        return Section(_TITLE, (sentence,), leading=True)
     overall = [
         (parts["statistic"], estimate)
         for parts, estimate in record.all(DIFFERENCE)
@@ -54,10 +54,9 @@ def difference_section(record: Record) -> Section:
     )
     if not record.has(DIFFERENCE_ARRAYS):
         words = "The models differ in shape (or there is only one image), so heads are not compared individually."
-        return Section(_TITLE, (Sentence(words, () if common is None else (common,)),), (means,))
-    return Section(
-        _TITLE, (_changed_sentence(record),), (means, *_head_tables(record)), tuple(_difference_figures(record))
-    )
+        return Section(_TITLE, (Sentence(words, () if common is None else (common,)),), (means,), leading=True)
+    tables = (*_head_tables(record), means)
+    return Section(_TITLE, (_changed_sentence(record),), tables, tuple(_difference_figures(record)), leading=True)
 
 
 def _changed_sentence(record: Record) -> Sentence:

@@ -17,7 +17,7 @@ from vitlens.commands.stats.record import (
     PositionCheckpointRow,
     TrainingArrays,
 )
-from vitlens.commands.stats.report.shown import is_measured
+from vitlens.commands.stats.shown import is_measured
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words
@@ -46,7 +46,7 @@ def training_sections(record: Record) -> Iterator[Section]:
     if positions:
         tables.append(_position_table(positions))
     sentences = tuple(_sentences(record, epochs, names))
-    yield Section("Heads over training", sentences, tuple(tables), tuple(_figures(arrays)))
+    yield Section("Heads over training", sentences, tuple(tables), tuple(_figures(arrays)), leading=True)
 
 
 def _sentences(record: Record, epochs: Sequence[int], names: Sequence[str]) -> Iterator[Sentence]:
@@ -56,21 +56,22 @@ def _sentences(record: Record, epochs: Sequence[int], names: Sequence[str]) -> I
         for name in names
     }
     images, rows = next(iter(means.values()))[0].n, record.rows(TRAINING)
+    for name, curve in means.items():
+        yield Sentence(
+            f"Mean {STATISTICS[name].title}: {in_words(curve[0])} after {epochs[0]} epochs, {in_words(curve[-1])} "
+            f"after {epochs[-1]}.",
+            (curve[0], curve[-1], *rows[:1], *rows[-1:]),
+        )
     yield Sentence(
         f"The weights of {len(epochs)} checkpoints, after {epochs[0]} to {epochs[-1]} epochs, on {images} images, the "
         "same for all checkpoints (a seeded sample, balanced over classes). Weights kept during training are in half "
         "precision.",
-        rows,
+        says="setting",
     )
-    for name, curve in means.items():
-        yield Sentence(
-            f"Mean {STATISTICS[name].title}: {in_words(curve[0])} after {epochs[0]} epochs, {in_words(curve[-1])} "
-            f"after {epochs[-1]}."
-        )
     form = record.options(StatsOptions).animate
     if form is not None:
         place = ANIMATION.format(form=form)
-        yield Sentence(f"An animation of the training, with fixed scales: `{place}`.")
+        yield Sentence(f"An animation of the training, with fixed scales: `{place}`.", says="setting")
 
 
 def _mean_table(record: Record, epochs: Sequence[int], names: Sequence[str]) -> Table:

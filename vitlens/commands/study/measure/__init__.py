@@ -75,12 +75,14 @@ def _measure_whole(options: StudyOptions) -> Path:
     ) as folder:
         for table in TABLES:
             folder.write(table, [])
-        chapters = Chapters(folder.path, images, options.model_options, run, cache=options.cache)
+        chapters = Chapters(folder.path, images, options.model_options, run, cache=options.cache, full=options.full)
         ready = [chapters.trained(model, options.epochs) for model in named]
         models = chapters.load(ready)
         write_trainings(folder, models)
         chapters.check_ahead(models)
-        chapters.analyse(ready, [name for name, model in zip(ready, named) if model in studied], labelled=labelled)
+        chapters.analyse(
+            ready, models, [name for name, model in zip(ready, named) if model in studied], labelled=labelled
+        )
         left_out = [] if labelled else [LeftOutRow(word) for word in NEED_LABELS]
         folder.write(LEFT_OUT, left_out)
         if left_out and not run.quiet:

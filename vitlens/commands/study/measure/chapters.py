@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
-from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.attack.measure.expected import attack_parts
@@ -30,21 +29,11 @@ from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.stats.measure.expected import stats_parts
 from vitlens.commands.stats.options import StatsOptions
+from vitlens.commands.study.measure.depth import FULL, PROFILED, USUAL, Depth, supported_methods
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
 from vitlens.names import PRESETS
-
-PROFILED: Final = (1, 8, 32)  # batch sizes
-# methods whose maps are checked
-EXPLAINED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)
-CHECKED: Final = 50  # images on which they are checked
-COMPARED: Final = 100  # images whose maps are compared
-FEATURED: Final = 1000  # test images whose features are read
-BANK: Final = 5000  # training images of their classifiers
-PANELS: Final = 12  # images shown side by side
-ATTACKS: Final = ("fgsm", "pgd")
-ATTACKED: Final = 100  # images
 
 
 def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
@@ -57,10 +46,17 @@ class Chapters(ChapterRunner):
     """Runs the chapters of a study."""
 
     def __init__(
-        self, path: Path, images: ChapterImages, model_options: ModelOptions, run: RunOptions, *, cache: bool
+        self,
+        path: Path,
+        images: ChapterImages,
+        model_options: ModelOptions,
+        run: RunOptions,
+        *,
+        cache: bool,
+        full: bool,
     ) -> None:
         super().__init__(path, run, ChapterCache(cache_folder(), {}, images.digest) if cache else None)
-        self.images, self.model_options = images, model_options
+        self.images, self.model_options, self.depth = images, model_options, FULL if full else USUAL
 
     def trained(self, model: ModelName, epochs: int | None) -> ModelName:
         """A name that can be loaded: for a preset, the run folder of the chapter that trains it."""
@@ -89,12 +85,15 @@ class Chapters(ChapterRunner):
                 label_columns(model.classes, split)
         # the options that shorten a part are options of single commands
         parts = [
-            [replace(part, shorter="") for part in _parts(model, len(split))] for model, split in zip(models, splits)
+            [replace(part, shorter="") for part in _parts(model, len(split), self.depth)]
+            for model, split in zip(models, splits)
         ]
         print_expected(list(zip(models, splits, parts)), self.run_options)
 
-    def analyse(self, models: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool) -> None:
-        """All chapters of analysis: of each ViT, of a ViT compared with another model, and of all models together."""
+    def analyse(
+        self, models: Sequence[ModelName], loaded: Sequence[Model], vits: Sequence[ModelName], *, labelled: bool
+    ) -> None:
+        """All chapters of analysis: of each model, of a ViT compared with another model, and of all models together."""
         names = tuple(map(as_typed, models))
         if labelled:
             self.run(
@@ -103,64 +102,80 @@ class Chapters(ChapterRunner):
             )  # fmt: skip
         for vit in vits:
             self._analyse_vit(vit)
+        for name, model in zip(models, loaded):
+            self._explain(name, supported_methods(model, self.depth.explained))
         others = [model for model in models if model not in vits] or [model for model in models if model != vits[0]]
         if others and labelled:
             self._compare(as_typed(vits[0]), as_typed(others[0]))
-        self._attack(names)
+        self._attack(names, self.depth.attacks, self.depth.attacked, "")
+        self._attack(names, ("cw",), self.depth.searched, "cw", "--steps", str(self.depth.search_steps))
         if labelled:
             self._features(names)
         self._profile(names)
 
     def _analyse_vit(self, model: ModelName) -> None:
-        """Attention, rollout, statistics, ablation and explanations of one model."""
+        """Attention, rollout, statistics and ablation of one model."""
         common: dict[str, Any] = {**self.images.options, "model_options": self.model_options}
         name, alias = as_typed(model), model.alias
         template = self._line("{}", [name])
         predicted = self.images.predicted
-        line = f"ablate {name} {self.images.typed_with_labels}"
+        limit = self._at_most(self.depth.developed)
         self.run(
-            "attention", alias, template.format("attention"), lambda run: AttentionOptions(name, run=run, **common)
-        )
+            "attention", alias, f"{template.format('attention')} --limit {limit}",
+            lambda run: AttentionOptions(name, run=replace(run, limit=limit), **common),
+        )  # fmt: skip
         self.run("rollout", alias, template.format("rollout"), lambda run: RolloutOptions(name, run=run, **common))
         self.run("stats", alias, template.format("stats"), lambda run: StatsOptions((name,), run=run, **common))
+        line = f"ablate {name} {self.images.typed_with_labels}"
         self.run("ablate", alias, line, lambda run: AblateOptions(name, predicted=predicted, run=run, **common))
-        limit = self._at_most(CHECKED)
-        line = f"{template.format('explain')} --method {','.join(EXPLAINED)} --verify --limit {limit}"
+
+    def _explain(self, model: ModelName, methods: tuple[str, ...]) -> None:
+        """The maps of one model, checked."""
+        if not methods:
+            return
+        name, limit = as_typed(model), self._at_most(self.depth.checked)
+        line = f"{self._line('explain', [name])} --method {','.join(methods)} --verify --limit {limit}"
         self.run(
-            "explain", alias, line,
-            lambda run: ExplainOptions((name,), method=EXPLAINED, verify=True, run=replace(run, limit=limit), **common),
+            "explain", model.alias, line,
+            lambda run: ExplainOptions(
+                (name,), method=methods, verify=True, run=replace(run, limit=limit), model_options=self.model_options,
+                **self.images.options,
+            ),
         )  # fmt: skip
 
     def _compare(self, first: str, second: str) -> None:
         """Two models side by side."""
-        line = f"compare {first} {second} --data {self.images.data} --panels {PANELS} --maps {COMPARED}"
+        panels, maps = self.depth.panels, self.depth.compared
+        line = f"compare {first} {second} --data {self.images.data} --panels {panels} --maps {maps}"
         self.run(
             "compare", "", line,
             lambda run: CompareOptions(
-                (first, second), self.images.data, panels=PANELS, maps=COMPARED, model_options=self.model_options,
-                run=run,
+                (first, second), self.images.data, panels=panels, maps=maps, model_options=self.model_options, run=run
             ),
         )  # fmt: skip
 
-    def _attack(self, names: Sequence[str]) -> None:
-        """The robustness of all models on a part of the images, without common corruptions."""
-        limit = self._at_most(ATTACKED)
+    def _attack(self, names: Sequence[str], attacks: tuple[str, ...], images: int, part: str, *more: str) -> None:
+        """The robustness of all models on a part of the images; C&W alone, without what the first run measures."""
+        limit, alone = self._at_most(images), bool(part)
+        words = (*more, *(("--no-corruptions", "--no-transfer", "--no-inside") if alone else ()))
         line = (
-            f"attack {' '.join(names)} {self.images.typed_with_labels} --attack {','.join(ATTACKS)} --no-corruptions "
-            f"--limit {limit}"
+            f"attack {' '.join(names)} {self.images.typed_with_labels} --attack {','.join(attacks)} "
+            f"{''.join(f'{word} ' for word in words)}--limit {limit}"
         )
         self.run(
             "attack", "", line,
             lambda run: AttackOptions(
-                tuple(names), **self.images.options, attacks=ATTACKS, corruptions=False,
-                predicted=self.images.predicted, model_options=self.model_options, run=replace(run, limit=limit),
+                tuple(names), **self.images.options, attacks=attacks, steps=int(more[1]) if more else None,
+                corruptions=not alone, transfer=not alone, inside=not alone, predicted=self.images.predicted,
+                model_options=self.model_options, run=replace(run, limit=limit),
             ),
+            part=part,
         )  # fmt: skip
 
     def _features(self, names: Sequence[str]) -> None:
         """The features of all models, layer by layer."""
-        limit = self._at_most(FEATURED)
-        bank = min(BANK, default_bank(limit))
+        limit = self._at_most(self.depth.featured)
+        bank = min(self.depth.bank, default_bank(limit))
         line = f"features {' '.join(names)} --data {self.images.data} --limit {limit} --bank {bank} --no-cache"
         self.run(
             "features", "", line,
@@ -188,14 +203,15 @@ class Chapters(ChapterRunner):
         return min(self.run_options.limit or images, images)
 
 
-def _parts(model: Model, images: int) -> Iterator[Part]:
+def _parts(model: Model, images: int, depth: Depth) -> Iterator[Part]:
     """The parts of all chapters of one model."""
-    featured = min(images, FEATURED)
+    featured = min(images, depth.featured)
     yield Part("answers", images)
     if model.anatomy.family == "vit":
         yield from stats_parts(images, checkpoints=0)
         yield from ablate_parts(units_of(model), images, AblateOptions(model.alias))
-        yield from explain_parts(EXPLAINED, min(images, CHECKED), verify=True, counterfactuals=True)
-    attacks = AttackOptions((model.alias,), attacks=ATTACKS, corruptions=False)
-    yield from attack_parts(attacks, min(images, ATTACKED))
-    yield from features_parts(featured, min(BANK, default_bank(featured)))
+    methods = supported_methods(model, depth.explained)
+    yield from explain_parts(methods, min(images, depth.checked), verify=True, counterfactuals=True)
+    attacks = AttackOptions((model.alias,), attacks=depth.attacks)
+    yield from attack_parts(attacks, min(images, depth.attacked))
+    yield from features_parts(featured, min(depth.bank, default_bank(featured)))

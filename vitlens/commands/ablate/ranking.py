@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from math import ceil, log2
 from typing import Final
 
 from vitlens.commands.ablate.options import AblateOptions
@@ -10,7 +9,6 @@ from vitlens.commands.ablate.record import AGREEMENT, FIRST_ORDER, UNITS
 from vitlens.commands.ablate.record.rows import ReplacementAgreementRow, UnitRow
 from vitlens.names import Replacement, UnitKind
 from vitlens.records import Record
-from vitlens.uncertainty import LEVEL
 
 REPLACED: Final[dict[Replacement, str]] = {
     "mean": "its mean over the data",
@@ -69,14 +67,6 @@ def most_harmful_to_remove(rows: Sequence[UnitRow], kind: UnitKind) -> list[Unit
     """The units of a kind whose removal significantly raises the loss, the greatest rise first."""
     harmful = [row for row in rows if row.kind == kind and row.matters and row.delta_loss > 0]
     return sorted(harmful, key=lambda row: -row.delta_loss)
-
-
-def fewest_images(units: int) -> int:
-    """The smallest number of images (or groups) for which the effect of one of these units can be significant.
-
-    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the units.
-    """
-    return 1 + ceil(log2(units / LEVEL))
 
 
 def agreement_of_shown_rankings(record: Record) -> list[ReplacementAgreementRow]:

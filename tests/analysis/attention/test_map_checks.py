@@ -1,0 +1,58 @@
+"""analysis/attention/map_checks.py: identities on maps whose information is known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from vitlens.analysis.attention.map_checks import alike, fixed_share, map_bits, rank_agreement, similarity
+
+
+def noise(count: int, *, seed: int = 0) -> torch.Tensor:
+    return torch.rand(count, 4, 5, generator=torch.Generator().manual_seed(seed))
+
+
+def test_information_is_log2_of_the_patches_for_one_and_zero_for_all() -> None:
+    one, half = torch.zeros(1, 4, 4), torch.zeros(1, 4, 4)
+    one[0, 1, 2], half[0, :2] = 3.0, 1.0
+    assert map_bits(one).item() == pytest.approx(4)
+    assert map_bits(half).item() == pytest.approx(1)
+    assert map_bits(torch.full((1, 4, 4), 0.2)).item() == pytest.approx(0, abs=1e-12)
+    assert map_bits(torch.zeros(1, 4, 4)).item() == 0
+    assert torch.allclose(map_bits(7 * noise(3)), map_bits(noise(3)))
+
+
+def test_information_is_that_of_scipys_entropy() -> None:
+    maps = noise(3)
+    expected = [math.log2(20) - stats.entropy(each.flatten().double().numpy(), base=2) for each in maps]
+    np.testing.assert_allclose(map_bits(maps).numpy(), expected, atol=1e-6)
+
+
+def test_equal_maps_are_fixed_and_maps_at_random_places_are_not() -> None:
+    same = torch.zeros(40, 6, 6)
+    same[:, 0, 0] = 1
+    assert fixed_share(same).min() > 0.95  # but for the weight of one image
+    placed = torch.zeros(40, 36)
+    placed[torch.arange(40), torch.randint(36, (40,), generator=torch.Generator().manual_seed(0))] = 1
+    assert fixed_share(placed.view(40, 6, 6)).mean() < 0.1
+    assert fixed_share(torch.full((5, 4, 4), 0.1)).tolist() == [0] * 5
+    with pytest.raises(ValueError, match="at least 2 maps"):
+        fixed_share(noise(1))
+
+
+def test_agreement_is_spearmans_with_ties() -> None:
+    first, second = noise(4), (4 * noise(4, seed=1)).floor()
+    expected = [stats.spearmanr(one.flatten(), two.flatten()).statistic for one, two in zip(first, second)]
+    np.testing.assert_allclose(rank_agreement(first, second).numpy(), expected, atol=1e-6)
+    assert rank_agreement(first, first.exp()).tolist() == pytest.approx([1] * 4)
+    assert rank_agreement(first, torch.ones(4, 4, 5)).tolist() == [0] * 4
+
+
+def test_heads_are_alike_where_their_maps_are() -> None:
+    maps = torch.stack((noise(2), noise(2, seed=1), noise(2, seed=2)), 1)
+    pairs = torch.stack([similarity(maps[:, one], maps[:, two]) for one, two in ((0, 1), (0, 2), (1, 2))])
+    assert torch.allclose(alike(maps), pairs.mean(0))
+    assert alike(maps[:, :1].expand(-1, 4, -1, -1)).tolist() == pytest.approx([1, 1])
+    assert alike(maps[:, :1]).tolist() == [1, 1]

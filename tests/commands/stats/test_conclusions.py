@@ -1,0 +1,171 @@
+"""Heads made by hand are found first, in their words and numbers; a model without them has no such finding."""
+
+from collections.abc import Callable
+from math import exp
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.analysis.heads.planted import STRONG, Bench, planted, scenes
+from vitlens.analysis.heads.marks import marks, sinks_off_object
+from vitlens.analysis.heads.statistics import statistics
+from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold import publish
+from vitlens.commands.scaffold.head_health import head_health
+from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.stats.record import FAULTY_HEADS, HEADS
+from vitlens.models.model import Model
+from vitlens.records import Record
+from vitlens.report.document import Document
+from vitlens.uncertainty import wilson
+
+GRID = (6, 5)
+FAULTS = ("dead", "uniformly", "fixed place", "sinks off")
+
+
+def made(kind: str, seed: int) -> Model:
+    """A model of four plain heads and, last but one, the head of this kind."""
+    bench = Bench(GRID, seed)
+    known = bench.heads()
+    forms: list[Tensor] = [known[name] for name in ("previous", "same row", "local", "similar")]
+    chosen = {"corner": bench.places([2]), "uniform": known["uniform"], "dead": known["same column"]}
+    if kind == "plain":
+        return planted(forms, GRID, seed=seed)
+    forms.insert(3, chosen[kind])
+    return planted(forms, GRID, dead=(3,) if kind == "dead" else (), seed=seed)
+
+
+def found(folder: Path, kind: str, *, seed: int = 0, images: int = 20) -> tuple[Record, Document]:
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels = (scenes(GRID, images, seed).images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
+    np.savez(folder / "data.npz", images=pixels, labels=np.zeros(images, np.int64))
+    code = (
+        f"from tests.commands.stats.test_conclusions import made\n\n\ndef build():\n    return made({kind!r}, {seed})\n"
+    )
+    (folder / "hand.py").write_text(code)
+    place = f"hand={folder / 'hand.py'}:build"
+    typed = ["stats", place, "--model-file", place, "--data", str(folder / "data.npz"), "--device", "cpu", "--quiet"]
+    assert run([*typed, "--out", str(folder / "out")]) == 0
+    record = read_folder(folder / "out")
+    return record, COMMANDS["stats"].report(record)
+
+
+def check_corner(folder: Path, seed: int = 0) -> None:
+    _, report = found(folder, "corner", seed=seed)
+    first = report.findings[0]
+    assert first.claim.text.startswith("**L0.H3** attends to one fixed place")
+    assert "row 0, column 0, the upper left corner" in first.claim.text
+    weight = exp(STRONG)
+    assert first.effect.value == pytest.approx(weight / (weight + GRID[0] * GRID[1] + 1), rel=1e-3)
+    assert (first.effect.n, first.figure) == (20, "specialisation")
+
+
+def check_dead(folder: Path, seed: int = 0) -> None:
+    record, report = found(folder, "dead", seed=seed)
+    first = report.findings[0]
+    assert first.claim.text.startswith("**L0.H3** is dead")
+    assert (first.effect.value, first.effect.high) == (0.0, 0.0)
+    assert record.metric(FAULTY_HEADS(model="hand")) == wilson(1, 5)
+
+
+def check_uniform(folder: Path, seed: int = 0) -> None:
+    _, report = found(folder, "uniform", seed=seed)
+    first = report.findings[0]
+    assert first.claim.text.startswith("**L0.H3** attends uniformly")
+    assert first.effect.value == pytest.approx(1, abs=1e-3)
+
+
+def check_plain(folder: Path, seed: int = 0) -> None:
+    record, report = found(folder, "plain", seed=seed)
+    assert not [each for each in report.findings if any(word in each.claim.text for word in FAULTS)]
+    assert [row.place_grid for row in record.rows(HEADS)] == [GRID] * 4
+
+
+CHECKS: tuple[Callable[..., None], ...] = (check_corner, check_dead, check_uniform, check_plain)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_planted_heads(check, tmp_path):
+    check(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("check", CHECKS)
+def test_planted_heads_over_seeds(check, seed, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "save_figures", lambda *_, **__: None)  # the findings need none
+    check(tmp_path, seed)
+
+
+def test_one_image_judges_nothing(tmp_path):
+    _, report = found(tmp_path, "corner", images=1)
+    assert [verdict.state for verdict in report.verdicts] == ["inconclusive", "not tested"]
+    assert not report.findings
+
+
+def test_two_models_that_differ_in_one_head(tmp_path):
+    """The head by which two hand-made models differ is the largest difference, and the finding of the comparison."""
+    found(tmp_path, "corner")
+    code = "from tests.commands.stats.test_conclusions import made\n\n\n"
+    code += "def one():\n    return made('corner', 0)\n\n\ndef two():\n    return made('uniform', 0)\n"
+    (tmp_path / "pair.py").write_text(code)
+    places = [f"{name}={tmp_path / 'pair.py'}:{name}" for name in ("one", "two")]
+    files = [word for place in places for word in ("--model-file", place)]
+    typed = ["stats", *places, *files, "--data", str(tmp_path / "data.npz"), "--device", "cpu", "--quiet"]
+    assert run([*typed, "--out", str(tmp_path / "pair")]) == 0
+    record = read_folder(tmp_path / "pair")
+    [compared] = [each for each in COMMANDS["stats"].report(record).findings if "differ between" in each.claim.text]
+    assert compared.claim.text.startswith("1 of 5 heads differ")
+    assert "L0.H3" in compared.claim.text
+
+
+def test_sinks_off_the_object_are_those_of_the_planted_head():
+    """A head that attends to the red patches, none of which lies on the object."""
+    drawn = scenes(GRID, 16, 0)
+    bench = Bench(GRID, 0)
+    table = statistics(planted([bench.heads()["background"]], GRID), drawn.images, masks=drawn.masks)
+    everything = statistics(planted([bench.heads()["background"]], GRID), drawn.images, masks=drawn.masks | True)
+    nothing = statistics(planted([bench.heads()["background"]], GRID), drawn.images, masks=drawn.masks & False)
+    off, none, every = (sinks_off_object(each) for each in (table, everything, nothing))
+    assert off is not None
+    assert none is not None
+    assert every is not None
+    assert none.value == pytest.approx(0, abs=1e-6)
+    assert every.value == pytest.approx(float(nothing.sink_mass.mean()), abs=0.02)  # but for sinks in the prefix
+    assert 0 <= off.value <= every.value + 1e-9
+    assert sinks_off_object(statistics(planted([bench.heads()["background"]], GRID), drawn.images)) is None
+
+
+def test_marks_are_the_most_attended_patch_and_the_norm():
+    bench = Bench(GRID, 0)
+    table = statistics(
+        planted([bench.places([2 + 7]), bench.heads()["self"]], GRID, dead=(1,)), scenes(GRID, 16, 0).images
+    )
+    [(place, dead)] = marks(table)
+    assert (place.row, place.column, place.grid) == (1, 2, GRID)
+    assert place.chance == pytest.approx(1 / 32)
+    assert dead.output is not None
+    assert dead.output.value == 0
+    assert place.output is not None
+    assert place.output.value == pytest.approx(2)  # of the mean of one head of norm and one without
+    assert torch.isfinite(torch.tensor(place.mass.value))
+
+
+@pytest.mark.parametrize(
+    ("faulty", "undecided", "heads", "state"),
+    [
+        (0, 0, 144, "pass"),
+        (0, 0, 36, "pass"),
+        (0, 0, 24, "inconclusive"),  # an interval over 24 heads cannot lie below 10 %
+        (0, 30, 144, "inconclusive"),
+        (2, 0, 4, "fail"),
+        (20, 0, 100, "warn"),
+        (60, 10, 100, "fail"),
+    ],
+)
+def test_the_verdict_on_a_share_of_heads(faulty, undecided, heads, state):
+    assert head_health("x", faulty, undecided, heads, "y").state == state

@@ -1,0 +1,53 @@
+"""The first page of the committed study answers the ten questions that were written before it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import vitlens
+from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.study.report import report
+from vitlens.commands.study.report.whole.in_short import QUESTIONS
+from vitlens.report.document import Document
+
+FOLDER = Path(vitlens.__file__).parents[1] / "reports" / "study-digits"
+NUMBER = r"-?\d[\d.,]* (%|points) \(-?[\d.]+ to -?[\d.]+"
+# what an answer holds, by question: a verdict's subject, or words of the first page with a number and its interval
+ANSWERS = {
+    QUESTIONS[0]: rf"Top-1 accuracy: vit-micro {NUMBER}.*resnet20 {NUMBER}",
+    QUESTIONS[1]: rf"vit-micro minus resnet20 {NUMBER}.*(significantly better|no significant difference)",
+    QUESTIONS[2]: r"were trained differently|same budget",
+    QUESTIONS[3]: "calibration of vit-micro.*calibration of resnet20",
+    QUESTIONS[4]: rf"most faithful map: for vit-micro `[\w-]+`.*{NUMBER}.*for resnet20 `[\w-]+`",
+    QUESTIONS[5]: r"The loss rises most without L\d+\.H\d+",
+    QUESTIONS[6]: r"without L\d+\.H\d+ \([a-z -]+;",
+    QUESTIONS[7]: r"Half of the accuracy is lost: vit-micro .*\d/255.*resnet20 .*\d/255",
+    QUESTIONS[8]: "common corruptions of vit-micro.*common corruptions of resnet20|corruptions",
+    QUESTIONS[9]: r"\*\*Not shown\.\*\*",
+}
+
+
+@pytest.fixture(scope="module")
+def document() -> Document:
+    """The document of the committed study."""
+    return report(read_folder(FOLDER, escaped=False))
+
+
+@pytest.fixture(scope="module")
+def first_page(document: Document) -> str:
+    """Preface, verdicts, findings and the study in short, as text."""
+    lines = [sentence.text for sentence in document.preface]
+    lines += [f"{verdict.subject} {verdict.state} {verdict.because}" for verdict in document.verdicts]
+    lines += [finding.claim.text for finding in document.findings]
+    lines += [sentence.text for sentence in document.sections[0].sentences]
+    return " | ".join(lines)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_first_page_answers(question: str, first_page: str) -> None:
+    assert re.search(ANSWERS[question], first_page), question
+
+
+def test_it_leads_with_what_a_reader_would_be_angry_to_have_missed(document: Document) -> None:
+    assert any("resnet20" in finding.claim.text and "vit-micro" in finding.claim.text for finding in document.findings)

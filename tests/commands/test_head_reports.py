@@ -1,0 +1,97 @@
+"""The reports of attention, rollout, stats and ablate: every sentence backed, true words also for poor input."""
+
+from pathlib import Path
+
+import pytest
+
+from vitlens.analysis.attention.registry import ATTENTION_METHODS
+from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.publish import read_folder
+from vitlens.models.loading import load
+from vitlens.models.saved import save
+from vitlens.report.backing import unbacked
+from vitlens.report.document import Document
+from vitlens.report.layout import METHODS
+
+COMMITTED = ("ablate-deit-tiny", "stats-deit-tiny", "rollout-vit-digits")
+REPORTS = Path(__file__).parents[2] / "reports"
+WORDS = ("attention", "rollout", "stats", "ablate")
+
+
+@pytest.fixture(scope="module")
+def uniform_vit(tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ViT whose queries are all zero, so that every head attends uniformly."""
+    model = load(str(tiny_vit))
+    for block in model.module.blocks:
+        width = block.attn.qkv.weight.shape[1]
+        block.attn.qkv.weight.data[:width] = 0
+        block.attn.qkv.bias.data[:width] = 0
+    folder = tmp_path_factory.mktemp("uniform") / "uniform-vit"
+    save(model, folder / "model.safetensors")
+    return folder
+
+
+def made(word: str, model: Path, folder: Path, *more: str) -> Document:
+    """The report of a run, checked: sentences backed, at most five limits, an answer at the head of every section."""
+    assert run([word, str(model), "--device", "cpu", "--quiet", *more, "--out", str(folder)]) == 0
+    return checked(folder)
+
+
+def checked(folder: Path) -> Document:
+    record = read_folder(folder)
+    document = COMMANDS[record.command].report(record)
+    assert list(unbacked(document)) == []
+    assert len(document.limits) <= 5
+    for section in document.sections:
+        if section.sentences and section.title != METHODS:
+            assert section.leading, section.title
+            assert section.sentences[0].says == "result", section.title
+    for verdict in document.verdicts:
+        assert verdict.because
+    return document
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_committed_reports_are_backed(name: str) -> None:
+    checked(REPORTS / name)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_reports_of_a_small_model_are_backed(word: str, tiny_vit: Path, tmp_path: Path) -> None:
+    more = {
+        "attention": ["--query", "1,2", "--key", "0,3"],
+        "rollout": ["--method", ",".join(ATTENTION_METHODS)],
+        "ablate": ["--replace", "mean,resample,zero", "--prune", "0.25"],
+    }.get(word, [])
+    made(word, tiny_vit, tmp_path / "out", "--data", "digits", "--limit", "8", *more)
+
+
+def test_the_report_of_the_most_important_heads_is_backed(tiny_vit: Path, tmp_path: Path) -> None:
+    made("ablate", tiny_vit, tmp_path / "out", "--data", "digits", "--limit", "12", "--top", "1")
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_one_image_without_label_or_mask(word: str, tiny_vit: Path, pictures: Path, tmp_path: Path) -> None:
+    """Nothing is concluded from it but what is true of a single image."""
+    more = ["--predicted"] if word == "ablate" else []
+    document = made(word, tiny_vit, tmp_path / "out", "--images", str(pictures / "0.png"), *more)
+    assert document.findings == ()
+    assert {verdict.state for verdict in document.verdicts} <= {"inconclusive", "not tested"}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_model_whose_heads_are_all_uniform(word: str, uniform_vit: Path, tmp_path: Path) -> None:
+    document = made(word, uniform_vit, tmp_path / "out", "--data", "digits", "--limit", "12")
+    states = {verdict.subject.split()[0]: verdict.state for verdict in document.verdicts}
+    claims = [each.claim.text for each in document.findings]
+    if word == "stats":
+        assert states["attention"] == "fail"
+        assert "L0.H0, L0.H1, L1.H0, L1.H1" in claims[0]
+        assert "attend uniformly" in claims[0]
+    elif word == "attention":
+        assert "layers 0 to 1 are uniform" in claims[0]
+    elif word == "rollout":
+        assert "uniform" in claims[0]
+    assert not any("fixed place" in claim or "same for every image" in claim for claim in claims)
+    assert not any("more often" in claim for claim in claims)

@@ -1,0 +1,53 @@
+"""Checks of the maps of each layer: uniform, fixed, alike, and whether they lie on the object where masks are known."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.attention.map_checks import alike, similarity
+from vitlens.analysis.attention.weights import LayerMaps
+from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
+from vitlens.commands.attention.record import ALIKE, CHECKS, MASK_AREA, POINTING, LayerAlikeRow
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.measured_maps import map_check_row
+from vitlens.data.split import Split
+from vitlens.uncertainty import Estimate, bootstrap_mean, student_mean
+
+
+def write_checks(folder: RunFolder, alias: str, split: Split, layers: Sequence[LayerMaps]) -> None:
+    """Write one row of each check a layer, and the pointing game of each layer's mean map."""
+    groups = None if split.groups is None else split.groups.numpy()
+    means = [layer.maps.float().cpu().mean(1) for layer in layers]
+    names = [str(layer.site.layer) for layer in layers]
+    folder.write(CHECKS, [map_check_row(name, maps, groups) for name, maps in zip(names, means)])
+    folder.write(ALIKE, [_alike_row(layers, index, groups) for index in range(len(layers))])
+    if split.masks is None:
+        return
+    masks = split.masks.cpu()
+    for name, maps in zip(names, means):
+        hits = pointing_hits(maps, masks)
+        folder.metric(POINTING(model=alias, layer=name), accuracy(hits, groups=split.groups))
+    areas = bootstrap_mean(mask_areas(masks).numpy(), groups=groups)
+    folder.metric(POINTING(model=alias, layer=MASK_AREA), areas)
+
+
+def _alike_row(layers: Sequence[LayerMaps], index: int, groups: NDArray[Any] | None) -> LayerAlikeRow:
+    maps = layers[index].maps.float().cpu()
+    heads = student_mean(alike(maps).numpy(), groups=groups, unit="")
+    before: Estimate | None = None
+    if index and layers[index - 1].maps.shape[-2:] == maps.shape[-2:]:
+        earlier = layers[index - 1].maps.float().cpu().mean(1)
+        before = student_mean(similarity(maps.mean(1), earlier).numpy(), groups=groups, unit="")
+    return LayerAlikeRow(
+        layers[index].site.layer,
+        maps.shape[1],
+        heads.value,
+        heads.low,
+        heads.high,
+        None if before is None else before.value,
+        None if before is None else before.low,
+        None if before is None else before.high,
+        len(maps),
+    )

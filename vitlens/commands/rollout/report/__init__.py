@@ -1,0 +1,217 @@
+"""The report of `vitlens rollout`, from its record."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from vitlens.analysis.attention.registry import ATTENTION_METHODS
+from vitlens.commands.rollout.conclusions import findings, images_in, title_of, verdicts
+from vitlens.commands.rollout.record import (
+    CHECKS,
+    IMAGES,
+    MAP_PAIRS,
+    MAPS,
+    MASK_AREA,
+    POINTING,
+    ROLLOUT,
+    MapRow,
+    RolloutImageRow,
+)
+from vitlens.commands.rollout.report.overlays import fusion_sheets, method_sheets
+from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.map_checks import UNIFORM
+from vitlens.commands.scaffold.sheets import EACH, left_out_words
+from vitlens.records import Record
+from vitlens.report.document import Cell, Document, Section, Sentence, Table, sentences
+from vitlens.report.findings import ranked
+from vitlens.report.numbers import in_words
+from vitlens.uncertainty import Estimate, Side, apart
+
+__all__ = ["report"]
+
+_WIDE: Final = 0.2  # of an interval in the pointing game, from which on it is a limitation
+
+
+def report(record: Record) -> Document:
+    """Overlays, checks of the maps, pointing game where masks are known, and the predictions."""
+    kinds, images = record.rows(MAPS), record.rows(IMAGES)
+    classless = not any(row.prediction for row in images)
+    arrays = record.arrays(ROLLOUT)
+    drawn, n = len(arrays.images), images_in(record) or len(images)
+    figures = [*fusion_sheets(record, arrays), *method_sheets(record, arrays)]
+    first = (*_pointing_sentences(record, kinds), *_check_sentences(record, kinds), *_empty_sentences(kinds, n))
+    left_out = sentences(*(f"{words}." for words in left_out_words(drawn, n)), says="setting")
+    tables = (*_localisation(record, kinds), *_check_tables(record, kinds))
+    sections = [
+        Section("Maps", (*first, *left_out), tables, tuple(figures), leading=True),
+        _predictions(images, n, classless),
+    ]
+    return Document(
+        record.config.title,
+        tuple(sections),
+        limits=tuple(_limits(record, kinds, classless)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+        preface=(*data_sentences(record), *_classless_sentences(classless)),
+    )
+
+
+def _classless_sentences(classless: bool) -> Iterator[Sentence]:
+    if classless:
+        yield Sentence(
+            "The model has no classifier: nothing is predicted, and methods that need a class are left out.",
+            says="setting",
+        )
+
+
+def _empty_sentences(kinds: Sequence[MapRow], n: int) -> Iterator[Sentence]:
+    for row in kinds:
+        if row.empty_maps:
+            yield Sentence(
+                f"**{row.empty_maps} of {n} maps of {title_of(row)} are zero everywhere** and carry no information: no "
+                "attention weight raises the target's logit there.",
+                (row, Estimate(float(n), unit="images")),
+            )
+
+
+def _pointing(record: Record, kinds: Sequence[MapRow]) -> dict[str, Estimate]:
+    """Pointing-game accuracy of the maps by title; empty where no masks are known."""
+    by_method = {parts["method"]: hits for parts, hits in record.all(POINTING)}
+    return {title_of(row): by_method[row.method] for row in kinds if row.method in by_method}
+
+
+def _pointing_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sentence]:
+    """Pointing-game accuracy of each map, and which are above chance; of rollout the first fusion alone."""
+    fusions = [row for row in kinds if row.fusion]
+    hits = _pointing(record, [row for row in kinds if row not in fusions[1:]])
+    if not hits:
+        return
+    area = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
+    listed = "; ".join(f"{title}: {in_words(hit)}" for title, hit in hits.items())
+    backing = (*hits.values(), area)
+    for words, side in (
+        ("Above chance in the pointing game (the intervals do not overlap)", Side.ABOVE),
+        ("Below chance in the pointing game (the intervals do not overlap)", Side.BELOW),
+        (
+            "No difference from chance is shown in the pointing game (the intervals overlap, or there is none)",
+            Side.UNDECIDED,
+        ),
+    ):
+        chosen = [title for title, hit in hits.items() if apart(hit, area) is side]
+        if chosen:
+            yield Sentence(f"{words}: {', '.join(chosen)}.", backing)
+    yield Sentence(
+        f"Share of images whose map has its maximum on the object: {listed}; of a random point: "
+        f"{in_words(area, with_n=False)}.",
+        backing,
+    )
+
+
+def _check_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sentence]:
+    """Which maps hold least information, and which two agree least."""
+    titles, checks, pairs = {row.method: title_of(row) for row in kinds}, record.rows(CHECKS), record.rows(MAP_PAIRS)
+    if checks:
+        least = min(checks, key=lambda row: row.bits)
+        yield Sentence(
+            f"The maps of {titles[least.maps]} hold least information, {in_words(least.information)}.", (least,)
+        )
+        yield Sentence(
+            f"Information: log2 of the number of patches minus the entropy of the map; a map of fewer than {UNIFORM} "
+            "bits is uniform. Fixed places: the share of it that the mean map of the other images explains.",
+            says="method",
+        )
+    if pairs:
+        pair = min(pairs, key=lambda row: row.agreement)
+        yield Sentence(
+            f"The maps of {titles[pair.first]} and {titles[pair.second]} agree least: Spearman's correlation over "
+            f"patches {in_words(pair.estimate)}.",
+            (pair,),
+        )
+
+
+def _check_tables(record: Record, kinds: Sequence[MapRow]) -> Iterator[Table]:
+    titles, checks, pairs = {row.method: title_of(row) for row in kinds}, record.rows(CHECKS), record.rows(MAP_PAIRS)
+    if checks:
+        yield Table.of(
+            "Information in the maps, and the share that fixed places explain",
+            checks,
+            {
+                "map": lambda row: titles[row.maps],
+                "information": lambda row: row.information,
+                "fixed places": lambda row: row.by_place,
+            },
+        )
+    if pairs:
+        yield Table.of(
+            "Agreement of the maps: Spearman's correlation over patches, mean over images",
+            pairs,
+            {
+                "map": lambda row: titles[row.first],
+                "and": lambda row: titles[row.second],
+                "correlation": lambda row: row.estimate,
+            },
+        )
+
+
+def _localisation(record: Record, kinds: Sequence[MapRow]) -> Iterator[Table]:
+    hits: dict[str, Cell] = dict(_pointing(record, kinds))
+    if hits:
+        hits["mean mask area (a random point)"] = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
+        yield Table(
+            "Pointing game: share of images whose map has its maximum on the object",
+            ("map", "pointing hits"),
+            tuple(hits.items()),
+        )
+
+
+def _predictions(images: Sequence[RolloutImageRow], n: int, classless: bool) -> Section:
+    shown = images[: 2 * EACH]
+    more = f"The first {len(shown)} of {n:,}; all are in results.json." if n > len(shown) else None
+    left_out = sentences(more, says="setting")
+    if classless:
+        table = Table.of("Images", shown, {"image": lambda row: row.image})
+        return Section("Images", left_out, (table,), leading=True)
+    table = Table.of(
+        "Images",
+        shown,
+        {
+            "image": lambda row: row.image,
+            "prediction": lambda row: row.prediction,
+            "probability": lambda row: row.probability,
+            "target": lambda row: row.target,
+        },
+    )
+    sure = sum((row.probability or 0.0) >= 0.5 for row in images)
+    opening = Sentence(
+        f"{sure} of {len(images)} predictions have a probability of at least 0.5.", (*images, Estimate(0.5))
+    )
+    return Section("Predictions", (opening, *left_out), (table,), leading=True)
+
+
+def _limits(record: Record, kinds: Sequence[MapRow], classless: bool) -> Iterator[Sentence]:
+    """At most four, about these maps."""
+    n, hits = images_in(record), list(_pointing(record, kinds).values())
+    widest = max(((hit.high or 1.0) - (hit.low or 0.0) for hit in hits), default=0.0)
+    if hits and widest > _WIDE:
+        yield Sentence(
+            f"With {n} image{'' if n == 1 else 's'} an interval of the pointing game is up to {100 * widest:.0f} "
+            "points wide: methods whose intervals overlap are not ordered.",
+            (*hits, Estimate(widest), Estimate(float(n), unit="images")),
+        )
+    elif not hits:
+        yield Sentence(
+            "No masks of objects are known, so nothing here says whether a map lies on the object.", says="setting"
+        )
+    if any(row.fusion for row in kinds):
+        other = "" if classless else "; relevance and gradient-rollout are maps of one class"
+        yield Sentence(f"Rollout is the same for every class{other}.", says="method")
+    if any(ATTENTION_METHODS[row.kind].gradients for row in kinds):
+        yield Sentence(
+            "Methods with gradients follow the target's logit through attention weights alone; MLPs and value vectors "
+            "are left out.",
+            says="method",
+        )
+    if n and len(record.rows(CHECKS)) and all(row.fixed is None for row in record.rows(CHECKS)):
+        yield Sentence(
+            f"{n} image{' is' if n == 1 else 's are'} too few to tell maps of the image from maps of positions.",
+            (Estimate(float(n), unit="images"),),
+        )

@@ -1,0 +1,114 @@
+"""The study in short: one line for each question that a reader of the first page asks."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from vitlens.commands.attack.epsilons import epsilon_words
+from vitlens.commands.attack.record import CURVES
+from vitlens.commands.attack.record.rows import AttackCurveRow
+from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
+from vitlens.commands.explain.record import CHECKS, LEAGUE
+from vitlens.commands.scaffold.pairs import PAIRS
+from vitlens.commands.scaffold.trainings import TRAINING
+from vitlens.commands.study.report.whole.chapters import Study
+from vitlens.commands.study.report.whole.first_page import SUBJECTS
+from vitlens.commands.study.report.whole.heads import heads_section
+from vitlens.report.document import Section, Sentence, Verdict
+from vitlens.report.numbers import in_words
+from vitlens.uncertainty import Side, beyond
+
+# what the first page must answer; tests/commands/study/test_first_page.py asks them
+QUESTIONS: Final = (
+    "How accurate is each model, with what interval?",
+    "Which model is better, by how much, and is the difference significant?",
+    "Were the models trained with the same budget?",
+    "Can the probabilities of each model be believed?",
+    "Which map may be trusted, for each model?",
+    "Which heads matter most?",
+    "What do these heads do?",
+    "At which perturbation does each model lose half of its accuracy?",
+    "How does each model fare on common corruptions?",
+    "What was not shown?",
+)
+
+
+def in_short(study: Study, verdicts: Sequence[Verdict]) -> Section | None:
+    """Accuracy, maps, heads, robustness, and what was not shown, one sentence each."""
+    lines = (*_accuracy(study), *_maps(study), *_heads(study), *_breaking(study), *_open(study, verdicts))
+    return Section("In short", tuple(lines), leading=True) if lines else None
+
+
+def _accuracy(study: Study) -> Iterator[Sentence]:
+    chapter = next(study.of("evaluate"), None)
+    if chapter is None:
+        return
+    reached = {parts["model"]: estimate for parts, estimate in chapter.record.all(ACCURACY)}
+    listed = ", ".join(f"{alias} {in_words(estimate)}" for alias, estimate in reached.items())
+    text, rows = f"**Accuracy.** Top-1 accuracy: {listed}", [*reached.values()]
+    for row in chapter.record.rows(PAIRS):
+        gain = chapter.record.metrics.get(DIFFERENCE(first=row.first, second=row.second))
+        if gain is not None:
+            side = beyond(gain, 0.0)
+            better = row.first if side is Side.ABOVE else row.second
+            word = "no significant difference" if side is Side.UNDECIDED else f"{better} is significantly better"
+            text += f"; {row.first} minus {row.second} {in_words(gain, with_n=False)}: {word}"
+            rows.append(gain)
+    yield Sentence(f"{text}.", tuple(rows))
+
+
+def _maps(study: Study) -> Iterator[Sentence]:
+    parts, rows = [], []
+    for chapter in study.of("explain"):
+        league = [row for row in chapter.record.rows(LEAGUE) if not row.baseline]
+        if not league:
+            continue
+        best = max(league, key=lambda row: row.gap)
+        gap = chapter.record.metrics.get(CHECKS["gap"](model=best.model, method=best.method))
+        value = "" if gap is None else f", insertion minus deletion {in_words(gap)}"
+        parts.append(f"for {best.model} `{best.method}` ({best.verdict}{value})")
+        rows += [best, gap]
+    if parts:
+        yield Sentence(f"**Map to trust.** The most faithful map: {'; '.join(parts)}.", tuple(rows))
+
+
+def _heads(study: Study) -> Iterator[Sentence]:
+    for section in heads_section(study):
+        first = section.sentences[0]
+        yield Sentence(f"**Heads.** {first.text}", first.rows)
+
+
+def _breaking(study: Study) -> Iterator[Sentence]:
+    """The smallest L∞ perturbation of any attack with which a model loses half of its accuracy."""
+    chapter = next(study.of("attack"), None)
+    rows = () if chapter is None else chapter.record.rows(CURVES)
+    parts: list[str] = []
+    backing: list[AttackCurveRow] = []
+    for alias in dict.fromkeys(row.model for row in rows):
+        own = [row for row in rows if row.model == alias and row.norm == "linf"]
+        clean = max((row.accuracy for row in own if row.epsilon == 0), default=0.0)
+        lost = [row for row in own if row.epsilon > 0 and row.accuracy < clean / 2]
+        if lost:
+            row = min(lost, key=lambda row: (row.epsilon, row.accuracy))
+            words = f"at {epsilon_words(row.epsilon, row.norm)} ({row.title}, {in_words(row.estimate)} left)"
+        elif own:
+            row = min(own, key=lambda row: row.accuracy)
+            words = f"not within {epsilon_words(row.epsilon, row.norm)} ({row.title}, {in_words(row.estimate)} left)"
+        else:
+            continue
+        parts.append(f"{alias} {words}")
+        backing.append(row)
+    if parts:
+        yield Sentence(f"**Breaking.** Half of the accuracy is lost: {'; '.join(parts)}.", tuple(backing))
+
+
+def _open(study: Study, verdicts: Sequence[Verdict]) -> Iterator[Sentence]:
+    """The subjects without a verdict, and what one study cannot show."""
+    names = [verdict.subject for verdict in verdicts if verdict.state in ("inconclusive", "not tested")]
+    names += [word for word in SUBJECTS if not any(verdict.subject.startswith(word) for verdict in verdicts)]
+    listed = f"Inconclusive or not tested: {', '.join(names)}. " if names else ""
+    trained = [budget for budget in study.record.rows(TRAINING) if budget.epochs]
+    seeds = "other training seeds, " if trained else ""
+    yield Sentence(
+        f"**Not shown.** {listed}Tried were neither {seeds}other data nor stronger attacks.",
+        (*verdicts, *trained, study),
+    )

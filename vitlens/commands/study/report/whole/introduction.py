@@ -1,0 +1,112 @@
+"""The introduction of a study, its limitations, and its glossary."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from vitlens.commands.attack.record import CURVES
+from vitlens.commands.explain.record import CHECKS, LEAGUE
+from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.trainings import TRAINING, differences
+from vitlens.commands.study.report.whole.chapters import Study
+from vitlens.report.document import Section, Sentence
+from vitlens.report.numbers import in_words
+
+_MOST: Final = 5  # limitations
+GLOSSARY: Final = (
+    ("ablation", "running the model without a part, here a head, an MLP or a block, whose output is replaced"),
+    ("attention weights", "for each query token, the shares with which the values of all tokens are added up"),
+    ("calibration error (ECE)", "the mean difference between confidence and accuracy, over bins of confidence"),
+    ("CKA", "the similarity of two sets of features of the same images, from 0 to 1"),
+    ("CLS token", "the token whose features the classifier reads"),
+    ("deletion, insertion", "the probability of the class as the patches of highest value are removed, or restored"),
+    ("epsilon", "the largest change of a pixel that an attack may make, in 255ths"),
+    ("GradCAM", "a CNN's activations weighted by the gradient of the class"),
+    ("k-NN, linear probe", "classifiers on frozen features: by the nearest images, and by a linear layer"),
+    ("pointing game", "whether the highest point of a map lies on the object"),
+    ("randomisation check", "whether a map changes when the model's weights are replaced by random ones"),
+    ("relevance", "attention weighted by gradients and multiplied through the layers (Chefer et al. 2021)"),
+    ("robust accuracy", "accuracy on images changed by an attack"),
+    ("rollout", "attention averaged over heads and multiplied through the layers (Abnar & Zuidema 2020)"),
+    ("sink", "a token that takes much of the attention of most queries, whatever the image shows there"),
+)
+
+
+def introduction(study: Study) -> Section:
+    """The models, the data and the questions."""
+    sentences: list[Sentence] = []
+    models = {model.alias: model for chapter in study.chapters for model in chapter.record.models}
+    for alias, model in models.items():
+        budget = next((row for row in study.record.rows(TRAINING) if row.model == alias), None)
+        trained = "" if budget is None or budget.epochs is None else f", trained for {budget.epochs} epochs"
+        rows = tuple(row for row in (model, budget) if row is not None)
+        family = "vision transformer" if alias in study.vits else {"cnn": "CNN"}.get(model.family, model.family)
+        sentences.append(Sentence(f"`{alias}`: a {family}, {model.parameters:,} parameters{trained}.", rows))
+    chapter = next(study.of("evaluate"), None) or next(iter(study.chapters), None)
+    if chapter is not None:
+        sentences += data_sentences(chapter.record)
+    asked = (
+        "The questions: how good are the models and which is better; where does attention go and how does it develop; "
+        "which heads matter and what do they do; which map can be trusted; why do the models fail and how do they "
+        "break; what do their features know; what do they cost; which model for which need."
+    )
+    return Section("Introduction", (*sentences, Sentence(asked, says="setting")), leading=True)
+
+
+def glossary() -> Section:
+    """The terms of the report."""
+    return Section(
+        "Glossary", tuple(Sentence(f"**{term}**: {words}.", says="setting") for term, words in GLOSSARY), leading=True
+    )
+
+
+def limits(study: Study) -> Iterator[Sentence]:
+    """What could overturn the findings, the gravest first, at most five."""
+    own = list(_own_limits(study))
+    yield from own[:_MOST]
+    seen = {sentence.text for sentence in own}
+    room = _MOST - len(own)
+    for chapter in (chapter for word in ("ablate", "compare", "stats", "features") for chapter in study.of(word)):
+        for sentence in chapter.document.limits[:1]:
+            if room > 0 and sentence.text not in seen:
+                room -= 1
+                yield sentence
+
+
+def _own_limits(study: Study) -> Iterator[Sentence]:
+    budgets = study.record.rows(TRAINING)
+    trained = [budget for budget in budgets if budget.epochs]
+    if trained:
+        names = " and ".join(budget.model for budget in trained)
+        yield Sentence(
+            f"**One training each.** {names} were trained once; intervals cover the choice of images, not the seed of "
+            "the training, which alone can move accuracies by points. `vitlens study --kind architecture` trains "
+            "several seeds.",
+            tuple(trained),
+        )
+    differing = differences(budgets)
+    if differing:
+        what = " and ".join(difference.what.replace("_", " ") for difference in differing)
+        yield Sentence(
+            f"**Unequal training.** The models differ in {what}, so no difference between them is due to their "
+            "architectures alone.",
+            tuple(differing),
+        )
+    attack = next(study.of("attack"), None)
+    rows = () if attack is None else attack.record.rows(CURVES)
+    if rows:
+        titles = ", ".join(dict.fromkeys(row.title for row in rows))
+        yield Sentence(
+            f"**Attacks.** Robustness was tested on {rows[0].n} images with {titles}; stronger attacks "
+            "(`--attack auto`) can only lower these accuracies.",
+            rows,
+        )
+    explain = next(study.of("explain"), None)
+    league = () if explain is None else explain.record.rows(LEAGUE)
+    if explain is not None and league:
+        gap = explain.record.metrics.get(CHECKS["gap"](model=league[0].model, method=league[0].method))
+        yield Sentence(
+            f"**Maps.** Which map is most faithful was measured by removing patches from a part of the images "
+            f"({league[0].method}: {'no interval' if gap is None else in_words(gap)}); other images, or another way to "
+            "remove patches, can change the order.",
+            (league[0], *(() if gap is None else (gap,))),
+        )
