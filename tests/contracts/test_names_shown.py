@@ -13,9 +13,9 @@ from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.display import shortened, visible
 from vitlens.files import read_run
-from vitlens.report.layout import ROWS
 from vitlens.models.loading import untrained
 from vitlens.models.saved import save
+from vitlens.report.layout import ROWS
 
 
 def on_disk(name: str) -> bool:

@@ -22,7 +22,7 @@ Answer: TypeAlias = Callable[[AuditPart, Record], Iterator[Sentence]]
 
 
 @dataclass(frozen=True)
-class Question:
+class AuditQuestion:
     """One section. parts: the chapters that can answer it, the first that was run does; figures: their names there."""
 
     title: str
@@ -32,13 +32,13 @@ class Question:
 
 
 QUESTIONS: Final = (
-    Question("Is it accurate?", ("evaluate",), answers.accurate, ("per_class",)),
-    Question("Are its probabilities right?", ("evaluate",), answers.calibrated, ("calibration",)),
-    Question("Which map may be trusted?", ("explain",), answers.trusted, ("faithfulness", "explain")),
-    Question("How does it break under attack?", ("attack", "corruptions"), answers.attacked, ("curves",)),
-    Question("How does it break under common corruptions?", ("corruptions",), answers.corrupted, ("corruptions",)),
-    Question("Where does it fail?", ("evaluate",), answers.failing, ("confusion", "surest_errors")),
-    Question("Is its attention healthy?", ("stats",), answers.healthy, ("specialisation", "heads")),
+    AuditQuestion("Is it accurate?", ("evaluate",), answers.accurate, ("per_class",)),
+    AuditQuestion("Are its probabilities right?", ("evaluate",), answers.calibrated, ("calibration",)),
+    AuditQuestion("Which map may be trusted?", ("explain",), answers.trusted, ("faithfulness", "explain")),
+    AuditQuestion("How does it break under attack?", ("attack", "corruptions"), answers.attacked, ("curves",)),
+    AuditQuestion("How does it break under common corruptions?", ("corruptions",), answers.corrupted, ("corruptions",)),
+    AuditQuestion("Where does it fail?", ("evaluate",), answers.failing, ("confusion", "surest_errors")),
+    AuditQuestion("Is its attention healthy?", ("stats",), answers.healthy, ("specialisation", "heads")),
 )
 _TITLES: Final = {"corruptions": "Corruptions and FGSM on all images"}
 _LEADING: Final = "Requirements"
@@ -69,7 +69,7 @@ def _labels(parts: Parts) -> Iterator[Sentence]:
         )
 
 
-def _section(question: Question, record: Record, parts: Parts) -> Section:
+def _section(question: AuditQuestion, record: Record, parts: Parts) -> Section:
     part = next((parts[name] for name in question.parts if name in parts), None)
     if part is None:
         return Section(question.title, tuple(_untested(question, record)), question=question.title, leading=True)
@@ -79,7 +79,7 @@ def _section(question: Question, record: Record, parts: Parts) -> Section:
     return Section(question.title, sentences, figures=figures, question=question.title, leading=True)
 
 
-def _untested(question: Question, record: Record) -> Iterator[Sentence]:
+def _untested(question: AuditQuestion, record: Record) -> Iterator[Sentence]:
     for row in record.rows(UNTESTED):
         if row.part in question.parts:
             yield Sentence(f"Not tested: {row.reason}.", (row,))
