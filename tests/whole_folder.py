@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from tests.first_page import check_first_page
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.publish import read
@@ -19,6 +20,7 @@ def whole_folder(out: Path, command: str) -> None:
     assert config["versions"]["vitlens"]
     check_report(out)
     check_declared(out)
+    check_pages(out)
     made = {path: path.read_bytes() for path in [out / "report.md", *(out / "figures").glob("*.png")]}
     assert run(["report", str(out)]) == 0
     assert {path: path.read_bytes() for path in made} == made
@@ -45,6 +47,14 @@ def check_report(out: Path) -> None:
         assert f"](figures/{figure.name})" in text
         assert figure.stat().st_size > 2000
     assert text.count("](figures/") == len(figures)
+
+
+def check_pages(out: Path) -> None:
+    """The same for the report of its names as they were typed, and as they are shown."""
+    written = read_run(out)
+    for escaped in (True, False):
+        record = read(written, escaped=escaped)
+        check_first_page(COMMANDS[written.command].report(record), record)
 
 
 def check_declared(out: Path) -> None:

@@ -1,7 +1,7 @@
 """Uncertainty: confidence intervals, paired tests, and the correction for multiple tests."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
 
@@ -13,6 +13,7 @@ from vitlens.errors import InputError
 DRAWS = 10_000  # of bootstrap and sign flips
 LEVEL = 0.05  # significance level, after the correction for multiple tests
 _AT_ONCE = 4_000_000  # numbers drawn at once: bounds memory to tens of megabytes
+_EXACT = 5000  # predictions up to which calibration is tested exactly
 _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 
 
@@ -54,16 +55,32 @@ def apart(first: Estimate, second: Estimate) -> Side:
     return above if above is Side.ABOVE else below if below is Side.BELOW else Side.UNDECIDED
 
 
-def widened(estimate: Estimate, looks: int) -> Estimate:
-    """The estimate with an interval that holds for as many looks (Bonferroni's correction), where it has one.
+def difference_of(first: Estimate, second: Estimate) -> Estimate:
+    """The difference of two independent fractions in points, from their own intervals (Newcombe 1998, method 10).
 
-    Each side is scaled by the ratio of the normal quantiles; for choosing one of several units by its value.
+    Of two on the same images the interval is too wide rather than too narrow. None where one has no interval.
     """
-    if estimate.low is None or estimate.high is None or looks < 2:
+    gap = first.value - second.value
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return Estimate(100 * gap, unit="points")
+    down = np.hypot(first.value - first.low, second.high - second.value)
+    up = np.hypot(first.high - first.value, second.value - second.low)
+    return Estimate(100 * gap, 100 * (gap - float(down)), 100 * (gap + float(up)), second.n, "points")
+
+
+def widened(estimate: Estimate, looks: int) -> Estimate:
+    """The interval of an estimate that is one of so many looks (Bonferroni, by the normal approximation).
+
+    The extreme of many estimates is extreme partly by chance: at this width, all intervals hold with 95 %. Raises
+    InputError for fewer than 1 look.
+    """
+    if looks < 1:
+        raise InputError(f"expected at least 1 look, found {looks}")
+    if estimate.low is None or estimate.high is None:
         return estimate
     factor = NormalDist().inv_cdf(1 - LEVEL / 2 / looks) / _Z
-    low = estimate.value - factor * (estimate.value - estimate.low)
-    return replace(estimate, low=low, high=estimate.value + factor * (estimate.high - estimate.value))
+    low, high = (estimate.value + factor * (end - estimate.value) for end in (estimate.low, estimate.high))
+    return Estimate(estimate.value, low, high, estimate.n, estimate.unit)
 
 
 def values_and_ends(estimates: Iterable[Estimate]) -> list[list[float]]:
@@ -196,6 +213,25 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
     discordant = only_first + only_second
     return 1.0 if discordant == 0 else float(stats.binomtest(only_first, discordant, 0.5).pvalue)
+
+
+def calibration_test(confidences: ArrayLike, correct: int) -> float:
+    """Two-sided p-value of the hypothesis that each of n predictions is correct with the probability of its confidence.
+
+    confidences: (n,), fractions; correct: how many predictions are. Exact (the Poisson binomial distribution, Wang
+    1993) up to 5,000 predictions, beyond that by the normal approximation with continuity correction.
+    """
+    each = _vector(confidences)
+    if not 0 <= correct <= len(each):
+        raise InputError(f"expected 0 to {len(each)} correct predictions, found {correct}")
+    mean, far = float(each.sum()), abs(correct - float(each.sum()))
+    if len(each) > _EXACT:
+        spread = float(np.sqrt((each * (1 - each)).sum()))
+        return 1.0 if spread == 0 else min(1.0, 2 * NormalDist().cdf(-max(0.0, far - 0.5) / spread))
+    chances = np.ones(1)
+    for confidence in each:
+        chances = np.convolve(chances, [1 - confidence, confidence])
+    return min(1.0, float(chances[np.abs(np.arange(len(chances)) - mean) >= far - 1e-9].sum()))
 
 
 def _vector(values: ArrayLike) -> NDArray[np.float64]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.first_page import check_first_page, paragraphs
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.publish import read
 from vitlens.files import read_run
@@ -30,6 +31,21 @@ def test_a_report_can_be_made_again(name):
     assert drawn == {path.name for path in (REPORTS / name / "figures").iterdir()}
     shown = re.findall(r"^!\[[^\]]*\]\(figures/([^)]+)\)$", (REPORTS / name / "report.md").read_text(), re.MULTILINE)
     assert drawn == set(shown)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_report_keeps_to_its_first_page(name):
+    record = read(read_run(REPORTS / name))
+    check_first_page(COMMANDS[record.command].report(record), record)
+
+
+def test_no_paragraph_stands_in_the_reports_of_two_commands():
+    owners: dict[str, set[str]] = {}
+    for name in FOLDERS:
+        record = read(read_run(REPORTS / name))
+        for text in paragraphs(COMMANDS[record.command].report(record)):
+            owners.setdefault(text, set()).add(record.command)
+    assert {text for text, commands in owners.items() if len(commands) > 1} == set()
 
 
 @pytest.mark.parametrize("name", FOLDERS)

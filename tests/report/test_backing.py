@@ -41,6 +41,18 @@ def test_other_numbers_are_not(text: str) -> None:
     assert len(_faults(text, ROW, ESTIMATE)) == 1
 
 
+def test_a_number_of_ten_to_the_minus_is_read_whole() -> None:
+    row = _Row("x", 1.234e-05, 0.0)
+    assert _faults("p = 1.23e-05.", row) == []
+    assert len(_faults("p = 1.23e-04.", row)) == 1
+
+
+def test_the_name_of_a_class_may_be_a_digit() -> None:
+    row = _Row("7", 0.5, 0.0)
+    assert _faults("Class 7, as (7), 50.0 %.", row) == []
+    assert len(_faults("Class 7 with 77 % and 7.7.", row)) == 2
+
+
 def test_a_result_without_rows_is_not_backed_and_a_definition_needs_none() -> None:
     assert len(_faults("It is larger.")) == 1
     assert _faults("The mean of 12 steps.", says="method") == []

@@ -17,6 +17,7 @@ WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(
 )
 MOST: Final = 7  # findings of one report
 CAP: Final = 10.0  # half-widths
+SMALLEST: Final = 0.5  # points of accuracy: a smaller difference is no finding, however certain
 
 
 def finding(

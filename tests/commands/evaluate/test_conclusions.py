@@ -1,20 +1,28 @@
 """Planted facts are found first, with their numbers; requirements decide the exit code."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from vitlens.analysis.answers.evaluate import calibration_error
+from vitlens.analysis.answers.evaluate import Evaluation, calibration_error
 from vitlens.cli.main import run
-from vitlens.commands.evaluate.record import CONFIDENCE_GAP, DIFFERENCE
+from vitlens.commands.evaluate.conclusions import misjudged
+from vitlens.commands.evaluate.measure import _predicted_rows, write_metrics, write_tables
+from vitlens.commands.evaluate.record import CONFIDENCE_GAP, DIFFERENCE, PREDICTED, PREDICTIONS, PredictionArrays
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.budgets import write_trainings
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.commands.scaffold.requirements import Requirement, outcomes, requirements_of
 from vitlens.errors import InputError
 from vitlens.records import Record
+from vitlens.report.backing import unbacked
 from vitlens.report.document import Document
+from vitlens.report.markdown import markdown
+from vitlens.uncertainty import calibration_test
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +120,124 @@ def test_an_overconfident_model_is_a_finding_of_the_right_size() -> None:
     assert error.value == pytest.approx(0.15, abs=1e-6)
     assert error.low is not None
     assert error.low > 0.1
+
+
+def answers(confidence: torch.Tensor, right: torch.Tensor, predicted: torch.Tensor, classes: int = 5) -> Evaluation:
+    """An evaluation: image i is predicted as predicted[i] with confidence[i]; wrong ones are of the next class."""
+    rest = ((1 - confidence) / (classes - 1)).unsqueeze(1).expand(-1, classes).clone()
+    probabilities = rest.scatter(1, predicted[:, None], confidence[:, None])
+    labels = torch.where(right, predicted, (predicted + 1) % classes)
+    names = ("ant", "<b>*bee*</b>", "`cat`", "dog", "eel")
+    return Evaluation("planted", names[:classes], probabilities.log(), labels)
+
+
+def reported(folder: Path, *evaluations: Evaluation) -> tuple[Record, Document]:
+    """The report of a run with these answers, written by the command's own functions."""
+    config = {
+        "models": [{"alias": each.alias} for each in evaluations],
+        "data": {"title": "planted", "part": "test", "images": len(evaluations[0].labels)},
+    }
+    with RunFolder.create("evaluate", title="planted", out=folder, config=config) as run_folder:
+        write_trainings(run_folder, [])
+        write_metrics(run_folder, evaluations, seed=0)
+        write_tables(run_folder, evaluations, classes=len(evaluations[0].classes), seed=0)
+        for each in evaluations:
+            none, pixels = np.zeros(0, np.int64), np.zeros((0, 3, 4, 4), np.uint8)  # no figure is drawn
+            likely = each.probabilities.topk(2)
+            confidence = each.probabilities.amax(1).numpy()
+            run_folder.save(
+                PREDICTIONS,
+                PredictionArrays(
+                    np.array(each.classes), each.labels.numpy(), each.predictions.numpy(), confidence,
+                    likely.indices.numpy(), likely.values.numpy(), none, pixels, none, pixels,
+                ),
+                model=each.alias,
+            )  # fmt: skip
+        run_folder.finish()
+    return document(folder)
+
+
+def calibrated(seed: int, n: int = 1000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Confidences, whether each is right with that probability, and predictions of five classes."""
+    generator = torch.Generator().manual_seed(seed)
+    confidence = 0.6 + 0.39 * torch.rand(n, generator=generator)
+    right = torch.rand(n, generator=generator) < confidence
+    return confidence, right, torch.randint(0, 5, (n,), generator=generator)
+
+
+def overconfident_in_one(seed: int) -> Evaluation:
+    """Calibrated but for the predictions of class 1: of these half are right."""
+    confidence, right, predicted = calibrated(seed)
+    half = torch.rand(len(right), generator=torch.Generator().manual_seed(100 + seed)) < 0.5
+    return answers(confidence, torch.where(predicted == 1, half, right), predicted)
+
+
+def test_an_overconfident_class_comes_first(tmp_path: Path) -> None:
+    record, report = reported(tmp_path / "run", overconfident_in_one(0))
+    first = report.findings[0]
+    row = first.claim.rows[0]
+    assert row == next(each for each in record.rows(PREDICTED) if "bee" in each.class_name)
+    assert first.effect.value == row.gap == pytest.approx(row.confidence - row.accuracy)  # type: ignore[attr-defined]
+    assert 0.2 < row.gap < 0.4  # type: ignore[attr-defined]
+    assert "overconfident where it predicts class" in first.claim.text
+    assert not any(each.effect == record.metric(CONFIDENCE_GAP(model="planted")) for each in report.findings)
+    assert list(unbacked(report)) == []
+    assert "<b>" not in markdown(report, record).replace("\\<b>", "")
+
+
+def test_a_calibrated_model_has_no_finding(tmp_path: Path) -> None:
+    confidence, right, predicted = calibrated(1)
+    _, report = reported(tmp_path / "run", answers(confidence, right, predicted))
+    assert not report.findings
+    assert list(unbacked(report)) == []
+
+
+@pytest.mark.slow
+def test_over_twenty_seeds_the_planted_class_is_found_and_no_other() -> None:
+    invented = 0
+    for seed in range(20):
+        found = misjudged(_predicted_rows(overconfident_in_one(seed), 0))
+        assert found[0].class_name == "<b>*bee*</b>"
+        invented += len(found) > 1
+        invented += bool(misjudged(_predicted_rows(answers(*calibrated(seed)), 0)))
+    assert invented <= 4  # of 40, at a level of 5 %
+
+
+@pytest.mark.parametrize(
+    ("confidence", "right", "classes"),
+    [
+        ([0.9], [True], 5),  # one image
+        ([0.9] * 12, [True] * 12, 5),  # no failure: the bootstrap of the gap excludes 0, the exact test does not
+        ([0.999] * 4, [False] * 4, 2),
+    ],
+)
+def test_a_few_images_judge_nothing(tmp_path: Path, confidence: list[float], right: list[bool], classes: int) -> None:
+    few = answers(torch.tensor(confidence), torch.tensor(right), torch.zeros(len(right), dtype=torch.long), classes)
+    _, report = reported(tmp_path / "run", few, Evaluation("same", few.classes, few.logits, few.labels))
+    assert {verdict.state for verdict in report.verdicts} == {"inconclusive"}
+    assert all("confident" in each.claim.text for each in report.findings)
+    assert bool(report.findings) == (not right[0])
+    assert list(unbacked(report)) == []
+
+
+def test_a_tiny_difference_is_significant_and_no_finding(tmp_path: Path) -> None:
+    """Of 4,000 images 12 more are right: 0.3 points."""
+    confidence, right, predicted = calibrated(2, 4000)
+    more = (~right).nonzero()[:12, 0]
+    repaired, now = right.clone(), predicted.clone()
+    repaired[more], now[more] = True, (predicted[more] + 1) % 5
+    second = replace(answers(confidence, repaired, now), alias="more")
+    record, report = reported(tmp_path / "run", answers(confidence, right, predicted), second)
+    assert record.metric(DIFFERENCE(first="planted", second="more")).value == pytest.approx(-0.3)
+    assert not any(each.p is not None for each in report.findings)
+    assert any("too small to matter" in sentence.text for sentence in report.sections[0].sentences)
+
+
+def test_the_exact_test_is_the_binomial_test_of_equal_confidences() -> None:
+    from scipy.stats import binom
+
+    p = calibration_test([0.9] * 50, 40)
+    chances = binom.pmf(np.arange(51), 50, 0.9)
+    assert p == pytest.approx(chances[np.abs(np.arange(51) - 45) >= 5].sum(), abs=1e-12)
+    normal = calibration_test(np.full(6000, 0.9), 5340)  # beyond the limit of the exact test
+    assert normal == pytest.approx(2 * binom.cdf(5340, 6000, 0.9), rel=0.1)

@@ -17,7 +17,7 @@ from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels, Logits
 from vitlens.summary import Line, Summary
-from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
+from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, wilson
 
 BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
 _DRAWS = 1_000  # of the interval of the calibration error
@@ -67,6 +67,22 @@ class ClassScore:
     name: str
     n: int
     accuracy: Estimate | None
+
+
+@dataclass(frozen=True)
+class TopLabelScore:
+    """The n images that a model predicts as one class.
+
+    confidence, accuracy: fractions; gap: mean confidence minus accuracy; p: of the hypothesis that each prediction is
+    correct with the probability of its confidence.
+    """
+
+    name: str
+    n: int
+    confidence: float
+    accuracy: float
+    gap: Estimate
+    p: float
 
 
 @dataclass(frozen=True)
@@ -204,6 +220,26 @@ def calibration(probabilities: Logits, labels: Labels, *, bins: int = BINS) -> C
     mean_accuracy = torch.bincount(member, weights=(predictions == labels).double(), minlength=bins) / share
     error = (count * (mean_confidence - mean_accuracy).abs()).sum() / count.sum()
     return CalibrationBins(mean_confidence, mean_accuracy, count, float(error))
+
+
+def calibration_by_prediction(evaluation: Evaluation, *, seed: int = 0) -> Iterator[TopLabelScore]:
+    """Confidence against accuracy of the images predicted as each class (top-label calibration, Gupta 2022).
+
+    Grouped by prediction, as a calibrated model is calibrated on these; on the images of one true class it is not.
+    """
+    confidence, predictions = evaluation.probabilities.double().max(-1)
+    for index in predictions.unique().tolist():
+        members = predictions == index
+        own, correct = confidence[members].numpy(), evaluation.correct[members].double().numpy()
+        groups = None if evaluation.groups is None else evaluation.groups[members].numpy()
+        yield TopLabelScore(
+            evaluation.classes[index],
+            len(own),
+            float(own.mean()),
+            float(correct.mean()),
+            bootstrap_mean(own - correct, groups=groups, seed=seed),
+            calibration_test(own, int(correct.sum())),
+        )
 
 
 def calibration_error(

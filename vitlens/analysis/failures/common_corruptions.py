@@ -128,6 +128,20 @@ class Corrupted:
         low, high = np.quantile(means, [0.025, 0.975])
         return Estimate(float(errors.mean()), float(low), float(high), errors.numel())
 
+    def over_clean(self, clean: Bool[Tensor, " batch"], *, seed: int = 0) -> Estimate | None:
+        """The mean error divided by the error on the clean images; clean: which of these are classified correctly.
+
+        The interval is a paired bootstrap over images. None where every clean image is classified correctly.
+        """
+        errors = torch.stack([1 - self.correct.double().mean((0, 1)), (~clean).double()])
+        if not bool(errors[1].any()):
+            return None
+        means = resampled_means(errors, groups=self.groups, seed=seed).numpy()
+        ratios = means[means[:, 1] > 0]  # undefined in draws without an error
+        low, high = np.quantile(ratios[:, 0] / ratios[:, 1], [0.025, 0.975])
+        value = float(errors[0].mean() / errors[1].mean())
+        return Estimate(value, min(float(low), value), max(float(high), value), errors.shape[1], "")
+
     def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
         """Mean corruption error: for each kind the errors summed over severities, divided by the baseline's, averaged
         over kinds (Hendrycks & Dietterich 2019); a fraction, 1 for the baseline itself.

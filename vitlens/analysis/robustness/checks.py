@@ -125,7 +125,7 @@ def gradients_not_zero(model: Model, images: Images, labels: Labels, *, attack: 
     share = float(zero.float().mean())
     return Check(
         "gradients", attack, "not all zero, for at least 9 images in 10",
-        f"all zero for {int(zero.sum())} of {len(images)}", share <= 0.1,
+        f"all zero for {int(zero.sum())} of {len(images)}", share <= 0.1, against=int(zero.sum()), of=len(images),
     )  # fmt: skip
 
 
@@ -163,6 +163,7 @@ def unlimited_budget(
     return Check(
         "no limit", attack, "0 % robust when any image may become any other",
         f"{left} of {tried} right images left after {steps} steps", left == 0, conclusive=tried > 0,
+        against=left, of=tried,
     )  # fmt: skip
 
 
@@ -181,6 +182,7 @@ def more_steps(
         f"{int(fewer.success.sum())} fooled with {steps} steps, {int(more.success.sum())} with {times * steps}"
         f"{reason if differs else ''}",
         not differs, conclusive=bool(fewer.success.any() or more.success.any()),
+        against=max(lost, gained), of=lost + gained,
     )  # fmt: skip
 
 
@@ -190,7 +192,7 @@ def every_image_broken(outcome: Outcome) -> Check:
     missed = int((outcome.clean & outcome.broken_at.isinf()).sum())
     return Check(
         "no limit", outcome.name, "a change found for every right image", f"none found for {missed} of {right}",
-        missed == 0,
+        missed == 0, conclusive=right > 0, against=missed, of=right,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) ->
     reason: why it is the weaker one ("one step against many"). Only the epsilons that both tried are compared.
     """
     least_p, worst = 1.0, None
+    against = of = 0
     both = [epsilon for epsilon in weaker.epsilons if epsilon in stronger.epsilons]
     for epsilon in both:
         by_weaker, by_stronger = ~weaker.robust(epsilon), ~stronger.robust(epsilon)
@@ -27,6 +28,7 @@ def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) ->
         p = min(1.0, len(both) * mcnemar(only_weaker, only_stronger))  # Bonferroni, as the least is taken
         if only_weaker > only_stronger and p < least_p:
             least_p, worst = p, (epsilon, only_weaker, only_stronger)
+            against, of = only_weaker, only_weaker + only_stronger
     result = "nowhere weaker"
     if worst is not None:
         result = (
@@ -37,6 +39,7 @@ def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) ->
         reason, f"{weaker.name}, {stronger.name}", f"{stronger.name} breaks at least what {weaker.name} does",
         result, least_p > SIGNIFICANT,
         conclusive=any(_broke(outcome, epsilon) for outcome in (weaker, stronger) for epsilon in both),
+        against=against, of=of,
     )  # fmt: skip
 
 

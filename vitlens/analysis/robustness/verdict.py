@@ -17,7 +17,8 @@ class CheckState(Enum):
 class Check:
     """One self-check of an attack. attack: its name; expected, found: in words; passed: whether found is as expected.
 
-    conclusive: False where it could not have failed, as nothing was fooled.
+    conclusive: False where it could not have failed, as nothing was fooled; against, of: how many of so many images
+    contradict the expectation (None where that is no count of images).
     """
 
     name: str
@@ -26,6 +27,8 @@ class Check:
     found: str
     passed: bool
     conclusive: bool = True
+    against: int | None = None
+    of: int | None = None
 
     @property
     def state(self) -> CheckState:

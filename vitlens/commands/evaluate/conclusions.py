@@ -1,39 +1,47 @@
 """Verdicts and findings of `vitlens evaluate`, from its record."""
 
-from collections.abc import Iterator
-from statistics import NormalDist
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import sqrt
 from typing import Final
 
-from vitlens.commands.evaluate.record import ACCURACY, CLASSES, CONFIDENCE_GAP, DIFFERENCE, ClassRow
+from vitlens.commands.evaluate.record import (
+    ACCURACY,
+    CLASSES,
+    CONFIDENCE_GAP,
+    DIFFERENCE,
+    PREDICTED,
+    PredictedClassRow,
+)
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
+from vitlens.commands.scaffold.worst_class import worst_class
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, Verdict
-from vitlens.report.findings import finding
-from vitlens.report.numbers import in_words
-from vitlens.uncertainty import LEVEL, Estimate
+from vitlens.report.findings import SMALLEST, finding
+from vitlens.report.numbers import in_words, percent
+from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 
-ENOUGH: Final = 300  # images from which on a calibration error in 15 bins is judged
-_CLASS: Final = 10  # images of a class that is named
+ENOUGH: Final = 300  # images from which on confidence is judged, in 15 bins or as a whole
+FEW: Final = 30  # images below which an accuracy beside another is not judged
 
 
 def verdicts(record: Record) -> Iterator[Verdict]:
     """Accuracy beside the best model that was compared, and calibration, of each model."""
     best = max(record.aliases, key=lambda alias: record.metric(ACCURACY(model=alias)).value)
     for alias in record.aliases:
-        own = record.metric(ACCURACY(model=alias))
+        own, subject = record.metric(ACCURACY(model=alias)), f"accuracy of {alias}"
         if len(record.aliases) == 1:
-            yield rules.not_tested(
-                f"accuracy of {alias}", "no other model to judge it by; name a second, or --at-least", value=own
-            )
+            yield rules.not_tested(subject, "no other model to judge it by; name a second, or --at-least", value=own)
+        elif (own.n or 0) < FEW:
+            because = f"fewer than {FEW} images do not order models; raise --limit"
+            yield rules.inconclusive(subject, own, rules.ACCURACY, because)
         elif alias == best:
             because = f"top-1 accuracy {in_words(own)}, the highest of the models compared"
-            yield Verdict(f"accuracy of {alias}", "pass", None, rules.ACCURACY.words, because)
+            yield Verdict(subject, "pass", None, rules.ACCURACY.words, because)
         else:
-            yield rules.judged(
-                f"accuracy of {alias}", _difference(record, alias, best), rules.ACCURACY, f"difference from {best}"
-            )
+            yield rules.judged(subject, _difference(record, alias, best), rules.ACCURACY, f"difference from {best}")
         yield _calibration(record, alias)
 
 
@@ -42,11 +50,46 @@ def findings(record: Record) -> Iterator[Finding | None]:
     for row in record.rows(PAIRS):
         yield _pair(record, row)
     for alias in record.aliases:
-        gap = record.metric(CONFIDENCE_GAP(model=alias))
-        word, side = ("overconfident", "above") if gap.value > 0 else ("underconfident", "below")
-        claim = f"**{alias}** is {word}: its mean confidence is {side} its accuracy."
-        yield finding(claim, gap, kind="hidden fault", figure="calibration")
-        yield _worst_class(record, alias)
+        predicted = [row for row in record.rows(PREDICTED) if row.model == alias]
+        leaning = misjudged(predicted)
+        yield _class_confidence(alias, predicted, leaning)
+        if not (leaning and _calibrated([row for row in predicted if row not in leaning])):
+            yield _confidence(record, alias)
+        own = [row for row in record.rows(CLASSES) if row.model == alias]
+        yield worst_class(alias, own, record.metric(ACCURACY(model=alias)))
+
+
+def misjudged(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
+    """The predicted classes whose confidence differs from their accuracy, also after the correction for their number,
+    those with the most images too few or too many correct first."""
+    found = [
+        row
+        for row in rows
+        if row.p_holm <= LEVEL and 100 * abs(row.gap) >= SMALLEST and beyond(row.estimate, 0.0) is not Side.UNDECIDED
+    ]
+    return sorted(found, key=lambda row: -abs(row.gap) * row.n)
+
+
+def leans(gap: float) -> str:
+    """The word for a confidence above or below the accuracy."""
+    return "overconfident" if gap > 0 else "underconfident"
+
+
+def negative(gain: Estimate) -> Estimate:
+    """A difference the other way round."""
+    low, high = (None if end is None else -end for end in (gain.high, gain.low))
+    return replace(gain, value=-gain.value, low=low, high=high)
+
+
+def _calibrated(rows: Sequence[PredictedClassRow]) -> bool:
+    """Whether these predicted classes together show neither over- nor underconfidence."""
+    count = sum(row.n for row in rows)
+    if not count:
+        return False
+    mean = sum(row.n * row.gap for row in rows) / count
+    halves = [row.n * (row.high - row.low) / 2 for row in rows if row.low is not None and row.high is not None]
+    half = sqrt(sum(each**2 for each in halves)) / count
+    return abs(mean) <= max(half, SMALLEST / 100)
 
 
 def _difference(record: Record, alias: str, best: str) -> Estimate:
@@ -56,13 +99,8 @@ def _difference(record: Record, alias: str, best: str) -> Estimate:
         if (row.first, row.second) == (alias, best):
             return gain
         if (row.first, row.second) == (best, alias):
-            return _negative(gain)
+            return negative(gain)
     raise KeyError(f"{alias} and {best}")
-
-
-def _negative(gain: Estimate) -> Estimate:
-    low, high = (None if end is None else -end for end in (gain.high, gain.low))
-    return Estimate(-gain.value, low, high, gain.n, gain.unit)
 
 
 def _calibration(record: Record, alias: str) -> Verdict:
@@ -74,11 +112,11 @@ def _calibration(record: Record, alias: str) -> Verdict:
 
 
 def _pair(record: Record, row: PairRow) -> Finding | None:
-    if row.p_holm > LEVEL:
-        return None
     gain = record.metric(DIFFERENCE(first=row.first, second=row.second))
+    if row.p_holm > LEVEL or abs(gain.value) < SMALLEST:
+        return None
     better, worse = (row.first, row.second) if gain.value > 0 else (row.second, row.first)
-    gain = gain if gain.value > 0 else _negative(gain)
+    gain = gain if gain.value > 0 else negative(gain)
     return finding(
         f"**{better}** classifies more images correctly than **{worse}** (McNemar's exact test).",
         gain,
@@ -88,26 +126,31 @@ def _pair(record: Record, row: PairRow) -> Finding | None:
     )
 
 
-def _worst_class(record: Record, alias: str) -> Finding | None:
-    """The class with the lowest accuracy, where it is below the others' also for as many comparisons as classes."""
-    overall = record.metric(ACCURACY(model=alias))
-    rows = [row for row in record.rows(CLASSES) if row.model == alias and row.n >= _CLASS and row.accuracy is not None]
-    if len(rows) < 3:
+def _class_confidence(
+    alias: str, rows: Sequence[PredictedClassRow], leaning: Sequence[PredictedClassRow]
+) -> Finding | None:
+    """The predicted class whose confidence misleads most."""
+    if not leaning:
         return None
-    worst: ClassRow = min(rows, key=lambda row: row.accuracy or 0.0)
-    accuracy = worst.estimate
-    if accuracy is None or accuracy.low is None or accuracy.high is None:
-        return None
-    normal = NormalDist()
-    wider = normal.inv_cdf(1 - LEVEL / 2 / len(rows)) / normal.inv_cdf(1 - LEVEL / 2)
-    if overall.value - accuracy.value <= wider * (accuracy.high - accuracy.value):
-        return None
+    row, others = leaning[0], [each for each in rows if each not in leaning]
+    rest = f"; {len(leaning)} of {len(rows)} predicted classes differ like this" if len(leaning) > 1 else ""
+    if _calibrated(others):
+        rest += "; over its other predictions neither over- nor underconfidence is shown"
     return finding(
-        f"**{alias}** classifies images of class {worst.class_name} worst; over all classes its top-1 accuracy is "
-        f"{in_words(overall, with_n=False)}.",
-        Estimate(accuracy.value, accuracy.low, accuracy.high, worst.n),
-        kind="fact",
-        reference=overall.value,
-        figure="per_class",
-        rows=(worst,),
+        f"**{alias}** is {leans(row.gap)} where it predicts class {row.class_name}: mean confidence "
+        f"{percent(row.confidence, 1)}, accuracy {percent(row.accuracy, 1)} of {row.n:,} images{rest}.",
+        row.estimate,
+        kind="hidden fault",
+        p=row.p_holm,
+        figure="calibration",
+        rows=(row, *rows),
     )
+
+
+def _confidence(record: Record, alias: str) -> Finding | None:
+    gap = record.metric(CONFIDENCE_GAP(model=alias))
+    if (gap.n or 0) < ENOUGH or 100 * abs(gap.value) < SMALLEST:
+        return None
+    side = "above" if gap.value > 0 else "below"
+    claim = f"**{alias}** is {leans(gap.value)}: its mean confidence is {side} its accuracy."
+    return finding(claim, gap, kind="hidden fault", figure="calibration", rows=(gap,))

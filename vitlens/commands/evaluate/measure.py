@@ -15,6 +15,7 @@ from vitlens.analysis.answers.evaluate import (
     Evaluation,
     accuracy,
     calibration,
+    calibration_by_prediction,
     calibration_error,
     confusion,
     evaluate,
@@ -31,10 +32,12 @@ from vitlens.commands.evaluate.record import (
     CONFUSIONS,
     CROSS_ENTROPY,
     DIFFERENCE,
+    PREDICTED,
     PREDICTIONS,
     TOP5,
     ClassRow,
     ConfusionRow,
+    PredictedClassRow,
     PredictionArrays,
 )
 from vitlens.commands.scaffold.budgets import write_trainings
@@ -51,7 +54,7 @@ from vitlens.commands.scaffold.publish import publish
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
-from vitlens.uncertainty import bootstrap_difference, bootstrap_mean
+from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm
 
 MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
 SHOWN: Final = 18  # images of a prediction grid
@@ -142,6 +145,7 @@ def write_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed:
 def write_tables(folder: RunFolder, evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> None:
     """Write accuracy by class, confusions, calibration by bin, and each pair of models. classes: those of the data."""
     folder.write(CLASSES, [row for evaluation in evaluations for row in _class_rows(evaluation, classes, seed)])
+    folder.write(PREDICTED, [row for evaluation in evaluations for row in _predicted_rows(evaluation, seed)])
     folder.write(CONFUSIONS, [row for evaluation in evaluations for row in _confusion_rows(evaluation)])
     bins = {evaluation.alias: calibration(evaluation.probabilities, evaluation.labels) for evaluation in evaluations}
     folder.write(CALIBRATION, [row for alias, own in bins.items() for row in calibration_rows(alias, own)])
@@ -153,6 +157,18 @@ def _class_rows(evaluation: Evaluation, classes: int, seed: int) -> Iterator[Cla
         right = score.accuracy
         values = (None, None, None) if right is None else (right.value, right.low, right.high)
         yield ClassRow(evaluation.alias, score.name, score.n, *values)
+
+
+def _predicted_rows(evaluation: Evaluation, seed: int) -> list[PredictedClassRow]:
+    """Confidence against accuracy of the images that are predicted as each class."""
+    classes = list(calibration_by_prediction(evaluation, seed=seed))
+    return [
+        PredictedClassRow(
+            evaluation.alias, each.name, each.n, each.confidence, each.accuracy, each.gap.value, each.gap.low,
+            each.gap.high, each.p, p_holm,
+        )
+        for each, p_holm in zip(classes, holm([each.p for each in classes]))
+    ]  # fmt: skip
 
 
 def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:

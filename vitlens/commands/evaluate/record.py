@@ -32,6 +32,31 @@ class ClassRow:
 
 
 @dataclass(frozen=True)
+class PredictedClassRow:
+    """The n images that one model predicts as one class.
+
+    confidence: the mean; accuracy: of these predictions; gap: confidence minus accuracy; p: of the hypothesis that each
+    prediction is correct with the probability of its confidence; p_holm: corrected for the classes of the model.
+    """
+
+    model: str
+    class_name: UntrustedName
+    n: int
+    confidence: float
+    accuracy: float
+    gap: float
+    low: float | None
+    high: float | None
+    p: float
+    p_holm: float
+
+    @property
+    def estimate(self) -> Estimate:
+        """The gap with its interval."""
+        return Estimate(self.gap, self.low, self.high, self.n)
+
+
+@dataclass(frozen=True)
 class ConfusionRow:
     """How many images of one class one model takes for another; only cells that are not 0."""
 
@@ -66,6 +91,7 @@ class PredictionArrays:
 
 
 CLASSES = TableOf("per_class", ClassRow)
+PREDICTED = TableOf("by_prediction", PredictedClassRow, optional=True)
 CONFUSIONS = TableOf("confusion", ConfusionRow)
 PREDICTIONS = ArraysOf("predictions-{model}", PredictionArrays)
 
@@ -77,6 +103,6 @@ DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
 
 RECORD = Contents(
     metrics=(ACCURACY, TOP5, CROSS_ENTROPY, CALIBRATION_ERROR, CONFIDENCE_GAP, DIFFERENCE),
-    tables=(CLASSES, CONFUSIONS, CALIBRATION, PAIRS, TRAINING),
+    tables=(CLASSES, PREDICTED, CONFUSIONS, CALIBRATION, PAIRS, TRAINING),
     arrays=(PREDICTIONS,),
 )

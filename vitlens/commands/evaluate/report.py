@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.commands.evaluate.conclusions import ENOUGH as ENOUGH_CONFIDENCES
 from vitlens.commands.evaluate.conclusions import findings, verdicts
+from vitlens.commands.evaluate.limits import calibration_section, limits
 from vitlens.commands.evaluate.record import (
     ACCURACY,
     CLASSES,
@@ -20,15 +22,16 @@ from vitlens.commands.evaluate.record import (
     ClassRow,
     PredictionArrays,
 )
-from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR, reliability
+from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.describe import data_sentences
-from vitlens.commands.scaffold.pairs import PAIRS, pair_table
+from vitlens.commands.scaffold.pairs import PAIRS, PairRow, pair_table
 from vitlens.commands.scaffold.trainings import training_sentences
+from vitlens.commands.scaffold.worst_class import NAMED
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
-from vitlens.report.findings import ranked
+from vitlens.report.findings import SMALLEST, ranked
 from vitlens.report.numbers import in_words
-from vitlens.uncertainty import LEVEL, Side, beyond
+from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,11 +53,10 @@ _HOW_PAIRED: Final = (
     "Both models classify the same images, so the test counts only images that one model alone classifies correctly. "
     "p: McNemar's exact test; p_holm: corrected for the number of pairs."
 )
-_LIMITS: Final = (
-    "The intervals cover the choice of images of this kind. They do not cover other training runs or images of another "
-    "kind.",
-    "Binning biases the calibration error upwards for few images, and resampling increases that bias: its interval is "
-    "conservative, with an upper end that is too high rather than too low.",
+_WHOLE: Final = "In parentheses: 95 % intervals and the number of images."
+_SMALL: Final = (
+    f"Differences of less than {SMALLEST} points are no findings, whatever their p: enough images make any difference "
+    "significant."
 )
 
 
@@ -64,14 +66,14 @@ def report(record: Record) -> Document:
     sections = [
         Section("Summary", tuple(_summary(record)), (_numbers(record),), leading=True),
         *_pairs(record),
-        Section("Predictions", figures=tuple(_grids(record, arrays))),
         _classes(record, arrays),
-        Section("Calibration", figures=(reliability(record),)),
+        calibration_section(record),
+        Section("Predictions", figures=tuple(_grids(record, arrays))),
     ]
     return Document(
         record.config.title,
         tuple(sections),
-        limits=sentences(*_LIMITS),
+        limits=tuple(limits(record)),
         verdicts=tuple(verdicts(record)),
         findings=ranked(findings(record)),
         preface=(*data_sentences(record), *training_sentences(record)),
@@ -87,21 +89,39 @@ def _summary(record: Record) -> Iterator[Sentence]:
     data = record.config.data
     where = f"the {data.part} images of {data.title}" if data else "the images"
     for alias in record.aliases:
-        right = in_words(record.metric(ACCURACY(model=alias)))
-        error = in_words(record.metric(CALIBRATION_ERROR(model=alias)), with_n=False)
+        right, error = (in_words(each) for each in _own_estimates(record, alias))
         gap = record.metric(CONFIDENCE_GAP(model=alias))
         yield Sentence(
             f"**{alias}**: top-1 accuracy {right} on {where}; expected calibration error {error}; "
-            f"mean confidence minus accuracy {in_words(gap, with_n=False)}: {_LEANS[beyond(gap, 0.0)]}."
+            f"mean confidence minus accuracy {in_words(gap, with_n=False)}: {_leans(gap)}.",
+            (*_own_estimates(record, alias), gap, ENOUGH_CONFIDENCES),
         )
     for row in record.rows(PAIRS):
         gap = record.metric(DIFFERENCE(first=row.first, second=row.second))
-        verdict = "a significant difference" if row.p_holm <= LEVEL else "no significant difference"
         yield Sentence(
-            f"{row.first} minus {row.second}: {in_words(gap)}, {verdict} (McNemar's exact test, p = {row.p_holm:.2g}).",
-            (row,),
+            f"{row.first} minus {row.second}: {in_words(gap)}, {_significance(row, gap)} (McNemar's exact test, "
+            f"p = {row.p_holm:.2g}).",
+            (row, gap),
         )
-    yield Sentence("In parentheses: 95 % intervals and the number of images.")
+    yield from sentences(_WHOLE, _SMALL, says="method")
+
+
+def _own_estimates(record: Record, alias: str) -> tuple[Estimate, Estimate]:
+    return record.metric(ACCURACY(model=alias)), record.metric(CALIBRATION_ERROR(model=alias))
+
+
+def _leans(gap: Estimate) -> str:
+    if (gap.n or 0) < ENOUGH_CONFIDENCES:
+        return f"of fewer than {ENOUGH_CONFIDENCES} images, too few to judge confidence"
+    return _LEANS[beyond(gap, 0.0)]
+
+
+def _significance(row: PairRow, gap: Estimate) -> str:
+    if row.only_first_right == row.only_second_right == 0:
+        return "no image on which only one of them is correct: there is nothing to test"
+    if row.p_holm > LEVEL:
+        return "no significant difference"
+    return "significant, but too small to matter" if abs(gap.value) < SMALLEST else "a significant difference"
 
 
 def _numbers(record: Record) -> Table:
@@ -116,7 +136,17 @@ def _numbers(record: Record) -> Table:
 def _pairs(record: Record) -> Iterator[Section]:
     if not record.rows(PAIRS):
         return
-    yield Section("Which model is correct on which images", sentences(_HOW_PAIRED), (pair_table(record.rows(PAIRS)),))
+    rows = record.rows(PAIRS)
+    lines = [
+        Sentence(
+            f"{row.first} alone is correct on {row.only_first_right:,} images, {row.second} alone on "
+            f"{row.only_second_right:,}, both on {row.both_right:,}.",
+            (row,),
+        )
+        for row in rows
+    ]
+    how = sentences(_HOW_PAIRED, says="method")
+    yield Section("Which model is correct on which images", (*lines, *how), (pair_table(rows),), leading=True)
 
 
 def _grids(record: Record, arrays: dict[str, PredictionArrays]) -> Iterator[FigureSpec]:
@@ -169,14 +199,36 @@ def _classes(record: Record, arrays: dict[str, PredictionArrays]) -> Section:
     title, rows = "Classes and confusions", record.rows(CLASSES)
     if max((row.n for row in rows), default=0) < ENOUGH:
         left_out = f"No class has {ENOUGH} images, so accuracy by class is in results.json only, with its intervals."
-        return Section(title, sentences(left_out), (_confused(record),), tuple(confusions))
+        lines = sentences(left_out, rows=(*rows, ENOUGH))
+        return Section(title, lines, (_confused(record),), tuple(confusions), leading=True)
     bars = FigureSpec(
         "per_class",
         "Accuracy of each class with its 95 % interval. Classes whose intervals overlap widely are not shown to "
         "differ, and among many classes the lowest accuracy is low partly by chance.",
         partial(_bars, record),
     )
-    return Section(title, (), (_class_table(rows), _confused(record)), (bars, *confusions))
+    lines = tuple(_class_sentences(record))
+    return Section(title, lines, (_class_table(rows), _confused(record)), (bars, *confusions), leading=True)
+
+
+def _class_sentences(record: Record) -> Iterator[Sentence]:
+    """The lowest and the highest accuracy of a class, and how many classes have too few images to be judged."""
+    for alias in record.aliases:
+        rows = [row for row in record.rows(CLASSES) if row.model == alias and row.accuracy is not None]
+        if len(rows) < 2:
+            continue
+        low, high = (choose(rows, key=lambda row: row.accuracy or 0.0) for choose in (min, max))
+        few = sum(row.n < NAMED for row in rows)
+        notes = ""
+        if low.estimate and high.estimate and apart(low.estimate, high.estimate) is not Side.BELOW:
+            notes = "; their intervals overlap, so the classes are not shown to differ"
+        if few:
+            notes += f"; {few} of {len(rows)} classes have fewer than {NAMED} images and show nothing by themselves"
+        yield Sentence(
+            f"{alias}: accuracy is lowest on class {low.class_name}, {in_words(low.estimate)} of {low.n:,} images, and "
+            f"highest on class {high.class_name}, {in_words(high.estimate)} of {high.n:,}{notes}.",
+            (*rows, NAMED),
+        )
 
 
 def _bars(record: Record) -> "Figure":

@@ -9,6 +9,7 @@ from vitlens.records import Contents, MetricName, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
 PROBE = "probe"  # name of a classifier; the others are "knn-20" and so on
+OWN_HEAD = "own head"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class DepthRow:
         """The accuracy with its interval."""
         return Estimate(self.accuracy, self.low, self.high)
 
+    @property
+    def voters(self) -> int:
+        """How many neighbours vote; 0 for the probe."""
+        return int(self.classifier.partition("-")[2] or 0)
+
 
 @dataclass(frozen=True)
 class MarkedErrorsRow:
@@ -82,7 +88,7 @@ class FeatureNoteRow:
 @dataclass(frozen=True)
 class FeaturePairRow:
     """The accuracy of one classifier on two models' last layers, on the same images; difference: first minus second, in
-    points.
+    points. In the table "head" the second is the first model's own head.
 
     p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of comparisons.
     """
@@ -244,6 +250,7 @@ DEPTH = TableOf("depth", DepthRow)
 MARKS = TableOf("marks", MarkedErrorsRow)
 NOTES = TableOf("notes", FeatureNoteRow)
 PAIRS = TableOf("pairs", FeaturePairRow)
+HEAD_DIFFERENCES = TableOf("head", FeaturePairRow, optional=True)
 SIMILARITY = TableOf("similarity", SimilarityRow)
 SPACE = TableOf("space", SpaceRow)
 PATCHES = TableOf("patches", PatchColoursRow)
@@ -263,16 +270,17 @@ TRUSTWORTHINESS = MetricName("trustworthiness/{model}/{method}/{of}")
 ZERO_SHOT = MetricName("zero_shot_accuracy/{model}")
 KNN_DIFFERENCE = MetricName("knn_difference/{first}/{second}/{k}")
 PROBE_DIFFERENCE = MetricName("probe_difference/{first}/{second}")
+HEAD_DIFFERENCE = MetricName("head_difference/{model}/{classifier}")  # the classifier's accuracy minus the head's
 CKA = MetricName("cka/{first}/{second}/{layer}/{other}")
 
 RECORD = Contents(
     metrics=(
         ACCURACY, KNN, KNN_MAJORITY, PROBE_ACCURACY, RETRIEVAL_PRECISION, TRUSTWORTHINESS, ZERO_SHOT, KNN_DIFFERENCE,
-        PROBE_DIFFERENCE, CKA,
+        PROBE_DIFFERENCE, HEAD_DIFFERENCE, CKA,
     ),
     tables=(
-        DATA, FEATURES, DEPTH, MARKS, NOTES, PAIRS, SIMILARITY, SPACE, PATCHES, MATCHES, RETRIEVAL, HEADS, TEMPLATES,
-        NO_ZERO_SHOT, PROMPTS,
+        DATA, FEATURES, DEPTH, MARKS, NOTES, PAIRS, HEAD_DIFFERENCES, SIMILARITY, SPACE, PATCHES, MATCHES, RETRIEVAL,
+        HEADS, TEMPLATES, NO_ZERO_SHOT, PROMPTS,
     ),
     arrays=ARRAYS,
 )  # fmt: skip

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from vitlens.commands.predict.conclusions import findings, opening, verdicts
 from vitlens.commands.predict.record import IMAGES, PREDICTIONS, FirstImages, PredictionRow
 from vitlens.records import Record
-from vitlens.report.document import Document, FigureSpec, Section, Table, sentences
-from vitlens.report.numbers import in_words
+from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table
+from vitlens.report.findings import ranked
+from vitlens.report.numbers import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROWS: Final = 50  # of the report's table; results.json has them all
-_LIMIT: Final = "A probability is the model's own confidence, not its accuracy: vitlens evaluate shows its calibration."
 
 
 def report(record: Record) -> Document:
@@ -34,9 +35,36 @@ def report(record: Record) -> Document:
         },
     )
     figures = tuple(_grid(rows, record.arrays(IMAGES)))
-    count = f"{in_words(len(rows))} image{'' if len(rows) == 1 else 's'}."
-    summary = Section("Summary", sentences(count), (table,), figures, leading=True)
-    return Document(record.config.title, (summary,), limits=sentences(_LIMIT))
+    text, backing = opening(rows)
+    lines = (Sentence(text, backing), *_least_sure(rows))
+    summary = Section("Summary", lines, (table,), figures, leading=True)
+    return Document(
+        record.config.title,
+        (summary,),
+        limits=tuple(_limits(rows)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+    )
+
+
+def _least_sure(rows: Sequence[PredictionRow]) -> Iterator[Sentence]:
+    """The image whose prediction has the lowest probability."""
+    if len(rows) > 1:
+        row = min(rows, key=lambda row: row.probability_1)
+        yield Sentence(
+            f"The least certain prediction is that of {row.image}: {row.class_1} with {percent(row.probability_1, 1)}.",
+            (row,),
+        )
+
+
+def _limits(rows: Sequence[PredictionRow]) -> Iterator[Sentence]:
+    """What a list of predictions does not show."""
+    surest = max(rows, key=lambda row: row.probability_1)
+    yield Sentence(
+        f"A probability is the model's own confidence, not its accuracy: that {surest.image} is {surest.class_1} with "
+        f"{percent(surest.probability_1, 1)} does not say how often such a prediction is correct (vitlens evaluate).",
+        (surest,),
+    )
 
 
 def _grid(rows: Sequence[PredictionRow], images: FirstImages) -> Iterator[FigureSpec]:

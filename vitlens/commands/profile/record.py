@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.records import ArraysOf, Contents, MetricName, TableOf
+from vitlens.uncertainty import Estimate
 
 Size = tuple[int, int]  # height and width, px
 Sweep = Literal["patch size", "image size"]
@@ -140,6 +141,11 @@ class ExponentRow:
     tokens_from: int
     tokens_to: int
 
+    @property
+    def estimate(self) -> Estimate:
+        """The exponent with its interval."""
+        return Estimate(self.value, self.low, self.high, self.n, "")
+
 
 @dataclass(frozen=True)
 class SecondsArrays:
@@ -174,3 +180,9 @@ RECORD = Contents(
     tables=(MACHINE, CONVENTIONS, COSTS, PARTS, MEANINGS, SPEED, TOKENS, LEFT_OUT, EXPONENTS),
     arrays=(SECONDS,),
 )
+
+
+def in_pixels(size: Size) -> str:
+    """Height and width: "32x48"."""
+    height, width = size
+    return f"{height}x{width}"

@@ -83,5 +83,5 @@ def predicted_sentences(predicted: bool) -> Iterator[Sentence]:
         yield Sentence(
             "The model's own predictions are used as labels (--predicted): clean accuracy is 100 % by definition; a "
             "lower one is the share of predictions that stay the same.",
-            says="method",
+            says="setting",
         )

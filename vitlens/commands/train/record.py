@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.pairs import PAIRS
-from vitlens.commands.scaffold.trainings import TRAINING_IMAGES
+from vitlens.commands.scaffold.trainings import TRAINING_IMAGES, Budget
 from vitlens.records import ArraysOf, Contents, MetricName, TableOf, UntrustedName
 from vitlens.training.metrics import EpochMetrics
+from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class TrainedClassRow:
     accuracy: float | None
     low: float | None
     high: float | None
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The accuracy with its interval."""
+        return None if self.accuracy is None else Estimate(self.accuracy, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,7 @@ DISTILLATION = TableOf("taught", DistillationRow)
 STUDENT_AND_TEACHER = TableOf("beside", StudentTeacherRow)
 TEST_ACCURACIES = TableOf("points", TestAccuracyRow)
 TIMES_TO_ACCURACY = TableOf("reached", TimeToAccuracyRow)
+TRAININGS = TableOf("training", Budget, optional=True)  # of trainings that are compared
 CONFUSION = ArraysOf("confusion", ConfusionArrays)
 
 ACCURACY = MetricName("accuracy/{model}")
@@ -147,14 +154,16 @@ SECONDS = MetricName("training_seconds/{model}")
 IMAGES_PER_SECOND = MetricName("images_per_second/{model}")
 EPOCH_SECONDS = MetricName("seconds_per_epoch/{model}")
 AGREEMENT = MetricName("agreement_with_teacher/{model}")
+GAP = MetricName("generalisation_gap/{model}")  # accuracy on training minus test images, points
+GAIN = MetricName("last_epochs_gain/{model}")  # of test accuracy, over the last tenth of the epochs, points
 DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
     HISTORY, CLASSES, IMAGES, RECIPE, COMPUTED, FINE_TUNED, DISTILLATION, STUDENT_AND_TEACHER, PAIRS, TEST_ACCURACIES,
-    TIMES_TO_ACCURACY,
+    TIMES_TO_ACCURACY, TRAININGS,
 )  # fmt: skip
 RECORD = Contents(
-    metrics=(ACCURACY, BEST_ACCURACY, SECONDS, IMAGES_PER_SECOND, EPOCH_SECONDS, AGREEMENT, DIFFERENCE),
+    metrics=(ACCURACY, BEST_ACCURACY, SECONDS, IMAGES_PER_SECOND, EPOCH_SECONDS, AGREEMENT, GAP, GAIN, DIFFERENCE),
     tables=TABLES,
     arrays=(CONFUSION, TRAINING_IMAGES),
 )

@@ -79,7 +79,8 @@ def _write(
 ) -> None:
     """The measurements and tables of the first process, after all images have been attacked."""
     seed = works[0].run.seed
-    write_corruptions(folder, corrupted, baseline=baseline, seed=seed)
+    clean = [of_model[0].outcome.clean for of_model in swept]
+    write_corruptions(folder, corrupted, clean, baseline=baseline, seed=seed)
     write_curves(folder, works, swept)
     write_pairs(folder, swept, seed=seed)
     write_checks(folder, works, swept)

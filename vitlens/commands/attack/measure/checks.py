@@ -40,11 +40,12 @@ def write_checks(folder: RunFolder, works: Sequence[ModelAttack], swept: Sequenc
     """Every check of every model."""
     rows = [
         AttackCheckRow(
-            work.model.alias, check.name, check.attack, check.expected, check.found, check.passed, check.conclusive
+            work.model.alias, check.name, check.attack, check.expected, check.found, check.passed, check.conclusive,
+            check.against, check.of,
         )
         for work, of_model in zip(works, swept)
         for check in checked(work, of_model)
-    ]
+    ]  # fmt: skip
     folder.write(CHECKS, rows)
 
 
@@ -77,7 +78,7 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Te
         right = int(swept.outcome.clean.sum())
         yield Check(
             "gradients read", slug, "not all zero, for at least 9 images in 10",
-            f"all zero for {zero} of {right}", 10 * zero <= right,
+            f"all zero for {zero} of {right}", 10 * zero <= right, against=zero, of=right,
         )  # fmt: skip
     if entry.slow:
         images, labels = evenly_spaced(images, _SLOW[0]), evenly_spaced(labels, _SLOW[0])

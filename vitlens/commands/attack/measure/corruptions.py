@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from vitlens.analysis.failures.common_corruptions import Corrupted, on_corrupted
 from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
@@ -14,6 +15,7 @@ from vitlens.commands.attack.record import (
     CORRUPTION_KINDS,
     MEAN_CORRUPTION_ERROR,
     MEAN_ERROR,
+    RELATIVE_ERROR,
 )
 from vitlens.commands.attack.record.rows import CorruptionKindRow, CorruptionRow
 from vitlens.commands.scaffold.folder import RunFolder
@@ -59,10 +61,15 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
     return Corrupted(work.model.alias, whole, work.split.groups)
 
 
-def write_corruptions(folder: RunFolder, corrupted: Sequence[Corrupted], *, baseline: str, seed: int) -> None:
-    """Accuracy by kind and severity, mean errors, and for several models mean corruption errors."""
+def write_corruptions(
+    folder: RunFolder, corrupted: Sequence[Corrupted], clean: Sequence[Tensor], *, baseline: str, seed: int
+) -> None:
+    """Accuracy by kind and severity, mean errors, and for several models mean corruption errors.
+
+    clean: of each model, which clean images it classifies correctly.
+    """
     rows = []
-    for of_model in corrupted:
+    for of_model, right in zip(corrupted, clean):
         for kind in CORRUPTIONS:
             for severity in SEVERITIES:
                 estimate = of_model.accuracy(kind, severity, seed=seed)
@@ -72,6 +79,9 @@ def write_corruptions(folder: RunFolder, corrupted: Sequence[Corrupted], *, base
                     CorruptionRow(of_model.alias, kind, severity, estimate.value, estimate.low, estimate.high, count)
                 )
         folder.metric(MEAN_ERROR(model=of_model.alias), of_model.mean_error(seed=seed))
+        over_clean = of_model.over_clean(right, seed=seed)
+        if over_clean is not None:
+            folder.metric(RELATIVE_ERROR(model=of_model.alias), over_clean)
     if len(corrupted) > 1:
         _write_relative_errors(folder, corrupted, baseline=baseline, seed=seed)
     folder.write(CORRUPTED, rows)

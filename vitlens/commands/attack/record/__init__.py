@@ -41,12 +41,13 @@ MAP_AGREEMENT = MetricName("map_agreement/{model}/{measure}/{maps}")
 PARTING_BLOCK = MetricName("parting_block/{model}")
 CORRUPTION_ACCURACY = MetricName("corruption_accuracy/{model}/{kind}/{severity}")
 MEAN_ERROR = MetricName("mean_error_on_corruptions/{model}")
+RELATIVE_ERROR = MetricName("corruption_error_over_clean/{model}")  # the mean error on corruptions in clean errors
 MEAN_CORRUPTION_ERROR = MetricName("mean_corruption_error/{model}/{baseline}")
 
 RECORD = Contents(
     metrics=(
         ACCURACY, ROBUST_ACCURACY, MEDIAN_DISTANCE, ROBUST_DIFFERENCE, TRANSFER_RATE, TRANSFER_ACCURACY, MAP_AGREEMENT,
-        PARTING_BLOCK, CORRUPTION_ACCURACY, MEAN_ERROR, MEAN_CORRUPTION_ERROR,
+        PARTING_BLOCK, CORRUPTION_ACCURACY, MEAN_ERROR, RELATIVE_ERROR, MEAN_CORRUPTION_ERROR,
     ),
     tables=(
         CURVES, ATTACKED, ROBUST_PAIRS, BY_CLASS, SAMPLE, TRANSFER, CHECKS, BLOCKS, SHIFTS, CORRUPTED, CORRUPTION_KINDS,

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from vitlens.analysis.robustness.verdict import Check
 from vitlens.attacks.registry import NormName
 from vitlens.records import UntrustedName
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, wilson
 
 Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 
@@ -154,7 +154,11 @@ class TransferRow:
 
 @dataclass(frozen=True)
 class AttackCheckRow:
-    """One self-check of an attack on one model."""
+    """One self-check of an attack on one model.
+
+    against, of: how many of so many images contradict the expectation; None where that is no count of images, and in
+    folders of earlier versions.
+    """
 
     model: str
     name: str
@@ -163,11 +167,20 @@ class AttackCheckRow:
     found: str
     passed: bool
     conclusive: bool
+    against: int | None = None
+    of: int | None = None
+
+    @property
+    def share(self) -> Estimate | None:
+        """The share of the images that contradicts the expectation, with its interval."""
+        return None if self.against is None or not self.of else wilson(self.against, self.of)
 
     @property
     def check(self) -> Check:
         """The same without the model."""
-        return Check(self.name, self.attack, self.expected, self.found, self.passed, self.conclusive)
+        return Check(
+            self.name, self.attack, self.expected, self.found, self.passed, self.conclusive, self.against, self.of
+        )
 
 
 @dataclass(frozen=True)
@@ -181,6 +194,12 @@ class BlockCosineRow:
     low: float | None
     high: float | None
     n: int
+
+    @property
+    def distance(self) -> Estimate:
+        """One minus the cosine, with its interval; at least 0."""
+        low, high = (None if end is None else max(0.0, 1 - end) for end in (self.high, self.low))
+        return Estimate(max(0.0, 1 - self.value), low, high, unit="")
 
 
 @dataclass(frozen=True)

@@ -8,38 +8,25 @@ import numpy as np
 
 from vitlens.commands.attack.conclusions import findings, verdicts
 from vitlens.commands.attack.epsilons import epsilon_words
-from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import BY_CLASS, SAMPLE, TRANSFER
 from vitlens.commands.attack.record.rows import RobustClassRow
 from vitlens.commands.attack.report.checks import checks
 from vitlens.commands.attack.report.corruptions import corruptions
 from vitlens.commands.attack.report.distances import distances
 from vitlens.commands.attack.report.inside import inside
+from vitlens.commands.attack.report.limits import limits
 from vitlens.commands.attack.report.summary import preface, summary
 from vitlens.records import Record
-from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, sentences
+from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table
 from vitlens.report.findings import ranked
 from vitlens.report.numbers import in_words, percent
-from vitlens.uncertainty import Side, apart, values_and_ends
+from vitlens.uncertainty import Side, apart, values_and_ends, widened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["report"]
 
-_LIMITS: Final = (
-    "Accuracy under attack is an upper bound of robust accuracy: a stronger attack may lower it. It does not prove "
-    "robustness.",
-    "Images are attacked at the stated size, as floating-point values between 0 and 1; adversarial pixels are not "
-    "rounded to 8 bits.",
-    "The intervals cover the choice of images of this kind. They do not cover other training runs or images of another "
-    "kind.",
-)
-_DOWNWARDS: Final = (
-    "Attacks within an epsilon were tried at the largest epsilon first, then at smaller ones down to the first at "
-    "which an image was still classified correctly; smaller epsilons were not tried for that image and count as "
-    'survived. The self-check "from below" tries some of them.'
-)
 _CLASSES_CAPTION: Final = (
     "Classes of low clean accuracy have less accuracy to lose. Classes with few images have wide intervals, and among "
     "many classes the lowest and highest accuracies are extreme partly by chance."
@@ -48,10 +35,6 @@ _TRANSFER_CAPTION: Final = (
     "Of the adversarial images that fool the model for which they were made, and that the other model classifies "
     "correctly when clean, the fraction that fools the other model too. The attack stops when its own model is fooled; "
     "an attack designed for transfer would not."
-)
-_TRANSFER: Final = (
-    "Transfer is measured with attacks that stop at the first success; attacks designed for transfer may reach higher "
-    "rates."
 )
 
 
@@ -69,26 +52,18 @@ def report(record: Record) -> Document:
     return Document(
         record.config.title,
         sections,
-        limits=tuple(_limits(record)),
+        limits=tuple(limits(record)),
         verdicts=tuple(verdicts(record)),
         findings=ranked(findings(record)),
         preface=preface(record),
     )
 
 
-def _limits(record: Record) -> Iterator[Sentence]:
-    yield from sentences(*_LIMITS)
-    if record.options(AttackOptions).downwards:
-        yield Sentence(_DOWNWARDS)
-    if record.rows(TRANSFER):
-        yield Sentence(_TRANSFER)
-
-
 def _by_class(record: Record) -> Iterator[Section]:
     """The classes of lowest and highest robust accuracy, where images have labels."""
     if record.rows(BY_CLASS):
         figure = FigureSpec("classes", _CLASSES_CAPTION, partial(_draw_classes, record))
-        yield Section("Accuracy by class", tuple(_class_sentences(record)), figures=(figure,))
+        yield Section("Accuracy by class", tuple(_class_sentences(record)), figures=(figure,), leading=True)
 
 
 def _classes_of_models(record: Record) -> Iterator[tuple[str, list[RobustClassRow]]]:
@@ -102,13 +77,17 @@ def _class_sentences(record: Record) -> Iterator[Sentence]:
     for alias, rows in _classes_of_models(record):
         ordered = sorted(rows, key=lambda row: row.robust_accuracy)
         least, most = ordered[0], ordered[-1]
-        if apart(least.robust, most.robust) is Side.BELOW:
+        looks = len(rows)
+        if apart(widened(least.robust, looks), widened(most.robust, looks)) is Side.BELOW:
             text = (
                 f"{alias}: robust accuracy is lowest for {least.class_name} ({in_words(least.robust)}) and highest for "
                 f"{most.class_name} ({in_words(most.robust)})."
             )
         else:
-            text = f"{alias}: the classes are not shown to differ: the intervals of the lowest and the highest overlap."
+            text = (
+                f"{alias}: the classes are not shown to differ: the intervals of the lowest and the highest overlap, "
+                f"widened for {looks} looks."
+            )
         yield Sentence(text, tuple(rows))
 
 
@@ -143,7 +122,7 @@ def _transfer(record: Record) -> Iterator[Section]:
         },
     )
     figure = FigureSpec("transfer", _TRANSFER_CAPTION, partial(_draw_transfer, record))
-    yield Section("Transfer", tuple(_transfer_sentences(record)), (table,), (figure,))
+    yield Section("Transfer", tuple(_transfer_sentences(record)), (table,), (figure,), leading=True)
 
 
 def _transfer_sentences(record: Record) -> Iterator[Sentence]:

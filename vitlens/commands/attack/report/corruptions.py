@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitlens.analysis.failures.corruptions import SEVERITIES
+from vitlens.commands.attack.conclusions import over_clean
 from vitlens.commands.attack.record import (
     ACCURACY,
     CORRUPTED,
@@ -36,22 +37,25 @@ def corruption_sentences(record: Record) -> Iterator[Sentence]:
     rows, relative = record.rows(CORRUPTED), list(record.all(MEAN_CORRUPTION_ERROR))
     for alias in record.aliases if rows else ():
         hardest = min((row for row in rows if row.model == alias), key=lambda row: row.accuracy)
+        mean, ratio = record.metric(MEAN_ERROR(model=alias)), over_clean(record, alias)
+        times = "" if ratio is None else f", {in_words(ratio, with_n=False)} times its clean error"
         yield Sentence(
-            f"{alias}: mean error {in_words(record.metric(MEAN_ERROR(model=alias)))} under common corruptions, over "
-            f"all kinds and severities; accuracy is lowest under {hardest.kind} of severity {hardest.severity}, "
-            f"{in_words(hardest.estimate)}.",
-            (hardest,),
+            f"{alias}: mean error {in_words(mean)} under common corruptions, over all kinds and severities{times}; "
+            f"accuracy is lowest under {hardest.kind} of severity {hardest.severity}, {in_words(hardest.estimate)}.",
+            (hardest, mean, *([] if ratio is None else [ratio])),
         )
     if len(record.aliases) > 1 and rows and not relative:
         yield Sentence(
             "Mean corruption errors are not defined, as the baseline model makes no error under some kind of "
-            "corruption."
+            "corruption.",
+            rows,
         )
     for parts, ratio in relative:
         if parts["model"] != parts["baseline"]:
             yield Sentence(
                 f"Mean corruption error of {parts['model']} relative to {parts['baseline']} (100 %): "
-                f"{in_words(ratio)}, {_SIDES[beyond(ratio, 1.0)]}."
+                f"{in_words(ratio)}, {_SIDES[beyond(ratio, 1.0)]}.",
+                (ratio, 1.0),
             )
 
 
@@ -59,7 +63,9 @@ def corruptions(record: Record) -> Iterator[Section]:
     """Accuracies by kind and severity; nothing where corruptions were not measured."""
     if record.rows(CORRUPTED):
         figure = FigureSpec("corruptions", _CAPTION, partial(_draw, record))
-        yield Section("Common corruptions", sentences(_KINDS), (_kinds(record), _accuracies(record)), (figure,))
+        lines = (*corruption_sentences(record), *sentences(_KINDS, says="method"))
+        tables = (_accuracies(record), _kinds(record))
+        yield Section("Common corruptions", lines, tables, (figure,), leading=True)
 
 
 def _kinds(record: Record) -> Table:

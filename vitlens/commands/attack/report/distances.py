@@ -23,20 +23,23 @@ _TRIED: Final = "Sizes take only the values of the epsilons tried."
 
 
 def distances(record: Record) -> Section:
-    """The median smallest perturbations, their histogram, and the tables of all accuracies."""
+    """The median smallest perturbations, their histogram, and the tables of paired tests and costs."""
     return Section(
         "Smallest perturbations",
         tuple(_sentences(record)),
-        (_accuracies(record), *_pairs(record), _costs(record)),
+        (*_medians(record), *_pairs(record), _costs(record)),
         tuple(_figure(record)),
+        leading=True,
     )
 
 
 def _sentences(record: Record) -> Iterator[Sentence]:
-    """The median smallest perturbation of each model under each attack."""
-    for row in record.rows(ATTACKED):
+    """The median smallest perturbation of each model under each attack that searches for it; else under all."""
+    rows = record.rows(ATTACKED)
+    for row in [row for row in rows if row.kind == "minimum"] or rows:
         if not row.right or row.norm == "patch":
             continue
+        backing: list[object] = [row]
         if row.median is None:
             text = (
                 f"{row.model} under {row.title}: {row.survived} of the {row.right} correctly classified images, at "
@@ -45,11 +48,12 @@ def _sentences(record: Record) -> Iterator[Sentence]:
         else:
             unit = "/255" if row.norm == "linf" else " (L2)"
             median = record.metric(MEDIAN_DISTANCE(model=row.model, attack=row.attack))
+            backing.append(median)
             text = (
                 f"{row.model} under {row.title}: the median of the smallest perturbations is "
                 f"{number(median.value)}{unit}{_interval(median)}, over correctly classified images."
             )
-        yield Sentence(text, (row,))
+        yield Sentence(text, tuple(backing))
 
 
 def _interval(median: Estimate) -> str:
@@ -94,7 +98,7 @@ def _draw(rows: Sequence[AttackRow], sizes: dict[tuple[str, str], NDArray[np.flo
     return distance_histograms(panels=panels, axis=axis, title="The smallest perturbation found for each image")
 
 
-def _accuracies(record: Record) -> Table:
+def accuracies(record: Record) -> Table:
     """All accuracies: a line for each attack at each epsilon, a column for each model."""
     rows, aliases = record.rows(CURVES), record.aliases
     cells = {(row.attack, row.epsilon, row.model): in_words(row.estimate, with_n=False) for row in rows}
@@ -129,6 +133,30 @@ def _pairs(record: Record) -> Iterator[Table]:
                 "p (Holm)": lambda row: number(row.p_holm),
             },
         )
+
+
+def _medians(record: Record) -> Iterator[Table]:
+    """How many images each attack fooled, and the median smallest perturbation."""
+    rows = [row for row in record.rows(ATTACKED) if row.right and row.norm != "patch"]
+    if rows:
+        yield Table.of(
+            "Smallest perturbations of the correctly classified images",
+            rows,
+            {
+                "model": lambda row: row.model,
+                "attack": lambda row: row.title,
+                "images": lambda row: row.right,
+                "fooled": lambda row: row.broken,
+                "median": lambda row: _median_cell(record, row),
+            },
+        )
+
+
+def _median_cell(record: Record, row: AttackRow) -> str:
+    if row.median is None:
+        return "more than was tried"
+    median = record.metric(MEDIAN_DISTANCE(model=row.model, attack=row.attack))
+    return f"{number(median.value)}{'/255' if row.norm == 'linf' else ' (L2)'}{_interval(median)}"
 
 
 def _costs(record: Record) -> Table:

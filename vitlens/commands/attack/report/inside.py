@@ -14,8 +14,8 @@ from vitlens.commands.attack.record.arrays import AttackExampleArrays
 from vitlens.commands.attack.record.rows import AttackSampleRow, AttentionShiftRow, BlockCosineRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence
-from vitlens.report.numbers import in_ranges, in_words, number
-from vitlens.uncertainty import Side, beyond
+from vitlens.report.numbers import in_ranges, in_words
+from vitlens.uncertainty import Side, beyond, widened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +24,12 @@ _PATHS: Final = (
     "One minus the cosine between the output of a block for the clean image and for the adversarial image, for the "
     "clean image with random noise of the same strength, and for another image of the sample; grey lines: factors of "
     "ten. The difference between the first two is the effect of the attack beyond that of noise."
+)
+_LEAST: Final = 0.01  # of a statistic's value before the attack
+_COUNTS: Final = (
+    "A change of attention counts where its interval excludes 0, widened for as many looks as layers, and where it is "
+    f"at least {100 * _LEAST:g} % of the value before: a paired test of many images finds smaller ones, which mean "
+    "nothing."
 )
 _SHIFTS: Final = (
     "After minus before the attack, paired by image, for the images that fool the model. Opposite changes of the heads "
@@ -42,7 +48,7 @@ def inside(record: Record) -> Iterator[Section]:
         *_path_sentences(record),
         *_shift_sentences(record),
     )
-    yield Section("Changes inside the models", lines, figures=figures)
+    yield Section("Changes inside the models", lines, figures=figures, leading=True)
 
 
 def _sample_sentences(record: Record) -> Iterator[Sentence]:
@@ -65,7 +71,8 @@ def _change_sentences(record: Record, row: AttackSampleRow) -> Iterator[Sentence
     }
     if agreements:
         listed = "; ".join(f"{name} {in_words(estimate)}" for name, estimate in agreements.items())
-        yield Sentence(f"{row.model}, rank correlation of maps before and after (1: unchanged): {listed}.", (row,))
+        text = f"{row.model}, rank correlation of maps before and after (1: unchanged): {listed}."
+        yield Sentence(text, (row, *agreements.values()))
     block = record.metrics.get(PARTING_BLOCK(model=row.model))
     if block is None:
         text = (
@@ -77,7 +84,7 @@ def _change_sentences(record: Record, row: AttackSampleRow) -> Iterator[Sentence
             f"From block {int(block.value)} on, the outputs of {row.model} for clean and adversarial images differ by "
             "at least half as much as those for two different images."
         )
-    yield Sentence(text, (row,))
+    yield Sentence(text, (row, *([] if block is None else [block])))
 
 
 def _path_sentences(record: Record) -> Iterator[Sentence]:
@@ -90,17 +97,10 @@ def _path_sentences(record: Record) -> Iterator[Sentence]:
         if attacked is not None and noise is not None:
             yield Sentence(
                 f"{alias}, 1 − cosine between the last block's outputs for clean and changed images: "
-                f"{_distance(attacked)} for the attack, {_distance(noise)} for noise of the same strength "
-                f"(n = {noise.n}).",
-                (attacked, noise),
+                f"{in_words(attacked.distance)} for the attack, {in_words(noise.distance)} for noise of the same "
+                f"strength (n = {noise.n}).",
+                (attacked, noise, attacked.distance, noise.distance),
             )
-
-
-def _distance(row: BlockCosineRow) -> str:
-    if row.low is None or row.high is None:
-        return number(max(0.0, 1 - row.value))
-    value, low, high = (number(max(0.0, 1 - cosine)) for cosine in (row.value, row.high, row.low))
-    return f"{value} ({low} to {high})"
 
 
 def _shift_sentences(record: Record) -> Iterator[Sentence]:
@@ -108,15 +108,24 @@ def _shift_sentences(record: Record) -> Iterator[Sentence]:
     rows = record.rows(SHIFTS)
     for alias, statistic in dict.fromkeys((row.model, row.statistic) for row in rows):
         by_layer = [row for row in rows if (row.model, row.statistic) == (alias, statistic)]
-        sides = {row.layer: beyond(row.estimate, 0.0) for row in by_layer}
+        sides = {row.layer: _side(row, len(by_layer)) for row in by_layer}
         parts = []
         for verb, side in (("rises", Side.ABOVE), ("falls", Side.BELOW)):
             layers = [layer for layer, of_layer in sides.items() if of_layer is side]
             parts += [f"{verb} in {in_ranges(layers)}"] if layers else []
         change = " and ".join(parts) or "is not shown to change in any layer"
         short = by_layer[0].title.partition(",")[0]
-        text = f"{alias}: {short} {change} (95 % intervals, uncorrected; {by_layer[0].n} images)."
+        text = f"{alias}, attention under attack: {short} {change} ({by_layer[0].n} images)."
         yield Sentence(text, tuple(by_layer))
+    if rows:
+        yield Sentence(_COUNTS, says="method")
+
+
+def _side(row: AttentionShiftRow, layers: int) -> Side:
+    """Whether a layer's attention changes, also for as many looks as layers, and by enough to matter."""
+    if abs(row.value) < _LEAST * abs(row.before):
+        return Side.UNDECIDED
+    return beyond(widened(row.estimate, layers), 0.0)
 
 
 def _examples(record: Record) -> Iterator[FigureSpec]:

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from vitlens.commands.attack.comparable import at_floor, informative, strongest
 from vitlens.commands.attack.epsilons import AXES, epsilon_words
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import CURVES, ROBUST_PAIRS
 from vitlens.commands.attack.record.rows import AttackCurveRow, RobustPairRow
 from vitlens.commands.attack.report.checks import verdict_sentences
-from vitlens.commands.attack.report.corruptions import corruption_sentences
+from vitlens.commands.attack.report.distances import accuracies
 from vitlens.commands.scaffold.describe import data_sentences, predicted_sentences
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence
@@ -33,14 +34,13 @@ def summary(record: Record) -> Section:
     """The main results, with the curves over epsilon."""
     rows, pairs = record.rows(CURVES), record.rows(ROBUST_PAIRS)
     lines = (
-        *_clean_sentences(rows),
-        *_attack_sentences(rows),
+        *_strongest_sentences(rows),
+        *_pair_sentences(pairs, rows),
         *_clean_pair_sentences(pairs),
-        *_pair_sentences(pairs),
         *verdict_sentences(record),
-        *corruption_sentences(record),
     )
-    return Section("Summary", lines, figures=(FigureSpec("curves", _CAPTION, partial(_draw, record)),), leading=True)
+    figure = FigureSpec("curves", _CAPTION, partial(_draw, record))
+    return Section("Summary", lines, (accuracies(record),), (figure,), leading=True)
 
 
 def preface(record: Record) -> tuple[Sentence, ...]:
@@ -52,35 +52,32 @@ def preface(record: Record) -> tuple[Sentence, ...]:
 def _size_sentences(record: Record) -> Iterator[Sentence]:
     data = record.config.data
     if data is not None:
-        yield Sentence(f"Images are attacked at {data.size[0]}x{data.size[1]} px.", (data,))
+        size = f"{data.size[0]}x{data.size[1]} px"
+        yield Sentence(f"Images are attacked at {size}.", (data,), says="setting")
 
 
-def _clean_sentences(rows: Sequence[AttackCurveRow]) -> Iterator[Sentence]:
-    """The clean accuracy of each model, or that it classifies no image correctly."""
-    for alias, row in {row.model: row for row in rows if row.epsilon == 0}.items():
-        if row.accuracy == 0:
-            yield Sentence(
-                f"**{alias} classifies none of the {row.n:,} images correctly: there is nothing to attack**, and its "
-                "curves are flat at 0.",
-                (row,),
-            )
-        else:
-            yield Sentence(f"{alias}: top-1 accuracy {in_words(row.estimate)} on the clean images.", (row,))
-
-
-def _attack_sentences(rows: Sequence[AttackCurveRow]) -> Iterator[Sentence]:
-    """The accuracy of each model under each attack at the smallest and the largest epsilon."""
+def _strongest_sentences(rows: Sequence[AttackCurveRow]) -> Iterator[Sentence]:
+    """The accuracy of each model under the strongest attack at each epsilon, beside its clean accuracy."""
     for alias in dict.fromkeys(row.model for row in rows):
         of_model = [row for row in rows if row.model == alias]
-        if not any(row.accuracy > 0 for row in of_model):
+        clean = next((row for row in of_model if row.epsilon == 0), None)
+        if clean is not None and clean.accuracy == 0:
+            yield Sentence(
+                f"**{alias} classifies none of the {clean.n:,} images correctly: there is nothing to attack**, and its "
+                "curves are flat at 0.",
+                (clean,),
+            )
             continue
-        parts, shown = [], []
-        for attack in dict.fromkeys(row.attack for row in of_model):
-            tried = [row for row in of_model if row.attack == attack and row.epsilon > 0]
-            chosen = tried[:1] + tried[1:][-1:]
-            parts.append(f"{chosen[0].title} {', '.join(_accuracy_at(row) for row in chosen)}")
-            shown += chosen
-        yield Sentence(f"Accuracy of {alias} under attack: {'; '.join(parts)}.", tuple(shown))
+        shown: list[AttackCurveRow] = []
+        for norm in _NORMS:
+            tried = [row for row in of_model if row.norm == norm and row.epsilon > 0]
+            for epsilon in sorted({row.epsilon for row in tried}):
+                row = strongest([row for row in tried if row.epsilon == epsilon])
+                shown += [row] if row is not None else []
+        parts = "; ".join(f"{_accuracy_at(row)} ({row.title})" for row in shown)
+        first = "" if clean is None else f"top-1 accuracy {in_words(clean.estimate)} on the clean images; "
+        rest = () if clean is None else (clean,)
+        yield Sentence(f"{alias}: {first}under the strongest attack at each epsilon {parts}.", (*shown, *rest))
 
 
 def _accuracy_at(row: AttackCurveRow) -> str:
@@ -99,31 +96,58 @@ def _clean_pair_sentences(rows: Sequence[RobustPairRow]) -> Iterator[Sentence]:
             )
 
 
-def _pair_sentences(rows: Sequence[RobustPairRow]) -> Iterator[Sentence]:
-    """Which of two models is more robust, and in how many of the paired tests."""
+def _pair_sentences(rows: Sequence[RobustPairRow], curves: Sequence[AttackCurveRow]) -> Iterator[Sentence]:
+    """Which of two models is more robust, first under the strongest attack; tests that say nothing are said to."""
     attacked = [row for row in rows if row.attack != "clean"]
     for first, second in dict.fromkeys((row.first, row.second) for row in attacked):
         tests = [row for row in attacked if (row.first, row.second) == (first, second)]
-        significant = [row for row in tests if row.p_holm <= LEVEL and row.difference != 0]
-        if not significant:
-            text = f"{first} and {second}: no difference in robustness is shown in {len(tests)} paired tests."
+        telling = informative(tests, curves)
+        floor = [row for row in tests if at_floor(row, curves)]
+        silent = [
+            (len(floor), "both are at 0 %"),
+            (len(tests) - len(telling) - len(floor), "neither has lost any accuracy"),
+        ]
+        said = " and ".join(f"in {count} {why}" for count, why in silent if count)
+        if not telling:
+            text = f"{first} and {second} cannot be compared under attack: of {len(tests)} paired tests {said}."
             yield Sentence(text, tuple(tests))
             continue
-        more_robust = {
-            first: [row for row in significant if row.difference > 0],
-            second: [row for row in significant if row.difference < 0],
-        }
-        parts = [
-            f"{alias} is more robust in {len(rows_of)} ({_largest(rows_of)})"
-            for alias, rows_of in more_robust.items()
-            if rows_of
-        ]
-        rest = len(tests) - len(significant)
-        undecided = f"; {rest} show no difference" if rest else ""
-        yield Sentence(
-            f"{first} and {second}, {len(tests)} paired tests after Holm's correction: {'; '.join(parts)}{undecided}.",
-            tuple(tests),
-        )
+        yield _most_telling(telling, curves)
+        yield _counted(first, second, telling, f" ({said}, which says nothing)" if said else "", len(tests))
+
+
+def _most_telling(rows: Sequence[RobustPairRow], curves: Sequence[AttackCurveRow]) -> Sentence:
+    """The test under the attack that leaves the two least accuracy at the smallest epsilon."""
+    norms = list(_NORMS)
+
+    def left(row: RobustPairRow) -> tuple[int, float, float]:
+        accuracies = [curve.accuracy for curve in curves if (curve.attack, curve.epsilon) == (row.attack, row.epsilon)]
+        return norms.index(row.norm), row.epsilon, sum(accuracies)
+
+    row = min(rows, key=left)
+    better = row.first if row.difference > 0 else row.second
+    where = f"Under {row.title} at {epsilon_words(row.epsilon, row.norm)}"
+    if row.p_holm > LEVEL:
+        text = f"{where} {row.first} minus {row.second} is {in_words(row.estimate)}: no difference is shown."
+    else:
+        text = f"{where} {better} has the higher accuracy: {row.first} minus {row.second} is {in_words(row.estimate)}."
+    return Sentence(text, (row, row.estimate))
+
+
+def _counted(first: str, second: str, telling: Sequence[RobustPairRow], silent: str, count: int) -> Sentence:
+    """How many of the tests that could show something do, for each model."""
+    significant = [row for row in telling if row.p_holm <= LEVEL and row.difference != 0]
+    more_robust = {
+        first: [row for row in significant if row.difference > 0],
+        second: [row for row in significant if row.difference < 0],
+    }
+    parts = [f"{alias} is more robust in {len(rows)} ({_largest(rows)})" for alias, rows in more_robust.items() if rows]
+    rest = len(telling) - len(significant)
+    parts += [f"{rest} show no difference"] if rest else []
+    return Sentence(
+        f"Of {count} paired tests of {first} and {second}{silent}, after Holm's correction: {'; '.join(parts)}.",
+        (*telling, count, *range(count)),
+    )
 
 
 def _largest(rows: Sequence[RobustPairRow]) -> str:

@@ -12,7 +12,7 @@ from vitlens.analysis.features.extraction import extract
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.probe import held_out
 from vitlens.analysis.features.reader import resolve_pool
-from vitlens.commands.features.measure.classifiers import write_classifiers, write_pairs
+from vitlens.commands.features.measure.classifiers import write_classifiers, write_head_differences, write_pairs
 from vitlens.commands.features.measure.images import FeatureSets, features_parts, load_sets
 from vitlens.commands.features.measure.language import require_language, write_language
 from vitlens.commands.features.measure.shown import ShownImages, write_shown
@@ -86,6 +86,7 @@ def _write_all(
     folder.write(FEATURES, [_features_row(model, test) for model, test in zip(models, tests)])
     last_layers = write_classifiers(folder, models, sets, tests, [of_model.bank for of_model in features], options)
     write_pairs(folder, last_layers, sets[0].test, seed=seed)
+    write_head_differences(folder, last_layers, sets[0].test, seed=seed)
     write_space(folder, models, sets, tests, last_layers, options)
     write_similarity(folder, tests, seed=seed)
     write_shown(folder, models, [_shown_images(own, of_model) for own, of_model in zip(sets, features)], seed=seed)

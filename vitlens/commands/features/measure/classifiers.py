@@ -19,11 +19,14 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import (
     ACCURACY,
     DEPTH,
+    HEAD_DIFFERENCE,
+    HEAD_DIFFERENCES,
     KNN,
     KNN_DIFFERENCE,
     KNN_MAJORITY,
     MARKS,
     NOTES,
+    OWN_HEAD,
     PAIRS,
     PROBE,
     PROBE_ACCURACY,
@@ -125,6 +128,26 @@ def write_pairs(folder: RunFolder, last_layers: Sequence[LastLayer], split: Spli
         images = len(split) if gap.n is None else gap.n
         rows.append(FeaturePairRow(name, first_name, second_name, gap.value, gap.low, gap.high, images, p, p_holm))
     folder.write(PAIRS, rows)
+
+
+def write_head_differences(folder: RunFolder, last_layers: Sequence[LastLayer], split: Split, *, seed: int) -> None:
+    """Compare the classifiers on each model's last layer with its own head, on the same images."""
+    compared: list[tuple[str, str, Estimate, float]] = []
+    groups = None if split.groups is None else split.groups.cpu().numpy()
+    for last in last_layers:
+        for name, correct in last.classifiers.items():
+            if last.own is None:
+                continue
+            gap = bootstrap_difference(
+                100.0 * correct.numpy(), 100.0 * last.own.numpy(), groups=groups, seed=seed, unit="points"
+            )
+            p = mcnemar(int((correct & ~last.own).sum()), int((last.own & ~correct).sum()))
+            compared.append((last.alias, name, gap, p))
+    rows = []
+    for (alias, name, gap, p), p_holm in zip(compared, holm([p for *_, p in compared])):
+        folder.metric(HEAD_DIFFERENCE(model=alias, classifier=name), gap)
+        rows.append(FeaturePairRow(name, alias, OWN_HEAD, gap.value, gap.low, gap.high, gap.n or len(split), p, p_holm))
+    folder.write(HEAD_DIFFERENCES, rows)
 
 
 def _own_answers(model: Model, split: Split, test: Features) -> Tensor | None:

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from typing import Final
 
+from vitlens.commands.features.conclusions import findings, verdicts
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import (
     ACCURACY,
     DATA,
     FEATURES,
+    HEAD_DIFFERENCES,
     KNN,
     NOTES,
     PAIRS,
@@ -15,15 +17,18 @@ from vitlens.commands.features.record import (
     PROBE_ACCURACY,
     TEMPLATES,
     FeatureDataRow,
+    FeaturePairRow,
     FeaturesRow,
 )
 from vitlens.commands.features.report.classifiers import classifier_name, depth_sections
 from vitlens.commands.features.report.language import language_sections, template_sentences
+from vitlens.commands.features.report.limits import limits
 from vitlens.commands.features.report.shown import head_sections, patch_sections, retrieval_sections
 from vitlens.commands.features.report.space import between_sentences, similarity_sections, space_sections
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.records import Record
-from vitlens.report.document import Document, Section, Sentence, sentences
+from vitlens.report.document import Document, Section, Sentence, Table
+from vitlens.report.findings import ranked
 from vitlens.report.numbers import in_words, number
 from vitlens.uncertainty import LEVEL
 
@@ -32,41 +37,42 @@ _POOLS: Final = {
     "mean": "the mean of the patches",
     "cls+mean": "the CLS token and the mean of the patches, concatenated",
 }
-_BANK_LIMITS: Final = (
-    "Information that a probe or nearest neighbours can read is present in the features; whether the model uses it is "
-    "a separate question (vitlens ablate). A probe is linear: information that it cannot read may still be present.",
-    "The bank is the training part of the data. A model that was trained on these images separates their features "
-    "better than those of unseen images, which changes their neighbours; its numbers are not comparable with those of "
-    "a model that was not trained on them.",
-)
-_LIMITS: Final = (
-    "Intervals are over test images; they do not cover the variation between training runs or banks.",
-    "Principal components, t-SNE and CKA describe these images, and are dominated by the directions in which they vary "
-    "most.",
-)
+_WHOLE: Final = "Brackets hold 95 % intervals and the number of images."
 
 
 def report(record: Record) -> Document:
     """Summary, accuracy by layer, similarity, maps, patches, heads, nearest images, zero-shot classification."""
     (data,) = record.rows(DATA)
     sections = [
-        Section("Summary", tuple(_summary(record, data)), leading=True),
+        Section("Summary", tuple(_summary(record, data)), tuple(_last_layers(record)), leading=True),
         *depth_sections(record, chance=data.chance),
         *similarity_sections(record),
         *space_sections(record, masked=data.masked),
+        *retrieval_sections(record),
         *patch_sections(record),
         *head_sections(record),
-        *retrieval_sections(record),
         *language_sections(record, chance=data.chance),
     ]
-    limits = _LIMITS if data.bank is None else (*_BANK_LIMITS, *_LIMITS)
-    return Document(record.config.title, tuple(sections), limits=sentences(*limits))
+    return Document(
+        record.config.title,
+        tuple(sections),
+        limits=tuple(limits(record)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+        preface=tuple(_preface(record)),
+    )
+
+
+def _preface(record: Record) -> Iterator[Sentence]:
+    """The images, and how the features of each model were extracted."""
+    yield from data_sentences(record)
+    yield from map(_reading, record.rows(FEATURES))
+    if record.options(FeaturesOptions).show:
+        yield Sentence("All images shown below were named with `--show` or `--query`.", says="setting")
 
 
 def _summary(record: Record, data: FeatureDataRow) -> Iterator[Sentence]:
     options = record.options(FeaturesOptions)
-    yield from data_sentences(record)
-    yield from map(_reading, record.rows(FEATURES))
     if data.bank is None:
         yield Sentence(f"k-NN and the linear probe are left out: {data.no_bank}.", (data,))
     for alias in record.aliases:
@@ -76,9 +82,7 @@ def _summary(record: Record, data: FeatureDataRow) -> Iterator[Sentence]:
     for alias in record.aliases:
         yield from template_sentences([row for row in record.rows(TEMPLATES) if row.model == alias])
     yield from (Sentence(f"{row.note[:1].upper()}{row.note[1:]}.", (row,)) for row in record.rows(NOTES))
-    if options.show:
-        yield Sentence("All images shown below were named with `--show` or `--query`.")
-    yield Sentence("Brackets hold 95 % intervals and the number of images.")
+    yield Sentence(_WHOLE, says="method")
 
 
 def _reading(row: FeaturesRow) -> Sentence:
@@ -101,15 +105,51 @@ def _last_layer(record: Record, alias: str, options: FeaturesOptions, bank: int)
     own = metrics.get(ACCURACY(model=alias))
     if not accuracies:
         if own is not None:
-            yield Sentence(f"`{alias}`: top-1 accuracy of the model's own classifier {in_words(own)}.")
+            yield Sentence(f"`{alias}`: top-1 accuracy of the model's own classifier {in_words(own)}.", (own,))
         return
     listed = ", ".join(f"{title} {in_words(estimate, with_n=False)}" for title, estimate in accuracies.items())
     itself = "" if own is None else f"; of the model's own classifier {in_words(own, with_n=False)}"
     count = next(iter(accuracies.values())).n
     yield Sentence(
         f"Top-1 accuracy with the features of `{alias}`'s last layer, on {count:,} test images with {bank:,} training "
-        f"images: {listed}{itself}."
+        f"images: {listed}{itself}.",
+        (*accuracies.values(), bank, *options.ks, *([] if own is None else [own])),
     )
+    for row in record.rows(HEAD_DIFFERENCES):
+        if row.first == alias and row.classifier == PROBE:
+            yield _beside_head(row)
+
+
+def _beside_head(row: FeaturePairRow) -> Sentence:
+    """The linear probe beside the model's own head."""
+    if row.p_holm > LEVEL:
+        verdict = "no significant difference"
+    else:
+        verdict = (
+            "the features hold more than the classifier reads"
+            if row.difference > 0
+            else "the classifier reads them better"
+        )
+    return Sentence(
+        f"Linear probe minus the own classifier of `{row.first}`: {in_words(row.estimate)}; {verdict} (McNemar's exact "
+        f"test, p = {number(row.p_holm)}).",
+        (row,),
+    )
+
+
+def _last_layers(record: Record) -> Iterator[Table]:
+    """The accuracy with each model's last layer, by classifier, beside that of its own head."""
+    named = {"own classifier": ACCURACY, "linear probe": PROBE_ACCURACY}
+    names = {title: {alias: metric(model=alias) for alias in record.aliases} for title, metric in named.items()}
+    for k in record.options(FeaturesOptions).ks:
+        names[classifier_name(f"knn-{k}")] = {alias: KNN(model=alias, k=k) for alias in record.aliases}
+    known = {title: own for title, own in names.items() if any(name in record.metrics for name in own.values())}
+    if known:
+        yield Table(
+            "Top-1 accuracy with the last layer's features",
+            ("model", *known),
+            tuple((alias, *(record.metrics.get(own[alias]) for own in known.values())) for alias in record.aliases),
+        )
 
 
 def _compared(record: Record, options: FeaturesOptions) -> Iterator[Sentence]:
@@ -124,5 +164,5 @@ def _compared(record: Record, options: FeaturesOptions) -> Iterator[Sentence]:
         yield Sentence(
             f"Accuracy with the {classifier_name(row.classifier)}, `{row.first}` minus `{row.second}`: "
             f"{in_words(row.estimate)}; {verdict} (McNemar's exact test{tests}, p = {number(row.p_holm)}).",
-            (row,),
+            (row, len(rows), max(options.ks)),
         )

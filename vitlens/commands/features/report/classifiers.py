@@ -44,7 +44,8 @@ def depth_sections(record: Record, *, chance: float) -> Iterator[Section]:
         for sentence in _over_depth(_curve(rows, classifier, alias))
     ]
     figure = FigureSpec("depth", _CAPTION, partial(_draw_depth, record, chance))
-    yield Section("Accuracy by layer", tuple(sentences), tuple(_tables(rows, record.rows(PAIRS))), (figure,))
+    tables = tuple(_tables(rows, record.rows(PAIRS)))
+    yield Section("Accuracy by layer", tuple(sentences), tables, (figure,), leading=True)
 
 
 def _curve(rows: Sequence[DepthRow], classifier: str, alias: str) -> list[DepthRow]:
@@ -65,7 +66,7 @@ def _over_depth(rows: Sequence[DepthRow]) -> Iterator[Sentence]:
         f"`{first.model}`, {classifier_name(first.classifier)}: accuracy {in_words(first.estimate)} in {first.title} "
         f"and {in_words(last.estimate)} in {last.title}, {where}; {percent(_NEARLY)} of the last layer's accuracy is "
         f"first reached in {nearly.title}.",
-        (first, last, best, nearly),
+        (first, last, best, nearly, first.voters, _NEARLY),
     )
 
 

@@ -10,7 +10,7 @@ from vitlens.commands.features.report.classifiers import ROWS
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words, number
-from vitlens.uncertainty import LEVEL
+from vitlens.uncertainty import LEVEL, Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ def template_sentences(rows: Sequence[TemplateRow]) -> Iterator[Sentence]:
         f"Zero-shot accuracy of `{ensemble.model}`, given only the names of the classes: "
         f"{in_words(ensemble.estimate)} on the test images, with the ensemble of {len(single)} "
         f"template{'s' if len(single) > 1 else ''}.",
-        (ensemble,),
+        tuple(rows),
     )
     if len(single) > 1:
         best, worst = max(single, key=lambda row: row.accuracy), min(single, key=lambda row: row.accuracy)
@@ -47,7 +47,7 @@ def template_sentences(rows: Sequence[TemplateRow]) -> Iterator[Sentence]:
             f"{in_words(best.estimate, with_n=False)} (“{best.template}”): {gap} points by the wording alone, best and "
             f"worst being selected from the results. {differing or 'None'} of the {len(single)} differ significantly "
             "from the ensemble (McNemar, Holm).",
-            tuple(rows),
+            (*rows, Estimate(100 * (best.accuracy - worst.accuracy), unit="points")),
         )
 
 
@@ -73,7 +73,9 @@ def language_sections(record: Record, *, chance: float) -> Iterator[Section]:
         Sentence(f"`{row.model}` has no zero-shot accuracy: {row.reason}.", (row,)) for row in record.rows(NO_ZERO_SHOT)
     ]
     if figures or sentences:
-        yield Section("Zero-shot classification and prompts", tuple(sentences), tuple(tables), tuple(figures))
+        yield Section(
+            "Zero-shot classification and prompts", tuple(sentences), tuple(tables), tuple(figures), leading=True
+        )
 
 
 def _template_table(rows: Sequence[TemplateRow]) -> Table:

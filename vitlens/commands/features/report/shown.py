@@ -14,6 +14,7 @@ from vitlens.commands.features.arrays import (
     MatchArrays,
     RetrievalArrays,
 )
+from vitlens.commands.features.conclusions import SEARCHED
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import (
     HEADS,
@@ -78,7 +79,16 @@ def patch_sections(record: Record) -> Iterator[Section]:
                 "variance in the three colours": lambda row: Estimate(sum(row.explained)),
             },
         )
-        yield Section("Patches", tables=(table,), figures=tuple(figures))
+        yield Section("Patches", tuple(map(_colours, rows)), (table,), tuple(figures), leading=True)
+
+
+def _colours(row: PatchColoursRow) -> Sentence:
+    """How much of the features the colours show."""
+    share = Estimate(sum(row.explained))
+    return Sentence(
+        f"The three colours hold {in_words(share)} of the variance of the patch features of `{row.model}`.",
+        (row, share),
+    )
 
 
 def _draw_colours(record: Record, rows: Sequence[PatchColoursRow]) -> "Figure":
@@ -114,7 +124,13 @@ def head_sections(record: Record) -> Iterator[Section]:
         for name, part in sheets(f"heads_{row.model}", row.heads, _HEADS):
             figures.append(FigureSpec(name, _HEADS_CAPTION, partial(_draw_heads, row, arrays, part)))
     if figures:
-        yield Section("Attention of the last layer's heads", figures=tuple(figures))
+        lines = tuple(
+            Sentence(
+                f"`{row.model}`: the attention of {row.reading} in layer {row.layer}, by {row.heads} heads.", (row,)
+            )
+            for row in record.rows(HEADS)
+        )
+        yield Section("Attention of the last layer's heads", lines, figures=tuple(figures), leading=True)
 
 
 def _draw_heads(row: LastLayerHeadsRow, arrays: LastLayerHeadsArrays, part: slice) -> "Figure":
@@ -140,20 +156,32 @@ def retrieval_sections(record: Record) -> Iterator[Section]:
         figures.append(
             FigureSpec(f"retrieval_{row.model}", _retrieval_caption(row, arrays), partial(_draw_retrieval, row, arrays))
         )
-    sentences = [sentence for row in rows for sentence in _precision(record, row.model)]
-    yield Section("Nearest images", tuple(sentences), figures=tuple(figures))
+    sentences = [sentence for row in rows for sentence in (*_precision(record, row.model), *_too_few(row))]
+    yield Section("Nearest images", tuple(sentences), figures=tuple(figures), leading=True)
+
+
+def _too_few(row: RetrievalRow) -> Iterator[Sentence]:
+    """That the nearest of a few images need not be near."""
+    if row.images < SEARCHED:
+        yield Sentence(
+            f"The neighbours in `{row.model}` are the nearest of only {row.images} images: that one of them is shown "
+            f"does not mean that it is similar. At least {SEARCHED} are needed for retrieval to show anything.",
+            (row, SEARCHED),
+        )
 
 
 def _precision(record: Record, alias: str) -> Iterator[Sentence]:
     """The share of the nearest images that are of the test image's class."""
-    parts = []
+    parts, shares = [], []
     for k in record.options(FeaturesOptions).ks:
         share = record.metrics.get(RETRIEVAL_PRECISION(model=alias, k=k))
         if share is not None:
+            shares += [share, k]
             parts.append(f"of the {k} nearest {in_words(share)}" if k > 1 else f"of the nearest {in_words(share)}")
     if parts:
         yield Sentence(
-            f"Neighbours in the last layer of `{alias}` that are of the test image's class: {', '.join(parts)}."
+            f"Neighbours in the last layer of `{alias}` that are of the test image's class: {', '.join(parts)}.",
+            tuple(shares),
         )
 
 

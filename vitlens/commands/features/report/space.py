@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from vitlens.commands.features.arrays import LAYER_SIMILARITY, SPACE_ARRAYS, SpaceArrays
+from vitlens.commands.features.conclusions import GROUP, largest_class
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import MARKS, SIMILARITY, SPACE, SimilarityRow, SpaceRow
+from vitlens.commands.features.record import DATA, MARKS, SIMILARITY, SPACE, SimilarityRow, SpaceRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence
 
@@ -60,7 +61,7 @@ def similarity_sections(record: Record) -> Iterator[Section]:
             FigureSpec("cka", _CKA_CAPTION, partial(_draw_similarity, record, "cka")),
             FigureSpec("distances", _RANK_CAPTION, partial(_draw_similarity, record, "rank")),
         )
-        yield Section("Similarity of layers", tuple(sentences), figures=figures)
+        yield Section("Similarity of layers", tuple(sentences), figures=figures, leading=True)
 
 
 def _within(row: SimilarityRow) -> Sentence:
@@ -104,7 +105,7 @@ def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
         rows = [row for row in record.rows(SPACE) if row.model == alias]
         if not rows:
             continue
-        sentences += [_trust(alias, rows), *_without_tsne(record, alias, rows)]
+        sentences += [*_singletons(record, alias, rows), _trust(alias, rows), *_without_tsne(record, alias, rows)]
         arrays = record.arrays(SPACE_ARRAYS, model=alias)
         images, patches = ([row for row in rows if row.of == of] for of in ("images", "patches"))
         if images:
@@ -115,7 +116,7 @@ def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
             draw = partial(_draw_patches, alias, arrays, patches, masked)
             figures.append(FigureSpec(f"space_patches_{alias}", caption, draw))
     if figures:
-        yield Section("Maps of the last layer's features", tuple(sentences), figures=tuple(figures))
+        yield Section("Maps of the last layer's features", tuple(sentences), figures=tuple(figures), leading=True)
 
 
 def _trust(alias: str, rows: Sequence[SpaceRow]) -> Sentence:
@@ -126,6 +127,18 @@ def _trust(alias: str, rows: Sequence[SpaceRow]) -> Sentence:
     )
 
 
+def _singletons(record: Record, alias: str, rows: Sequence[SpaceRow]) -> Iterator[Sentence]:
+    """That classes of few images cannot form groups."""
+    (data,) = record.rows(DATA)
+    largest = largest_class(data)
+    if largest and largest < GROUP and any(row.of == "images" for row in rows):
+        yield Sentence(
+            f"Whether the features of `{alias}` group images by class cannot be seen here: the largest of the classes "
+            f"has {largest} of the {data.test:,} images. It takes classes of at least {GROUP}.",
+            (data, largest, GROUP),
+        )
+
+
 def _without_tsne(record: Record, alias: str, rows: Sequence[SpaceRow]) -> Iterator[Sentence]:
     """The reason why a map that is made by default is missing."""
     options = record.options(FeaturesOptions)
@@ -134,7 +147,7 @@ def _without_tsne(record: Record, alias: str, rows: Sequence[SpaceRow]) -> Itera
         yield Sentence(
             f"There is no t-SNE of the images of `{alias}`: {images[0].n} are too few for a perplexity of "
             f"{options.perplexity:g}, which takes more than {3 * options.perplexity:g} (`--perplexity`).",
-            tuple(images),
+            (*images, options.perplexity, 3 * options.perplexity),
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from vitlens.commands.profile.conclusions import findings, verdicts
 from vitlens.commands.profile.record import (
     CONVENTIONS,
     COSTS,
@@ -15,30 +16,25 @@ from vitlens.commands.profile.record import (
     SPEED,
     CostRow,
     MachineRow,
+    PartRow,
+    in_pixels,
 )
-from vitlens.commands.profile.report.growth import growth_sections, in_pixels
+from vitlens.commands.profile.report.growth import growth_sections
+from vitlens.commands.profile.report.limits import limits
 from vitlens.commands.profile.report.speed import fastest, fastest_sentences, speed_section
 from vitlens.figures.profile.counts import in_thousands
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
+from vitlens.report.findings import ranked
 from vitlens.report.numbers import number, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DISTURBED: Final = 1.5  # upper over lower quartile; on an idle machine the passes of one batch size differ less
 _STORED: Final = (
     "Training memory is what autograd stores from a forward pass for the backward pass, each storage counted once and "
     "parameters not counted; it grows with the batch. A training step also needs the parameters, their gradients and "
     "the optimiser's state (AdamW: twice the parameters)."
-)
-_LIMITS: Final = (
-    "Intervals of medians are those of order statistics and assume independent passes, while successive passes are "
-    "correlated. Times include normalisation, but not reading, decoding and resizing of images.",
-    "FLOPs do not determine time: small matrix products are limited by memory access, and operations that are not "
-    "counted (norms, softmax, activations) take time, too. FLOPs are exact, so the interval of their exponent shows "
-    "only how far the curve is from a power law.",
-    "Tokens of a windowed model or a CNN are the positions that its first block works on.",
 )
 
 
@@ -48,7 +44,7 @@ def report(record: Record) -> Document:
     models = record.rows(COSTS)
     summary = Section(
         "Summary",
-        (*_untrained(models), *map(_model_sentence, models), *fastest_sentences(record, models)),
+        (*fastest_sentences(record, models), *map(_model_sentence, models), *_untrained(models)),
         (_side_by_side(record, models),),
         (FigureSpec("parts", _parts_caption(record), partial(_draw_parts, record)),),
         leading=True,
@@ -60,13 +56,19 @@ def report(record: Record) -> Document:
         _memory(record, models, machine),
         *growth_sections(record, models),
     ]
-    return Document(record.config.title, tuple(sections), limits=tuple(_limits(record, machine)))
+    return Document(
+        record.config.title,
+        tuple(sections),
+        limits=tuple(limits(record, machine)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+    )
 
 
 def _untrained(models: Sequence[CostRow]) -> Iterator[Sentence]:
     names = [f"`{row.model}`" for row in models if row.untrained]
     if names:
-        yield Sentence(f"Untrained: {', '.join(names)}; cost does not depend on the weights.")
+        yield Sentence(f"Untrained: {', '.join(names)}; cost does not depend on the weights.", says="setting")
 
 
 def _model_sentence(row: CostRow) -> Sentence:
@@ -75,16 +77,18 @@ def _model_sentence(row: CostRow) -> Sentence:
         f"`{row.model}` has {row.parameters:,} parameters and needs {in_thousands(row.flops)}FLOPs for an image of "
         f"{in_pixels(row.size)} px"
     )
+    share = row.products / row.flops
+    rows = (row, row.flops / 1e3, row.flops / 1e6, row.flops / 1e9, share)
     if not row.products:
-        return Sentence(f"{words}; it has no attention." if row.family == "cnn" else f"{words}.", (row,))
-    words += f", {number(100 * row.products / row.flops)} % of them for the products of attention"
+        return Sentence(f"{words}; it has no attention." if row.family == "cnn" else f"{words}.", rows)
+    words += f", {number(100 * share)} % of them for the products of attention"
     if row.crossover is not None:
         side = "below" if row.tokens < row.crossover else "above"
         words += (
             f"; its {row.tokens:,} tokens are {side} the {row.crossover:,.0f} tokens at which these products would "
             "equal the FLOPs of projections and MLPs"
         )
-    return Sentence(f"{words}.", (row,))
+    return Sentence(f"{words}.", rows)
 
 
 def _side_by_side(record: Record, models: Sequence[CostRow]) -> Table:
@@ -157,11 +161,27 @@ def _parts(record: Record, models: Sequence[CostRow]) -> Section:
     )
     names = ", ".join(f"`{row.model}`" for row in models if row.by_formula)
     checked = (
-        f"The counted FLOPs equal those of the formula (8 N d² + 4 N² d + 4 N d h a block) for {names}."
+        f"The counted FLOPs equal those of the formula `8 N d² + 4 N² d + 4 N d h` a block for {names}."
         if names
         else None
     )
-    return Section("Parameters and FLOPs by part", sentences(_convention(record), checked), (table, meanings))
+    lines = (
+        *map(_largest_part, models, [_parts_of(record, row.model) for row in models]),
+        *sentences(checked, rows=models),
+        *sentences(_convention(record), says="method"),
+    )
+    return Section("Parameters and FLOPs by part", lines, (table, meanings))
+
+
+def _parts_of(record: Record, alias: str) -> list[PartRow]:
+    return [row for row in record.rows(PARTS) if row.model == alias]
+
+
+def _largest_part(model: CostRow, parts: Sequence[PartRow]) -> Sentence:
+    """The part with the most FLOPs."""
+    row = max(parts, key=lambda row: row.flops)
+    share = row.flops / model.flops
+    return Sentence(f"In `{model.model}` {percent(share, 1)} of the FLOPs are those of: {row.part}.", (row, share))
 
 
 def _memory(record: Record, models: Sequence[CostRow], machine: MachineRow) -> Section:
@@ -176,28 +196,21 @@ def _memory(record: Record, models: Sequence[CostRow], machine: MachineRow) -> S
         },
     )
     peak = record.metrics.get(PROCESS_PEAK())
-    process = None if peak is None else (
+    process = () if peak is None else sentences(
         f"The peak memory of the process was {number(peak.value / 1e6)} MB: Python, its libraries and all models "
-        "together."
+        "together.",
+        rows=(peak, peak.value / 1e6),
     )  # fmt: skip
     casts = "In bf16 autograd also stores the cast weights; they are counted." if machine.arithmetic == "bf16" else None
-    return Section("Memory", sentences(_STORED, process, casts), (table,))
+    lines = (*map(_activations, models), *process, *sentences(_STORED, casts, says="method"))
+    return Section("Memory", lines, (table,))
 
 
-def _limits(record: Record, machine: MachineRow) -> Iterator[Sentence]:
-    threads = f"{machine.threads} thread{'s' if machine.threads != 1 else ''}"
-    yield Sentence(
-        f"Times were measured on this machine ({machine.name}, {threads}, {machine.arithmetic}) under its load at the "
-        "time; on other machines the order of models may differ.",
-        (machine,),
+def _activations(row: CostRow) -> Sentence:
+    """What one image needs in memory."""
+    stored, peak = row.training_bytes / 1e6, row.inference_bytes / 1e6
+    return Sentence(
+        f"One image of `{row.model}` takes {number(stored)} MB for a backward pass and {number(peak)} MB at the peak "
+        "of inference.",
+        (row, stored, peak),
     )
-    rows = record.rows(SPEED)
-    disturbed = [row for row in rows if row.high > _DISTURBED * row.low]
-    if disturbed:
-        yield Sentence(
-            f"At {len(disturbed)} of {len(rows)} batch sizes the upper quartile is more than {_DISTURBED} times the "
-            "lower, so other work probably ran on this machine. Repeat the measurement on an idle machine before "
-            "comparing times.",
-            tuple(disturbed),
-        )
-    yield from sentences(*_LIMITS)

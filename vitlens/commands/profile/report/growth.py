@@ -4,17 +4,31 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vitlens.commands.profile.record import EXPONENTS, LEFT_OUT, TOKENS, CostRow, ExponentRow, Sweep, TokensRow
+from vitlens.commands.profile.record import (
+    EXPONENTS,
+    LEFT_OUT,
+    TOKENS,
+    CostRow,
+    ExponentRow,
+    Sweep,
+    TokensRow,
+    in_pixels,
+)
 from vitlens.commands.profile.report.speed import CURVES
 from vitlens.figures.profile.counts import in_thousands
 from vitlens.records import Record
-from vitlens.report.document import FigureSpec, Section, Table, sentences
+from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.numbers import number, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COSTS: Final = {"latency": "latency", "flops": "FLOPs", "products": "FLOPs of attention products"}
+_TOKENS: Final = "Tokens of a windowed model or a CNN are the positions that its first block works on."
+_STEPS: Final = (
+    "A windowed model pads its maps to whole windows, or uses smaller windows, depending on the size: its curve has "
+    "steps."
+)
 _SWEEPS: Final[dict[Sweep, tuple[str, str]]] = {  # the name of the figure, and how tokens are varied
     "patch size": ("growth_patches", "smaller patches"),
     "image size": ("growth", "larger images"),
@@ -29,28 +43,29 @@ def growth_sections(record: Record, models: Sequence[CostRow]) -> Iterator[Secti
         if not exponents:
             continue
         batch = "one image" if points[0].images == 1 else f"{points[0].images} images"
-        texts = [
+        how_grown = [
             f"The number of tokens is raised by {how}; each model is rebuilt with new position embeddings for each "
             f"{sweep}, and timed with {batch} at a time. The exponent k is that of cost = c · tokens^k, by linear "
-            "regression of the logarithms over the range in the table.",
-            *_exponent_texts(exponents),
+            "regression of the logarithms over the range in the table; FLOPs are exact, so the interval of their "
+            "exponent shows only how far the curve is from a power law.",
+            _TOKENS if any(row.family in ("windowed", "cnn") for row in models) else "",
+            _STEPS if any(row.family == "windowed" for row in models) else "",
         ]
-        if any(row.family == "windowed" for row in models):
-            texts.append(
-                "A windowed model pads its maps to whole windows, or uses smaller windows, depending on the size: its "
-                "curve has steps."
-            )
-        texts += [
-            f"Left out, `{row.model}` at {in_pixels(row.size)} px: {row.reason}."
-            for row in record.rows(LEFT_OUT)
-            if row.sweep == sweep
-        ]
+        lines = (
+            *_exponent_sentences(exponents),
+            *(
+                Sentence(f"Left out, `{row.model}` at {in_pixels(row.size)} px: {row.reason}.", (row,))
+                for row in record.rows(LEFT_OUT)
+                if row.sweep == sweep
+            ),
+            *sentences(*how_grown, says="method"),
+        )
         figure = FigureSpec(name, _growth_caption(exponents), partial(_draw_growth, sweep, points, exponents))
         tables = (_exponent_table(exponents), _points_table(points))
-        yield Section(f"Growth of cost with tokens: {sweep}", sentences(*texts), tables, (figure,))
+        yield Section(f"Growth of cost with tokens: {sweep}", lines, tables, (figure,), leading=True)
 
 
-def _exponent_texts(exponents: Sequence[ExponentRow]) -> Iterator[str]:
+def _exponent_sentences(exponents: Sequence[ExponentRow]) -> Iterator[Sentence]:
     """How latency, FLOPs and attention products of each model grow, and over which range."""
     for model in dict.fromkeys(row.model for row in exponents):
         by_cost = {row.cost: row for row in exponents if row.model == model}
@@ -61,7 +76,7 @@ def _exponent_texts(exponents: Sequence[ExponentRow]) -> Iterator[str]:
         )
         if "products" in by_cost:
             words += f", the products of attention with {_power(by_cost['products'])}"
-        yield f"{words}."
+        yield Sentence(f"{words}.", tuple(by_cost.values()))
 
 
 def _power(row: ExponentRow) -> str:
@@ -130,9 +145,3 @@ def _draw_growth(sweep: Sweep, points: Sequence[TokensRow], exponents: Sequence[
             )
         )
     return growth_by_tokens(growths=growths, title=f"Growth of cost with the number of tokens, by {_SWEEPS[sweep][1]}")
-
-
-def in_pixels(size: tuple[int, int]) -> str:
-    """Height and width: "32x48"."""
-    height, width = size
-    return f"{height}x{width}"

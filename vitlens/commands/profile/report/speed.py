@@ -1,14 +1,15 @@
 """Latency and throughput by batch size: sentences, table and curves."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vitlens.commands.profile.record import LATENCY, SPEED, CostRow, MachineRow, SpeedRow
+from vitlens.commands.profile.conclusions import common_batches, ratio, times_at
+from vitlens.commands.profile.record import SPEED, CostRow, MachineRow, SpeedRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.numbers import in_words, number
-from vitlens.uncertainty import Side, apart
+from vitlens.uncertainty import Estimate, Side, apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,24 +18,36 @@ CURVES: Final = 6  # at most in one figure, to be distinguishable
 
 
 def fastest_sentences(record: Record, models: Sequence[CostRow]) -> Iterator[Sentence]:
-    """The model with the lowest latency, and the batch size of the highest throughput of each."""
+    """The model with the lowest latency at the batch sizes that all had, and the highest throughput of each."""
     if len(models) < 2:
         return
-    rows = record.rows(SPEED)
-    size = min(row.images for row in rows)
-    times = {row.model: record.metrics.get(LATENCY(model=row.model, batch=size)) for row in models}
-    timed = {alias: time for alias, time in times.items() if time is not None}
-    if len(timed) > 1:
-        first, last = min(timed, key=lambda alias: timed[alias].value), max(timed, key=lambda alias: timed[alias].value)
-        images = "one image" if size == 1 else f"a batch of {size}"
-        overlap = "" if apart(timed[first], timed[last]) is Side.BELOW else ", but their intervals overlap"
-        yield Sentence(
-            f"For {images} `{first}` has the lowest median latency, {in_words(timed[first])}; that of `{last}` is "
-            f"{number(timed[last].value / timed[first].value)} times as high, {in_words(timed[last])}{overlap}."
-        )
-    best = [fastest(rows, row.model) for row in models]
+    batches = common_batches(record)
+    for batch in dict.fromkeys([*batches[:1], *batches[-1:]]):
+        yield from _fastest_at(times_at(record, batch), batch)
+    best = [fastest(record.rows(SPEED), row.model) for row in models]
     listed = "; ".join(f"`{row.model}` {row.rate:,.0f} images/s in batches of {row.images}" for row in best)
-    yield Sentence(f"Highest throughput: {listed}.", tuple(best))
+    yield Sentence(f"Highest throughput: {listed}.", (*best, *(row.rate for row in best)))
+
+
+def _fastest_at(times: Mapping[str, Estimate], batch: int) -> Iterator[Sentence]:
+    """The lowest and the highest latency at one batch size, where these can be told apart."""
+    if len(times) < 2:
+        return
+    first, last = min(times, key=lambda alias: times[alias].value), max(times, key=lambda alias: times[alias].value)
+    images = "one image" if batch == 1 else f"batches of {batch}"
+    if apart(times[first], times[last]) is not Side.BELOW:
+        yield Sentence(
+            f"For {images} the models are not shown to differ in latency: `{first}` {in_words(times[first])}, `{last}` "
+            f"{in_words(times[last])}, whose intervals overlap.",
+            (times[first], times[last], batch),
+        )
+        return
+    factor = ratio(times[last], times[first])
+    yield Sentence(
+        f"For {images} `{first}` has the lowest median latency, {in_words(times[first])}; that of `{last}` is "
+        f"{number(factor.value)} times as high, {in_words(times[last])}.",
+        (times[first], times[last], factor, batch),
+    )
 
 
 def fastest(rows: Sequence[SpeedRow], alias: str) -> SpeedRow:
@@ -57,7 +70,17 @@ def speed_section(record: Record, machine: MachineRow) -> Section:
         columns["device peak (MB)"] = lambda row: None if row.device_bytes is None else number(row.device_bytes / 1e6)
     figure = FigureSpec("speed", _speed_caption(rows), partial(_draw_speed, record))
     table = Table.of("Latency and throughput by batch size", rows, columns)
-    return Section("Speed by batch size", sentences(_stopped(rows, machine)), (table,), (figure,))
+    best = [fastest(rows, alias) for alias in _aliases(rows)]
+    opening = tuple(
+        Sentence(
+            f"`{row.model}` classifies most images per second in batches of {row.images}: {row.rate:,.0f}, a pass in "
+            f"{number(1000 * row.median)} ms.",
+            (row, row.rate, 1000 * row.median),
+        )
+        for row in best
+    )
+    lines = (*opening, *sentences(_stopped(rows, machine), rows=(machine, *rows)))
+    return Section("Speed by batch size", lines, (table,), (figure,), leading=True)
 
 
 def _stopped(rows: Sequence[SpeedRow], machine: MachineRow) -> str | None:

@@ -21,8 +21,10 @@ from vitlens.commands.study.record import (
     DesignRow,
     PointRow,
 )
+from vitlens.commands.study.report.factors import findings, limits, verdicts
 from vitlens.records import MetricName, Record, TableOf
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
+from vitlens.report.findings import ranked
 from vitlens.report.numbers import in_words, number
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
@@ -73,7 +75,27 @@ def points_report(record: Record) -> Document:
         Section("Differences", tuple(_differences(record)), tuple(_comparisons(record))),
         Section("How the points were trained", tuple(_training(record, design)), tuple(_recipes(record))),
     )
-    return Document(record.config.title, sections, limits=sentences(*_limits(design)))
+    return Document(
+        record.config.title,
+        sections,
+        limits=tuple(limits(record)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+        preface=_budget(record, design),
+    )
+
+
+def _budget(record: Record, design: DesignRow) -> tuple[Sentence, ...]:
+    """The budget that all points had."""
+    steps = sorted({row.steps for row in record.rows(POINTS)})
+    same = "the same" if len(steps) == 1 else "not the same"
+    return (
+        Sentence(
+            f"Every point had {design.epochs} epochs ({' or '.join(f'{count:,}' for count in steps)} steps, {same} for "
+            "all) with the recipe below, the same for all points of a preset; the last weights are tested, once.",
+            (design, *record.rows(POINTS)),
+        ),
+    )
 
 
 def _accuracy(record: Record, row: PointRow) -> Estimate:
@@ -88,7 +110,7 @@ def _summary(record: Record, design: DesignRow) -> Iterator[Sentence]:
         f"{len(rows)} points, each trained with {_seeds_and_epochs(design)}. Highest: `{best.words}`, top-1 accuracy "
         f"{in_words(_accuracy(record, best))}; lowest: `{worst.words}`, {in_words(_accuracy(record, worst))}"
         f"{'; their intervals overlap.' if overlap else '.'}",
-        (best, worst),
+        (best, worst, _accuracy(record, best), _accuracy(record, worst), design, len(rows)),
     )
     cheap, expensive = (choose(record.rows(POINTS), key=lambda row: row.flops) for choose in (min, max))
     if expensive.flops > _COST_RATIO * cheap.flops:
@@ -96,7 +118,12 @@ def _summary(record: Record, design: DesignRow) -> Iterator[Sentence]:
             f"`{expensive.words}` takes {number(expensive.flops / cheap.flops)} times the operations of "
             f"`{cheap.words}`, whose training processed "
             f"{number(cheap.images_per_second / expensive.images_per_second)} times as many images per second.",
-            (cheap, expensive),
+            (
+                cheap,
+                expensive,
+                expensive.flops / cheap.flops,
+                cheap.images_per_second / expensive.images_per_second,
+            ),
         )
 
 
@@ -190,8 +217,9 @@ def _differences(record: Record) -> Iterator[Sentence]:
         count = f"{len(differing) or 'None'} of {len(rows)} comparison{'' if len(rows) == 1 else 's'} {which}"
         if differing:
             listed = "; ".join(_difference(record, metric, row, names) for row in differing)
+            gaps = [record.metric(metric(model=row.label, against=row.against)) for row in differing]
             verb = "is" if len(differing) == 1 else "are"
-            yield Sentence(f"{count} {verb} significant after Holm's correction: {listed}.", tuple(differing))
+            yield Sentence(f"{count} {verb} significant after Holm's correction: {listed}.", (*rows, *gaps, 0.0))
         else:
             yield Sentence(
                 f"{count} is significant after Holm's correction; that does not show that there is no difference.",
@@ -244,36 +272,21 @@ def _comparison_table(record: Record, table: TableOf[ComparisonRow], metric: Met
 
 def _training(record: Record, design: DesignRow) -> Iterator[Sentence]:
     (tested,) = data_sentences(record)
-    yield Sentence(f"Trained on {design.train_images:,} images, tested on {tested.text}", (design,))
-    steps = sorted({row.steps for row in record.rows(POINTS)})
     yield Sentence(
-        f"Every point had {design.epochs} epochs ({' or '.join(f'{count:,}' for count in steps)} steps) with the "
-        "recipe below, the same for all points of a preset; the last weights are tested, once. The weights of each "
-        "training are in `points/`, in a folder that every command takes as a MODEL."
+        f"Trained on {design.train_images:,} images, tested on {tested.text}", (design, *tested.rows), "setting"
     )
-    yield from sentences(*KINDS[design.kind].notes)
-    yield Sentence(_INTERVALS if design.seeds > 1 else _INTERVALS_OF_ONE_SEED)
+    yield Sentence(
+        "The weights of each training are in `points/`, in a folder that every command takes as a MODEL.",
+        says="setting",
+    )
+    yield from sentences(*KINDS[design.kind].notes, says="setting")
+    yield Sentence(_INTERVALS if design.seeds > 1 else _INTERVALS_OF_ONE_SEED, says="method")
 
 
 def _recipes(record: Record) -> Iterator[Table]:
     for preset, rows in groupby(record.rows(RECIPES), key=lambda row: row.preset):
         columns = {"setting": lambda row: row.setting, "value": lambda row: row.value}
         yield Table.of(f"Recipe of {preset}", list(rows), columns)
-
-
-def _limits(design: DesignRow) -> Iterator[str]:
-    yield (
-        f"The trainings are short: {design.epochs} epochs rank the points for this budget only. A larger model often "
-        "learns more slowly and may be better with more epochs (--epochs)."
-    )
-    yield (
-        "All points of a preset are trained with one recipe. Its learning rate was chosen for the whole model, so a "
-        "point that lacks parts may do better with another learning rate."
-    )
-    yield (
-        "Operations are counted by torch (matrix products and convolutions). Training speed was measured on this "
-        "machine; other programs running on it reduce it."
-    )
 
 
 def _names(record: Record) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Train a preset from scratch, or fine-tune a trained model, and write the run's folder."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from vitlens.commands.scaffold.trackers import require_trackers
 from vitlens.commands.scaffold.tracking import TrackerWatcher
 from vitlens.commands.scaffold.training_progress import training_progress
 from vitlens.commands.scaffold.unseen import keep_training_images
+from vitlens.commands.train.gaps import gain, generalisation_gap, is_mixed
 from vitlens.commands.train.measure.compared import compare_ways
 from vitlens.commands.train.measure.distillation import (
     DistillationSetup,
@@ -36,6 +38,8 @@ from vitlens.commands.train.record import (
     COMPUTED,
     CONFUSION,
     FINE_TUNED,
+    GAIN,
+    GAP,
     HISTORY,
     IMAGES,
     IMAGES_PER_SECOND,
@@ -52,7 +56,7 @@ from vitlens.data.split import Split
 from vitlens.training.checkpoint import require_interval
 from vitlens.training.head import fit_head
 from vitlens.training.loop import fit
-from vitlens.training.metrics import TrainingResult
+from vitlens.training.metrics import EpochMetrics, TrainingResult
 from vitlens.uncertainty import Estimate
 
 __all__ = ["measure"]
@@ -174,6 +178,7 @@ def _write(
     folder.metric(BEST_ACCURACY(model=alias), Estimate(result.best_accuracy, n=len(split)))
     folder.metric(SECONDS(model=alias), Estimate(result.seconds, unit="s"))
     folder.metric(IMAGES_PER_SECOND(model=alias), Estimate(result.history[-1].images_per_second, unit="images/s"))
+    write_gaps(folder, alias, result.history, images=len(start.train), tested=answers, mixed=is_mixed(recipe.numbers()))
     folder.write(COMPUTED, [ComputedRow(note) for note in result.notes])
     folder.write(HISTORY, result.history)
     folder.write(CLASSES, _class_rows(answers, split))
@@ -188,6 +193,24 @@ def _write(
     folder.write(FINE_TUNED, [] if start.fresh else [fine_tuned_row(start.model, plan.tuning)])
     counts = confusion(answers.labels, answers.predictions, count=len(answers.classes)).numpy()
     folder.save(CONFUSION, ConfusionArrays(counts))
+
+
+def write_gaps(
+    folder: RunFolder,
+    alias: str,
+    history: Sequence[EpochMetrics],
+    *,
+    images: int,
+    tested: Evaluation,
+    mixed: bool,
+) -> None:
+    """Write how much lower the accuracy is on test images, and how much it still rose at the end, where known."""
+    own = accuracy(tested.correct, groups=tested.groups)
+    gap = None if mixed else generalisation_gap(history, own, images=images)
+    rise = gain(history, tested=len(tested.labels))
+    for metric, estimate in ((GAP, gap), (GAIN, rise)):
+        if estimate is not None:
+            folder.metric(metric(model=alias), estimate)
 
 
 def _class_rows(answers: Evaluation, split: Split) -> list[TrainedClassRow]:

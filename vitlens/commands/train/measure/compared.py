@@ -9,6 +9,7 @@ import torch
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy
 from vitlens.analysis.answers.pairs import pairs
+from vitlens.commands.scaffold.budgets import budget_of_run
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
@@ -27,6 +28,7 @@ from vitlens.commands.train.record import (
     TABLES,
     TEST_ACCURACIES,
     TIMES_TO_ACCURACY,
+    TRAININGS,
     WAYS,
     TestAccuracyRow,
     TimeToAccuracyRow,
@@ -79,6 +81,7 @@ def compare_ways(train: Train, plan: TrainPlan, options: TrainOptions, run: RunO
         ways = [_read(folder.path / way, way, plan.data, options, run) for way in WAYS]
         for table in TABLES:
             folder.write(table, [])
+        folder.write(TRAININGS, [budget_of_run(way, read_run(folder.path / way)) for way in WAYS])
         _write(folder, ways, seed=run.seed)
         return publish(folder)
 

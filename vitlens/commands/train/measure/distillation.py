@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from vitlens.analysis.answers.classes import match_classes
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate
 from vitlens.analysis.answers.pairs import pairs
+from vitlens.commands.scaffold.budgets import budget_of, budget_of_run
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
@@ -18,8 +20,10 @@ from vitlens.commands.train.options import TeacherOptions
 from vitlens.commands.train.record import (
     ACCURACY,
     AGREEMENT,
+    DIFFERENCE,
     DISTILLATION,
     STUDENT_AND_TEACHER,
+    TRAININGS,
     DistillationRow,
     StudentTeacherRow,
 )
@@ -39,7 +43,7 @@ from vitlens.training.distill import (
     has_distillation_token,
 )
 from vitlens.training.speed import choose
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, bootstrap_difference
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,15 @@ def write_distillation(
     ]
     folder.write(STUDENT_AND_TEACHER, _student_teacher_rows(folder, named, seed=run.seed))
     folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([answers for _, answers in named])])
+    for (_, first), (_, second) in combinations(named, 2):
+        groups = None if first.groups is None else first.groups.numpy()
+        correct = (100.0 * answers.correct.numpy() for answers in (first, second))
+        gap = bootstrap_difference(*correct, groups=groups, seed=run.seed, unit="points")
+        folder.metric(DIFFERENCE(first=first.alias, second=second.alias), gap)
+    if distillation.plain is not None:
+        roles = {role: answers.alias for role, answers in named}
+        plain = replace(budget_of(distillation.plain), model=roles["plain"])
+        folder.write(TRAININGS, [budget_of_run(roles["student"], folder.record()), plain])
 
 
 def _student_teacher_rows(

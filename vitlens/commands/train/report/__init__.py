@@ -5,15 +5,14 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vitlens.commands.scaffold.pairs import PAIRS, pair_table
+from vitlens.commands.scaffold.trainings import training_sentences
+from vitlens.commands.train.conclusions import findings, gain_of, gap_of, verdicts
 from vitlens.commands.train.plan import TrainPlan
 from vitlens.commands.train.record import (
     ACCURACY,
     CLASSES,
     COMPUTED,
     CONFUSION,
-    DIFFERENCE,
-    EPOCH_SECONDS,
     FINE_TUNED,
     HISTORY,
     IMAGES,
@@ -22,16 +21,17 @@ from vitlens.commands.train.record import (
     SECONDS,
     STUDENT_AND_TEACHER,
     TEST_ACCURACIES,
-    TIMES_TO_ACCURACY,
-    WAYS,
     ConfusionArrays,
     FineTunedRow,
     ImagesRow,
 )
+from vitlens.commands.train.report.comparison import comparison
 from vitlens.commands.train.report.distillation import distillation_section
+from vitlens.commands.train.report.limits import limits
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, sentences
-from vitlens.report.numbers import in_words, percent
+from vitlens.report.findings import ranked
+from vitlens.report.numbers import in_words
 from vitlens.training.defaults import KEPT_FOLDER, LEAST_STEPS
 
 if TYPE_CHECKING:
@@ -39,13 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["report"]
 
-_LIMIT: Final = (
-    "This is one run with one seed. The interval covers the choice of test images, not the variation between seeds."
-)
-_COMPARISON_LIMIT: Final = (
-    "One run of each with one seed: the intervals cover the choice of test images, not other seeds. Each has its own "
-    "recipe (see `frozen/report.md` and `full/report.md`); neither was tuned on these data. This folder is "
-    "not a MODEL; `frozen/` and `full/` are."
+_HELD: Final = (
+    "The accuracy on training images is a mean over the epoch, in which the weights still improve, and of augmented "
+    "images: their difference from the test accuracy is a lower bound of overfitting."
 )
 _TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wandb sync FOLDER/wandb/*"))
 
@@ -53,13 +49,13 @@ _TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wa
 def report(record: Record) -> Document:
     """The result, the accuracy by class, and the recipe; or the comparison of two ways of training."""
     if record.rows(TEST_ACCURACIES):
-        return _comparison(record)
+        return comparison(record)
     result = (
-        *_images(record),
-        _accuracy(record),
+        *_accuracy(record),
         *(_fine_tuned(row) for row in record.rows(FINE_TUNED)),
         *_kept_weights(record),
         *_tracker_logs(record),
+        *sentences(_HELD, says="method"),
     )
     computed = ", ".join(row.how for row in record.rows(COMPUTED))
     settings = Table.of(
@@ -70,20 +66,62 @@ def report(record: Record) -> Document:
     sections = [
         Section("Result", result, figures=(_curves(record),), leading=True),
         *([distillation_section(record)] if record.rows(STUDENT_AND_TEACHER) else []),
-        Section("By class", figures=tuple(_by_class(record))),
-        Section("Recipe", sentences(f"Computed with {computed}." if computed else None), (settings,)),
+        Section(
+            "By class", tuple(_class_sentences(record)), (_class_table(record),), tuple(_by_class(record)), "", True
+        ),
+        Section("Recipe", sentences(f"Computed with {computed}." if computed else None, says="setting"), (settings,)),
     ]
-    return Document(record.config.title, tuple(sections), limits=sentences(_LIMIT))
+    return Document(
+        record.config.title,
+        tuple(sections),
+        limits=tuple(limits(record)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+        preface=(*_images(record), *training_sentences(record)),
+    )
 
 
-def _accuracy(record: Record) -> Sentence:
+def _class_sentences(record: Record) -> Iterator[Sentence]:
+    """The classes of lowest and highest accuracy."""
+    rows = [row for row in record.rows(CLASSES) if row.estimate is not None]
+    if len(rows) > 1:
+        low, high = (choose(rows, key=lambda row: row.accuracy or 0.0) for choose in (min, max))
+        yield Sentence(
+            f"Accuracy is lowest on class {low.class_name}, {in_words(low.estimate)} of {low.n:,} images, and highest "
+            f"on class {high.class_name}, {in_words(high.estimate)} of {high.n:,}.",
+            tuple(rows),
+        )
+
+
+def _class_table(record: Record) -> Table:
+    return Table.of(
+        "Accuracy by class, lowest first",
+        sorted((row for row in record.rows(CLASSES) if row.n), key=lambda row: row.accuracy or 0.0),
+        {
+            "class": lambda row: row.class_name,
+            "images": lambda row: row.n,
+            "accuracy": lambda row: in_words(row.estimate),
+        },
+    )
+
+
+def _accuracy(record: Record) -> Iterator[Sentence]:
     alias = record.aliases[0]
     accuracy, seconds, speed = (record.metric(metric(model=alias)) for metric in (ACCURACY, SECONDS, IMAGES_PER_SECOND))
-    return Sentence(
+    yield Sentence(
         f"`{alias}`: top-1 accuracy {in_words(accuracy)} on the test images after {_epochs(record)}, "
         f"which took {in_words(seconds)} ({in_words(speed)} in the last one). Its weights are in `model.safetensors`; "
-        "every command takes this folder as a MODEL."
+        "every command takes this folder as a MODEL.",
+        (accuracy, seconds, speed, len(record.rows(HISTORY))),
     )
+    gap, rise = gap_of(record, alias), gain_of(record, alias)
+    parts = [
+        "" if gap is None else f"accuracy on training images in the last epoch minus test accuracy: {in_words(gap)}",
+        "" if rise is None else f"rise of test accuracy over the last tenth of the epochs: {in_words(rise)}",
+    ]
+    if any(parts):
+        text = "; ".join(filter(None, parts))
+        yield Sentence(f"{text[:1].upper()}{text[1:]}.", tuple(each for each in (gap, rise) if each is not None))
 
 
 def _epochs(record: Record) -> str:
@@ -98,7 +136,7 @@ def _images(record: Record) -> Iterator[Sentence]:
         notes = "".join(f" {note[:1].upper()}{note[1:].rstrip('.')}." for note in data.notes) if data else ""
         title = data.title if data else ""
         words = f"Trained on {row.training:,} images of {title}, tested on {row.test:,} others.{notes}"
-        yield Sentence(" ".join([words, *([] if row.chosen else fitted_words(row))]), (row,))
+        yield Sentence(" ".join([words, *([] if row.chosen else fitted_words(row))]), (row,), "setting")
 
 
 def fitted_words(row: ImagesRow) -> Iterator[str]:
@@ -136,14 +174,15 @@ def _kept_weights(record: Record) -> Iterator[Sentence]:
     )
     yield Sentence(
         f"A copy of the weights from before training and after every {epochs} is in `{KEPT_FOLDER}/`, in half "
-        f"precision{'' if record.models[0].family == 'cnn' else commands}."
+        f"precision{'' if record.models[0].family == 'cnn' else commands}.",
+        says="setting",
     )
 
 
 def _tracker_logs(record: Record) -> Iterator[Sentence]:
     for place, command in _TRACKED:
         if (record.folder / place).is_dir():
-            yield Sentence(f"The log of the training is in `{place}/`; show it with `{command}`.")
+            yield Sentence(f"The log of the training is in `{place}/`; show it with `{command}`.", says="setting")
 
 
 def _curves(record: Record) -> FigureSpec:
@@ -195,63 +234,3 @@ def _draw_confusion(record: Record, arrays: ConfusionArrays) -> "Figure":
 
     classes = [row.class_name for row in record.rows(CLASSES)]
     return confusion_matrix(counts=arrays.counts, classes=classes, model=record.aliases[0])
-
-
-def _comparison(record: Record) -> Document:
-    """The accuracy and the time of training with a frozen backbone and of training all weights."""
-    figure = FigureSpec(
-        "compared",
-        "Accuracy on the test images at each evaluation, by epoch and by time since the start (with the backbone "
-        "frozen, one pass of it over all images comes first). One run of each with one seed, each with its own recipe.",
-        partial(_draw_comparison, record),
-    )
-    times = Table.of(
-        "First evaluation at which each reached a share of the best accuracy",
-        record.rows(TIMES_TO_ACCURACY),
-        {
-            "way": lambda row: WAYS[row.way],
-            "share of the best": lambda row: percent(row.share_of_best),
-            "accuracy": lambda row: percent(row.accuracy, 1),
-            "epochs": lambda row: row.epochs,
-            "seconds": lambda row: row.seconds,
-        },
-    )
-    note = "A dash: not reached. The best is the highest accuracy of either at any evaluation."
-    sections = (
-        Section("Frozen against full", _comparison_summary(record), figures=(figure,), leading=True),
-        Section("Time to accuracy", sentences(note), (times, pair_table(record.rows(PAIRS)))),
-    )
-    return Document(record.config.title, sections, limits=sentences(_COMPARISON_LIMIT))
-
-
-def _comparison_summary(record: Record) -> tuple[Sentence, ...]:
-    seconds = {way: record.metric(EPOCH_SECONDS(model=way)).value for way in WAYS}
-    ways = sentences(
-        *(
-            f"With {words} (`{way}/`): top-1 accuracy {in_words(record.metric(ACCURACY(model=way)))}, after "
-            f"{in_words(record.metric(SECONDS(model=way)))} in all."
-            for way, words in WAYS.items()
-        )
-    )
-    (pair,) = record.rows(PAIRS)
-    difference = in_words(record.metric(DIFFERENCE(first="full", second="frozen")))
-    return (
-        *ways,
-        Sentence(
-            f"Training all weights instead of the head changes accuracy by {difference}; McNemar's exact p on the "
-            f"images that only one predicts correctly is {pair.p:.2g}. An epoch of the head alone takes "
-            f"{seconds['frozen']:.2g} s, an epoch of all weights {seconds['full']:.2g} s: "
-            f"{seconds['full'] / seconds['frozen']:,.0f} times as long.",
-            (pair,),
-        ),
-    )
-
-
-def _draw_comparison(record: Record) -> "Figure":
-    from vitlens.figures.train_compared import learning_compared
-
-    ways = {
-        words: [(row.epochs, row.seconds, row.accuracy) for row in record.rows(TEST_ACCURACIES) if row.way == way]
-        for way, words in WAYS.items()
-    }
-    return learning_compared(ways=ways, title=record.config.title)

@@ -30,11 +30,11 @@ def distillation_section(record: Record) -> Section:
     )
     pairs = record.rows(PAIRS)
     sentences = (
-        *(_settings(row) for row in record.rows(DISTILLATION)),
         *(_accuracy(row) for row in record.rows(STUDENT_AND_TEACHER)),
-        Sentence(_PAIRED, pairs),
+        *(_settings(row) for row in record.rows(DISTILLATION)),
+        Sentence(_PAIRED, says="method"),
     )
-    return Section("Student and teacher", sentences, (pair_table(pairs),), (figure,))
+    return Section("Student and teacher", sentences, (pair_table(pairs),), (figure,), leading=True)
 
 
 def _settings(row: DistillationRow) -> Sentence:

@@ -1,0 +1,45 @@
+"""What every report keeps to: few findings and limits, five words for a verdict, short sections, backed sentences."""
+
+from typing import Final, get_args
+
+from vitlens.records import Record
+from vitlens.report.backing import unbacked
+from vitlens.report.document import Document, State
+from vitlens.report.findings import MOST
+from vitlens.report.layout import FIGURES, ROWS
+
+LIMITS: Final = 5
+PARAGRAPH: Final = 60  # characters from which on a text stands in the reports of one command only
+BACKED: Final = ("attack", "evaluate", "features", "predict", "profile", "train")  # every sentence of theirs is
+
+
+def check_first_page(document: Document, record: Record) -> None:
+    """Fail where a report says more than a reader takes in, or what no row backs."""
+    assert len(document.limits) <= LIMITS, [each.text for each in document.limits]
+    assert len(document.findings) <= MOST
+    assert list(document.findings) == sorted(document.findings, key=lambda each: -each.rank)
+    for finding in document.findings:
+        assert None not in (finding.effect.low, finding.effect.high), finding.claim.text
+        assert not finding.figure or finding.figure in {figure.name for figure in document.figures}, finding.claim.text
+    for verdict in document.verdicts:
+        assert verdict.state in get_args(State)
+        assert verdict.threshold
+        assert verdict.because
+    for section in document.sections:
+        assert len(section.figures) <= FIGURES, section.title
+        assert len(section.tables) <= 1, section.title
+        assert all(len(table.rows) <= ROWS for table in section.tables), section.title
+    if is_backed(record):
+        faults = list(unbacked(document))
+        assert not faults, faults
+
+
+def is_backed(record: Record) -> bool:
+    """Whether every sentence of a record's report names its rows; a study of points is, a whole one is not yet."""
+    return record.command in BACKED or (record.command == "study" and bool(record.tables["points"]))
+
+
+def paragraphs(document: Document) -> set[str]:
+    """The results and limits of a report that are long enough to be sentences of its own."""
+    parts = [*document.limits, *(each for section in document.sections for each in section.sentences)]
+    return {each.text for each in parts if each.says == "result" and len(each.text) >= PARAGRAPH}

@@ -1,0 +1,116 @@
+"""Which factor of a controlled comparison mattered beyond the spread of seeds: verdicts, findings and limits."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from vitlens.commands.study.record import (
+    ACCURACY,
+    DESIGN,
+    DIFFERENCE,
+    DIFFERENCES,
+    POINTS,
+    STEP,
+    STEPS,
+    ComparisonRow,
+    DesignRow,
+    PointRow,
+)
+from vitlens.records import MetricName, Record
+from vitlens.report.document import Finding, Sentence, Verdict
+from vitlens.report.findings import SMALLEST, finding
+from vitlens.report.numbers import in_words, number
+from vitlens.uncertainty import LEVEL, Estimate
+
+_SEEDS: Final = "at least 2 seeds"
+
+
+def verdicts(record: Record) -> Iterator[Verdict]:
+    """That one seed, or comparisons of which none is significant, decide nothing; otherwise the findings say it."""
+    (design,) = record.rows(DESIGN)
+    rows = (*record.rows(DIFFERENCES), *record.rows(STEPS))
+    if design.seeds < 2:
+        because = "one seed: how much seeds differ is not known; --seeds 3"
+        yield Verdict("differences between points", "inconclusive", None, _SEEDS, because)
+    elif not any(row.p_holm <= LEVEL for row in rows):
+        because = f"none of {len(rows)} comparisons is significant after Holm's correction; they are not shown equal"
+        yield Verdict("differences between points", "inconclusive", None, "p (Holm) to 0.05", because)
+
+
+def findings(record: Record) -> Iterator[Finding | None]:
+    """Every step that changes accuracy beyond the spread of seeds; without steps, every point that differs."""
+    (design,) = record.rows(DESIGN)
+    if design.seeds < 2:
+        return
+    points = {row.label: row for row in record.rows(POINTS)}
+    steps = record.rows(STEPS)
+    level = LEVEL / (2 if steps else 1)  # each table is corrected by itself
+    for row in steps:
+        if row.p_holm <= level:
+            yield _changed(record, row, STEP, points, design)
+    against = [row for row in record.rows(DIFFERENCES) if row.p_holm <= level]
+    if steps and against:  # the largest difference in all, beside the steps that lead to it
+        against = [max(against, key=lambda row: abs(_gap(record, row, DIFFERENCE).value))]
+    for row in against:
+        yield _changed(record, row, DIFFERENCE, points, design)
+
+
+def limits(record: Record) -> Iterator[Sentence]:
+    """What could overturn them; at most five."""
+    (design,) = record.rows(DESIGN)
+    rows = record.rows(POINTS)
+    yield Sentence(
+        f"The trainings are short: {design.epochs} epochs rank the points for this budget only. A larger model often "
+        "learns more slowly and may be better with more epochs (--epochs).",
+        (design,),
+    )
+    seeds = "1 seed" if design.seeds == 1 else f"{design.seeds} seeds"
+    yield Sentence(
+        f"Every point was trained with {seeds}, too few to show small differences: what is not significant here may be "
+        "with more (--seeds).",
+        (design,),
+    )
+    costly, cheap = (choose(rows, key=lambda row: row.flops) for choose in (max, min))
+    if costly.flops > cheap.flops:
+        factor = costly.flops / cheap.flops
+        yield Sentence(
+            f"The points differ in cost, too: `{costly.words}` takes {number(factor)} times the operations of "
+            f"`{cheap.words}` (counted by torch: matrix products and convolutions), so a gain may be one of size.",
+            (costly, cheap, factor),
+        )
+    presets = {row.preset for row in rows}
+    yield Sentence(
+        f"The {len(rows)} points share {len(presets)} recipe{'' if len(presets) == 1 else 's'}, chosen for whole "
+        "models: a point that lacks parts may do better with another learning rate.",
+        (*rows, len(presets)),
+    )
+    speeds = [row.images_per_second for row in rows]
+    yield Sentence(
+        f"Training speeds, from {number(min(speeds))} to {number(max(speeds))} images a second, were measured on this "
+        "machine; other programs running on it reduce them.",
+        rows,
+    )
+
+
+def _gap(record: Record, row: ComparisonRow, metric: MetricName) -> Estimate:
+    return record.metric(metric(model=row.label, against=row.against))
+
+
+def _changed(
+    record: Record, row: ComparisonRow, metric: MetricName, points: Mapping[str, PointRow], design: DesignRow
+) -> Finding | None:
+    """A difference that is significant beyond the spread of seeds."""
+    gap = _gap(record, row, metric)
+    if abs(gap.value) < SMALLEST:
+        return None
+    own, other = (record.metric(ACCURACY(model=label)) for label in (row.label, row.against))
+    word = "higher" if gap.value > 0 else "lower"
+    return finding(
+        f"**{points[row.label].words}** reaches a {word} top-1 accuracy than **{points[row.against].words}**, "
+        f"{in_words(own, with_n=False)} against {in_words(other, with_n=False)}, beyond the spread of {design.seeds} "
+        "seeds.",
+        gap,
+        kind="comparison",
+        p=row.p_holm,
+        figure="points",
+        rows=(row, points[row.label], points[row.against], own, other, design),
+    )
