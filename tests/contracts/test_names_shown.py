@@ -15,7 +15,6 @@ from vitlens.display import shortened, visible
 from vitlens.files import read_run
 from vitlens.models.loading import untrained
 from vitlens.models.saved import save
-from vitlens.report.layout import ROWS
 
 
 def on_disk(name: str) -> bool:
