@@ -126,6 +126,7 @@ COMMANDS_REFUSED = {
     "rollout": ("rollout", NAME, *DIGITS, "--method", "rollout,relevance"),
     "rollout of a class": ("rollout", NAME, *DIGITS, "--target", "3"),
     "study": ("study", NAME, "--data", "digits"),
+    "audit": ("audit", NAME, *DIGITS),
 }
 
 

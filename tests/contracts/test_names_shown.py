@@ -56,6 +56,7 @@ SMALL = {  # what makes a command short; another one is given four images
     "compare": "--method gradcam --limit 8",
     "features": "--limit 20 --no-tsne --no-cache --k 1",
     "profile": "--batch-sizes 1 --sizes 16,32",
+    "audit": "--limit 8 --budget 0.001",
 }
 QUICK = ("predict", "evaluate", "attention", "explain")
 OF_TRAININGS = ("train", "study")  # take no trained model alone; a study shows what the others do

@@ -33,6 +33,7 @@ LINES = {
     "features": "features {vit} {cnn} --data digits --limit 20 --k 1,3 --no-cache --no-tsne",
     "features of pictures": "features {vit} --images {pictures} --thumbnails --no-cache",
     "profile": "profile {vit} {cnn} --batch-sizes 1,2 --sizes 16,32",
+    "audit": "audit {vit} --data digits --limit 4 --budget 0.001",
     "profile by patch size": "profile vit-mini --patch-size 8,16 --batch-sizes 1",
     "train": "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 --heads 2",
     "train a head alone": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --freeze-backbone",
@@ -58,6 +59,7 @@ BY_HAND = (
     "explain by every method",
     "stats of pictures",
     "train frozen and full",
+    "audit",
 )
 
 

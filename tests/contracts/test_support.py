@@ -64,7 +64,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 QUICK = ("cls", "class-attention", "map-pooling", "headless", "windows", "channels", "resnet20")
 WITHOUT = {  # the commands that a family lacks: from what the family is, not from the code
-    "headless": {"study", "predict", "evaluate", "ablate", "compare", "attack"},
+    "headless": {"study", "audit", "predict", "evaluate", "ablate", "compare", "attack"},
     "channels": {"study", "rollout"},
     "channels-alone": {"study", "rollout", "attention", "stats"},
     "mixed-windows": {"study", "rollout"},
@@ -178,7 +178,7 @@ LINES = {  # a command line for each, as short as it can be
 }
 
 
-ON_A_MODEL = [command for command in NEEDS if command != "study"]  # whose chapters are the others
+ON_A_MODEL = [command for command in NEEDS if command not in ("study", "audit")]  # whose chapters are the others
 
 
 def typed(command: str, name: str, out: Path) -> list[str]:

@@ -50,6 +50,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "compare": ("--limit", "4", "--panels", "1", "--no-harder"),
     "explain": ("--limit", "2", "--no-verify"),
     "profile": ("--batch-sizes", "1"),
+    "audit": ("--limit", "2", "--budget", "0.001"),
 }  # fmt: skip
 REFUSED_ONLY = ("study",)
 

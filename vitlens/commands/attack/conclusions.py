@@ -67,7 +67,7 @@ def _robustness(alias: str, rows: Sequence[AttackCurveRow]) -> Verdict:
     tried = [row for row in attacked if row.norm == "linf" and row.epsilon == _JUDGED]
     if not tried:
         return rules.not_tested(subject, "no L∞ attack was run at 1/255; add --epsilon 0,1,2,4,8")
-    weakest = min(tried, key=lambda row: row.accuracy)
+    weakest = min(reversed(tried), key=lambda row: row.accuracy)  # of equals the last, as FGSM is named first
     because = f"accuracy under {weakest.title} at 1/255, the strongest of {len(tried)} attacks that were run"
     return rules.judged(subject, weakest.estimate, rules.ROBUSTNESS, because)
 

@@ -1,6 +1,7 @@
 """All models on common corruptions, and mean corruption errors."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -39,14 +40,17 @@ def baseline_of(models: Sequence[Model], alias: str | None) -> str:
 
 def on_corruptions(works: Sequence[ModelAttack]) -> list[Corrupted]:
     """Each model on all kinds at all severities, each process on its share of the images; nothing with
-    --no-corruptions or --predicted."""
-    if not works[0].options.corruptions or works[0].options.predicted:
+    --no-corruptions. With --predicted, an image counts as correct where its prediction stays the same."""
+    if not works[0].options.corruptions:
         return []
     return [_on_corruptions(work) for work in works]
 
 
 def _on_corruptions(work: ModelAttack) -> Corrupted:
-    share, processes = share_of(work.split, work.processes), work.processes
+    split, processes = work.split, work.processes
+    if work.options.predicted:
+        split = replace(split, labels=work.labels.cpu(), classes=work.model.classes)
+    share = share_of(split, processes)
     keys = torch.arange(processes.index, len(work.split), processes.count) + (work.run.seed << 20)
     total = len(share) * len(CORRUPTIONS) * len(SEVERITIES)
     with progress(f"{work.model.alias} on corruptions", total, quiet=work.run.quiet) as advance:

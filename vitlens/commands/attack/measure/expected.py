@@ -23,6 +23,6 @@ def attack_parts(options: AttackOptions, images: int) -> Iterator[Part]:
             else:
                 forwards += passes
         yield Part(f"{name} (at most)", forwards * images, backwards * images, f"--attack without {name}, or --steps")
-    if options.corruptions and not options.predicted:
+    if options.corruptions:
         kinds = len(CORRUPTIONS) * len(SEVERITIES)
         yield Part("common corruptions", kinds * images, 0.0, "--no-corruptions")

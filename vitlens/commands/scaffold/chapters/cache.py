@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 
 class ChapterCache:
-    """Chapters of earlier runs. names: of models as typed -> digest of the model; data: digest of the images."""
+    """Chapters of earlier runs. names: of models, ALIAS=NAME -> digest of the model; data: digest of the images."""
 
     def __init__(self, root: Path, names: Mapping[str, str], data: str) -> None:
         self.root, self.names, self.data = root / "chapters", dict(names), data
@@ -66,8 +66,8 @@ class ChapterCache:
         """A digest of all that decides what the chapter holds."""
         fields = _without_open(asdict(options))
         text = json.dumps([word, fields, self.data, versions(), code_digest()], sort_keys=True, default=str)
-        for name, digest in self.names.items():
-            text = text.replace(json.dumps(name), json.dumps(digest))
+        for name, digest in self.names.items():  # the alias stays: a chapter's metrics and arrays are named by it
+            text = text.replace(json.dumps(name), json.dumps(f"{name.partition('=')[0]}={digest}"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -30,12 +30,18 @@ TITLES: Final = {  # of the chapters, by command
 
 @dataclass(frozen=True)
 class ChapterRow:
-    """One chapter: its command, its model ("" for all), and its folder; cached: whether an earlier run had made it."""
+    """One chapter: its command, its model ("" for all), and its folder.
+
+    cached: whether an earlier run had made it; part: which one it is, of several chapters of one command; seconds: that
+    it took when it was made (0 in folders of earlier versions).
+    """
 
     word: Name
     alias: str
     folder: str
     cached: bool = False
+    part: str = ""
+    seconds: float = 0.0
 
 
 CHAPTERS = TableOf("chapters", ChapterRow)

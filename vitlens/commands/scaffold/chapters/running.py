@@ -24,14 +24,14 @@ class ChapterRunner:
         self.done: list[ChapterRow] = []
 
     def run(
-        self, word: str, alias: str, line: str, options: Callable[[RunOptions], object], *, suffix: str = ""
+        self, word: str, alias: str, line: str, options: Callable[[RunOptions], object], *, part: str = ""
     ) -> ChapterRow:
         """Run one command in its own folder.
 
-        alias: of its one model, "" for all; line: its command line; options: made from the run options; suffix: of the
-        folder, for a second run of one command.
+        alias: of its one model, "" for all; line: its command line; options: made from the run options; part: which one
+        it is, where one command has several chapters.
         """
-        folder = f"{CHAPTERS_FOLDER}/{word}-{alias}" if alias else f"{CHAPTERS_FOLDER}/{word}{suffix}"
+        folder = f"{CHAPTERS_FOLDER}/{'-'.join(filter(None, (word, part, alias)))}"
         place = self.path / folder
         whole = options(replace(self.run_options, out=place, command=f"vitlens {line}", at_least=(), at_most=()))
         cached = self.cache is not None and self.cache.restore(word, whole, place)
@@ -39,7 +39,8 @@ class ChapterRunner:
             COMMANDS[word].measure(whole)
             if self.cache is not None:
                 self.cache.keep(word, whole, place)
-        self.done.append(ChapterRow(word, alias, folder, cached))
+        seconds = float(str(read_run(place).results["seconds"]))
+        self.done.append(ChapterRow(word, alias, folder, cached, part, seconds))
         return self.done[-1]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from vitlens.commands.scaffold.budgets import write_trainings
+from vitlens.commands.scaffold.chapters.images import ChapterImages
 from vitlens.commands.scaffold.chapters.record import CHAPTERS
 from vitlens.commands.scaffold.chapters.running import metrics_of
 from vitlens.commands.scaffold.describe import settings
@@ -15,7 +16,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.targets import require_labelled
-from vitlens.commands.study.measure.chapters import Chapters, StudyImages, trained_first
+from vitlens.commands.study.measure.chapters import Chapters, trained_first
 from vitlens.commands.study.measure.points import measure_points
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LEFT_OUT, TABLES, LeftOutRow, left_out_words
@@ -59,7 +60,7 @@ def _measure_whole(options: StudyOptions) -> Path:
         raise InputError("expected --images or --data, found both; leave one out")
     studied = _studied(named, options)
     data = None if options.images else options.data or "digits"
-    images = StudyImages(data, options.images, options.predicted)
+    images = ChapterImages(data, options.images, options.predicted)
     labelled = not (options.images or options.predicted) or _are_labelled(named, images, options)
     data_name = options.data or ("images" if options.images else "digits")
     run = options.run
@@ -113,7 +114,7 @@ def _unloaded_or_untrained(model: ModelName, options: StudyOptions) -> Model:
     return load_models([model], model_options=options.model_options, options=options.run)[0]
 
 
-def _are_labelled(named: Sequence[ModelName], images: StudyImages, options: StudyOptions) -> bool:
+def _are_labelled(named: Sequence[ModelName], images: ChapterImages, options: StudyOptions) -> bool:
     """Whether the images have labels, checked before anything is written.
 
     Raises InputError for a preset that would have to be trained on images without labels, DataError for such images

@@ -1,8 +1,7 @@
 """The chapters of a whole study: one command after another on its models, each with its own run folder."""
 
-import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from vitlens.commands.features.measure.images import default_bank, features_part
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder, files_digest
+from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder
+from vitlens.commands.scaffold.chapters.images import ChapterImages, as_typed
 from vitlens.commands.scaffold.chapters.running import ChapterRunner
 from vitlens.commands.scaffold.digests import content_digest
 from vitlens.commands.scaffold.expected import Part, print_expected
@@ -36,56 +36,24 @@ from vitlens.models.naming import ModelName
 from vitlens.names import PRESETS
 
 
-def as_typed(model: ModelName) -> str:
-    """A model's name as text, for the options of a command and its command line."""
-    return f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
-
-
 def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
     """Whether a name is that of a preset without weights, which is trained first."""
     has_weights = model.weights or model_options.weights or model_options.random_weights
     return model.name in PRESETS and not has_weights
 
 
-@dataclass(frozen=True)
-class StudyImages:
-    """The images of a study: data, a name or a path, or images, files and folders without labels (data is None then).
-
-    predicted: whether ablation and attacks use the models' predictions as labels.
-    """
-
-    data: str | None = None
-    images: tuple[str, ...] = ()
-    predicted: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """As options of the commands."""
-        return {"data": self.data, "images": self.images}
-
-    @property
-    def digest(self) -> str:
-        """A digest of the images: of files, their names, sizes and times of change; of a data set, its name."""
-        if self.data is not None and not Path(self.data).exists():
-            return self.data
-        return files_digest(self.images or (str(self.data),))
-
-    @property
-    def typed(self) -> str:
-        """As part of a command line."""
-        return f"--images {shlex.join(self.images)}" if self.images else f"--data {self.data}"
-
-    @property
-    def typed_with_labels(self) -> str:
-        """As part of the command line of a command that needs labels."""
-        return f"{self.typed} --predicted" if self.predicted else self.typed
-
-
 class Chapters(ChapterRunner):
     """Runs the chapters of a study."""
 
     def __init__(
-        self, path: Path, images: StudyImages, model_options: ModelOptions, run: RunOptions, *, cache: bool, full: bool
+        self,
+        path: Path,
+        images: ChapterImages,
+        model_options: ModelOptions,
+        run: RunOptions,
+        *,
+        cache: bool,
+        full: bool,
     ) -> None:
         super().__init__(path, run, ChapterCache(cache_folder(), {}, images.digest) if cache else None)
         self.images, self.model_options, self.depth = images, model_options, FULL if full else USUAL
@@ -140,7 +108,7 @@ class Chapters(ChapterRunner):
         if others and labelled:
             self._compare(as_typed(vits[0]), as_typed(others[0]))
         self._attack(names, self.depth.attacks, self.depth.attacked, "")
-        self._attack(names, ("cw",), self.depth.searched, "-cw", "--steps", str(self.depth.search_steps))
+        self._attack(names, ("cw",), self.depth.searched, "cw", "--steps", str(self.depth.search_steps))
         if labelled:
             self._features(names)
         self._profile(names)
@@ -186,9 +154,9 @@ class Chapters(ChapterRunner):
             ),
         )  # fmt: skip
 
-    def _attack(self, names: Sequence[str], attacks: tuple[str, ...], images: int, suffix: str, *more: str) -> None:
+    def _attack(self, names: Sequence[str], attacks: tuple[str, ...], images: int, part: str, *more: str) -> None:
         """The robustness of all models on a part of the images; C&W alone, without what the first run measures."""
-        limit, alone = self._at_most(images), bool(suffix)
+        limit, alone = self._at_most(images), bool(part)
         words = (*more, *(("--no-corruptions", "--no-transfer", "--no-inside") if alone else ()))
         line = (
             f"attack {' '.join(names)} {self.images.typed_with_labels} --attack {','.join(attacks)} "
@@ -201,7 +169,7 @@ class Chapters(ChapterRunner):
                 corruptions=not alone, transfer=not alone, inside=not alone, predicted=self.images.predicted,
                 model_options=self.model_options, run=replace(run, limit=limit),
             ),
-            suffix=suffix,
+            part=part,
         )  # fmt: skip
 
     def _features(self, names: Sequence[str]) -> None:

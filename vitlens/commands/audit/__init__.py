@@ -1,0 +1,1 @@
+"""`vitlens audit`: one model on one data set, judged for a release."""

@@ -1,0 +1,172 @@
+"""The chapters of an audit: runs of evaluate, explain, stats and attack on one model, each with its own folder."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from vitlens.attacks.algorithm import Setting, algorithm_of
+from vitlens.attacks.registry import ATTACKS
+from vitlens.attribution.explain import methods_for
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.attack.measure.expected import attack_parts
+from vitlens.commands.attack.options import AttackOptions
+from vitlens.commands.attack.record import ATTACKED, CURVES
+from vitlens.commands.audit.measure.ladder import (
+    FEWEST,
+    RUNGS,
+    budget_row,
+    chosen,
+    considered,
+    pace_of_attack,
+    robust_shares,
+)
+from vitlens.commands.audit.options import AuditOptions
+from vitlens.commands.audit.record import CORRUPTIONS_PART, BudgetRow, Part, RungRow, UntestedRow
+from vitlens.commands.evaluate.options import EvaluateOptions
+from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.parts import explain_parts
+from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder
+from vitlens.commands.scaffold.chapters.images import ChapterImages, as_typed
+from vitlens.commands.scaffold.chapters.record import ChapterRow
+from vitlens.commands.scaffold.chapters.running import ChapterRunner
+from vitlens.commands.scaffold.digests import content_digest
+from vitlens.commands.scaffold.expected import Part as ExpectedPart
+from vitlens.commands.scaffold.expected import print_expected
+from vitlens.commands.scaffold.publish import read
+from vitlens.commands.stats.measure.expected import stats_parts
+from vitlens.commands.stats.options import StatsOptions
+from vitlens.data.split import Split
+from vitlens.errors import UnsupportedError
+from vitlens.files import read_run
+from vitlens.models.model import Model
+from vitlens.models.naming import ModelName
+
+EXPLAINED: Final = 50  # images on which the methods are checked
+NO_LABELS: Final = "it needs labelled images"
+
+
+class AuditChapters(ChapterRunner):
+    """Runs the chapters of an audit of one model; untested: those that could not be run.
+
+    images: those of the split. To be run in the order of the methods, as the attack has the time that the others leave.
+    """
+
+    def __init__(
+        self, path: Path, name: ModelName, model: Model, split: Split, images: ChapterImages, options: AuditOptions
+    ) -> None:
+        names = {as_typed(name): content_digest(model)}
+        cache = ChapterCache(cache_folder(), names, images.digest) if options.cache else None
+        super().__init__(path, options.run, cache)
+        self.model, self.split, self.images, self.options = model, split, images, options
+        self.name, self.alias = as_typed(name), name.alias
+        self.untested: list[UntestedRow] = []
+
+    @property
+    def _common(self) -> dict[str, Any]:
+        return {**self.images.options, "model_options": self.options.model_options}
+
+    def print_expected(self) -> None:
+        """Print how long the chapters before the attack may take, where that is long."""
+        if not self.options.run.quiet:
+            parts = [replace(part, shorter="") for part in self._parts()]
+            print_expected([(self.model, self.split, parts)], self.options.run)
+
+    def analyse(self) -> None:
+        """Accuracy, explanation, attention, and FGSM and corruptions on all images."""
+        if self.images.predicted:
+            self.untested.append(UntestedRow("evaluate", NO_LABELS))
+        else:
+            self.run(
+                "evaluate", self.alias, f"evaluate {self.name} {self.images.typed}",
+                lambda run: EvaluateOptions((self.name,), self.images.data, self.options.model_options, run),
+            )  # fmt: skip
+        self._explain()
+        self._stats()
+        self._corruptions()
+
+    def attack(self) -> tuple[BudgetRow, tuple[RungRow, ...]]:
+        """Run the strongest attack that fits; returns the budget and the attacks that were considered."""
+        quick = read(read_run(self.path / self.done[-1].folder))
+        (timed,) = quick.rows(ATTACKED)
+        pace, shares = pace_of_attack(timed), robust_shares(quick.rows(CURVES))
+        budget = budget_row(self.options.budget, sum(row.seconds for row in self.done), pace)
+        rows = considered(
+            RUNGS, images=len(self.split), seconds=60 * budget.left, pace=pace, shares=shares, defined=self._is_defined
+        )
+        rung = chosen(rows)
+        if rung.attacks != FEWEST:
+            self._attack(rung)
+        return budget, rows
+
+    def _explain(self) -> None:
+        methods = tuple(name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied)
+        if not methods:
+            self._leave_out("explain", f"none of the methods that are checked is defined for {self.alias}")
+            return
+        limit = self._at_most(EXPLAINED)
+        line = f"explain {self.name} {self.images.typed} --method {','.join(methods)} --verify --no-counterfactuals"
+        self.run(
+            "explain", self.alias, f"{line} --limit {limit}",
+            lambda run: ExplainOptions(
+                (self.name,), method=methods, verify=True, counterfactuals=False, run=replace(run, limit=limit),
+                **self._common,
+            ),
+        )  # fmt: skip
+
+    def _stats(self) -> None:
+        reason = self.model.supports("stats")
+        if reason is not None:
+            self._leave_out("stats", reason.partition("; ")[0])
+            return
+        self.run(
+            "stats", self.alias, f"stats {self.name} {self.images.typed}",
+            lambda run: StatsOptions((self.name,), run=run, **self._common),
+        )  # fmt: skip
+
+    def _corruptions(self) -> None:
+        line = f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(FEWEST)} --no-inside"
+        self.run(
+            "attack", self.alias, line, lambda run: replace(self._attack_options(FEWEST), run=run),
+            part=CORRUPTIONS_PART,
+        )  # fmt: skip
+
+    def _attack(self, rung: RungRow) -> ChapterRow:
+        attacks = (*FEWEST, *rung.attacks)  # a single step takes no time, and the self-checks compare with it
+        epsilons = (0.0, *rung.epsilons)
+        line = (
+            f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(attacks)} "
+            f"--epsilon {','.join(f'{each:g}' for each in epsilons)} --restarts {rung.restarts} --no-corruptions "
+            f"--no-inside --limit {rung.images}"
+        )
+        options = replace(self._attack_options(attacks), epsilons=epsilons, restarts=rung.restarts, corruptions=False)
+        return self.run(
+            "attack", self.alias, line, lambda run: replace(options, run=replace(run, limit=rung.images))
+        )  # fmt: skip
+
+    def _attack_options(self, attacks: Sequence[str]) -> AttackOptions:
+        predicted = self.images.predicted
+        return AttackOptions((self.name,), attacks=tuple(attacks), inside=False, predicted=predicted, **self._common)
+
+    def _is_defined(self, attack: str) -> bool:
+        setting = Setting(1, len(self.model.classes), self.split.size)
+        try:
+            algorithm_of(ATTACKS[attack], setting)
+        except UnsupportedError:
+            return False
+        return True
+
+    def _leave_out(self, part: Part, reason: str) -> None:
+        self.untested.append(UntestedRow(part, reason))
+
+    def _parts(self) -> Iterator[ExpectedPart]:
+        images = len(self.split)
+        yield ExpectedPart("accuracy", 0 if self.images.predicted else images)
+        methods = [name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied]
+        yield from explain_parts(methods, self._at_most(EXPLAINED), verify=True, counterfactuals=False)
+        if self.model.supports("stats") is None:
+            yield from stats_parts(images, checkpoints=0)
+        yield from attack_parts(self._attack_options(FEWEST), images)
+
+    def _at_most(self, images: int) -> int:
+        return min(self.options.run.limit or images, images)

@@ -1,0 +1,155 @@
+"""Which attack an audit runs: the strongest that fits what the other chapters leave of the budget, at least KEPT."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from vitlens.attacks.registry import ATTACKS, members_of
+from vitlens.commands.attack.measure.checks import CHECKED
+from vitlens.commands.attack.measure.sample import SAMPLED, example_attack
+from vitlens.commands.attack.record.rows import AttackCurveRow, AttackRow
+from vitlens.commands.audit.record import BudgetRow, RungRow, RungState
+from vitlens.commands.scaffold.expected import Pace
+
+KEPT: Final = 0.2  # share of the budget that is kept for the attack, however long the other chapters take
+_BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
+_RUNS: Final = 8  # runs of an attack on the images of its self-checks, four of them in one with four times the steps
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to attack: the attacks, their restarts, epsilons in 1/255, and how many images at most."""
+
+    attacks: tuple[str, ...]
+    restarts: int
+    epsilons: tuple[float, ...]
+    images: int
+
+
+# 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there is too weak
+_FULL, _JUDGED = (1.0, 2.0, 4.0, 8.0), (1.0, 8.0)
+FEWEST: Final = ("fgsm",)  # run on all images in any case, with the corruptions
+RUNGS: Final = (  # the strongest first: attacks, restarts, epsilons, images
+    Rung(("auto",), 1, _FULL, 1000),
+    Rung(("auto",), 1, _FULL, 200),
+    Rung(("auto",), 1, _JUDGED, 100),
+    Rung(("auto",), 1, _JUDGED, 50),
+    Rung(("apgd-ce", "apgd-dlr"), 1, _FULL, 200),
+    Rung(("apgd-ce", "apgd-dlr"), 1, _JUDGED, 100),
+    Rung(("apgd-ce", "apgd-dlr"), 1, _JUDGED, 50),
+    Rung(("apgd-ce",), 1, _JUDGED, 100),
+    Rung(("apgd-ce",), 1, _JUDGED, 50),
+    Rung(("pgd",), 3, _JUDGED, 100),
+    Rung(("pgd",), 1, _JUDGED, 100),
+    Rung(("pgd",), 1, _JUDGED, 50),
+)
+
+
+def pace_of_attack(row: AttackRow) -> Pace:
+    """Seconds an image of the passes of an attack that was run; 0 where it attacked nothing.
+
+    row: its forward passes include those whose gradients it took.
+    """
+    passes = row.forwards + (_BACKWARD - 1) * row.backwards
+    forward = row.seconds / passes if passes else 0.0
+    return Pace(forward, _BACKWARD * forward)
+
+
+def robust_shares(rows: Sequence[AttackCurveRow]) -> dict[float, float]:
+    """Epsilon in 1/255 (0: clean) -> the share of images that one attack leaves correct, an upper bound for others."""
+    return {row.epsilon: row.accuracy for row in rows}
+
+
+def seconds_of_rung(rung: Rung, images: int, pace: Pace, shares: Mapping[float, float]) -> float:
+    """The longest that a rung may take on this many images, with the self-checks of its attacks."""
+    return swept_seconds(rung, images, pace, shares) + checked_seconds(rung, images, pace)
+
+
+def checked_seconds(rung: Rung, images: int, pace: Pace) -> float:
+    """The longest that the self-checks take (slow attacks have few steps there), and the attack on a sample."""
+    forwards = backwards = 0.0
+    for name in rung.attacks:
+        runs = 0 if ATTACKS[name].slow else _RUNS * min(CHECKED, images)
+        runs += min(SAMPLED, images) if name == example_attack((*FEWEST, *rung.attacks)) else 0
+        for member in members_of(name):
+            passes = runs * member.passes(restarts=rung.restarts)
+            forwards += 0 if member.gradients else passes
+            backwards += passes if member.gradients else 0
+    return forwards * pace.forward + backwards * pace.backward
+
+
+def swept_seconds(rung: Rung, images: int, pace: Pace, shares: Mapping[float, float]) -> float:
+    """The longest that the attacks alone take on this many images.
+
+    An image that is fooled at one epsilon is not attacked at larger ones, and by the later members of an ensemble not
+    at this one. shares: of the images that a weaker attack leaves correct, by epsilon, so that no more are left here.
+    """
+    forwards = backwards = 0.0
+    for name in rung.attacks:
+        for index, member in enumerate(members_of(name)):
+            for before, epsilon in zip((0.0, *rung.epsilons), rung.epsilons):
+                share = shares.get(before if index == 0 else epsilon, shares.get(0.0, 1.0))
+                passes = share * member.passes(restarts=rung.restarts)
+                forwards += 0 if member.gradients else passes
+                backwards += passes if member.gradients else 0
+    return images * (forwards * pace.forward + backwards * pace.backward)
+
+
+def considered(
+    rungs: Sequence[Rung],
+    *,
+    images: int,
+    seconds: float,
+    pace: Pace,
+    shares: Mapping[float, float],
+    defined: Callable[[str], bool] = lambda _name: True,
+) -> tuple[RungRow, ...]:
+    """All rungs in their order, and FGSM at the end; the first that fits these seconds is chosen.
+
+    images: that there are; rungs that differ in more images than these alone are one. defined: whether the model has
+    enough classes for an attack.
+    """
+    rows: list[RungRow] = []
+    for rung, count in _distinct(rungs, images):
+        known = all(defined(member.name) for name in rung.attacks for member in members_of(name))
+        takes = seconds_of_rung(rung, count, pace, shares) if known else None
+        rows.append(_row(rung, count, takes, _state(takes, seconds, rows)))
+    last = Rung(FEWEST, 1, _FULL, images)
+    state: RungState = "weaker" if any(row.state == "chosen" for row in rows) else "chosen"
+    return (*rows, _row(last, images, 0.0, state))  # it has been run already
+
+
+def budget_row(minutes: float, others: float, pace: Pace) -> BudgetRow:
+    """The budget in minutes; others: seconds of the other chapters."""
+    return BudgetRow(minutes, others / 60, max(KEPT * minutes, minutes - others / 60), pace.forward)
+
+
+def chosen(rows: Sequence[RungRow]) -> RungRow:
+    """The rung that is run."""
+    return next(row for row in rows if row.state == "chosen")
+
+
+def _distinct(rungs: Sequence[Rung], images: int) -> Iterator[tuple[Rung, int]]:
+    seen: set[tuple[object, ...]] = set()
+    for rung in rungs:
+        count = min(rung.images, images)
+        key = (rung.attacks, rung.restarts, rung.epsilons, count)
+        if key not in seen:
+            seen.add(key)
+            yield rung, count
+
+
+def _state(takes: float | None, seconds: float, before: Sequence[RungRow]) -> RungState:
+    if any(row.state == "chosen" for row in before):
+        return "undefined" if takes is None else "weaker"
+    if takes is None:
+        return "undefined"
+    return "chosen" if takes <= seconds else "too long"
+
+
+def _row(rung: Rung, images: int, seconds: float | None, state: RungState) -> RungRow:
+    minutes = None if seconds is None else seconds / 60
+    return RungRow(rung.attacks, rung.restarts, rung.epsilons, images, minutes, state)
+
+
+assert all(name in ATTACKS for rung in RUNGS for name in rung.attacks)

@@ -1,0 +1,58 @@
+"""The options of `vitlens audit`."""
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Final
+
+from vitlens.commands.scaffold.flags import bundle, option
+from vitlens.commands.scaffold.options import (
+    ModelOptions,
+    RunOptions,
+    data_option,
+    images_option,
+    one_model,
+    predicted_option,
+)
+from vitlens.errors import InputError
+
+BUDGET: Final = 3.0  # minutes
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """model: the one that is judged; data, images: labelled or not; predicted: labels are left aside, and attacks and
+    corruptions use the model's predictions, as they do where there are no labels; budget: minutes for all chapters
+    together, of which the attack has what the others leave; junit: the file for continuous integration (None: none);
+    cache: whether chapters of earlier runs are used again."""
+
+    model: str = one_model()
+    data: str | None = data_option()
+    images: tuple[str, ...] = images_option()
+    predicted: bool = predicted_option()
+    budget: float = option(
+        "--budget",
+        "Minutes of the whole audit on this machine: the strongest attack that fits beside the rest is run.",
+        default=BUDGET,
+        metavar="MINUTES",
+    )
+    junit: Path | None = option(
+        "--junit",
+        "Also write verdicts and requirements as JUnit XML. A verdict of fail is a failure there; the exit code is 3 "
+        "only where an --at-least or --at-most does not hold.",
+        default=None,
+        metavar="FILE",
+        shown=False,
+    )
+    cache: bool = option(
+        "--cache/--no-cache",
+        "Take chapters that the same model, images and code have made before from the cache.",
+        default=True,
+        shown=False,
+    )
+    model_options: ModelOptions = bundle(ModelOptions)
+    run: RunOptions = bundle(RunOptions)
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.budget) and self.budget > 0):
+            raise InputError(f"expected --budget in minutes, above 0, found {self.budget:g}; e.g. --budget 10")
