@@ -10,7 +10,16 @@ from vitlens.report.layout import FIGURES, ROWS
 
 LIMITS: Final = 5
 PARAGRAPH: Final = 60  # characters from which on a text stands in the reports of one command only
-BACKED: Final = ("attack", "evaluate", "features", "predict", "profile", "train")  # every sentence of theirs is
+BACKED: Final = (
+    "attack",
+    "compare",
+    "evaluate",
+    "explain",
+    "features",
+    "predict",
+    "profile",
+    "train",
+)  # every sentence of theirs is
 
 
 def check_first_page(document: Document, record: Record) -> None:

@@ -1,7 +1,8 @@
 """Findings: the facts of a report's first page, ranked by one rule.
 
 Rank: the distance of an effect from its reference in half-widths of its 95 % interval, at most 10, times the weight of
-its kind. An effect whose interval holds the reference is no finding.
+its kind; the answer to what a command was asked (which of two models is better) outweighs all others. An effect whose
+interval holds the reference is no finding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +12,9 @@ from typing import Final, Literal
 from vitlens.report.document import Finding, Sentence, Support
 from vitlens.uncertainty import Estimate, Side, beyond
 
-Kind = Literal["comparison", "hidden fault", "fact", "expected fact"]
+Kind = Literal["answer", "comparison", "hidden fault", "fact", "expected fact"]
 WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(
-    {"comparison": 1.5, "hidden fault": 1.5, "fact": 1.0, "expected fact": 0.5}
+    {"answer": 20.0, "comparison": 1.5, "hidden fault": 1.5, "fact": 1.0, "expected fact": 0.5}
 )
 MOST: Final = 7  # findings of one report
 CAP: Final = 10.0  # half-widths

@@ -22,7 +22,7 @@ from vitlens.commands.scaffold.maps.judged import explanation_verdict
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, Verdict
-from vitlens.report.findings import MOST, SMALLEST, finding, ranked
+from vitlens.report.findings import SMALLEST, finding, ranked
 from vitlens.report.numbers import in_words
 from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 
@@ -42,9 +42,7 @@ def findings(record: Record, more: Iterable[Finding | None] = ()) -> tuple[Findi
 
     more: those of other sections of the report.
     """
-    first = ranked([_difference(record)])
-    others = ranked([*_disturbed(record), *_maps(record), *more])
-    return (*first, *others)[:MOST]
+    return ranked([_difference(record), *_disturbed(record), *_maps(record), *more])
 
 
 def _pair(record: Record) -> dict[str, str]:
@@ -85,7 +83,7 @@ def _difference(record: Record) -> Finding | None:
     return finding(
         f"**{better}** classifies more images correctly than **{worse}**: {reached} (McNemar's exact test).",
         _gain(record, better),
-        kind="comparison",
+        kind="answer",
         p=p.value,
         figure="errors",
         rows=(*record.rows(BY_CLASS), p, *accuracies.values()),
