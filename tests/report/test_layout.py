@@ -1,7 +1,8 @@
 """report/layout.py: what stands in the body and what in the appendix."""
 
-from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table
+from vitlens.report.document import Document, FigureSpec, Finding, Section, Sentence, Table
 from vitlens.report.layout import FIGURES, METHODS, ROWS, laid_out
+from vitlens.uncertainty import Estimate
 
 
 def _figure(name: str) -> FigureSpec:
@@ -32,3 +33,10 @@ def test_a_short_document_stays_as_it_is() -> None:
     section = Section("S", (Sentence("A result.", (1,)),), (_table("short", ROWS),), (_figure("a"),))
     document = Document("t", (section,), appendix=(section,))
     assert laid_out(document) == document
+
+
+def test_a_finding_on_a_figure_of_several_sheets_names_the_first() -> None:
+    figures = tuple(map(_figure, ("maps_1", "maps_2", "curve")))
+    found = tuple(Finding(Sentence("A fact."), Estimate(1.0), figure=name) for name in ("maps", "curve", ""))
+    document = laid_out(Document("t", (Section("S", figures=figures),), findings=found))
+    assert [each.figure for each in document.findings] == ["maps_1", "curve", ""]

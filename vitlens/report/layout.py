@@ -1,9 +1,10 @@
 """The layout of a report: results first, methods gathered after them, and whatever is long in the appendix."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from vitlens.report.document import Document, Section, Table
+from vitlens.report.document import Document, Finding, Section, Table
 
 FIGURES: Final = 2  # of a section in the body
 ROWS: Final = 12  # of its table
@@ -26,7 +27,16 @@ def laid_out(document: Document) -> Document:
         document,
         sections=(*(section for section in body if not _is_empty(section)), *gathered),
         appendix=(*more, *document.appendix),
+        findings=tuple(
+            _on_first_sheet(each, {figure.name for figure in document.figures}) for each in document.findings
+        ),
     )
+
+
+def _on_first_sheet(finding: Finding, figures: Collection[str]) -> Finding:
+    """A finding on a figure that is drawn on several sheets names the first of them."""
+    sheet = f"{finding.figure}_1"
+    return replace(finding, figure=sheet) if finding.figure not in figures and sheet in figures else finding
 
 
 def _body(section: Section) -> Section:
