@@ -19,7 +19,7 @@ ANSWERS = {
     QUESTIONS[1]: rf"vit-micro minus resnet20 {NUMBER}.*(significantly better|no significant difference)",
     QUESTIONS[2]: r"were trained differently|same budget",
     QUESTIONS[3]: "calibration of vit-micro.*calibration of resnet20",
-    QUESTIONS[4]: rf"most faithful map: for vit-micro `[\w-]+`.*{NUMBER}.*for resnet20 `[\w-]+`",
+    QUESTIONS[4]: r"Map to trust.*[Ff]or vit-micro [\w-]+.*for resnet20 [\w-]+",
     QUESTIONS[5]: r"The loss rises most without L\d+\.H\d+",
     QUESTIONS[6]: r"without L\d+\.H\d+ \([a-z -]+;",
     QUESTIONS[7]: r"Half of the accuracy is lost: vit-micro .*\d/255.*resnet20 .*\d/255",

@@ -48,7 +48,7 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     assert len(document.findings) <= 7
     drawn = [figure.name for figure in document.figures]
     assert len(drawn) == len(set(drawn))
-    assert {"attention_mine_development", "head_board"} <= set(drawn)
+    assert {"attention_mine_development", "head_board_mine"} <= set(drawn)
     whole_folder(out, "study")
 
 

@@ -18,6 +18,7 @@ from vitlens.uncertainty import Estimate
 
 STRENGTHS: Final = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # values of C, the inverse strength of regularisation
 HELD_OUT: Final = 0.2  # share of the training images on which C is chosen
+SMALL: Final = 5_000_000  # numbers in the training features, below which one thread is fastest
 STEPS: Final = 1000  # the most of L-BFGS
 
 Numbers = NDArray[np.float32]
@@ -117,9 +118,12 @@ class _Fit:
     def at(self, c: float) -> None:
         """Fit with this C."""
         from sklearn.exceptions import ConvergenceWarning
+        from threadpoolctl import threadpool_limits
 
         self._model.set_params(C=c)
-        with warnings.catch_warnings():
+        # each step is one small matrix product, which several threads make ten times slower
+        threads = 1 if self._vectors.size < SMALL else None
+        with warnings.catch_warnings(), threadpool_limits(threads):
             warnings.simplefilter("ignore", ConvergenceWarning)  # reported in the notes
             self._model.fit(self._vectors, self._labels)
         self.converged = bool(self._model.n_iter_.max() < STEPS)

@@ -9,6 +9,7 @@ from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.parts import AuditPart, Parts
 from vitlens.commands.audit.record import UNTESTED
 from vitlens.commands.evaluate.record import ACCURACY
+from vitlens.commands.scaffold.failures.sections import findings_of
 from vitlens.commands.scaffold.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
@@ -41,18 +42,18 @@ def verdicts(record: Record, parts: Parts) -> Iterator[Verdict]:
         yield from more
 
 
-def findings(parts: Parts) -> tuple[Finding, ...]:
-    """The findings of the chapters, at most EACH of one, ranked together.
+def findings(record: Record, parts: Parts) -> tuple[Finding, ...]:
+    """The findings of the chapters, at most EACH of one, and those on failures, ranked together.
 
     Those on FGSM are left out where a stronger attack was run.
     """
-    found = []
+    found: list[Finding | None] = []
     for part in parts.values():
         own = part.document.findings
         if part.name == "corruptions" and "attack" in parts:
             own = tuple(each for each in own if each.figure != _CURVES)
         found += [replace(each, figure=part.figure_name(each.figure)) for each in own[:EACH]]
-    return ranked(found)
+    return ranked([*found, *findings_of(record)])
 
 
 def requirement_outcomes(record: Record) -> tuple[RequirementOutcome, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from vitlens.commands.scaffold.chapters.record import CHAPTERS, METRICS
+from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
 from vitlens.records import Contents, TableOf
 
 Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats"]
@@ -47,9 +48,20 @@ class UntestedRow:
     reason: str
 
 
+@dataclass(frozen=True)
+class FailureMapRow:
+    """The attribution method of the maps by which failures are sorted into categories."""
+
+    model: str
+    method: str
+
+
+FAILURE_MAPS = TableOf("failure_maps", FailureMapRow)
 RUNGS = TableOf("attacks_considered", RungRow)
 BUDGET = TableOf("budget", BudgetRow)
 UNTESTED = TableOf("untested", UntestedRow)
 
-TABLES: Final[tuple[TableOf[Any], ...]] = (CHAPTERS, RUNGS, BUDGET, UNTESTED)
-RECORD = Contents(metrics=METRICS, tables=TABLES)
+TABLES: Final[tuple[TableOf[Any], ...]] = (
+    CHAPTERS, RUNGS, BUDGET, UNTESTED, FAILURE_MAPS, *FAILURE_TABLES,
+)  # fmt: skip
+RECORD = Contents(metrics=METRICS, tables=TABLES, arrays=(FAILURE_ARRAYS,))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.commands.audit.measure.chapters import AuditChapters
+from vitlens.commands.audit.measure.failing import write_own_failures
 from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.record import BUDGET, RUNGS, TABLES, UNTESTED
 from vitlens.commands.registry import COMMANDS
@@ -56,7 +57,8 @@ def measure(options: AuditOptions) -> Path:
         chapters = AuditChapters(folder.path, name, model, split, images, options)
         chapters.print_expected()
         chapters.analyse()
-        budget, considered = chapters.attack()
+        seconds = 0.0 if predicted else write_own_failures(folder, model, split, run)
+        budget, considered = chapters.attack(others=seconds)
         folder.write(BUDGET, [budget])
         folder.write(RUNGS, considered)
         folder.write(UNTESTED, chapters.untested)

@@ -85,12 +85,15 @@ class AuditChapters(ChapterRunner):
         self._stats()
         self._corruptions()
 
-    def attack(self) -> tuple[BudgetRow, tuple[RungRow, ...]]:
-        """Run the strongest attack that fits; returns the budget and the attacks that were considered."""
+    def attack(self, *, others: float) -> tuple[BudgetRow, tuple[RungRow, ...]]:
+        """Run the strongest attack that fits; returns the budget and the attacks that were considered.
+
+        others: seconds that were spent outside the chapters.
+        """
         quick = read(read_run(self.path / self.done[-1].folder))
         (timed,) = quick.rows(ATTACKED)
         pace, shares = pace_of_attack(timed), robust_shares(quick.rows(CURVES))
-        budget = budget_row(self.options.budget, sum(row.seconds for row in self.done), pace)
+        budget = budget_row(self.options.budget, others + sum(row.seconds for row in self.done), pace)
         rows = considered(
             RUNGS, images=len(self.split), seconds=60 * budget.left, pace=pace, shares=shares, defined=self._is_defined
         )

@@ -5,13 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from vitlens.attacks.registry import ATTACKS
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.audit.conclusions import findings, is_predicted, requirement_outcomes, verdicts
 from vitlens.commands.audit.parts import AuditPart, Parts, parts_of
-from vitlens.commands.audit.record import RUNGS, UNTESTED
+from vitlens.commands.audit.record import FAILURE_MAPS, RUNGS, UNTESTED
 from vitlens.commands.audit.report import answers
 from vitlens.commands.audit.report.limits import limits
 from vitlens.commands.scaffold.chapters.record import CHAPTERS_FOLDER, TITLES
 from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.failures.sections import failure_sections
 from vitlens.records import Record
 from vitlens.report.document import Document, Section, Sentence, Table
 from vitlens.report.numbers import number
@@ -51,13 +53,19 @@ def report(record: Record) -> Document:
     shown = {figure.name for section in sections for figure in section.figures}
     return Document(
         record.config.title,
-        (*_requirements(record), *sections),
+        (*_requirements(record), *sections, *_failures(record)),
         limits=limits(record, parts),
         verdicts=tuple(verdicts(record, parts)),
-        findings=findings(parts),
+        findings=findings(record, parts),
         appendix=tuple(_appendix(record, parts, shown)),
         preface=(*data_sentences(record), *_labels(parts)),
     )
+
+
+def _failures(record: Record) -> Iterator[Section]:
+    """Failures by category with their causal tests, of labelled images."""
+    methods = {row.model: ATTRIBUTIONS[row.method].title for row in record.rows(FAILURE_MAPS)}
+    return failure_sections(record, methods)
 
 
 def _labels(parts: Parts) -> Iterator[Sentence]:

@@ -31,8 +31,8 @@ class Depth:
     bank: int = 5000
     attacks: tuple[str, ...] = ("fgsm", "pgd", "low-frequency")
     attacked: int = 100
-    searched: int = 16
-    search_steps: int = 20
+    searched: int = 12
+    search_steps: int = 40
 
 
 USUAL: Final = Depth()

@@ -1,6 +1,7 @@
 """The first page of a study: the verdicts of all chapters, and the findings of the highest rank."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from vitlens.commands.study.report.whole.chapters import Study
@@ -19,6 +20,9 @@ def verdicts(study: Study) -> Iterator[Verdict]:
     for chapter in study.chapters:
         if chapter.row.word not in _SKIPPED:
             for verdict in chapter.document.verdicts:
+                alias = chapter.row.alias
+                if alias and not verdict.subject.endswith(alias):
+                    verdict = replace(verdict, subject=f"{verdict.subject} of {alias}")
                 before = known.get(verdict.subject)
                 if before is None or (before.state == "not tested" and verdict.state != "not tested"):
                     known[verdict.subject] = verdict
@@ -31,14 +35,10 @@ def _place(subject: str) -> int:
 
 def findings(study: Study) -> tuple[Finding, ...]:
     """The findings of the highest rank, each fact once and at most _OF_A_CHAPTER of a chapter."""
-    kept: list[Finding] = []
-    seen: set[tuple[float, int | None, str]] = set()
+    best: dict[tuple[float, int | None, str], Finding] = {}
     for chapter in study.chapters:
-        own = 0
-        for finding in chapter.document.findings if chapter.row.word not in _SKIPPED else ():
-            fact = (round(finding.effect.value, 6), finding.effect.n, finding.effect.unit)
-            if own < _OF_A_CHAPTER and fact not in seen:
-                seen.add(fact)
-                kept.append(chapter.finding(finding))
-                own += 1
-    return tuple(sorted(kept, key=lambda finding: -finding.rank)[:MOST])
+        for finding in chapter.document.findings[:_OF_A_CHAPTER] if chapter.row.word not in _SKIPPED else ():
+            fact = (round(abs(finding.effect.value), 6), finding.effect.n, finding.effect.unit)
+            if fact not in best or finding.rank > best[fact].rank:
+                best[fact] = chapter.finding(finding)
+    return tuple(sorted(best.values(), key=lambda finding: -finding.rank)[:MOST])

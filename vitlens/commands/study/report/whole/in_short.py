@@ -7,12 +7,11 @@ from vitlens.commands.attack.epsilons import epsilon_words
 from vitlens.commands.attack.record import CURVES
 from vitlens.commands.attack.record.rows import AttackCurveRow
 from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
-from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.commands.study.report.whole.first_page import SUBJECTS
-from vitlens.commands.study.report.whole.heads import heads_section
+from vitlens.commands.study.report.whole.heads import head_sentences
 from vitlens.report.document import Section, Sentence, Verdict
 from vitlens.report.numbers import in_words
 from vitlens.uncertainty import Side, beyond
@@ -34,7 +33,7 @@ QUESTIONS: Final = (
 
 def in_short(study: Study, verdicts: Sequence[Verdict]) -> Section | None:
     """Accuracy, maps, heads, robustness, and what was not shown, one sentence each."""
-    lines = (*_accuracy(study), *_maps(study), *_heads(study), *_breaking(study), *_open(study, verdicts))
+    lines = (*_accuracy(study), *_maps(verdicts), *_heads(study), *_breaking(study), *_open(study, verdicts))
     return Section("In short", tuple(lines), leading=True) if lines else None
 
 
@@ -56,25 +55,21 @@ def _accuracy(study: Study) -> Iterator[Sentence]:
     yield Sentence(f"{text}.", tuple(rows))
 
 
-def _maps(study: Study) -> Iterator[Sentence]:
-    parts, rows = [], []
-    for chapter in study.of("explain"):
-        league = [row for row in chapter.record.rows(LEAGUE) if not row.baseline]
-        if not league:
-            continue
-        best = max(league, key=lambda row: row.gap)
-        gap = chapter.record.metrics.get(CHECKS["gap"](model=best.model, method=best.method))
-        value = "" if gap is None else f", insertion minus deletion {in_words(gap)}"
-        parts.append(f"for {best.model} `{best.method}` ({best.verdict}{value})")
-        rows += [best, gap]
-    if parts:
-        yield Sentence(f"**Map to trust.** The most faithful map: {'; '.join(parts)}.", tuple(rows))
+def _maps(verdicts: Sequence[Verdict]) -> Iterator[Sentence]:
+    """The verdict on each model's best map."""
+    rows = [verdict for verdict in verdicts if verdict.subject.startswith("explanation")]
+    if rows:
+        listed = "; ".join(
+            f"for {verdict.subject.removeprefix('explanation of ')} {verdict.because} ({verdict.state})"
+            for verdict in rows
+        )
+        yield Sentence(f"**Map to trust.** {listed[:1].upper()}{listed[1:]}.", tuple(rows))
 
 
 def _heads(study: Study) -> Iterator[Sentence]:
-    for section in heads_section(study):
-        first = section.sentences[0]
-        yield Sentence(f"**Heads.** {first.text}", first.rows)
+    for alias in study.vits:
+        for sentence in head_sentences(study, alias):
+            yield Sentence(f"**Heads.** {sentence.text}", sentence.rows)
 
 
 def _breaking(study: Study) -> Iterator[Sentence]:

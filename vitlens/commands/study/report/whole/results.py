@@ -1,11 +1,11 @@
 """The results of a study, one section a question: the answer of a chapter, its two best figures and one table."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from vitlens.commands.study.report.whole.chapters import Chapter, Study
-from vitlens.commands.study.report.whole.heads import heads_section
+from vitlens.commands.study.report.whole.heads import head_board
 from vitlens.report.document import Section, Sentence
 from vitlens.report.layout import FIGURES, METHODS
 
@@ -32,9 +32,9 @@ _QUESTIONS: Final = (
     Question("Does attention over all layers lie on the object?", "rollout"),
     Question("What do the heads do?", "stats", ("specialisation",)),
     Question("Which heads matter?", "ablate"),
-    Question("Which map of the ViT can be trusted?", "explain"),
+    Question("Which map can be trusted?", "explain"),
     Question("How does the ViT differ from the CNN?", "compare", ("panels", "errors")),
-    Question("Why do the models fail?", "compare", ("failures",), "ailure"),
+    Question("Why do the models fail?", "compare", ("failure_examples",), "misclassified"),
     Question("How do they break?", "attack", ("curves", "corruptions")),
     Question("What do the features know?", "features", ("depth",)),
     Question("What do they cost?", "profile"),
@@ -48,9 +48,8 @@ def results(study: Study) -> Iterator[Section]:
         for chapter in chapters:
             section = _answer(question, chapter, several=len(chapters) > 1)
             if section is not None:
-                yield section
-        if question.word == "ablate":
-            yield from heads_section(study)
+                board = head_board(study, chapter.row.alias) if question.word == "ablate" else None
+                yield section if board is None else replace(section, figures=(board, *section.figures)[:FIGURES])
 
 
 def _answer(question: Question, chapter: Chapter, *, several: bool) -> Section | None:
