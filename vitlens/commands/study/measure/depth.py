@@ -31,7 +31,7 @@ class Depth:
     bank: int = 5000
     attacks: tuple[str, ...] = ("fgsm", "pgd", "low-frequency")
     attacked: int = 100
-    searched: int = 12
+    searched: int = 8
     search_steps: int = 40
 
 
