@@ -2,7 +2,6 @@
 
 from typing import Final, get_args
 
-from vitlens.records import Record
 from vitlens.report.backing import unbacked
 from vitlens.report.document import Document, State
 from vitlens.report.findings import MOST
@@ -10,19 +9,9 @@ from vitlens.report.layout import FIGURES, ROWS
 
 LIMITS: Final = 5
 PARAGRAPH: Final = 60  # characters from which on a text stands in the reports of one command only
-BACKED: Final = (
-    "attack",
-    "compare",
-    "evaluate",
-    "explain",
-    "features",
-    "predict",
-    "profile",
-    "train",
-)  # every sentence of theirs is
 
 
-def check_first_page(document: Document, record: Record) -> None:
+def check_first_page(document: Document) -> None:
     """Fail where a report says more than a reader takes in, or what no row backs."""
     assert len(document.limits) <= LIMITS, [each.text for each in document.limits]
     assert len(document.findings) <= MOST
@@ -38,14 +27,8 @@ def check_first_page(document: Document, record: Record) -> None:
         assert len(section.figures) <= FIGURES, section.title
         assert len(section.tables) <= 1, section.title
         assert all(len(table.rows) <= ROWS for table in section.tables), section.title
-    if is_backed(record):
-        faults = list(unbacked(document))
-        assert not faults, faults
-
-
-def is_backed(record: Record) -> bool:
-    """Whether every sentence of a record's report names its rows; a study of points is, a whole one is not yet."""
-    return record.command in BACKED or (record.command == "study" and bool(record.tables["points"]))
+    faults = list(unbacked(document))
+    assert not faults, faults
 
 
 def paragraphs(document: Document) -> set[str]:

@@ -54,7 +54,7 @@ def check_pages(out: Path) -> None:
     written = read_run(out)
     for escaped in (True, False):
         record = read(written, escaped=escaped)
-        check_first_page(COMMANDS[written.command].report(record), record)
+        check_first_page(COMMANDS[written.command].report(record))
 
 
 def check_declared(out: Path) -> None:

@@ -147,6 +147,19 @@ def test_sound_attacks_show_no_masking(pair: tuple[Record, Document]) -> None:
     assert list(unbacked(report)) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_masked_gradients_come_first_for_every_seed_and_none_are_invented(tmp_path: Path, seed: int) -> None:
+    file = tmp_path / "masks.py"
+    file.write_text(SATURATED)
+    few = ("--limit", "24", "--epsilon", "0,1,8", "--seed", str(seed))
+    for function in ("saturated", "rounded"):
+        _, report = attacked(tmp_path / function, "--model-file", f"{file}:{function}", *few)
+        assert "masked" in report.findings[0].claim.text
+    _, sound = attacked(tmp_path / "sound", "cnn-digits", *few)
+    assert not any("masked" in each.claim.text for each in sound.findings)
+
+
 class HandMade:
     """The parts of a record that conclusions read, with rows made by hand."""
 

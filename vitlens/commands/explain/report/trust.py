@@ -38,13 +38,14 @@ def league_limits(record: Record) -> Iterator[Sentence]:
             (best, *league.methods),
         )
         yield Sentence(
-            f"The intervals cover the choice of these {settings.images:,} images and explain {target_words(record)}; "
-            "images of another kind, and other classes, may have another best method.",
+            f"The intervals of {league.alias} cover the choice of {settings.images:,} images, whose maps explain "
+            f"{target_words(record)}; images of another kind, and other classes, may have another best method.",
             (settings,),
         )
         yield Sentence(
-            f"Passing the randomisation check ({settings.randomised} images, one permutation of the weights, running "
-            "statistics of batch norm kept) is necessary, not sufficient: it shows that a map depends on the weights, "
+            f"Passing the randomisation check ({settings.randomised} images, one permutation of the weights of "
+            f"{league.alias}, running statistics of batch norm kept) is necessary, not sufficient: it shows that a map "
+            "depends on the weights, "
             "not that it is right.",
             (settings,),
         )
