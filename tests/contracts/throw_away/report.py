@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 def report(record: Record) -> Document:
     """One sentence, one table, one figure."""
     (alias,), rows = record.aliases, record.rows(IMAGES)
-    mean = in_words(record.metric(BRIGHTNESS(model=alias)))
+    mean = record.metric(BRIGHTNESS(model=alias))
     table = Table.of("Images", rows, {"image": lambda row: row.image, "brightness": lambda row: row.brightness})
     figure = FigureSpec("brightness", "Rows of pixels.", partial(_draw, record.arrays(ROWS, model=alias)))
-    summary = Section("Summary", sentences(f"The mean pixel is {mean}.", rows=rows), (table,), (figure,), leading=True)
-    return Document(record.config.title, (summary,), limits=sentences("Brightness is not what a model sees."))
+    text = sentences(f"The mean pixel is {in_words(mean)}.", rows=(mean,))
+    summary = Section("Summary", text, (table,), (figure,), leading=True)
+    return Document(record.config.title, (summary,), limits=sentences("It is not what a model sees.", rows=(mean,)))
 
 
 def _draw(arrays: BrightnessArrays) -> "Figure":
