@@ -9,8 +9,8 @@ from PIL import Image
 from tests.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.audit.measure import chapters
-from vitlens.commands.audit.measure.ladder import Rung
-from vitlens.commands.audit.record import BUDGET, RUNGS, UNTESTED
+from vitlens.commands.audit.measure.candidates import CandidateAttack
+from vitlens.commands.audit.record import BUDGET, CANDIDATES, UNTESTED
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.chapters.record import CHAPTERS
 from vitlens.commands.scaffold.publish import read_folder
@@ -72,7 +72,7 @@ def test_a_budget_too_small_for_any_attack_is_said(labelled):
     document = COMMANDS["audit"].report(record)
     [budget] = record.rows(BUDGET)
     assert budget.left == pytest.approx(0.2 * budget.minutes)
-    assert record.rows(RUNGS)[-1].state == "chosen"
+    assert record.rows(CANDIDATES)[-1].state == "chosen"
     assert states(document)["robustness"] in ("inconclusive", "fail")
     attack = next(section for section in document.sections if "attack" in section.title)
     assert any(budget in sentence.rows for sentence in attack.sentences)
@@ -103,7 +103,9 @@ def test_a_second_audit_repeats_nothing(labelled, tiny_vit, tmp_path):
 
 
 def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(chapters, "RUNGS", (Rung(("pgd",), 1, (1.0, 8.0), 2),))  # whatever the time of a pass is here
+    monkeypatch.setattr(
+        chapters, "CANDIDATES", (CandidateAttack(("pgd",), 1, (1.0, 8.0), 2),)
+    )  # whatever the time of a pass is here
     image = str(pictures / "0.png")
     record, document = audited(tmp_path / "run", str(tiny_cnn), "--images", image, "--budget", "9")
     found = states(document)
@@ -111,7 +113,10 @@ def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pi
     assert found["common corruptions"] == "inconclusive"  # one image shows little
     assert {row.part for row in record.rows(UNTESTED)} == {"evaluate", "stats"}
     assert "accuracy/tiny-cnn" not in record.metrics  # 1 by construction
-    assert [(row.attacks, row.state) for row in record.rows(RUNGS)] == [(("pgd",), "chosen"), (("fgsm",), "weaker")]
+    assert [(row.attacks, row.state) for row in record.rows(CANDIDATES)] == [
+        (("pgd",), "chosen"),
+        (("fgsm",), "weaker"),
+    ]
     attack = next(row for row in record.rows(CHAPTERS) if (row.word, row.part) == ("attack", ""))
     chapter = read_folder(tmp_path / "run" / attack.folder)
     assert chapter.metric("accuracy/tiny-cnn").value == 1  # of its predictions
@@ -159,6 +164,6 @@ def test_the_audit_of_the_bundled_vit(tmp_path):
     found = states(document)
     assert found["accuracy"] == "pass"
     assert found["calibration"] in ("pass", "warn")
-    [taken] = [row for row in record.rows(RUNGS) if row.state == "chosen"]
+    [taken] = [row for row in record.rows(CANDIDATES) if row.state == "chosen"]
     assert taken.minutes <= record.rows(BUDGET)[0].left
     assert list(unbacked(own_sentences(document))) == []

@@ -8,12 +8,12 @@ from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_TABL
 from vitlens.records import Contents, TableOf
 
 Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats"]
-RungState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
+CandidateState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
 CORRUPTIONS_PART: Final = "corruptions"  # of the two attack chapters, the one of corruptions and FGSM on all images
 
 
 @dataclass(frozen=True)
-class RungRow:
+class CandidateRow:
     """One way to attack the model, the strongest first.
 
     attacks: names of the registry; epsilons: in 1/255; images: attacked; minutes: that it may take here at most, None
@@ -26,7 +26,7 @@ class RungRow:
     epsilons: tuple[float, ...]
     images: int
     minutes: float | None
-    state: RungState
+    state: CandidateState
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class FailureMapRow:
 
 
 FAILURE_MAPS = TableOf("failure_maps", FailureMapRow)
-RUNGS = TableOf("attacks_considered", RungRow)
+CANDIDATES = TableOf("attacks_considered", CandidateRow)
 BUDGET = TableOf("budget", BudgetRow)
 UNTESTED = TableOf("untested", UntestedRow)
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
-    CHAPTERS, RUNGS, BUDGET, UNTESTED, FAILURE_MAPS, *FAILURE_TABLES,
+    CHAPTERS, CANDIDATES, BUDGET, UNTESTED, FAILURE_MAPS, *FAILURE_TABLES,
 )  # fmt: skip
 RECORD = Contents(metrics=METRICS, tables=TABLES, arrays=(FAILURE_ARRAYS,))

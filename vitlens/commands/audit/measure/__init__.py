@@ -6,7 +6,7 @@ from vitlens.analysis.answers.classes import label_columns
 from vitlens.commands.audit.measure.chapters import AuditChapters
 from vitlens.commands.audit.measure.failing import write_own_failures
 from vitlens.commands.audit.options import AuditOptions
-from vitlens.commands.audit.record import BUDGET, RUNGS, TABLES, UNTESTED
+from vitlens.commands.audit.record import BUDGET, CANDIDATES, TABLES, UNTESTED
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.chapters.images import ChapterImages
 from vitlens.commands.scaffold.chapters.record import CHAPTERS
@@ -60,7 +60,7 @@ def measure(options: AuditOptions) -> Path:
         seconds = 0.0 if predicted else write_own_failures(folder, model, split, run)
         budget, considered = chapters.attack(others=seconds)
         folder.write(BUDGET, [budget])
-        folder.write(RUNGS, considered)
+        folder.write(CANDIDATES, considered)
         folder.write(UNTESTED, chapters.untested)
         folder.write(CHAPTERS, chapters.done)
         for metric, estimate in metrics_of(folder.path, chapters.done):

@@ -12,9 +12,9 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.attack.measure.expected import attack_parts
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import ATTACKED, CURVES
-from vitlens.commands.audit.measure.ladder import (
+from vitlens.commands.audit.measure.candidates import (
+    CANDIDATES,
     FEWEST,
-    RUNGS,
     budget_row,
     chosen,
     considered,
@@ -22,7 +22,7 @@ from vitlens.commands.audit.measure.ladder import (
     robust_shares,
 )
 from vitlens.commands.audit.options import AuditOptions
-from vitlens.commands.audit.record import CORRUPTIONS_PART, BudgetRow, Part, RungRow, UntestedRow
+from vitlens.commands.audit.record import CORRUPTIONS_PART, BudgetRow, CandidateRow, Part, UntestedRow
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.parts import explain_parts
@@ -85,7 +85,7 @@ class AuditChapters(ChapterRunner):
         self._stats()
         self._corruptions()
 
-    def attack(self, *, others: float) -> tuple[BudgetRow, tuple[RungRow, ...]]:
+    def attack(self, *, others: float) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
         """Run the strongest attack that fits; returns the budget and the attacks that were considered.
 
         others: seconds that were spent outside the chapters.
@@ -95,11 +95,16 @@ class AuditChapters(ChapterRunner):
         pace, shares = pace_of_attack(timed), robust_shares(quick.rows(CURVES))
         budget = budget_row(self.options.budget, others + sum(row.seconds for row in self.done), pace)
         rows = considered(
-            RUNGS, images=len(self.split), seconds=60 * budget.left, pace=pace, shares=shares, defined=self._is_defined
+            CANDIDATES,
+            images=len(self.split),
+            seconds=60 * budget.left,
+            pace=pace,
+            shares=shares,
+            defined=self._is_defined,
         )
-        rung = chosen(rows)
-        if rung.attacks != FEWEST:
-            self._attack(rung)
+        candidate = chosen(rows)
+        if candidate.attacks != FEWEST:
+            self._attack(candidate)
         return budget, rows
 
     def _explain(self) -> None:
@@ -134,17 +139,19 @@ class AuditChapters(ChapterRunner):
             part=CORRUPTIONS_PART,
         )  # fmt: skip
 
-    def _attack(self, rung: RungRow) -> ChapterRow:
-        attacks = (*FEWEST, *rung.attacks)  # a single step takes no time, and the self-checks compare with it
-        epsilons = (0.0, *rung.epsilons)
+    def _attack(self, candidate: CandidateRow) -> ChapterRow:
+        attacks = (*FEWEST, *candidate.attacks)  # a single step takes no time, and the self-checks compare with it
+        epsilons = (0.0, *candidate.epsilons)
         line = (
             f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(attacks)} "
-            f"--epsilon {','.join(f'{each:g}' for each in epsilons)} --restarts {rung.restarts} --no-corruptions "
-            f"--no-inside --limit {rung.images}"
+            f"--epsilon {','.join(f'{each:g}' for each in epsilons)} --restarts {candidate.restarts} --no-corruptions "
+            f"--no-inside --limit {candidate.images}"
         )
-        options = replace(self._attack_options(attacks), epsilons=epsilons, restarts=rung.restarts, corruptions=False)
+        options = replace(
+            self._attack_options(attacks), epsilons=epsilons, restarts=candidate.restarts, corruptions=False
+        )
         return self.run(
-            "attack", self.alias, line, lambda run: replace(options, run=replace(run, limit=rung.images))
+            "attack", self.alias, line, lambda run: replace(options, run=replace(run, limit=candidate.images))
         )  # fmt: skip
 
     def _attack_options(self, attacks: Sequence[str]) -> AttackOptions:

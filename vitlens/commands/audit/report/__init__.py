@@ -8,7 +8,7 @@ from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.audit.conclusions import findings, is_predicted, requirement_outcomes, verdicts
 from vitlens.commands.audit.parts import AuditPart, Parts, parts_of
-from vitlens.commands.audit.record import FAILURE_MAPS, RUNGS, UNTESTED
+from vitlens.commands.audit.record import CANDIDATES, FAILURE_MAPS, UNTESTED
 from vitlens.commands.audit.report import answers
 from vitlens.commands.audit.report.limits import limits
 from vitlens.commands.scaffold.chapters.record import CHAPTERS_FOLDER, TITLES
@@ -133,7 +133,7 @@ def _considered(record: Record) -> Section:
         "minutes, at most": lambda row: None if row.minutes is None else number(row.minutes, 1),
         "": lambda row: row.state,
     }
-    return Section("Attacks that were considered", tables=(Table.of(_CONSIDERED, record.rows(RUNGS), columns),))
+    return Section("Attacks that were considered", tables=(Table.of(_CONSIDERED, record.rows(CANDIDATES), columns),))
 
 
 _CONSIDERED: Final = (

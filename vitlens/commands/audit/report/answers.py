@@ -12,7 +12,7 @@ from vitlens.commands.attack.record import CORRUPTED, CURVES, MEAN_ERROR
 from vitlens.commands.attack.record.rows import AttackCurveRow
 from vitlens.commands.audit.conclusions import consistency
 from vitlens.commands.audit.parts import AuditPart
-from vitlens.commands.audit.record import BUDGET, RUNGS, RungRow
+from vitlens.commands.audit.record import BUDGET, CANDIDATES, CandidateRow
 from vitlens.commands.evaluate.record import ACCURACY, CLASSES, CONFIDENCE_GAP, CONFUSIONS
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
@@ -86,8 +86,8 @@ def attacked(part: AuditPart, record: Record) -> Iterator[Sentence]:
 
 def choice(record: Record) -> Iterator[Sentence]:
     """Which attack fits the budget, and which do not."""
-    rungs, budgets = record.rows(RUNGS), record.rows(BUDGET)
-    taken = next((row for row in rungs if row.state == "chosen"), None)
+    candidates, budgets = record.rows(CANDIDATES), record.rows(BUDGET)
+    taken = next((row for row in candidates if row.state == "chosen"), None)
     if taken is None or not budgets:
         return
     budget = budgets[0]
@@ -95,19 +95,19 @@ def choice(record: Record) -> Iterator[Sentence]:
         f"The other chapters take {number(budget.others, 1)} min of `--budget {number(budget.minutes)}`, and an attack "
         f"may take {number(budget.left, 1)} min"
     )
-    if taken is rungs[-1]:
+    if taken is candidates[-1]:
         text = f"{left}: **no attack of several steps fits**, so FGSM, a single step, is all that was run."
     else:
         text = f"{left}: the strongest that fits is {attack_words(taken)}, at most {number(taken.minutes or 0, 1)} min."
-    stronger = [row for row in rungs[: rungs.index(taken)] if row.minutes is not None]
+    stronger = [row for row in candidates[: candidates.index(taken)] if row.minutes is not None]
     if stronger:
         ends = dict.fromkeys((stronger[-1], stronger[0]))
         listed = "; ".join(f"{attack_words(row)} may take {number(row.minutes or 0, 1)} min here" for row in ends)
         text += f" It is not the strongest that exists: {listed}. A larger `--budget` allows them."
-    yield Sentence(text, (budget, *rungs))
+    yield Sentence(text, (budget, *candidates))
 
 
-def attack_words(row: RungRow) -> str:
+def attack_words(row: CandidateRow) -> str:
     """An attack that was considered, in words."""
     names = " and ".join(ATTACKS[name].title for name in row.attacks)
     restarts = f" with {row.restarts} restarts" if row.restarts > 1 else ""

@@ -6,7 +6,7 @@ from typing import Final
 
 from vitlens.commands.attack.record import CORRUPTION_KINDS
 from vitlens.commands.audit.parts import Parts
-from vitlens.commands.audit.record import RUNGS, UNTESTED
+from vitlens.commands.audit.record import CANDIDATES, UNTESTED
 from vitlens.commands.audit.report.answers import attack_words
 from vitlens.commands.explain.record import SETTINGS
 from vitlens.records import Record
@@ -57,11 +57,11 @@ def _limits(record: Record, parts: Parts) -> Iterator[Sentence]:
 
 
 def _attack(record: Record) -> Iterator[Sentence]:
-    rungs = record.rows(RUNGS)
-    taken = next((row for row in rungs if row.state == "chosen"), None)
+    candidates = record.rows(CANDIDATES)
+    taken = next((row for row in candidates if row.state == "chosen"), None)
     if taken is None:
         return
-    untried = [row for row in rungs[: rungs.index(taken)] if row.minutes is not None]
+    untried = [row for row in candidates[: candidates.index(taken)] if row.minutes is not None]
     if untried:
         yield Sentence(
             f"Robust accuracy is an upper bound: {attack_words(untried[0])} and other stronger attacks did not fit the "

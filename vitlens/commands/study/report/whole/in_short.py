@@ -103,7 +103,6 @@ def _open(study: Study, verdicts: Sequence[Verdict]) -> Iterator[Sentence]:
     listed = f"Inconclusive or not tested: {', '.join(names)}. " if names else ""
     trained = [budget for budget in study.record.rows(TRAINING) if budget.epochs]
     seeds = "other training seeds, " if trained else ""
-    yield Sentence(
-        f"**Not shown.** {listed}Tried were neither {seeds}other data nor stronger attacks.",
-        (*verdicts, *trained, study),
-    )
+    text = f"**Not shown.** {listed}Tried were neither {seeds}other data nor stronger attacks."
+    rows = (*verdicts, *trained)
+    yield Sentence(text, rows, "result" if rows else "setting")

@@ -8,7 +8,7 @@ from vitlens.attacks.registry import ATTACKS, members_of
 from vitlens.commands.attack.measure.checks import CHECKED
 from vitlens.commands.attack.measure.sample import SAMPLED, example_attack
 from vitlens.commands.attack.record.rows import AttackCurveRow, AttackRow
-from vitlens.commands.audit.record import BudgetRow, RungRow, RungState
+from vitlens.commands.audit.record import BudgetRow, CandidateRow, CandidateState
 from vitlens.commands.scaffold.expected import Pace
 
 KEPT: Final = 0.2  # share of the budget that is kept for the attack, however long the other chapters take
@@ -17,7 +17,7 @@ _RUNS: Final = 8  # runs of an attack on the images of its self-checks, four of 
 
 
 @dataclass(frozen=True)
-class Rung:
+class CandidateAttack:
     """One way to attack: the attacks, their restarts, epsilons in 1/255, and how many images at most."""
 
     attacks: tuple[str, ...]
@@ -29,19 +29,19 @@ class Rung:
 # 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there is too weak
 _FULL, _JUDGED = (1.0, 2.0, 4.0, 8.0), (1.0, 8.0)
 FEWEST: Final = ("fgsm",)  # run on all images in any case, with the corruptions
-RUNGS: Final = (  # the strongest first: attacks, restarts, epsilons, images
-    Rung(("auto",), 1, _FULL, 1000),
-    Rung(("auto",), 1, _FULL, 200),
-    Rung(("auto",), 1, _JUDGED, 100),
-    Rung(("auto",), 1, _JUDGED, 50),
-    Rung(("apgd-ce", "apgd-dlr"), 1, _FULL, 200),
-    Rung(("apgd-ce", "apgd-dlr"), 1, _JUDGED, 100),
-    Rung(("apgd-ce", "apgd-dlr"), 1, _JUDGED, 50),
-    Rung(("apgd-ce",), 1, _JUDGED, 100),
-    Rung(("apgd-ce",), 1, _JUDGED, 50),
-    Rung(("pgd",), 3, _JUDGED, 100),
-    Rung(("pgd",), 1, _JUDGED, 100),
-    Rung(("pgd",), 1, _JUDGED, 50),
+CANDIDATES: Final = (  # the strongest first: attacks, restarts, epsilons, images
+    CandidateAttack(("auto",), 1, _FULL, 1000),
+    CandidateAttack(("auto",), 1, _FULL, 200),
+    CandidateAttack(("auto",), 1, _JUDGED, 100),
+    CandidateAttack(("auto",), 1, _JUDGED, 50),
+    CandidateAttack(("apgd-ce", "apgd-dlr"), 1, _FULL, 200),
+    CandidateAttack(("apgd-ce", "apgd-dlr"), 1, _JUDGED, 100),
+    CandidateAttack(("apgd-ce", "apgd-dlr"), 1, _JUDGED, 50),
+    CandidateAttack(("apgd-ce",), 1, _JUDGED, 100),
+    CandidateAttack(("apgd-ce",), 1, _JUDGED, 50),
+    CandidateAttack(("pgd",), 3, _JUDGED, 100),
+    CandidateAttack(("pgd",), 1, _JUDGED, 100),
+    CandidateAttack(("pgd",), 1, _JUDGED, 50),
 )
 
 
@@ -60,62 +60,62 @@ def robust_shares(rows: Sequence[AttackCurveRow]) -> dict[float, float]:
     return {row.epsilon: row.accuracy for row in rows}
 
 
-def seconds_of_rung(rung: Rung, images: int, pace: Pace, shares: Mapping[float, float]) -> float:
-    """The longest that a rung may take on this many images, with the self-checks of its attacks."""
-    return swept_seconds(rung, images, pace, shares) + checked_seconds(rung, images, pace)
+def seconds_of_rung(candidate: CandidateAttack, images: int, pace: Pace, shares: Mapping[float, float]) -> float:
+    """The longest that a candidate may take on this many images, with the self-checks of its attacks."""
+    return swept_seconds(candidate, images, pace, shares) + checked_seconds(candidate, images, pace)
 
 
-def checked_seconds(rung: Rung, images: int, pace: Pace) -> float:
+def checked_seconds(candidate: CandidateAttack, images: int, pace: Pace) -> float:
     """The longest that the self-checks take (slow attacks have few steps there), and the attack on a sample."""
     forwards = backwards = 0.0
-    for name in rung.attacks:
+    for name in candidate.attacks:
         runs = 0 if ATTACKS[name].slow else _RUNS * min(CHECKED, images)
-        runs += min(SAMPLED, images) if name == example_attack((*FEWEST, *rung.attacks)) else 0
+        runs += min(SAMPLED, images) if name == example_attack((*FEWEST, *candidate.attacks)) else 0
         for member in members_of(name):
-            passes = runs * member.passes(restarts=rung.restarts)
+            passes = runs * member.passes(restarts=candidate.restarts)
             forwards += 0 if member.gradients else passes
             backwards += passes if member.gradients else 0
     return forwards * pace.forward + backwards * pace.backward
 
 
-def swept_seconds(rung: Rung, images: int, pace: Pace, shares: Mapping[float, float]) -> float:
+def swept_seconds(candidate: CandidateAttack, images: int, pace: Pace, shares: Mapping[float, float]) -> float:
     """The longest that the attacks alone take on this many images.
 
     An image that is fooled at one epsilon is not attacked at larger ones, and by the later members of an ensemble not
     at this one. shares: of the images that a weaker attack leaves correct, by epsilon, so that no more are left here.
     """
     forwards = backwards = 0.0
-    for name in rung.attacks:
+    for name in candidate.attacks:
         for index, member in enumerate(members_of(name)):
-            for before, epsilon in zip((0.0, *rung.epsilons), rung.epsilons):
+            for before, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons):
                 share = shares.get(before if index == 0 else epsilon, shares.get(0.0, 1.0))
-                passes = share * member.passes(restarts=rung.restarts)
+                passes = share * member.passes(restarts=candidate.restarts)
                 forwards += 0 if member.gradients else passes
                 backwards += passes if member.gradients else 0
     return images * (forwards * pace.forward + backwards * pace.backward)
 
 
 def considered(
-    rungs: Sequence[Rung],
+    candidates: Sequence[CandidateAttack],
     *,
     images: int,
     seconds: float,
     pace: Pace,
     shares: Mapping[float, float],
     defined: Callable[[str], bool] = lambda _name: True,
-) -> tuple[RungRow, ...]:
-    """All rungs in their order, and FGSM at the end; the first that fits these seconds is chosen.
+) -> tuple[CandidateRow, ...]:
+    """All candidates in their order, and FGSM at the end; the first that fits these seconds is chosen.
 
-    images: that there are; rungs that differ in more images than these alone are one. defined: whether the model has
-    enough classes for an attack.
+    images: that there are; candidates that differ in more images than these alone are one. defined: whether the model
+    has enough classes for an attack.
     """
-    rows: list[RungRow] = []
-    for rung, count in _distinct(rungs, images):
-        known = all(defined(member.name) for name in rung.attacks for member in members_of(name))
-        takes = seconds_of_rung(rung, count, pace, shares) if known else None
-        rows.append(_row(rung, count, takes, _state(takes, seconds, rows)))
-    last = Rung(FEWEST, 1, _FULL, images)
-    state: RungState = "weaker" if any(row.state == "chosen" for row in rows) else "chosen"
+    rows: list[CandidateRow] = []
+    for candidate, count in _distinct(candidates, images):
+        known = all(defined(member.name) for name in candidate.attacks for member in members_of(name))
+        takes = seconds_of_rung(candidate, count, pace, shares) if known else None
+        rows.append(_row(candidate, count, takes, _state(takes, seconds, rows)))
+    last = CandidateAttack(FEWEST, 1, _FULL, images)
+    state: CandidateState = "weaker" if any(row.state == "chosen" for row in rows) else "chosen"
     return (*rows, _row(last, images, 0.0, state))  # it has been run already
 
 
@@ -124,22 +124,22 @@ def budget_row(minutes: float, others: float, pace: Pace) -> BudgetRow:
     return BudgetRow(minutes, others / 60, max(KEPT * minutes, minutes - others / 60), pace.forward)
 
 
-def chosen(rows: Sequence[RungRow]) -> RungRow:
-    """The rung that is run."""
+def chosen(rows: Sequence[CandidateRow]) -> CandidateRow:
+    """The candidate that is run."""
     return next(row for row in rows if row.state == "chosen")
 
 
-def _distinct(rungs: Sequence[Rung], images: int) -> Iterator[tuple[Rung, int]]:
+def _distinct(candidates: Sequence[CandidateAttack], images: int) -> Iterator[tuple[CandidateAttack, int]]:
     seen: set[tuple[object, ...]] = set()
-    for rung in rungs:
-        count = min(rung.images, images)
-        key = (rung.attacks, rung.restarts, rung.epsilons, count)
+    for candidate in candidates:
+        count = min(candidate.images, images)
+        key = (candidate.attacks, candidate.restarts, candidate.epsilons, count)
         if key not in seen:
             seen.add(key)
-            yield rung, count
+            yield candidate, count
 
 
-def _state(takes: float | None, seconds: float, before: Sequence[RungRow]) -> RungState:
+def _state(takes: float | None, seconds: float, before: Sequence[CandidateRow]) -> CandidateState:
     if any(row.state == "chosen" for row in before):
         return "undefined" if takes is None else "weaker"
     if takes is None:
@@ -147,9 +147,9 @@ def _state(takes: float | None, seconds: float, before: Sequence[RungRow]) -> Ru
     return "chosen" if takes <= seconds else "too long"
 
 
-def _row(rung: Rung, images: int, seconds: float | None, state: RungState) -> RungRow:
+def _row(candidate: CandidateAttack, images: int, seconds: float | None, state: CandidateState) -> CandidateRow:
     minutes = None if seconds is None else seconds / 60
-    return RungRow(rung.attacks, rung.restarts, rung.epsilons, images, minutes, state)
+    return CandidateRow(candidate.attacks, candidate.restarts, candidate.epsilons, images, minutes, state)
 
 
-assert all(name in ATTACKS for rung in RUNGS for name in rung.attacks)
+assert all(name in ATTACKS for candidate in CANDIDATES for name in candidate.attacks)

@@ -5,10 +5,10 @@ import pytest
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.measure.checks import CHECKED
 from vitlens.commands.attack.record.rows import AttackRow
-from vitlens.commands.audit.measure.ladder import (
+from vitlens.commands.audit.measure.candidates import (
+    CANDIDATES,
     FEWEST,
-    RUNGS,
-    Rung,
+    CandidateAttack,
     budget_row,
     checked_seconds,
     chosen,
@@ -23,33 +23,36 @@ PACE = Pace(0.001, 0.003)
 ALL = {0.0: 1.0, 1.0: 1.0, 2.0: 1.0, 4.0: 1.0, 8.0: 1.0}
 
 
-def ladder(seconds, *, images=100, shares=ALL, pace=PACE, defined=lambda _: True):
-    return considered(RUNGS, images=images, seconds=seconds, pace=pace, shares=shares, defined=defined)
+def considered_in(seconds, *, images=100, shares=ALL, pace=PACE, defined=lambda _: True):
+    return considered(CANDIDATES, images=images, seconds=seconds, pace=pace, shares=shares, defined=defined)
 
 
 def test_without_time_fgsm_is_left():
-    rows = ladder(0.0)
+    rows = considered_in(0.0)
     assert chosen(rows).attacks == FEWEST
     assert chosen(rows) is rows[-1]
     assert {row.state for row in rows[:-1]} == {"too long"}
 
 
 def test_with_time_without_end_the_strongest_is_run_on_all_images():
-    rows = ladder(1e9, images=300)
+    rows = considered_in(1e9, images=300)
     assert chosen(rows) is rows[0]
     assert (rows[0].attacks, rows[0].images, rows[0].epsilons) == (("auto",), 300, (1.0, 2.0, 4.0, 8.0))
     assert {row.state for row in rows[1:]} == {"weaker"}
 
 
 def test_more_time_is_never_a_weaker_attack():
-    taken = [ladder(seconds).index(chosen(ladder(seconds))) for seconds in (0, 1, 5, 20, 60, 200, 600, 2000, 1e5)]
+    taken = [
+        considered_in(seconds).index(chosen(considered_in(seconds)))
+        for seconds in (0, 1, 5, 20, 60, 200, 600, 2000, 1e5)
+    ]
     assert taken == sorted(taken, reverse=True)
     assert len(set(taken)) > 5
 
 
 def test_what_is_chosen_fits_and_nothing_stronger_does():
     for seconds in (5, 60, 300):
-        rows = ladder(seconds)
+        rows = considered_in(seconds)
         taken = rows.index(chosen(rows))
         assert rows[taken].minutes * 60 <= seconds
         assert all(row.minutes * 60 > seconds for row in rows[:taken])
@@ -58,29 +61,29 @@ def test_what_is_chosen_fits_and_nothing_stronger_does():
 def test_the_time_of_a_rung_by_hand():
     """PGD: 20 steps at two epsilons; a tenth of the images is fooled at the first, so not attacked at the second."""
     shares = {0.0: 0.9, 1.0: 0.8, 8.0: 0.5}
-    rung = Rung(("pgd",), 3, (1.0, 8.0), 100)
+    candidate = CandidateAttack(("pgd",), 3, (1.0, 8.0), 100)
     passes = ATTACKS["pgd"].steps * 3 * (0.9 + 0.8)
-    assert swept_seconds(rung, 100, PACE, shares) == pytest.approx(100 * passes * 0.003)
+    assert swept_seconds(candidate, 100, PACE, shares) == pytest.approx(100 * passes * 0.003)
     runs = 8 * CHECKED + 100  # of the self-checks, and of the sample
-    assert checked_seconds(rung, 100, PACE) == pytest.approx(runs * ATTACKS["pgd"].steps * 3 * 0.003)
-    whole = swept_seconds(rung, 100, PACE, shares) + checked_seconds(rung, 100, PACE)
-    assert seconds_of_rung(rung, 100, PACE, shares) == pytest.approx(whole)
+    assert checked_seconds(candidate, 100, PACE) == pytest.approx(runs * ATTACKS["pgd"].steps * 3 * 0.003)
+    whole = swept_seconds(candidate, 100, PACE, shares) + checked_seconds(candidate, 100, PACE)
+    assert seconds_of_rung(candidate, 100, PACE, shares) == pytest.approx(whole)
 
 
 def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
     shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: APGD-CE alone has work
-    auto = swept_seconds(Rung(("auto",), 1, (8.0,), 10), 10, PACE, shares)
-    assert auto == pytest.approx(swept_seconds(Rung(("apgd-ce",), 1, (8.0,), 10), 10, PACE, shares))
-    assert swept_seconds(Rung(("auto",), 1, (8.0,), 10), 10, PACE, ALL) > 5 * auto
+    auto = swept_seconds(CandidateAttack(("auto",), 1, (8.0,), 10), 10, PACE, shares)
+    assert auto == pytest.approx(swept_seconds(CandidateAttack(("apgd-ce",), 1, (8.0,), 10), 10, PACE, shares))
+    assert swept_seconds(CandidateAttack(("auto",), 1, (8.0,), 10), 10, PACE, ALL) > 5 * auto
 
 
 def test_attacks_without_gradients_cost_forward_passes():
-    square = swept_seconds(Rung(("square",), 1, (1.0,), 1), 1, Pace(0.001, 100.0), ALL)
+    square = swept_seconds(CandidateAttack(("square",), 1, (1.0,), 1), 1, Pace(0.001, 100.0), ALL)
     assert square == pytest.approx(ATTACKS["square"].passes() * 0.001)
 
 
 def test_what_a_model_of_few_classes_cannot_be_attacked_with_is_passed_over():
-    rows = ladder(1e9, defined=lambda name: name not in ("apgd-dlr", "apgd-targeted"))
+    rows = considered_in(1e9, defined=lambda name: name not in ("apgd-dlr", "apgd-targeted"))
     assert chosen(rows).attacks == ("apgd-ce",)
     undefined = [row for row in rows if row.state == "undefined"]
     assert undefined
@@ -88,7 +91,7 @@ def test_what_a_model_of_few_classes_cannot_be_attacked_with_is_passed_over():
 
 
 def test_rungs_that_differ_in_more_images_than_there_are_stand_once():
-    rows = ladder(10.0, images=40)
+    rows = considered_in(10.0, images=40)
     assert len({(row.attacks, row.restarts, row.epsilons) for row in rows}) == len(rows)
     assert {row.images for row in rows} == {40}
 
