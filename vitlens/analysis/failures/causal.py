@@ -27,7 +27,7 @@ from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 from vitlens.summary import Line, Summary
-from vitlens.uncertainty import LEVEL, Estimate, holm, mcnemar, wilson
+from vitlens.uncertainty import LEVEL, Estimate, difference_of, holm, mcnemar, wilson
 
 Members = Int[Tensor, " images"]  # indices of some images of a split
 
@@ -107,12 +107,9 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
 
     It takes the two as independent, which is conservative for two treatments of the same images.
     """
-    value = first.value - second.value
-    if first.low is None or first.high is None or second.low is None or second.high is None:
-        return Estimate(value, n=first.n)
-    below = ((first.value - first.low) ** 2 + (second.high - second.value) ** 2) ** 0.5
-    above = ((first.high - first.value) ** 2 + (second.value - second.low) ** 2) ** 0.5
-    return Estimate(value, max(-1.0, value - below), min(1.0, value + above), first.n)
+    points = difference_of(first, second)
+    low, high = (None if end is None else min(1.0, max(-1.0, end / 100)) for end in (points.low, points.high))
+    return Estimate(points.value / 100, low, high, first.n)
 
 
 def causal_tests(
