@@ -1,4 +1,4 @@
-"""Findings are ranked by one rule; an effect whose interval holds its reference is none."""
+"""Findings are ranked by one rule; an effect that is not clear of its reference is none."""
 
 import pytest
 
@@ -17,6 +17,7 @@ def effect(value: float, half: float) -> Estimate:
         (effect(3.0, 1.0), "comparison", 0.0, 4.5),
         (effect(-3.0, 1.0), "hidden fault", 0.0, 4.5),
         (effect(3.0, 1.0), "expected fact", 1.0, 1.0),
+        (effect(1.5, 1.0), "fact", 0.0, 1.5),  # just clear
         (effect(50.0, 1.0), "fact", 0.0, 10.0),  # capped
         (effect(1.0, 0.0), "fact", 0.0, 10.0),
     ],
@@ -29,9 +30,16 @@ def test_rank(estimate: Estimate, kind: Kind, reference: float, rank: float) -> 
 
 
 def test_what_may_be_chance_is_no_finding() -> None:
-    for estimate in (effect(1.0, 1.0), effect(0.5, 1.0), Estimate(5.0)):
+    for estimate in (effect(1.0, 1.0), effect(0.5, 1.0), effect(1.49, 1.0), effect(-1.49, 1.0), Estimate(5.0)):
         for kind in WEIGHTS:
             assert finding("It differs.", estimate, kind=kind) is None
+
+
+def test_the_margin_goes_by_the_end_on_the_side_of_the_reference() -> None:
+    """A share of 1.0 whose interval reaches down to 0.8 alone: half its width would count twice."""
+    all_of_them = Estimate(1.0, 0.8, 1.0, 15)
+    assert finding("All.", all_of_them, kind="fact", reference=0.75) is None
+    assert finding("All.", all_of_them, kind="fact", reference=0.7) is not None
 
 
 def test_the_largest_ranks_come_first_and_at_most_seven() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
+from vitlens.report.explorer import Explorer
 from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class Section:
 class Document:
     """A whole report.
 
-    limits: what could overturn it; appendix: tables and figures in full; preface: what to know before any number.
+    limits: what could overturn it; appendix: tables and figures in full; preface: what to know before any number;
+    explorer: what the attention explorer of its HTML page shows.
     """
 
     title: str
@@ -112,6 +114,7 @@ class Document:
     findings: tuple[Finding, ...] = ()
     appendix: tuple[Section, ...] = ()
     preface: tuple[Sentence, ...] = ()
+    explorer: Explorer | None = None
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:

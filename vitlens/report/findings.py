@@ -1,8 +1,9 @@
 """Findings: the facts of a report's first page, ranked by one rule.
 
 Rank: the distance of an effect from its reference in half-widths of its 95 % interval, at most 10, times the weight of
-its kind; the answer to what a command was asked (which of two models is better) outweighs all others. An effect whose
-interval holds the reference is no finding.
+its kind; the answer to what a command was asked (which of two models is better) outweighs all others. A report looks at
+many effects and an interval of 95 % misses one in twenty, so that a finding needs a margin: the reference must lie 1.5
+times as far from the effect as the interval's end does (p of about 0.003).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(
 )
 MOST: Final = 7  # findings of one report
 CAP: Final = 10.0  # half-widths
+MARGIN: Final = 1.5  # distances of the interval's end on the side of the reference
 SMALLEST: Final = 0.5  # points of accuracy: a smaller difference is no finding, however certain
 
 
@@ -32,15 +34,24 @@ def finding(
     support: Support = "one method",
     rows: Sequence[object] = (),
 ) -> Finding | None:
-    """A finding with its rank; None where the effect's interval holds the reference, or where it has no interval.
+    """A finding with its rank; None where the effect is not clear of the reference, or has no interval.
 
     claim: one sentence without the effect's interval, which the renderers add; rows: the typed rows that back it.
     """
-    if beyond(effect, reference) is Side.UNDECIDED or effect.low is None or effect.high is None:
+    if effect.low is None or effect.high is None or not clear(effect, reference):
         return None
     half = (effect.high - effect.low) / 2
     distance = CAP if half == 0 else min(abs(effect.value - reference) / half, CAP)
     return Finding(Sentence(claim, tuple(rows)), effect, p, figure, support, distance * WEIGHTS[kind])
+
+
+def clear(effect: Estimate, reference: float) -> bool:
+    """Whether an effect is far enough from a reference for a first page: by MARGIN times its interval's arm."""
+    side = beyond(effect, reference)
+    if side is Side.UNDECIDED or effect.low is None or effect.high is None:
+        return False
+    arm = effect.value - effect.low if side is Side.ABOVE else effect.high - effect.value
+    return abs(effect.value - reference) >= MARGIN * arm
 
 
 def ranked(found: Iterable[Finding | None]) -> tuple[Finding, ...]:

@@ -204,7 +204,7 @@ def test_every_sentence_of_the_committed_report_is_backed() -> None:
 
 
 @pytest.mark.slow
-def test_over_twenty_seeds_the_planted_difference_is_first_and_equal_models_are_rarely_told_apart(
+def test_over_twenty_seeds_the_planted_difference_is_first_and_equal_models_are_not_told_apart(
     tmp_path: Path,
 ) -> None:
     invented = 0
@@ -213,4 +213,4 @@ def test_over_twenty_seeds_the_planted_difference_is_first_and_equal_models_are_
         assert findings(lost)[0].claim.text.startswith("**cnn**")
         equal = recorded(tmp_path / f"equal-{seed}", (0.1, 0.1), seed=seed)
         invented += bool(findings(equal))
-    assert invented <= 3  # each is one test at 5 %
+    assert invented == 0
