@@ -70,7 +70,13 @@ def command_function(command: Command) -> Callable[..., None]:
         outcome = command.measure(options)
         if outcome is None:  # of several processes only the first prints
             return
-        holds = _conclude(outcome, requirements, quiet=run.quiet) if isinstance(outcome, Path) and run else True
+        holds = True
+        if isinstance(outcome, Path) and run:
+            holds = _conclude(outcome, requirements, quiet=run.quiet)
+        elif hasattr(outcome, "holds"):  # scaffold.conclude.Concluded, which not every command imports
+            for line in outcome.lines:
+                print_note(line)
+            outcome, holds = outcome.path, outcome.holds
         for line in (outcome,) if isinstance(outcome, str | Path) else _lines(outcome):
             print_result(line)
         if not holds:

@@ -3,11 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.commands.scaffold.flags import argument
+from vitlens.commands.scaffold.flags import argument, option
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """folder: of an earlier run."""
+    """folder: of an earlier run; compare: that of a run of the same command before it."""
 
     folder: Path = argument("FOLDER", "A report folder.")
+    compare: Path | None = option(
+        "--compare",
+        "Write what changed beyond chance since this folder of the same command, as comparison.md; exit code 3 where "
+        "a metric got worse.",
+        metavar="BEFORE",
+    )
