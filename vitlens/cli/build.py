@@ -17,6 +17,7 @@ import typer
 from vitlens.cli.terminal import print_note, print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
+from vitlens.commands.scaffold.concluded import Concluded
 from vitlens.commands.scaffold.flags import Flag, flags_of
 
 _RUN: Final = "Run and report"
@@ -73,10 +74,10 @@ def command_function(command: Command) -> Callable[..., None]:
         holds = True
         if isinstance(outcome, Path) and run:
             holds = _conclude(outcome, requirements, quiet=run.quiet)
-        elif hasattr(outcome, "holds"):  # scaffold.conclude.Concluded, which not every command imports
+        elif isinstance(outcome, Concluded):
             for line in outcome.lines:
                 print_note(line)
-            outcome, holds = outcome.path, outcome.holds
+            holds, outcome = outcome.holds, outcome.path
         for line in (outcome,) if isinstance(outcome, str | Path) else _lines(outcome):
             print_result(line)
         if not holds:

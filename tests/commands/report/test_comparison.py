@@ -8,7 +8,7 @@ import pytest
 
 from vitlens.cli.main import run
 from vitlens.commands.report.comparison.changes import changes_between
-from vitlens.commands.report.comparison.document import Comparison, document
+from vitlens.commands.report.comparison.document import ComparedRuns, document
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.report.backing import unbacked
 from vitlens.uncertainty import mcnemar
@@ -46,7 +46,7 @@ def test_a_worse_model_fails_by_the_paired_test(folders: dict[str, Path], capsys
     assert accuracy.p == mcnemar(int(won), int(lost))
     assert accuracy.difference.value == pytest.approx(100 * (won - lost) / 200)
     assert accuracy.direction == "worse"
-    written = document(Comparison.of(before, after))
+    written = document(ComparedRuns.of(before, after))
     assert written.findings[0].effect == accuracy.difference
     assert list(unbacked(written)) == []
 
@@ -57,7 +57,7 @@ def test_better_is_no_regression_and_the_same_is_no_change(folders: dict[str, Pa
     same = changes_between(read_folder(folders["vit"]), read_folder(folders["again"]))
     assert {change.difference.value for change in same} == {0.0}
     assert not any(change.changed for change in same)
-    (found,) = document(Comparison.of(read_folder(folders["vit"]), read_folder(folders["again"]))).verdicts
+    (found,) = document(ComparedRuns.of(read_folder(folders["vit"]), read_folder(folders["again"]))).verdicts
     assert found.state == "pass"
 
 

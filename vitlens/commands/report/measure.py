@@ -3,10 +3,12 @@
 from pathlib import Path
 
 from vitlens.commands.report.comparison.changes import require_comparable
-from vitlens.commands.report.comparison.document import Comparison, document
+from vitlens.commands.report.comparison.document import ComparedRuns, document
 from vitlens.commands.report.options import ReportOptions
-from vitlens.commands.scaffold.conclude import Concluded
+from vitlens.commands.report.sharing import share
+from vitlens.commands.scaffold.concluded import Concluded
 from vitlens.commands.scaffold.publish import read_folder, report
+from vitlens.errors import InputError
 from vitlens.files import write_text
 from vitlens.report.layout import laid_out
 from vitlens.report.markdown import markdown
@@ -18,9 +20,11 @@ COMPARISON = "comparison.md"
 
 def measure(options: ReportOptions) -> Path | Concluded:
     """Make them again; returns the report's path. Raises InputError for a folder that is no run's."""
-    if options.compare is None:
-        return report(options.folder)
-    return compared(options.compare, options.folder)
+    if options.compare is not None and options.share is not None:
+        raise InputError("expected --compare or --share, found both; share a folder after it was compared")
+    if options.compare is not None:
+        return compared(options.compare, options.folder)
+    return report(options.folder if options.share is None else share(options.folder, options.share))
 
 
 def compared(before: Path, after: Path) -> Concluded:
@@ -30,7 +34,7 @@ def compared(before: Path, after: Path) -> Concluded:
     """
     first, second = read_folder(before), read_folder(after)
     require_comparable(first, second)
-    comparison = Comparison.of(first, second)
+    comparison = ComparedRuns.of(first, second)
     written = laid_out(document(comparison))
     path = inside(second.folder, COMPARISON)
     write_text(path, markdown(written, second))

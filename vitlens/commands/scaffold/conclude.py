@@ -1,7 +1,6 @@
 """What a command prints when it ends: verdicts and findings of its report, and whether the requirements hold."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from vitlens.commands.registry import COMMANDS
@@ -9,15 +8,6 @@ from vitlens.commands.scaffold.publish import read_folder
 from vitlens.commands.scaffold.requirements import Requirement, outcomes
 from vitlens.files import RESULTS
 from vitlens.report.terminal import summary_lines
-
-
-@dataclass(frozen=True)
-class Concluded:
-    """What a command wrote, the lines for its end, and whether what it judges holds."""
-
-    path: Path
-    lines: tuple[str, ...]
-    holds: bool
 
 
 def conclusion(outcome: Path, requirements: Sequence[Requirement]) -> tuple[tuple[str, ...], bool]:

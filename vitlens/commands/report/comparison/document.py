@@ -15,7 +15,7 @@ _IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet"})  # options tha
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedRuns:
     """Two runs and their metrics."""
 
     before: Record
@@ -23,7 +23,7 @@ class Comparison:
     changes: tuple[MetricChange, ...]
 
     @classmethod
-    def of(cls, before: Record, after: Record) -> "Comparison":
+    def of(cls, before: Record, after: Record) -> "ComparedRuns":
         """Two runs that `require_comparable` lets pass."""
         return cls(before, after, changes_between(before, after))
 
@@ -33,7 +33,7 @@ class Comparison:
         return tuple(change for change in self.changes if change.direction == "worse")
 
 
-def document(comparison: Comparison) -> Document:
+def document(comparison: ComparedRuns) -> Document:
     """What changed from the first run to the second."""
     before, after = comparison.before, comparison.after
     differing = tuple(_settings(before, after))
@@ -48,7 +48,7 @@ def document(comparison: Comparison) -> Document:
     )
 
 
-def _verdict(comparison: Comparison) -> Verdict:
+def _verdict(comparison: ComparedRuns) -> Verdict:
     tested = [change for change in comparison.changes if change.p is not None]
     threshold = "no metric worse with p (Holm) to 0.05"
     if not tested:
@@ -69,7 +69,7 @@ def _finding(change: MetricChange) -> Finding | None:
     return finding(claim, change.difference, kind="answer", p=change.p_holm, rows=(change,))
 
 
-def _answer(comparison: Comparison) -> Section:
+def _answer(comparison: ComparedRuns) -> Section:
     changed = sorted((change for change in comparison.changes if change.changed), key=lambda change: change.p_holm or 0)
     tested = [change for change in comparison.changes if change.p is not None]
     exact = [change for change in comparison.changes if change.p is None and change.difference.value]
@@ -95,7 +95,7 @@ def _table(caption: str, changes: Sequence[MetricChange]) -> Table:
     return Table.of(caption, changes, columns)
 
 
-def _all(comparison: Comparison) -> Section:
+def _all(comparison: ComparedRuns) -> Section:
     alone = left_out(comparison.before, comparison.after)
     text = f"Metrics of one run alone, which are not compared: {', '.join(f'`{name}`' for name in alone)}."
     sentences = (Sentence(text, alone),) if alone else ()
@@ -154,7 +154,7 @@ def _setting_section(differing: tuple[tuple[str, str, str], ...]) -> Iterator[Se
     )
 
 
-def _limits(comparison: Comparison, differing: tuple[tuple[str, str, str], ...]) -> Iterator[Sentence]:
+def _limits(comparison: ComparedRuns, differing: tuple[tuple[str, str, str], ...]) -> Iterator[Sentence]:
     independent = [change for change in comparison.changes if change.p is not None and not change.paired]
     if independent:
         yield Sentence(
