@@ -77,8 +77,9 @@ def command_function(command: Command) -> Callable[..., None]:
         elif isinstance(outcome, Concluded):
             for line in outcome.lines:
                 print_note(line)
-            holds, outcome = outcome.holds, outcome.path
-        for line in (outcome,) if isinstance(outcome, str | Path) else _lines(outcome):
+            holds = outcome.holds
+        written: object = outcome.path if isinstance(outcome, Concluded) else outcome
+        for line in (written,) if isinstance(written, str | Path) else _lines(written):
             print_result(line)
         if not holds:
             raise typer.Exit(UNMET)
