@@ -75,8 +75,8 @@ def command_function(command: Command) -> Callable[..., None]:
         if isinstance(outcome, Path) and run:
             holds = _conclude(outcome, requirements, quiet=run.quiet)
         elif isinstance(outcome, Concluded):
-            for line in outcome.lines:
-                print_note(line)
+            for note in outcome.lines:
+                print_note(note)
             holds = outcome.holds
         written: object = outcome.path if isinstance(outcome, Concluded) else outcome
         for line in (written,) if isinstance(written, str | Path) else _lines(written):
