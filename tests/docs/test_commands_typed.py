@@ -43,7 +43,9 @@ def _with_model(inline: str) -> str:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
-def test_the_command_line_takes_what_a_page_says_to_type(path, monkeypatch, capsys):
+def test_the_command_line_takes_what_a_page_says_to_type(path, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs" / "train-build-digits").mkdir(parents=True)  # a trained model that docs/python.md names
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Command, "measure", property(lambda _: lambda _options: ()))  # parsed, checked and not run
     for arguments in typed(path):
         words = [word for word in shlex.split(arguments) if word not in ("...", "\\")]
