@@ -18,6 +18,7 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "make", "parts"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4  # as on GitHub
+smartquotes = False  # would make a dash of the two of an option
 html_math_renderer = "mathml"  # made when the site is built, so no script is needed
 
 html_theme = "furo"
