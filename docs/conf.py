@@ -27,6 +27,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_show_search_summary = False  # a page opened from the disk may not read others
 html_theme_options = {"top_of_page_buttons": []}
 pygments_style = "tango"
 pygments_dark_style = "native"

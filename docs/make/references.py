@@ -23,4 +23,5 @@ def _entry(work: Work) -> str:
     authors = ", ".join(author for author in work.authors if author != "others")
     more = " and others" if work.authors[-1] == "others" else ""
     arxiv = f" [arXiv:{work.arxiv}](https://arxiv.org/abs/{work.arxiv})" if work.arxiv else ""
-    return f"- **{cited} {work.year}**: {authors}{more}. *{work.title}*. {work.venue}.{arxiv}"
+    title = work.title if work.title.endswith("?") else f"{work.title}."
+    return f"- **{cited} {work.year}**: {authors}{more}. *{title}* {work.venue}.{arxiv}"
