@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy import stats
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Effects, PerUnit, Unit, UnitsByImage
@@ -215,6 +214,8 @@ def spearman(first: Tensor, second: Tensor) -> float:
     first_values, second_values = (np.asarray(each.double().numpy()) for each in (first, second))
     if len(first_values) < 2 or not (np.ptp(first_values) > 0 and np.ptp(second_values) > 0):
         return float("nan")
+    from scipy import stats  # half a second, which not every command needs
+
     return float(np.corrcoef(stats.rankdata(first_values), stats.rankdata(second_values))[0, 1])
 
 
