@@ -5,5 +5,3 @@ from typing import Final
 ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I
 
 WHOLE: Final = 4  # images of which a viewer gets every head; of further ones the mean over the heads of each layer
-AT_MOST_QUERIES: Final = 400  # tokens from which on a viewer's queries are pooled
-POOLED: Final = 14  # rows and columns of pooled queries, at most

@@ -1,18 +1,17 @@
 """What looks where in single images: the attention of every head between all tokens, and the rollout by layer.
 
-For a viewer that a reader points at patches with: weights are kept for few images, in half precision.
+For a viewer that a reader points at patches with, of few images.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitlens.analysis.attention.chain import without_autocast
-from vitlens.analysis.attention.defaults import ALPHA, AT_MOST_QUERIES, POOLED, WHOLE
+from vitlens.analysis.attention.defaults import ALPHA, WHOLE
 from vitlens.analysis.attention.readout import readout_row
 from vitlens.analysis.attention.rollout import rollout_row
 from vitlens.errors import InputError, UnsupportedError
@@ -27,22 +26,17 @@ from vitlens.shapes import Images
 
 _BYTES = 1 << 28  # of the layers' means over heads, in single precision, that are held at a time
 
-Means = Float[Tensor, "batch layers query key"]
+Pool = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """What looks where in n images. special: the tokens before the patches; keys, queries: grids (rows, columns) of the
-    patches that are looked at, and of those that look, each the mean of several where they were pooled.
+    """What looks where in n images, over the model's tokens (its layout); rows sum to 1. float32, on the CPU.
 
     heads (whole, layers, heads, queries, keys): of the first images; means (n, layers, queries, keys): over heads;
-    rollout (n, layers, keys): from the classifier's tokens through the layers so far. Special tokens come first among
-    queries and keys; rows sum to 1. float16, on the CPU.
+    rollout (n, layers, keys): from the classifier's tokens through the layers so far.
     """
 
-    keys: tuple[int, int]
-    queries: tuple[int, int]
-    special: tuple[str, ...]
     heads: Float[Tensor, "whole layers heads query key"]
     means: Float[Tensor, "n layers query key"]
     rollout: Float[Tensor, "n layers key"]
@@ -68,11 +62,13 @@ def require_token_attention(model: Model) -> None:
         raise UnsupportedError(f"expected layers of one number of heads in {model.alias}, found {found}")
 
 
-def token_attention(model: Model, images: Images, *, whole: int = WHOLE) -> TokenAttention:
+def token_attention(
+    model: Model, images: Images, *, whole: int = WHOLE, pool: Pool = lambda weights: weights
+) -> TokenAttention:
     """The attention of every layer between all tokens of each image, of every head for the first `whole` images.
 
-    images: (n, 3, height, width) in [0, 1]. Beyond AT_MOST_QUERIES tokens, queries are pooled to a grid of at most
-    POOLED x POOLED. Raises UnsupportedError as require_token_attention, InputError for no images.
+    images: (n, 3, height, width) in [0, 1]; pool: what is kept of weights (..., queries, keys) on the CPU, with fewer
+    queries where they are many. Raises UnsupportedError as require_token_attention, InputError for no images.
     """
     require_token_attention(model)
     if not len(images):
@@ -81,20 +77,14 @@ def token_attention(model: Model, images: Images, *, whole: int = WHOLE) -> Toke
     depth = sum(site.kind == "patch" for site in survey(model, images[:1].to(model.device)))
     size = max(1, _BYTES // (4 * depth * layout.tokens**2))
     parts = [
-        _of_batch(model, images[start : start + size].to(model.device), max(0, whole - start))
+        _of_batch(model, images[start : start + size].to(model.device), max(0, whole - start), pool)
         for start in range(0, len(images), size)
     ]
     heads, means, rollouts = (torch.cat(each) for each in zip(*parts, strict=True))
-    return TokenAttention(layout.grid, query_grid(layout), layout.prefix, heads, means, rollouts)
+    return TokenAttention(heads, means, rollouts)
 
 
-def query_grid(layout: TokenLayout) -> tuple[int, int]:
-    """The grid (rows, columns) of the patches that look: the patches themselves, or fewer of which each is several."""
-    rows, columns = layout.grid
-    return layout.grid if layout.tokens <= AT_MOST_QUERIES else (min(rows, POOLED), min(columns, POOLED))
-
-
-def _of_batch(model: Model, images: Images, whole: int) -> tuple[Tensor, Tensor, Tensor]:
+def _of_batch(model: Model, images: Images, whole: int, pool: Pool) -> tuple[Tensor, Tensor, Tensor]:
     """Heads, means and rollouts of one batch; whole: the number of its images of which every head is kept."""
     layout = model.layout
     heads: list[Tensor] = []
@@ -109,14 +99,13 @@ def _of_batch(model: Model, images: Images, whole: int) -> tuple[Tensor, Tensor,
             for part, own in call.parts():
                 weights = precise(own.precise().weights())
                 mean[part] = weights.mean(1)
-                kept.append(pooled_queries(weights[: max(0, whole - part.start)], layout).half().cpu())
+                kept.append(pool(weights[: max(0, whole - part.start)].cpu()))
         heads.append(torch.cat(kept))
         means.append(mean)
 
     observe(model, images, take)
     rollouts = rollouts_of(means, layout, model.anatomy.readout)
-    small = [pooled_queries(mean[:, None], layout)[:, 0].half().cpu() for mean in means]
-    return torch.stack(heads, 1), torch.stack(small, 1), rollouts.half().cpu()
+    return torch.stack(heads, 1), torch.stack([pool(mean.cpu()) for mean in means], 1), rollouts.cpu()
 
 
 def rollouts_of(
@@ -131,16 +120,3 @@ def rollouts_of(
         for layer in range(len(means))
     ]  # fmt: skip
     return torch.stack(rows, 1)
-
-
-def pooled_queries(
-    weights: Float[Tensor, "batch heads query key"], layout: TokenLayout
-) -> Float[Tensor, "batch heads _ key"]:
-    """Weights whose queries that are patches are pooled to `query_grid`; rows still sum to 1."""
-    grid, special = query_grid(layout), len(layout.prefix)
-    if grid == layout.grid or not len(weights):
-        return weights[..., : special + grid[0] * grid[1], :]
-    rows = weights[:, :, special:].unflatten(2, layout.grid)  # (batch, heads, rows, columns, keys)
-    moved = rows.flatten(0, 1).movedim(-1, 1)
-    pooled = F.adaptive_avg_pool2d(moved, grid).movedim(1, -1).flatten(1, 2).unflatten(0, weights.shape[:2])
-    return torch.cat([weights[:, :, :special], pooled], 2)

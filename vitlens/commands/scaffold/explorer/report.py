@@ -8,17 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.commands.scaffold.explorer.record import (
-    EXPLORER,
-    EXPLORER_ARRAYS,
-    ExplorerArrays,
-    ExplorerRow,
-    unpacked,
-)
+from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS, LEVELS, ExplorerArrays, ExplorerRow
 from vitlens.display import unprotected
 from vitlens.records import Record
 from vitlens.report.document import Sentence
 from vitlens.report.explorer import Explorer, ExplorerImage
+from vitlens.report.html.packing import restored
 
 Floats = NDArray[np.floating[Any]]
 _SPECIAL = {"cls": "CLS"}  # names of tokens that are written otherwise
@@ -81,9 +76,9 @@ def _image(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown, index: int) -
     rest = index - row.whole
     heads = means = None
     if rest < 0:
-        heads = unpacked(arrays.heads[index], arrays.heads_most[index])
+        heads = restored(arrays.heads[index], arrays.heads_most[index], LEVELS)
     else:
-        means = unpacked(arrays.means[rest], arrays.means_most[rest])
+        means = restored(arrays.means[rest], arrays.means_most[rest], LEVELS)
     return ExplorerImage(
         Path(unprotected(shown.names[index])).name,
         np.ascontiguousarray(shown.pictures[index].transpose(1, 2, 0)),
