@@ -32,7 +32,9 @@ def look_rows(*, images: ArrayLike, maps: Sequence[ArrayLike], captions: Sequenc
         require_length(len(own), 1 + len(values), name="captions of an image", of="its panels")
     across, ratio = 1 + len(values), pictures.shape[2] / pictures.shape[3]
     width = min((WIDE - BAR_ROOM) / across - 0.1, 1.9)
-    lines = [[textwrap.wrap(text, int(width / _LETTER), max_lines=3, placeholder="…") for text in own] for own in captions]
+    lines = [
+        [textwrap.wrap(text, int(width / _LETTER), max_lines=3, placeholder="…") for text in own] for own in captions
+    ]
     below = _LINE * max(len(each) for own in lines for each in own) + 0.1
     width = min(width, max(0.7, (TALL - 0.6) / len(pictures) - below) / ratio)
     drawn = board(

@@ -154,7 +154,9 @@ def ablate(
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     require(model, *(needs_of("ablate") if "head" in kinds else ("classifier", "attention")))
     units = units_of(model, kinds=kinds)
-    return summarise(exact_effects(model, images, labels, units, replace=replace, batch_size=batch_size, seed=seed), seed=seed)
+    return summarise(
+        exact_effects(model, images, labels, units, replace=replace, batch_size=batch_size, seed=seed), seed=seed
+    )
 
 
 def exact_effects(

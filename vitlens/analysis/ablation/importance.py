@@ -12,7 +12,7 @@ from vitlens.analysis.ablation.effects import Effects, PerUnit, Unit, UnitsByIma
 from vitlens.analysis.answers.paired import intervals, sign_flips
 from vitlens.errors import InputError
 from vitlens.names import Replacement, UnitKind
-from vitlens.summary import Line, Summary
+from vitlens.summary import HeadBoard, Line, Summary
 from vitlens.uncertainty import DRAWS, holm
 
 LEVEL = 0.05  # of the tests, after Holm's correction
@@ -79,6 +79,11 @@ class Importance(Summary):
             yield Line("delta_accuracy", self.delta_accuracy, "points")
         yield Line("units", f"{len(self.units)}, {int(self.matters.sum())} with an effect after Holm's correction")
         yield Line("note", self.note)
+
+    def boards(self) -> Iterator[HeadBoard]:
+        """The change of the loss without each head."""
+        if self.of_kind("head"):
+            yield HeadBoard("change of the loss without each head", self.delta_loss.tolist(), "nats")
 
     @property
     def matters(self) -> Bool[Tensor, " units"]:

@@ -229,6 +229,19 @@ MASK_AREA = "mask-area"  # the layer's place in POINTING for the share of a mask
 
 RECORD = Contents(
     metrics=(DISTANCE_CORRELATION, POINTING),
-    tables=(LAYERS, WITHOUT_MAP, IMAGES, DEVELOPMENT, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS, ALIKE, EXPLORER),
+    tables=(
+        LAYERS,
+        WITHOUT_MAP,
+        IMAGES,
+        DEVELOPMENT,
+        LAYOUT,
+        QUERY,
+        KEY,
+        TRAINING,
+        CHECKPOINT_COUNT,
+        CHECKS,
+        ALIKE,
+        EXPLORER,
+    ),
     arrays=(MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS, EXPLORER_ARRAYS),
 )

@@ -152,7 +152,11 @@ def _heads(record: Record, row: LookRow) -> Iterator[Section]:
 
 
 def _replaced(row: LookRow) -> str:
-    by = {"zero": "by zero", "resample": "by its output for another of the images", "mean": "by its mean over the images"}
+    by = {
+        "zero": "by zero",
+        "resample": "by its output for another of the images",
+        "mean": "by its mean over the images",
+    }
     return f"replaced {by[row.replace or 'mean']}{f' ({row.note})' if row.note else ''}"
 
 
@@ -187,7 +191,8 @@ def _limits(record: Record, row: LookRow) -> Iterator[Sentence]:
         )
     elif row.heads:
         yield Sentence(
-            f"Which heads matter is said of {images}, without intervals; `vitlens ablate` on a data set tests it.",
+            f"Which heads matter is said of {images}, without intervals, and beside other images it may be others; "
+            "`vitlens ablate` on a data set tests it.",
             (row,),
         )
     if row.labelled:

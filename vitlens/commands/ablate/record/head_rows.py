@@ -7,6 +7,7 @@ from vitlens.names import Replacement
 from vitlens.records import UntrustedName
 from vitlens.uncertainty import Estimate
 
+
 @dataclass(frozen=True)
 class HeadLabelRow:
     """What one head attends to, as `vitlens stats` labels it. score, low, high: the highest score of a label, with its

@@ -18,4 +18,6 @@ def explain_explorer(record: Record) -> Explorer | None:
         for index, row in enumerate(methods_of(record, alias))
         if all(map(is_drawable, arrays.maps[index][: len(arrays.images)]))
     }
-    return explorer_of(record, Shown(arrays.images, [row.image for row in images], [[below(row)] for row in images], maps))
+    return explorer_of(
+        record, Shown(arrays.images, [row.image for row in images], [[below(row)] for row in images], maps)
+    )

@@ -9,6 +9,7 @@ from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import LEFT_OUT, left_out_words
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.commands.study.report.whole.discussion import discussion
+from vitlens.commands.study.report.whole.explorer import study_explorer
 from vitlens.commands.study.report.whole.first_page import findings, verdicts
 from vitlens.commands.study.report.whole.in_short import in_short
 from vitlens.commands.study.report.whole.introduction import glossary, introduction, limits
@@ -40,6 +41,7 @@ def whole_report(record: Record) -> Document:
         findings=findings(study),
         appendix=tuple(_appendix(study, {figure.name for section in body for figure in section.figures})),
         preface=tuple(_preface(record)),
+        explorer=study_explorer(study),
     )
 
 
