@@ -574,7 +574,17 @@
     }
   }
 
+  // the head that matters most is shown first, where that is known, else one of the last layer
+  function start() {
+    let most = -Infinity;
+    (data.importance || []).forEach((heads, layer) => heads.forEach((value, head) => {
+      if (value !== null && value > most) [most, state.layer, state.head] = [value, layer, head];
+    }));
+    if (most === -Infinity) state.layer = Infinity; // the last, once it is known
+  }
+
   build();
+  start();
   state.token = special ? { special: 0 } : centre();
   setTokens();
   choose(0).then(() => requestAnimationFrame(() => {
