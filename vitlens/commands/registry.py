@@ -71,6 +71,7 @@ _ENTRIES: Final = (
         "vitlens look cat.jpg",
         "Inspect",
         needs=("classifier",),
+        html=True,
     ),
     Command(
         "study",

@@ -1,6 +1,7 @@
 """The rows of `vitlens ablate` on what single heads do: their labels, what a mean hides, which class needs them."""
 
 from dataclasses import dataclass
+
 from vitlens.commands.ablate.record.rows import unit_label
 from vitlens.commands.scaffold.head_words import head_words
 from vitlens.names import Replacement
