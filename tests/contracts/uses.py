@@ -299,7 +299,7 @@ _LISTED = (
     Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
     Use("look", look, EVERYWHERE),
-    Use("explorer", explorer),
+    Use("explorer", explorer, PLAIN),
     Use("compare", lambda model, batch: compare(model, model, split_of(model, batch)), EVERYWHERE),
     Use("evaluate", lambda model, batch: evaluate(model, split_of(model, batch)), EVERYWHERE),
     Use("failures", run_failures, EVERYWHERE),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
-from vitlens.figures.inputs import as_images, require_length
+from vitlens.figures.inputs import Array, as_images, require_length
 from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, is_constant
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
 
@@ -56,7 +56,7 @@ def look_rows(*, images: ArrayLike, maps: Sequence[ArrayLike], captions: Sequenc
     return drawn.figure
 
 
-def _draw(axes: Axes, picture: NDArray[np.floating], values: NDArray[np.float64]) -> None:
+def _draw(axes: Axes, picture: Array, values: Array) -> None:
     """One map over its image, or the image crossed out, with the map's fault."""
     flaw = "not finite" if not np.isfinite(values).all() else "all equal" if is_constant(values) else ""
     positive = np.zeros_like(values) if flaw else np.clip(values, 0, None)

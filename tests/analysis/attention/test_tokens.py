@@ -63,7 +63,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_attention_is_refused_in_one_line(name: str) -> None:
     model: Model = REFUSED[name]()
-    with pytest.raises(UnsupportedError, match="expected .*found") as told:
+    with pytest.raises(UnsupportedError, match=r"expected .*found") as told:
         require_token_attention(model)
     assert "\n" not in str(told.value)
 

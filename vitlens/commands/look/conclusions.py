@@ -10,7 +10,7 @@ from vitlens.uncertainty import Estimate
 
 
 def verdicts(record: Record) -> Iterator[Verdict]:
-    """That neither accuracy nor the maps were tested, and the share of faulty heads, which single images cannot show."""
+    """Accuracy and maps are not tested; the share of faulty heads is shown, which single images cannot judge."""
     (alias,) = record.aliases
     (row,) = record.rows(LOOK)
     images = f"{row.images} image{'' if row.images == 1 else 's'}"

@@ -41,10 +41,10 @@ def report(record: Record) -> Document:
     return Document(
         record.config.title,
         (_predictions(record, row), *_heads(record, row)),
-        limits=tuple(_limits(record, row)),
+        limits=tuple(_limits(row)),
         verdicts=tuple(verdicts(record)),
         preface=(*_chosen(row), *data_sentences(record), *_digits(record, row), *explorer_sentences(record)),
-        explorer=_explorer(record, row),
+        explorer=_explorer(record),
     )
 
 
@@ -76,8 +76,8 @@ def _digits(record: Record, row: LookRow) -> Iterator[Sentence]:
 def digits_words(alias: str) -> str:
     """What a model of digits can say of a photograph."""
     return (
-        f"**{alias} knows nothing but the digits 0 to 9**: of a photograph of anything else every answer below is wrong, "
-        "however probable, and shows only what the page looks like."
+        f"**{alias} knows nothing but the digits 0 to 9**: of a photograph of anything else every answer is wrong, "
+        "however probable, and only shows what such a page looks like."
     )
 
 
@@ -88,7 +88,7 @@ def _predictions(record: Record, row: LookRow) -> Section:
         Sentence(f"{name}: {'; '.join(f'{each.name} {percent(each.probability, 1)}' for each in own)}.", own)
         for name, own in ((name, classes_of(record, index)) for index, name in enumerate(named))
     ]
-    tables = ()
+    tables: tuple[Table, ...] = ()
     if len(named) > _EACH:
         first = [classes_of(record, index) for index in range(len(named))]
         columns = {"image": lambda own: named[own[0].number], "prediction": lambda own: own[0].name,
@@ -175,7 +175,7 @@ def _head_sentence(record: Record, index: int, name: str, row: LookRow) -> Sente
     )
 
 
-def _limits(record: Record, row: LookRow) -> Iterator[Sentence]:
+def _limits(row: LookRow) -> Iterator[Sentence]:
     """At most four."""
     images = f"{row.images} image{'' if row.images == 1 else 's'}"
     yield Sentence(
@@ -201,8 +201,8 @@ def _limits(record: Record, row: LookRow) -> Iterator[Sentence]:
     yield Sentence("A probability is the model's own confidence, not its accuracy.", says="method")
 
 
-def _explorer(record: Record, row: LookRow) -> Explorer | None:
-    """The images with both maps; heads with their labels and, of one image, what they are worth to it."""
+def _explorer(record: Record) -> Explorer | None:
+    """The images with both maps; heads with their labels and the mean rise of the loss without them."""
     arrays = record.arrays(MAPS)
     names = names_of(record)
     maps = {"prediction": arrays.prediction}

@@ -94,8 +94,8 @@ def _reduced(pixels: Pixels, width: int) -> Pixels:
         np.minimum(np.arange(count * 4) * size // (count * 4), size - 1)
         for count, size in ((height, pixels.shape[0]), (width, pixels.shape[1]))
     )
-    return pixels[rows][:, columns].reshape(height, 4, width, 4, 3).mean((1, 3))
+    return np.asarray(pixels[rows][:, columns].reshape(height, 4, width, 4, 3).mean((1, 3)))
 
 
 def _rgb(pixel: Pixels) -> str:
-    return ",".join(str(int(round(255 * float(value)))) for value in pixel)
+    return ",".join(str(round(255 * float(value))) for value in pixel)
