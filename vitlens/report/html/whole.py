@@ -18,12 +18,12 @@ from vitlens.report.html.fragment import ExplorerPart, explorer_part
 from vitlens.report.html.packing import BUDGET
 from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import Words, command_without_paths, plain
-from vitlens.report.layout import ROWS
 from vitlens.report.markdown import UNFINISHED, provenance, repeated_words
 from vitlens.report.numbers import in_words
 from vitlens.safe_paths import inside
 from vitlens.version import __version__
 
+_OPEN: Final = 40  # rows of a table that is open at first
 _FILTERED: Final = 4  # figures and panels of a section from which on it has a filter
 _SIZE: Final = 11_500_000  # bytes of a page with figures and weights
 _LEAST: Final = 3_000_000  # bytes for weights, however many figures there are
@@ -227,7 +227,7 @@ def _contents(values: Mapping[str, object], sections: tuple[_Section, ...]) -> I
 def _table(table: Table) -> _Table:
     right = [all(isinstance(cell, (int, float, type(None))) for cell in column) for column in zip(*table.rows)]
     rows = tuple(tuple(map(in_words, row)) for row in table.rows)
-    return _Table(table.caption, plain(table.caption), table.columns, rows, tuple(right), len(rows) <= ROWS)
+    return _Table(table.caption, plain(table.caption), table.columns, rows, tuple(right), len(rows) <= _OPEN)
 
 
 def _panel(panel: ImagePanel) -> _Panel:
