@@ -1,11 +1,17 @@
 """Write the generated pages: python -m docs.make, in the root of a checkout."""
 
+import sys
+
 from docs.make.pages import DOCS, generated, outdated
+from docs.make.parts import MissingPartError
 
 
 def main() -> None:
     """Write the pages that are not current, remove those that nothing generates, and name both."""
-    pages = generated()
+    try:
+        pages = generated()
+    except MissingPartError as error:
+        sys.exit(f"error: {error}")
     for path in outdated(pages):
         text = pages.get(path)
         if text is None:

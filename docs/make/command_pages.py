@@ -33,6 +33,7 @@ another, and prints its path.
 | in the folder | what it is |
 | --- | --- |
 | `report.md` | the report: verdicts and findings first, then each section with figures, captions and tables |
+| `report.html` | with `--html`: the same as one file to send on, with the attention explorer where attention was kept |
 | `figures/` | the figures, 200 dpi; `--format svg,pdf` for a paper |
 | `results.json` | every number: metrics by name with interval and n, tables of typed rows |
 | `arrays/` | the arrays behind the figures |

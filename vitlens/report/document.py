@@ -78,7 +78,7 @@ class FigureSpec:
 
 
 @dataclass(frozen=True)
-class Panel:
+class ImagePanel:
     """One image and what models make of it, for a page that shows panels one by one.
 
     captions: a line under each picture; pictures: (height, width, 3) uint8 each, drawn when the page is written.
@@ -127,7 +127,7 @@ class Section:
     figures: tuple[FigureSpec, ...] = ()
     question: str = ""
     leading: bool = False
-    panels: tuple[Panel, ...] = ()
+    panels: tuple[ImagePanel, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ _TERMS: Final = (
     Term("CKA", "the similarity of two sets of features of the same images, from 0 to 1"),
     Term("clean accuracy", "accuracy on unchanged images"),
     Term("CLS token", "the token whose features the classifier reads", ("CLS",)),
-    Term("common corruptions", "noise, blur, weather and compression of graded severity (Hendrycks and Dietterich 2019)"),
+    Term(
+        "common corruptions", "noise, blur, weather and compression of graded severity (Hendrycks and Dietterich 2019)"
+    ),
     Term("confidence", "the probability that a model gives its own prediction"),
     Term("deletion", "the probability of the class as the patches of highest value are removed; low is good"),
     Term("direct logit attribution", "the part of a logit that each head and MLP adds to it directly"),
@@ -66,25 +68,34 @@ _TERMS: Final = (
     Term("nats", "the unit of loss and entropy with natural logarithms; a loss of 1 nat is a probability of 37 %"),
     Term("overconfident", "with a confidence above the accuracy", ("overconfidence",)),
     Term(
-        "PGD", "projected gradient descent: an attack by repeated small steps along the gradient's sign (Madry et al. 2018)"
+        "PGD",
+        "projected gradient descent: an attack by repeated small steps along the gradient's sign (Madry et al. 2018)",
     ),
     Term("pointing game", "whether the highest point of a map lies on the object"),
     Term("query", "the token that looks; each row of attention weights belongs to one query"),
     Term("randomisation check", "whether a map changes when the model's weights are replaced by random ones"),
-    Term("rank correlation", "the correlation of two orders, here of the patches by their values: 1 for the same order"),
-    Term("register", "an added token without a place in the image, on which a model may keep what is global", ("registers",)),
+    Term(
+        "rank correlation", "the correlation of two orders, here of the patches by their values: 1 for the same order"
+    ),
+    Term(
+        "register",
+        "an added token without a place in the image, on which a model may keep what is global",
+        ("registers",),
+    ),
     Term("relevance", "attention weighted by gradients and multiplied through the layers (Chefer et al. 2021)"),
     Term("residual stream", "the features of a token that every block reads and adds to"),
     Term("ROAD", "deletion in which removed pixels are filled from their neighbours (Rong et al. 2022)"),
     Term("robust accuracy", "accuracy on images changed by an attack"),
     Term("rollout", "attention averaged over heads and multiplied through the layers (Abnar & Zuidema 2020)"),
-    Term("sink", "a token that takes much of the attention of most queries, whatever the image shows there", ("sinks",)),
+    Term(
+        "sink", "a token that takes much of the attention of most queries, whatever the image shows there", ("sinks",)
+    ),
     Term("sparse autoencoder", "a layer trained to rewrite activations as few of many features"),
     Term("t-SNE", "a map of features to the plane that keeps neighbours together, but not distances"),
     Term("top-1 accuracy", "the share of images whose most probable class is the true one"),
     Term("uniform map", "a map with the same value everywhere, which explains nothing"),
     Term("Wilson", "an interval of a share that is valid for few images and for shares near 0 and 1 (Wilson 1927)"),
-)  # fmt: skip
+)
 GLOSSARY: Final[dict[str, Term]] = {term.name: term for term in _TERMS}
 SPELLINGS: Final[dict[str, Term]] = {spelling.lower(): term for term in _TERMS for spelling in term.spellings}
 # the longest spelling first, so that "attention weights" is not found as another, shorter term

@@ -8,4 +8,4 @@ from vitlens.commands.scaffold.publish import report
 
 def measure(options: ReportOptions) -> Path:
     """Make them again; returns the report's path. Raises InputError for a folder that is no run's."""
-    return report(options.folder)
+    return report(options.folder, html=options.html)

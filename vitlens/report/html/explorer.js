@@ -76,10 +76,10 @@
     const maps = layers * Math.max(heads, 1);
     const rows = special + queries[0] * queries[1], columns = special + keys[0] * keys[1];
     const content = await inflated(bytesOf(document.getElementById(block).textContent));
-    const maxima = new Float32Array(content.slice(0, maps * rows * 4).buffer);
+    const maxima = new Float32Array(content.slice(0, maps * rows * 8).buffer);
     const square = Float32Array.from({ length: 256 }, (_, byte) => (byte / levels) ** 2);
     return { layers, heads: Math.max(heads, 1), byHead: heads > 0, queries, keys, rows, columns, maxima, square,
-      bytes: content.subarray(maps * rows * 4) };
+      bytes: content.subarray(maps * rows * 8) };
   }
 
   // the map of one head (or their mean, head = null): values over patches, and of the special tokens
@@ -91,11 +91,14 @@
       const first = (layer * tensor.heads + each) * tensor.rows;
       if (to) {
         for (let query = 0; query < size; query++) {
-          row[query] += tensor.maxima[first + query] * tensor.square[tensor.bytes[(first + query) * tensor.columns + place]];
+          row[query] += tensor.maxima[2 * (first + query) + (place < special ? 0 : 1)] *
+            tensor.square[tensor.bytes[(first + query) * tensor.columns + place]];
         }
       } else {
-        const most = tensor.maxima[first + place], start = (first + place) * tensor.columns;
-        for (let key = 0; key < size; key++) row[key] += most * tensor.square[tensor.bytes[start + key]];
+        const most = 2 * (first + place), start = (first + place) * tensor.columns;
+        for (let key = 0; key < size; key++) {
+          row[key] += tensor.maxima[most + (key < special ? 0 : 1)] * tensor.square[tensor.bytes[start + key]];
+        }
       }
     }
     if (heads.length > 1) for (let index = 0; index < size; index++) row[index] /= heads.length;
@@ -115,7 +118,7 @@
       const { maxima, bytes, levels } = image.rollout;
       const columns = special + data.grid[0] * data.grid[1];
       const row = Float32Array.from({ length: columns }, (_, key) =>
-        maxima[state.layer] * (image.rollout.raw[state.layer * columns + key] / levels) ** 2);
+        maxima[2 * state.layer + (key < special ? 0 : 1)] * (bytes[state.layer * columns + key] / levels) ** 2);
       return { values: row.subarray(special), special: row.subarray(0, special), grid: data.grid };
     }
     if (state.view.startsWith("map:")) {
@@ -245,10 +248,10 @@
     }
     if (state.image !== index) return; // another one was chosen meanwhile
     weights = decoded.get(index);
-    if (image.rollout && !image.rollout.raw) {
+    if (image.rollout && !image.rollout.bytes) {
       const content = bytesOf(image.rollout.data);
-      image.rollout.maxima = new Float32Array(content.slice(0, image.rollout.layers * 4).buffer);
-      image.rollout.raw = content.subarray(image.rollout.layers * 4);
+      image.rollout.maxima = new Float32Array(content.slice(0, image.rollout.layers * 8).buffer);
+      image.rollout.bytes = content.subarray(image.rollout.layers * 8);
     }
     stage.width = 448;
     stage.height = Math.max(1, Math.min(1792, Math.round((448 * image.height) / image.width)));
@@ -427,7 +430,7 @@
     tokens.hidden = !ofHeads;
     directions.hidden = !ofHeads;
     play.disabled = layerInput.disabled = state.view.startsWith("map:");
-    layerText.textContent = `${state.layer} of 0 to ${layerInput.max}`;
+    layerText.textContent = `${state.layer} (of 0 to ${layerInput.max})`;
     check(tokens, state.token.special === undefined ? "patch" : String(state.token.special));
   }
 
@@ -510,7 +513,7 @@
       if (state.board === "maps") thumbnail(canvas, map, grid, shared ?? most[index]);
       else if (state.board === "importance") {
         const value = values[index];
-        words.textContent = value === null || value === undefined ? "–" : number(value);
+        words.textContent = value === null || value === undefined ? "–" : value.toFixed(3);
         if (value !== null && value !== undefined) button.style.background = mixed(value / greatest);
       } else {
         words.textContent = label || "–";
@@ -574,7 +577,17 @@
     }
   }
 
+  // the head that matters most is shown first, where that is known, else one of the last layer
+  function start() {
+    let most = -Infinity;
+    (data.importance || []).forEach((heads, layer) => heads.forEach((value, head) => {
+      if (value !== null && value > most) [most, state.layer, state.head] = [value, layer, head];
+    }));
+    if (most === -Infinity) state.layer = Infinity; // the last, once it is known
+  }
+
   build();
+  start();
   state.token = special ? { special: 0 } : centre();
   setTokens();
   choose(0).then(() => requestAnimationFrame(() => {

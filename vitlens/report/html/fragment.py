@@ -42,10 +42,12 @@ def explorer_fragment(explorer: Explorer) -> str:
 
 
 def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> ExplorerPart:
-    """An explorer packed for the page; budget: bytes of base64 for its weights."""
-    weights = tuple(packed_explorer(explorer, budget=budget))
-    notes = (*map(plain, explorer.notes), *_packing_notes(explorer, weights))
+    """An explorer packed for the page; budget: bytes of base64 for its pictures and weights."""
     embedded = [pictures.photograph(image.picture) for image in explorer.images]
+    static = tuple(_static(explorer))
+    shown = sum(len(picture.uri) for picture in (*embedded, *(picture for picture, _ in static)))
+    weights = packed_explorer(explorer, budget=budget - shown)
+    notes = (*map(plain, explorer.notes), *_packing_notes(explorer, weights))
     blocks = tuple((_block(index), Markup(each.data)) for index, each in enumerate(weights) if each is not None)
     data = {
         "model": name(explorer.model),
@@ -59,7 +61,7 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> ExplorerPart:
             for index, (image, picture, each) in enumerate(zip(explorer.images, embedded, weights))
         ],
     }
-    return ExplorerPart(notes, tuple(_static(explorer)), as_json(data), blocks)
+    return ExplorerPart(notes, static, as_json(data), blocks)
 
 
 def as_json(data: Mapping[str, object]) -> Markup:
@@ -107,7 +109,7 @@ def _rollout(explorer: Explorer, image: ExplorerImage) -> dict[str, object] | No
         rows = None if means is None else rollout_of(np.nan_to_num(means), len(explorer.special))
     if rows is None:
         return None
-    bytes_, maxima = quantised(np.nan_to_num(rows.astype(np.float32)), 255)
+    bytes_, maxima = quantised(np.nan_to_num(rows.astype(np.float32)), len(explorer.special), 255)
     return {"layers": len(rows), "levels": 255, "data": in_base64(maxima.astype("<f4").tobytes() + bytes_.tobytes())}
 
 
@@ -132,19 +134,28 @@ def _importance(explorer: Explorer) -> list[list[float | None]] | None:
 def _packing_notes(explorer: Explorer, weights: tuple[Packed | None, ...]) -> Iterator[str]:
     """How exact the weights of the page are."""
     known = [each for each in weights if each is not None]
-    if not known:
-        return
-    levels, error = min(each.levels for each in known), max(each.error for each in known)
-    yield (
-        f"Weights are kept in {levels + 1} steps of their square root; the largest error is {100 * error:.1f} % of the "
-        "largest weight of the same row."
-    )
-    fewer = next((each for each in known if each.queries != explorer.queries or each.keys != explorer.keys), None)
-    if fewer is not None:
-        rows, columns = fewer.queries
-        keys = f", keys added up to {fewer.keys[0]}x{fewer.keys[1]}" if fewer.keys != explorer.keys else ""
-        some = "" if all(each.queries == fewer.queries for each in known) else " of some images"
-        yield f"To keep the page small, queries{some} are averaged to {rows}x{columns} blocks of patches{keys}."
+    for what, some in (
+        ("heads", [each for each in known if each.heads]),
+        ("layer means", [each for each in known if not each.heads]),
+    ):
+        if not some:
+            continue
+        error = max(each.error for each in some)
+        words = (
+            f"Weights of {what} are kept in {some[0].levels + 1} steps of their square root; the largest error is "
+            f"{100 * error:.1f} % of the largest weight of the same row."
+        )
+        if some[0].queries != explorer.queries:
+            words += (
+                f" To keep the page small, their queries are averaged over {_by(some[0].queries)} blocks of patches."
+            )
+        if some[0].keys != explorer.keys:
+            words += f" Their keys are added up over {_by(some[0].keys)} blocks."
+        yield words
+
+
+def _by(grid: tuple[int, int]) -> str:
+    return f"{grid[0]}x{grid[1]}"
 
 
 def _static(explorer: Explorer) -> Iterator[tuple[pictures.Embedded, str]]:

@@ -1,8 +1,9 @@
 """Attention weights as the page holds them: one byte a weight, deflated, in base64.
 
 A row of attention weights has a few large values and many tiny ones, so bytes hold the square root of each weight's
-share of the row's maximum: w = m * (byte / levels)^2 with m the row's maximum in float32. The largest error is about
-m / levels, at the largest weights, and falls with the square root of the weight.
+share of a maximum of the row: w = m * (byte / levels)^2. Special tokens and patches have a maximum each, in float32, as
+CLS often takes most of a row and would leave the patches a few steps. The largest error is about m / levels, at the
+largest weights, and falls with the square root of the weight.
 """
 
 import zlib
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from vitlens.report.explorer import Explorer, averaged, block_starts
 
 BUDGET: Final = 7_500_000  # bytes of base64 for all weights of a page
+_ONE: Final = 5_700_000  # of one image
 # measured on DeiT-tiny's attention: bytes that a weight takes deflated, by the number of levels
-_DEFLATED: Final = {255: 0.75, 127: 0.63, 63: 0.50, 31: 0.38}
+_DEFLATED: Final = {255: 0.80, 191: 0.75, 127: 0.68, 63: 0.56, 31: 0.44}
 _BASE64: Final = 4 / 3
 
 
@@ -42,13 +44,15 @@ class Plan:
 _PLANS: Final = (
     Plan(Detail(255), Detail(255)),
     Plan(Detail(255), Detail(127, 7)),
+    Plan(Detail(191), Detail(127, 7)),
     Plan(Detail(127), Detail(127, 7)),
     Plan(Detail(127), Detail(63, 7)),
     Plan(Detail(63), Detail(63, 7)),
-    Plan(Detail(63, 10), Detail(63, 7)),
-    Plan(Detail(63, 7), Detail(63, 7)),
-    Plan(Detail(63, 7, 28), Detail(63, 7, 28)),
-    Plan(Detail(63, 7, 14), Detail(63, 5, 14)),
+    Plan(Detail(63), Detail(31, 5)),
+    Plan(Detail(63, 10), Detail(31, 5)),
+    Plan(Detail(63, 7), Detail(31, 5)),
+    Plan(Detail(63, 7, 28), Detail(31, 5, 28)),
+    Plan(Detail(63, 7, 14), Detail(31, 5, 14)),
     Plan(Detail(31, 5, 10), Detail(31, 5, 10)),
 )
 
@@ -69,13 +73,37 @@ class Packed:
     error: float
 
 
-def planned(explorer: Explorer, *, budget: int = BUDGET) -> Plan:
-    """The finest plan with which all weights of an explorer are expected to take at most `budget` bytes."""
-    return next((plan for plan in _PLANS if _expected(explorer, plan) <= budget), _PLANS[-1])
+def packed_explorer(explorer: Explorer, *, budget: int = BUDGET) -> tuple[Packed | None, ...]:
+    """The weights of each image, of its heads or its layer means; None where it has neither.
+
+    They are packed by the finest plan with which they take at most `budget` bytes, or by the coarsest.
+    """
+    for plan in _PLANS[:-1]:
+        if _fits(list(_expected(explorer, plan)), budget):
+            done = tuple(_by_plan(explorer, plan))
+            if _fits([len(each.data) for each in done if each is not None], budget):
+                return done
+    return tuple(_by_plan(explorer, _PLANS[-1]))
 
 
-def _expected(explorer: Explorer, plan: Plan) -> float:
-    total = 0.0
+def _by_plan(explorer: Explorer, plan: Plan) -> Iterator[Packed | None]:
+    special = len(explorer.special)
+    for image in explorer.images:
+        if image.weights is not None:
+            yield packed(image.weights, special, explorer.queries, explorer.keys, plan.heads)
+        elif image.layer_weights is not None:
+            one_head = image.layer_weights[:, None]
+            yield replace(packed(one_head, special, explorer.queries, explorer.keys, plan.means), heads=0)
+        else:
+            yield None
+
+
+def _fits(sizes: list[float], budget: int) -> bool:
+    return sum(sizes) <= budget and max(sizes, default=0) <= _ONE
+
+
+def _expected(explorer: Explorer, plan: Plan) -> Iterator[float]:
+    """Bytes of base64 that the weights of each image are expected to take."""
     for image in explorer.images:
         weights = image.weights if image.weights is not None else image.layer_weights
         if weights is not None:
@@ -83,8 +111,7 @@ def _expected(explorer: Explorer, plan: Plan) -> float:
             rows = _tokens(explorer.queries, detail.queries, len(explorer.special))
             columns = _tokens(explorer.keys, detail.keys, len(explorer.special))
             maps = np.prod(weights.shape[:-2], dtype=np.int64)
-            total += float(maps) * rows * (columns * _DEFLATED[detail.levels] + 4) * _BASE64
-    return total
+            yield float(maps) * rows * (columns * _DEFLATED[detail.levels] + 8) * _BASE64
 
 
 def _tokens(grid: tuple[int, int], most: int, special: int) -> int:
@@ -104,25 +131,28 @@ def packed(
     """
     fewer, query_grid = averaged(weights, special, queries, detail.queries)
     fewer, key_grid = _with_fewer_keys(np.nan_to_num(fewer.astype(np.float32)), special, keys, detail.keys)
-    bytes_, maxima = quantised(fewer, detail.levels)
-    back = restored(bytes_, maxima, detail.levels)
-    above = maxima > 0
-    error = np.abs(back - fewer).max(axis=-1)[above] / maxima[above]
+    bytes_, maxima = quantised(fewer, special, detail.levels)
+    back = restored(bytes_, maxima, special, detail.levels)
+    largest = maxima.max(axis=-1)
+    above = largest > 0
+    error = np.abs(back - fewer).max(axis=-1)[above] / largest[above]
     data = in_base64(zlib.compress(maxima.astype("<f4").tobytes() + bytes_.tobytes(), 6))
     layers, heads = fewer.shape[:2]
     return Packed(data, layers, heads, query_grid, key_grid, detail.levels, float(error.max(initial=0.0)))
 
 
-def quantised(rows: NDArray[np.floating], levels: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Rows (..., keys) as bytes from 0 to `levels`, and the maximum of each row."""
-    maxima = np.maximum(rows.max(axis=-1), 0).astype(np.float32)
-    shares = np.clip(rows, 0, None) / np.where(maxima > 0, maxima, 1)[..., None]
-    return np.round(np.sqrt(shares) * levels).astype(np.uint8), maxima
+def quantised(rows: NDArray[np.floating], special: int, levels: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Rows (..., keys) as bytes from 0 to `levels`; and (..., 2), each row's maximum over special tokens and patches."""
+    parts = [np.clip(part, 0, None) for part in (rows[..., :special], rows[..., special:])]
+    maxima = np.stack([part.max(axis=-1, initial=0) for part in parts], axis=-1).astype(np.float32)
+    shares = [part / np.where(most > 0, most, 1)[..., None] for part, most in zip(parts, np.moveaxis(maxima, -1, 0))]
+    return np.round(np.sqrt(np.concatenate(shares, axis=-1)) * levels).clip(0, levels).astype(np.uint8), maxima
 
 
-def restored(bytes_: NDArray[np.uint8], maxima: NDArray[np.float32], levels: int) -> NDArray[np.float32]:
+def restored(bytes_: NDArray[np.uint8], maxima: NDArray[np.float32], special: int, levels: int) -> NDArray[np.float32]:
     """The weights that the page computes from bytes and maxima of rows."""
-    return np.asarray((bytes_ / np.float32(levels)) ** 2 * maxima[..., None], dtype=np.float32)
+    of = np.repeat(maxima, (special, bytes_.shape[-1] - special), axis=-1)
+    return np.asarray((bytes_ / np.float32(levels)) ** 2 * of, dtype=np.float32)
 
 
 def _with_fewer_keys(
@@ -137,20 +167,6 @@ def _with_fewer_keys(
         patches = np.add.reduceat(patches, block_starts(patches.shape[axis], blocks), axis=axis)
     flat = patches.reshape(*weights.shape[:-1], smaller[0] * smaller[1])
     return np.concatenate([weights[..., :special], flat], axis=-1), smaller
-
-
-def packed_explorer(explorer: Explorer, *, budget: int = BUDGET) -> Iterator[Packed | None]:
-    """The weights of each image: of its heads, or its layer means; None where it has neither."""
-    plan = planned(explorer, budget=budget)
-    special = len(explorer.special)
-    for image in explorer.images:
-        if image.weights is not None:
-            yield packed(image.weights, special, explorer.queries, explorer.keys, plan.heads)
-        elif image.layer_weights is not None:
-            one_head = image.layer_weights[:, None]
-            yield replace(packed(one_head, special, explorer.queries, explorer.keys, plan.means), heads=0)
-        else:
-            yield None
 
 
 def in_base64(content: bytes) -> str:

@@ -43,7 +43,7 @@ def figure(path: Path) -> Embedded:
     difference = np.asarray(palette, np.float32) - np.asarray(drawn, np.float32)
     if float(np.sqrt(np.mean(difference**2))) <= _VISIBLE:
         return Embedded(_uri(palette, lossless=True, quality=20, method=3), *shown)
-    return Embedded(_uri(drawn, quality=80, method=4), *shown)
+    return Embedded(_uri(drawn, quality=70, method=4), *shown)
 
 
 def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:

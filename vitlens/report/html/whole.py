@@ -11,19 +11,22 @@ from markupsafe import Markup
 
 from vitlens.files import named_file
 from vitlens.records import Record
-from vitlens.report.document import Document, FigureSpec, Finding, Panel, Section, Sentence, Table, Tags
+from vitlens.report.document import Document, FigureSpec, Finding, ImagePanel, Section, Sentence, Table, Tags
 from vitlens.report.glossary import Term
 from vitlens.report.html import pictures
-from vitlens.report.html.fragment import explorer_part
+from vitlens.report.html.fragment import ExplorerPart, explorer_part
+from vitlens.report.html.packing import BUDGET
 from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import Words, command_without_paths, plain
-from vitlens.report.layout import ROWS
 from vitlens.report.markdown import UNFINISHED, provenance, repeated_words
 from vitlens.report.numbers import in_words
 from vitlens.safe_paths import inside
 from vitlens.version import __version__
 
+_OPEN: Final = 40  # rows of a table that is open at first
 _FILTERED: Final = 4  # figures and panels of a section from which on it has a filter
+_SIZE: Final = 11_500_000  # bytes of a page with figures and weights
+_LEAST: Final = 3_000_000  # bytes for weights, however many figures there are
 _PANEL: Final = 160  # px, the longer side of a panel's pictures
 _TAGS: Final = {
     "Outcome": ("outcome", "outcome"),
@@ -180,7 +183,7 @@ def page(document: Document, record: Record, folder: Path, *, seconds: float | N
         "preface": document.preface,
         "verdicts": document.verdicts,
         "findings": tuple(map(parts.finding, document.findings)),
-        "explorer": None if document.explorer is None else explorer_part(document.explorer),
+        "explorer": _explorer(document, (*sections, *appendix)),
         "sections": sections,
         "limits": document.limits,
         "appendix": appendix,
@@ -190,6 +193,21 @@ def page(document: Document, record: Record, folder: Path, *, seconds: float | N
         "models": tuple(map(provenance, record.models)),
     }
     return rendered("page.html.jinja", **values, contents=tuple(_contents(values, sections)))
+
+
+def _explorer(document: Document, sections: tuple[_Section, ...]) -> ExplorerPart | None:
+    """The attention explorer, its weights in what the page's figures leave of _SIZE."""
+    if document.explorer is None:
+        return None
+    taken = sum(
+        len(picture.uri)
+        for section in sections
+        for picture in (
+            *(figure.picture for figure in section.figures if figure.picture),
+            *(picture for panel in section.panels for picture, _ in panel.pictures),
+        )
+    )
+    return explorer_part(document.explorer, budget=max(_LEAST, min(BUDGET, _SIZE - taken)))
 
 
 def _contents(values: Mapping[str, object], sections: tuple[_Section, ...]) -> Iterator[tuple[str, str]]:
@@ -209,10 +227,10 @@ def _contents(values: Mapping[str, object], sections: tuple[_Section, ...]) -> I
 def _table(table: Table) -> _Table:
     right = [all(isinstance(cell, (int, float, type(None))) for cell in column) for column in zip(*table.rows)]
     rows = tuple(tuple(map(in_words, row)) for row in table.rows)
-    return _Table(table.caption, plain(table.caption), table.columns, rows, tuple(right), len(rows) <= ROWS)
+    return _Table(table.caption, plain(table.caption), table.columns, rows, tuple(right), len(rows) <= _OPEN)
 
 
-def _panel(panel: Panel) -> _Panel:
+def _panel(panel: ImagePanel) -> _Panel:
     captions = tuple(map(plain, panel.captions))
     drawn = tuple(pictures.photograph(pixels, most=_PANEL) for pixels in panel.pictures())
     title = plain(panel.title)

@@ -23,7 +23,7 @@ Head = tuple[int, int]
 
 def head_board(study: Study, alias: str) -> FigureSpec | None:
     """The board of one ViT whose heads were both described and ablated."""
-    heads, main = _heads(study, alias)
+    heads, main = heads_of(study, alias)
     if not heads or not main:
         return None
     return FigureSpec(
@@ -35,7 +35,7 @@ def head_board(study: Study, alias: str) -> FigureSpec | None:
 
 def head_sentences(study: Study, alias: str) -> Iterator[Sentence]:
     """The heads that matter most and what they do; that none does, where that is so."""
-    heads, main = _heads(study, alias)
+    heads, main = heads_of(study, alias)
     if not main:
         return
     first = sorted(main, key=lambda place: -main[place].delta_loss)[:_MOST]
@@ -44,12 +44,14 @@ def head_sentences(study: Study, alias: str) -> Iterator[Sentence]:
         text = f"No head of {alias} changes the loss significantly when it alone is ablated."
         yield Sentence(text, tuple(main.values()))
         return
-    named = [f"{main[place].label} ({_label(heads.get(place))}; {in_words(main[place].loss)})" for place in significant]
+    named = [
+        f"{main[place].label} ({label_of(heads.get(place))}; {in_words(main[place].loss)})" for place in significant
+    ]
     backing: tuple[object, ...] = tuple((main[place], heads.get(place)) for place in significant)
     yield Sentence(f"The loss rises most without {'; '.join(named)}.", backing)
 
 
-def _heads(study: Study, alias: str) -> tuple[Mapping[Head, HeadRow], Mapping[Head, UnitRow]]:
+def heads_of(study: Study, alias: str) -> tuple[Mapping[Head, HeadRow], Mapping[Head, UnitRow]]:
     """The heads of a ViT as described and as ablated, with the preferred replacement."""
     stats, ablate = study.about("stats", alias), study.about("ablate", alias)
     described = () if stats is None else stats.record.rows(HEADS)
@@ -61,7 +63,8 @@ def _heads(study: Study, alias: str) -> tuple[Mapping[Head, HeadRow], Mapping[He
     )
 
 
-def _label(row: HeadRow | None) -> str:
+def label_of(row: HeadRow | None) -> str:
+    """The label of a head, in words where it has none."""
     return "not labelled" if row is None or row.label is None else row.label
 
 
@@ -73,5 +76,5 @@ def _draw(heads: Mapping[Head, HeadRow], main: Mapping[Head, UnitRow]) -> "Figur
     labels = [["" for _ in range(most)] for _ in range(layers)]
     for (layer, head), row in main.items():
         values[layer, head] = row.delta_loss
-        labels[layer][head] = _label(heads.get((layer, head)))
+        labels[layer][head] = label_of(heads.get((layer, head)))
     return labelled_heads(values=values, labels=labels, title="What each head does, and what its ablation costs")
