@@ -107,8 +107,8 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
     >>> seen = vitlens.look(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2))
     >>> len(seen.names[0]), seen.method, seen.maps.shape
     (5, 'relevance', torch.Size([2, 2, 8, 8]))
-    >>> [(head.layer, head.head) for head in seen.heads(0)]
-    [...]
+    >>> len(seen.heads(0))  # the heads that matter most for the first image, each with layer, head, delta_loss ...
+    3
     """
     model.require_classifier()
     images = as_images(images)

@@ -70,7 +70,7 @@ def test_further_images_have_the_means_over_heads_alone(attended):
 def test_weights_that_are_read_back_pack_to_the_same_bytes(attended):
     arrays = read_folder(attended).arrays(EXPLORER_ARRAYS, model="tiny-vit")
     for kept, image in zip(arrays.heads, shown_in(attended).images[:4], strict=True):
-        assert np.array_equal(quantised(image.weights, LEVELS)[0], kept)
+        assert np.array_equal(quantised(image.weights, 1, LEVELS)[0], kept)
 
 
 def test_a_folder_without_the_arrays_has_a_report_without_explorer(attended, tmp_path):

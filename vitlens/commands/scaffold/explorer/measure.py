@@ -34,10 +34,10 @@ def explorer_row(folder: RunFolder, model: Model, images: Images, *, whole: int 
 
 def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays]:
     """What looks where in these images. Raises UnsupportedError for a model of which there is no explorer."""
-    found = token_attention(model, images, whole=whole, pool=lambda weights: _pooled(weights, model.layout))
-    heads, heads_most = quantised(found.heads.numpy(), LEVELS)
-    means, means_most = quantised(found.means[len(found.heads) :].numpy(), LEVELS)
-    layout = model.layout
+    layout, special = model.layout, len(model.layout.prefix)
+    found = token_attention(model, images, whole=whole, pool=lambda weights: _pooled(weights, layout))
+    heads, heads_most = quantised(found.heads.numpy(), special, LEVELS)
+    means, means_most = quantised(found.means[len(found.heads) :].numpy(), special, LEVELS)
     row = ExplorerRow(
         model.alias, "", layout.grid, _queries(layout), layout.prefix, images=len(found.means), whole=len(found.heads)
     )

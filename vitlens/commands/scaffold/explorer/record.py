@@ -33,17 +33,18 @@ _Scales = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ExplorerArrays:
-    """Attention weights in the bytes that a page has (report/html/packing.py), and the largest weight of each row.
+    """Attention weights in the bytes that a page has (report/html/packing.py), and each row's largest weights on the
+    special tokens and on the patches.
 
-    heads (whole, layers, heads, queries, keys), heads_most (whole, layers, heads, queries): of the first images; means
-    (n - whole, layers, queries, keys), means_most: over heads, of the others; rollout (n, layers, keys): through the
-    layers so far.
+    heads (whole, layers, heads, queries, keys), heads_most (whole, layers, heads, queries, 2): of the first images;
+    means (n - whole, layers, queries, keys), means_most: over heads, of the others; rollout (n, layers, keys): through
+    the layers so far.
     """
 
     heads: Annotated[_Bytes, Form("u", (None, None, None, None, None))]
-    heads_most: Annotated[_Scales, Form("f", (None, None, None, None))]
+    heads_most: Annotated[_Scales, Form("f", (None, None, None, None, 2))]
     means: Annotated[_Bytes, Form("u", (None, None, None, None))]
-    means_most: Annotated[_Scales, Form("f", (None, None, None))]
+    means_most: Annotated[_Scales, Form("f", (None, None, None, 2))]
     rollout: Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None))]
 
 
