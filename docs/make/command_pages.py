@@ -98,7 +98,8 @@ def _needed(command: Command) -> str:
     """What the model must have, in a sentence."""
     if command.needs is None:
         return ""
-    needs = list(dict.fromkeys(NEEDS[need] for need in command.needs))
+    known = dict.fromkeys(NEEDS[need] for need in command.needs)
+    needs = [need for need in known if not any(other != need and other.startswith(need) for other in known)]
     listed = ", ".join(needs[:-1]) + " and " + needs[-1] if len(needs) > 1 else "".join(needs)
     text = f"The model needs {listed}." if needs else "Any model will do."
     weights = " It need not be trained." if command.untrained else ""

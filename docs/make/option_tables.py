@@ -77,10 +77,10 @@ def _default(field: "dataclasses.Field[Any]", flag: Flag) -> str:
     if isinstance(flag.shown, str):
         return flag.shown
     value = field.default
-    if not flag.shown or value is None or value is dataclasses.MISSING or value == ():
-        return ""
     if isinstance(value, bool):
         return "on" if value else "off"
+    if not flag.shown or value is None or value is dataclasses.MISSING or value == ():
+        return ""
     return f"`{','.join(map(str, value)) if isinstance(value, tuple) else value}`"
 
 
