@@ -23,7 +23,8 @@ class Command:
 
     help: its first line in --help; example: a line that can be typed at once; needs: what a model must have for it
     (models/support.py), None where it takes no model; reports: whether it leaves a report folder; untrained: whether it
-    needs no trained weights; package: where its parts are, if elsewhere than in vitlens.commands.<word>.
+    needs no trained weights; html: whether it writes report.html unless --no-html is given; package: where its parts
+    are, if elsewhere than in vitlens.commands.<word>.
     """
 
     word: str
@@ -33,6 +34,7 @@ class Command:
     needs: tuple[str, ...] | None = None
     reports: bool = True
     untrained: bool = False
+    html: bool = False
     package: str = ""
 
     @property
@@ -64,12 +66,21 @@ class Command:
 
 _ENTRIES: Final = (
     Command(
+        "look",
+        "One photograph, one page: the prediction, where the evidence lies, the heads that matter; the first to try.",
+        "vitlens look cat.jpg",
+        "Inspect",
+        needs=("classifier",),
+        html=True,
+    ),
+    Command(
         "study",
         "Train a ViT and a CNN (or take yours) and write one report of every analysis; --kind trains one comparison.",
         "vitlens study",
         "Inspect",
         needs=("classifier", "maps", "chain", "statistics", "heads", "features"),
         untrained=True,
+        html=True,
     ),
     Command(
         "audit",
@@ -166,8 +177,8 @@ _ENTRIES: Final = (
     ),
     Command(
         "report",
-        "Write report.md and the figures again from results.json and arrays/.",
-        "vitlens rollout vit-digits --out mine && vitlens report mine",
+        "Write report.md and the figures again from results.json and arrays/; --html: one file to send on.",
+        "vitlens rollout vit-digits --out mine && vitlens report mine --html",
         "Reports and lists",
         reports=False,
     ),

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Margins, board, without_frames
-from vitlens.figures.inputs import Array, as_array, as_images, require_length
+from vitlens.figures.inputs import Array, as_array, as_image, as_images, require_length
 from vitlens.figures.overlay import Scale, blend, colour_bar, draw_map, enlarged, is_constant
 from vitlens.figures.overlays import outline
 from vitlens.figures.style import (
@@ -141,6 +141,37 @@ def _caption(axes: Axes, side: ModelPanels, index: int, letters: int, values: Ar
     probability = f"{100 * float(np.asarray(side.probability)[index]):.0f} %"
     caption = f"{symbol} {shortened(side.prediction[index], max(3, letters - 2))}\n{probability}"
     axes.set_xlabel(caption + (", map empty" if is_constant(values) else ""), fontsize=SMALL, labelpad=2, color=colour)
+
+
+def panel_pictures(
+    *, image: ArrayLike, maps: tuple[ArrayLike, ...], mask: ArrayLike | None = None
+) -> tuple[NDArray[np.uint8], ...]:
+    """An image (3, height, width) in [0, 1], and each map over it, as pixels (height, width, 3) without a figure.
+
+    maps: (rows, columns) each, coloured from 0 to their maximum, negative values as 0; mask: (height, width), outlined
+    in white.
+    """
+    picture = as_image(image)
+    drawn = [enlarged(picture)]
+    for values in maps:
+        positive = np.maximum(as_array(values, name="map", axes=("rows", "columns")), 0)
+        drawn.append(blend(picture, 100 * positive / (positive.max() or 1.0), scale=_PERCENT))
+    if mask is not None:
+        object_ = as_array(mask, name="mask", axes=("height", "width")) > 0
+        times = drawn[0].shape[0] // object_.shape[0]
+        border = _border(object_.repeat(times, axis=0).repeat(times, axis=1))
+        for each in drawn:
+            each[border] = 1.0
+    return tuple(np.round(np.clip(each, 0, 1) * 255).astype(np.uint8) for each in drawn)
+
+
+def _border(object_: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The outermost two pixels of an object."""
+    inside = np.pad(object_, 2)
+    for axis in (0, 1):
+        for step in (-2, 2):
+            inside &= np.roll(np.pad(object_, 2), step, axis=axis)
+    return np.asarray(object_ & ~inside[2:-2, 2:-2])
 
 
 @styled

@@ -8,7 +8,9 @@ from vitlens.report.explorer import Explorer
 from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 Cell: TypeAlias = Estimate | str | int | float | None
 State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
@@ -46,11 +48,24 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Tags:
+    """What figures and panels can be filtered by on a page, "" where it is not known.
+
+    outcome: who is right ("both right"); class_name: the true class; agreement: how well two maps agree, in words.
+    """
+
+    outcome: str = ""
+    class_name: str = ""
+    agreement: str = ""
+
+
+@dataclass(frozen=True)
 class FigureSpec:
     """A figure by its name (figures/<name>.png), to be drawn when the report is written.
 
     caption: what it shows and what it does not; alt: the alternative text; chapter: the folder below the run's own of
-    the chapter whose figure this is, and its name there ("" and "" for a figure of the run itself).
+    the chapter whose figure this is, and its name there ("" and "" for a figure of the run itself); tags: what it can
+    be found by; sheet: whether it is a sheet of the section's panels, which a page shows one by one instead.
     """
 
     name: str
@@ -58,6 +73,21 @@ class FigureSpec:
     draw: "Callable[[], Figure]"
     alt: str = ""
     chapter: tuple[str, str] = ("", "")
+    tags: Tags = Tags()
+    sheet: bool = False
+
+
+@dataclass(frozen=True)
+class ImagePanel:
+    """One image and what models make of it, for a page that shows panels one by one.
+
+    captions: a line under each picture; pictures: (height, width, 3) uint8 each, drawn when the page is written.
+    """
+
+    title: str
+    captions: tuple[str, ...]
+    pictures: "Callable[[], tuple[NDArray[np.uint8], ...]]"
+    tags: Tags = Tags()
 
 
 @dataclass(frozen=True)
@@ -88,7 +118,7 @@ class Section:
     """One part of a report.
 
     question: the one that it answers; leading: whether its sentences come before its figures (as in a summary) or
-    after.
+    after; panels: images one by one, of which some of the figures are sheets.
     """
 
     title: str
@@ -97,6 +127,7 @@ class Section:
     figures: tuple[FigureSpec, ...] = ()
     question: str = ""
     leading: bool = False
+    panels: tuple[ImagePanel, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,15 @@ packs it into the page.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.errors import InputError
+
+MOST_TOKENS: Final = 400  # above which queries are pooled
+POOLED: Final = 14  # rows and columns of the pooled queries, at most
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,70 @@ class Explorer:
             for weights in (image.weights, image.layer_weights):
                 if weights is not None and weights.shape[-2:] != wanted:
                     raise InputError(f"expected weights of {wanted} queries and keys, found {weights.shape[-2:]}")
+
+
+def pooled(
+    weights: NDArray[np.floating], special: int, grid: tuple[int, int]
+) -> tuple[NDArray[np.floating], tuple[int, int]]:
+    """Attention weights with at most POOLED x POOLED patch queries where there are more than MOST_TOKENS tokens.
+
+    weights: (..., queries, keys), the queries being `special` tokens and then the patches of the grid (rows, columns).
+    Returns the weights and the grid of their queries, as `averaged`; fewer tokens are returned as they are. Raises
+    InputError where the queries are not those of the grid.
+    """
+    few = special + grid[0] * grid[1] <= MOST_TOKENS
+    return averaged(weights, special, grid, max(grid) if few else POOLED)
+
+
+def averaged(
+    weights: NDArray[np.floating], special: int, grid: tuple[int, int], most: int
+) -> tuple[NDArray[np.floating], tuple[int, int]]:
+    """Attention weights whose patch queries are averaged over blocks, at most `most` rows and columns of them.
+
+    Each row of the result is a mean of rows, and so still a distribution over the keys; special tokens keep rows of
+    their own. Returns the weights and the grid of the blocks. Raises InputError as `pooled`.
+    """
+    rows, columns = grid
+    if weights.shape[-2] != special + rows * columns:
+        raise InputError(f"expected {special} + {rows}x{columns} queries, found {weights.shape[-2]}")
+    fewer = min(rows, most), min(columns, most)
+    if fewer == grid:
+        return weights, grid
+    keys = weights.shape[-1]
+    patches = weights[..., special:, :].reshape(*weights.shape[:-2], rows, columns, keys)
+    means = _block_means(_block_means(patches, fewer[0], axis=-3), fewer[1], axis=-2)
+    flat = means.reshape(*weights.shape[:-2], fewer[0] * fewer[1], keys)
+    return np.concatenate([weights[..., :special, :], flat], axis=-2), fewer
+
+
+def block_starts(count: int, blocks: int) -> NDArray[np.intp]:
+    """Where each block of neighbours begins: element i is in block floor(i * blocks / count)."""
+    return np.asarray([-(-block * count // blocks) for block in range(blocks)], dtype=np.intp)
+
+
+def rollout_of(layer_weights: NDArray[np.floating], special: int) -> NDArray[np.float32]:
+    """Rollout (layers, keys) up to each layer, from CLS, or the mean of all tokens where there is no special token.
+
+    layer_weights: (layers, tokens, tokens), the mean over heads; half of each layer is the residual connection (Abnar &
+    Zuidema 2020). Only the one row is computed, from the last layer down.
+    """
+    layers, tokens, _ = layer_weights.shape
+    mixed = 0.5 * layer_weights.astype(np.float32) + 0.5 * np.eye(tokens, dtype=np.float32)
+    start = np.full(tokens, 1 / tokens, np.float32)
+    if special:
+        start = np.eye(1, tokens, dtype=np.float32)[0]
+    rows = np.empty((layers, tokens), np.float32)
+    for upto in range(layers):
+        row = start
+        for layer in range(upto, -1, -1):
+            row = row @ mixed[layer]
+        rows[upto] = row
+    return rows
+
+
+def _block_means(values: NDArray[np.floating], blocks: int, *, axis: int) -> NDArray[np.floating]:
+    """Means over neighbours along one axis, in blocks whose lengths differ by at most one."""
+    starts = block_starts(values.shape[axis], blocks)
+    lengths = np.diff([*starts, values.shape[axis]]).astype(np.float32)
+    sums = np.add.reduceat(values.astype(np.float32), starts, axis=axis)
+    return np.asarray(sums / lengths.reshape(-1, *[1] * (-1 - axis)))

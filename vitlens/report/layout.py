@@ -58,8 +58,10 @@ def _shortened(table: Table) -> Table:
 def _more(section: Section) -> Section:
     """What the body leaves out of a section."""
     long = tuple(table for table in section.tables[:1] if len(table.rows) > ROWS)
-    return replace(section, sentences=(), figures=section.figures[FIGURES:], tables=(*long, *section.tables[1:]))
+    return replace(
+        section, sentences=(), figures=section.figures[FIGURES:], tables=(*long, *section.tables[1:]), panels=()
+    )
 
 
 def _is_empty(section: Section) -> bool:
-    return not (section.sentences or section.figures or section.tables)
+    return not (section.sentences or section.figures or section.tables or section.panels)

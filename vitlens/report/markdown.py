@@ -1,6 +1,7 @@
 """A document as markdown that reads well on GitHub and in a terminal."""
 
 from collections.abc import Iterator
+from typing import Final
 from urllib.parse import quote
 
 from vitlens.display import as_alternative, as_cell, as_code_block, as_markdown
@@ -9,7 +10,7 @@ from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Finding, Section, Sentence, Table
 from vitlens.report.numbers import in_time, in_words
 
-_UNFINISHED = {
+UNFINISHED: Final = {
     "running": "This run has not finished; what follows is what it had written.",
     "failed": "This run failed; what follows is what it had written.",
     "interrupted": "This run was interrupted; what follows is what it had written.",
@@ -23,8 +24,8 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
     """
     numbers = {figure.name: index for index, figure in enumerate(document.figures, start=1)}
     blocks = [f"# {as_markdown(document.title)}"]
-    if record.status in _UNFINISHED:
-        blocks.append(f"> {_UNFINISHED[record.status]}")
+    if record.status in UNFINISHED:
+        blocks.append(f"> {UNFINISHED[record.status]}")
     blocks += _first_page(document, numbers)
     for section in document.sections:
         blocks += _section(section, numbers)
@@ -92,23 +93,29 @@ def _table(table: Table) -> str:
 
 def _repeat(record: Record, seconds: float | None) -> Iterator[str]:
     """What was run, on what, and the command that does it again."""
-    config = record.config
     yield "## Repeat it"
-    if config.command_line:
-        yield as_code_block(config.command_line)
+    if record.config.command_line:
+        yield as_code_block(record.config.command_line)
+    if facts := repeated_words(record, seconds):
+        yield as_markdown(facts)
+    yield from (f"- {as_markdown(provenance(model))}" for model in record.models)
+    yield "All numbers are in `results.json`, the settings in `config.json`, the data of the figures in `arrays/`."
+
+
+def repeated_words(record: Record, seconds: float | None) -> str:
+    """With what a run was made, in one sentence; "" where nothing is known."""
+    config = record.config
     facts = [f"{name} {version}" for name, version in config.versions.items()]
     settings = {"device": config.device, "precision": config.precision, "seed": config.seed}
     facts += [f"{word} {value}" for word, value in settings.items() if value not in ("", None)]
     if record.status == "done" and seconds is not None:
         facts.append(f"took {in_time(seconds)}")
-    if facts:
-        yield as_markdown(", ".join(facts) + ".")
-    yield from map(_provenance, record.models)
-    yield "All numbers are in `results.json`, the settings in `config.json`, the data of the figures in `arrays/`."
+    return f"{', '.join(facts)}." if facts else ""
 
 
-def _provenance(model: ModelEntry) -> str:
+def provenance(model: ModelEntry) -> str:
+    """Where a model's weights are from, in one sentence for `as_markdown`."""
     digest = f", SHA-256 `{model.sha256[:16]}…`" if model.sha256 else ""
     notes = "".join(f"; {note}" for note in model.notes)
     size = f"{model.parameters:,} parameters"
-    return "- " + as_markdown(f"{model.alias}: {model.name}, weights: {model.weights}{digest}, {size}{notes}.")
+    return f"{model.alias}: {model.name}, weights: {model.weights}{digest}, {size}{notes}."

@@ -1,5 +1,6 @@
 """The most probable classes of every image."""
 
+import sys
 from typing import Final
 
 import torch
@@ -15,6 +16,7 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.data.split import Split
+from vitlens.errors import InputError
 from vitlens.models.model import Model
 
 _SHOWN: Final = 18  # images of the prediction grid
@@ -23,6 +25,8 @@ _SHOWN: Final = 18  # images of the prediction grid
 def measure(options: PredictOptions) -> list[PredictionRow]:
     """The five most probable classes of every image, in order; with --out a report folder is written, too."""
     run = options.run
+    if run.html and run.out is None:
+        raise InputError("expected --out with --html, as predict writes a folder only there; e.g. --out predictions")
     (model,) = load_models((options.model,), command="predict", model_options=options.model_options, options=run)
     split = load_split(model, data=options.data, images=options.images, options=run)
     if run.out is None:
@@ -39,7 +43,9 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
         folder.write(PREDICTIONS, rows)
         pixels = split.source.read(torch.arange(min(_SHOWN, len(split))))
         folder.save(IMAGES, FirstImages(pixels.numpy()))
-        publish(folder)
+        path = publish(folder)
+    if run.html:
+        print(path, file=sys.stderr)  # noqa: T201
     return rows
 
 

@@ -24,7 +24,8 @@ def measure(options: ReportOptions) -> Path | Concluded:
         raise InputError("expected --compare or --share, found both; share a folder after it was compared")
     if options.compare is not None:
         return compared(options.compare, options.folder)
-    return report(options.folder if options.share is None else share(options.folder, options.share))
+    folder = options.folder if options.share is None else share(options.folder, options.share)
+    return report(folder, html=options.html)
 
 
 def compared(before: Path, after: Path) -> Concluded:

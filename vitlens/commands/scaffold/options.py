@@ -21,9 +21,10 @@ class RunOptions:
     """How to run and where to write.
 
     device: auto, cpu, cuda, cuda:N or mps; batch_size: images at a time (None: chosen to fit); limit: at most so many
-    images (None: all); out: the folder to write (None: a new one named by time); formats: of the figures; data_dir:
-    where downloaded data is kept; at_least, at_most: requirements, each METRIC=VALUE (scaffold/requirements.py);
-    command: the line that was typed, for config.json.
+    images (None: all); out: the folder to write (None: a new one named by time); formats: of the figures; html:
+    whether report.html is written, too (None: as the registry says of the command); data_dir: where downloaded
+    data is kept; at_least, at_most: requirements, each METRIC=VALUE (scaffold/requirements.py); command: the line that
+    was typed, for config.json.
     """
 
     limit: int | None = option(
@@ -48,6 +49,13 @@ class RunOptions:
     overwrite: bool = option("--overwrite", "Replace --out where it exists.", default=False, panel=_RUN)
     formats: tuple[str, ...] = choices(
         "--format", f"Formats of figures, comma-separated: {', '.join(FORMATS)}.", FORMATS, default=("png",), panel=_RUN
+    )
+    html: bool | None = option(
+        "--html/--no-html",
+        "Also write report.html, one file to send on (default: only look and study do).",
+        default=None,
+        shown=False,
+        panel=_RUN,
     )
     data_dir: Path = option(
         "--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR", panel=_RUN

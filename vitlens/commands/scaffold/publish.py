@@ -1,4 +1,4 @@
-"""Figures and report.md from a run's folder alone: every command makes them at its end, `vitlens report` again."""
+"""Figures, report.md and report.html from a run's folder alone: at each command's end, and by `vitlens report`."""
 
 import errno
 import shutil
@@ -21,23 +21,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REPORT = "report.md"
+PAGE = "report.html"
 _DOTS_PER_INCH = 200
 _PIXELS = 250_000_000  # of a figure that a folder asks for
 
 
 def publish(folder: RunFolder) -> Path:
-    """Draw the figures of a run that ends now and write its report.md, from what lies in its folder alone.
+    """Draw the figures of a run that ends now and write its report, from what lies in its folder alone.
 
-    Returns the report's path. To be called last within the folder's block.
+    Returns the path of report.md, or of report.html where the run's options ask for it. To be called last within the
+    folder's block.
     """
     record = read(folder.record())
     document = COMMANDS[record.command].report(record)
     save_figures(document, record, copy=True)
-    return _write(document, read(folder.finish()), folder.seconds)
+    finished = read(folder.finish())
+    return _write(document, finished, folder.seconds, html=_asks_for_page(finished))
 
 
-def report(path: Path) -> Path:
+def report(path: Path, *, html: bool = False) -> Path:
     """Draw the figures of an earlier run and write its report.md again; returns the report's path.
+
+    html: write report.html, too, and return its path; this is also done where the folder holds one, which would
+    otherwise say something else than report.md.
 
     Raises InputError when the folder is no run, holds links, or contents that no report can be made of;
     UnknownNameError when its command leaves no report.
@@ -49,7 +55,8 @@ def report(path: Path) -> Path:
         record = read(run)
         document = COMMANDS[run.command].report(record)
         save_figures(document, record)
-        return _write(document, record, float(str(run.results["seconds"])))
+        page = html or inside(path, PAGE).is_file()
+        return _write(document, record, float(str(run.results["seconds"])), html=page)
 
 
 def read(run: RunRecord, *, escaped: bool = True) -> Record:
@@ -130,10 +137,24 @@ def _require_bounded(figure: "Figure", name: str, folder: Path) -> None:
         )
 
 
-def _write(document: Document, record: Record, seconds: float) -> Path:
+def _write(document: Document, record: Record, seconds: float, *, html: bool) -> Path:
+    """Write report.md and, with html, report.html; the path of the last."""
     path = inside(record.folder, REPORT)
     write_text(path, markdown(document, record, seconds=seconds))
+    if not html:
+        return path
+    from vitlens.report.html import page
+
+    path = inside(record.folder, PAGE)
+    write_text(path, page(document, record, record.folder, seconds=seconds))
     return path
+
+
+def _asks_for_page(record: Record) -> bool:
+    """Whether --html was given, or else the command writes report.html by default."""
+    run = record.config.options.get("run")
+    asked = run.get("html") if isinstance(run, Mapping) else None
+    return COMMANDS[record.command].html if asked is None else bool(asked)
 
 
 @contextmanager

@@ -22,10 +22,11 @@ from vitlens.commands.compare.record import (
     ComparedImageRow,
     MeanMapArrays,
 )
+from vitlens.commands.compare.report.panels import panels as single_panels
 from vitlens.commands.compare.report.summary import cell_counts, cell_names, map_sentences
 from vitlens.commands.scaffold.maps.judged import CHECK_WORDS, cascade_words, in_three_decimals, judged_maps
 from vitlens.records import Record
-from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences
+from vitlens.report.document import FigureSpec, Section, Sentence, Table, Tags, sentences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,6 +59,7 @@ def side_by_side(record: Record) -> Section:
         tuple(_check_table(record)),
         figures=(*_mean_maps(record), *_panel_sheets(record, panels)),
         leading=True,
+        panels=tuple(single_panels(record)),
     )
 
 
@@ -95,6 +97,7 @@ def example_sheets(record: Record) -> Iterator[FigureSpec]:
             f"examples_{sheet.replace(',', '').replace(' ', '-')}",
             f"{len(images)} of {counts[sheet]:,} images ({name}), {how}. They are examples, not a statistic.",
             partial(drawn_sheet, record, images, f"{name[:1].upper()}{name[1:]}: {methods_words(record)}"),
+            tags=Tags(outcome=name),
         )
 
 
@@ -204,6 +207,7 @@ def _panel_sheets(record: Record, panels: Sequence[ComparedImageRow]) -> Iterato
             f"panels_{index + 1}",
             _panel_caption(record, index, total, len(panels)),
             partial(drawn_sheet, record, part, f"Input, {methods_words(record)}; sheet {index + 1} of {total}"),
+            sheet=True,
         )
 
 

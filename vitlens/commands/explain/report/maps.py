@@ -23,7 +23,7 @@ def map_figures(record: Record, alias: str) -> Iterator[FigureSpec]:
     """The sheets of a model's images; none where no map can be drawn."""
     arrays, methods = record.arrays(MAPS, model=alias), methods_of(record, alias)
     drawn = len(arrays.images)
-    if not any(_is_drawable(values) for maps in arrays.maps.values() for values in maps[:drawn]):
+    if not any(is_drawable(values) for maps in arrays.maps.values() for values in maps[:drawn]):
         return
     name = "explain" if len(record.aliases) == 1 else f"explain_{alias}"
     caption = _caption(record, alias, outlined=arrays.masks is not None)
@@ -45,7 +45,7 @@ def methods_of(record: Record, alias: str) -> tuple[MethodRow, ...]:
 
 def has_classifier(record: Record, alias: str) -> bool:
     """Whether the maps of a model explain a class."""
-    return any(row.target is not None for row in _images_of(record, alias))
+    return any(row.target is not None for row in images_of(record, alias))
 
 
 def target_words(record: Record) -> str:
@@ -63,17 +63,18 @@ def _draw(record: Record, alias: str, arrays: ExplainArrays, methods: tuple[Meth
         maps=[arrays.maps[index][part] for index in range(len(methods))],
         signed=[row.signed for row in methods],
         titles=[row.title for row in methods],
-        names=[_below(row) for row in _images_of(record, alias)[part]],
+        names=[below(row) for row in images_of(record, alias)[part]],
         masks=None if arrays.masks is None else arrays.masks[part],
         title=_title(record, alias),
     )
 
 
-def _images_of(record: Record, alias: str) -> tuple[ExplainImageRow, ...]:
+def images_of(record: Record, alias: str) -> tuple[ExplainImageRow, ...]:
+    """The rows of a model's images."""
     return tuple(row for row in record.rows(IMAGES) if row.model == alias)
 
 
-def _is_drawable(values: Any) -> bool:
+def is_drawable(values: Any) -> bool:
     """Whether a map is finite and not constant."""
     return bool(np.isfinite(values).all() and np.ptp(values) > 1e-6 * np.abs(values).max())
 
@@ -84,7 +85,7 @@ def _title(record: Record, alias: str) -> str:
     return f"{alias}: evidence for the target (red) and against it (blue)"
 
 
-def _below(row: ExplainImageRow) -> str:
+def below(row: ExplainImageRow) -> str:
     """The text below an image."""
     if row.target is None or row.target_probability is None:
         return Path(row.image).name

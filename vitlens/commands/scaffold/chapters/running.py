@@ -20,7 +20,7 @@ class ChapterRunner:
     """
 
     def __init__(self, path: Path, run: RunOptions, cache: ChapterCache | None = None) -> None:
-        self.path, self.run_options, self.cache = path, replace(run, overwrite=True), cache
+        self.path, self.run_options, self.cache = path, replace(run, overwrite=True, html=False), cache
         self.done: list[ChapterRow] = []
 
     def run(

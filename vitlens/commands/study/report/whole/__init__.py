@@ -1,6 +1,7 @@
 """The report of a whole study: first page, introduction, results, what was learned, discussion, and the appendix."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from vitlens.commands.scaffold.chapters.record import CHAPTERS_FOLDER, TITLES
 from vitlens.commands.scaffold.describe import predicted_sentences
@@ -9,6 +10,7 @@ from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import LEFT_OUT, left_out_words
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.commands.study.report.whole.discussion import discussion
+from vitlens.commands.study.report.whole.explorer import study_explorer
 from vitlens.commands.study.report.whole.first_page import findings, verdicts
 from vitlens.commands.study.report.whole.in_short import in_short
 from vitlens.commands.study.report.whole.introduction import glossary, introduction, limits
@@ -38,8 +40,9 @@ def whole_report(record: Record) -> Document:
         limits=tuple(limits(study)),
         verdicts=judged,
         findings=findings(study),
-        appendix=tuple(_appendix(study, {figure.name for section in body for figure in section.figures})),
+        appendix=tuple(_appendix(study, body)),
         preface=tuple(_preface(record)),
+        explorer=study_explorer(study),
     )
 
 
@@ -52,8 +55,10 @@ def _preface(record: Record) -> Iterator[Sentence]:
         yield Sentence(left_out_words(left_out), left_out)
 
 
-def _appendix(study: Study, shown: set[str]) -> Iterator[Section]:
-    """Every section of every chapter, without the figures that the body shows."""
+def _appendix(study: Study, body: Sequence[Section]) -> Iterator[Section]:
+    """Every section of every chapter, without the figures and panels that the body shows."""
+    shown = {figure.name for section in body for figure in section.figures}
+    panels = [section.panels for section in body if section.panels]
     for chapter in study.chapters:
         of = f" of {chapter.row.alias}" if chapter.row.alias else ""
         document = chapter.document
@@ -63,7 +68,7 @@ def _appendix(study: Study, shown: set[str]) -> Iterator[Section]:
             figures = tuple(figure for figure in placed.figures if figure.name not in shown)
             if section.title != METHODS or figures:
                 shown |= {figure.name for figure in figures}
-                yield Section(title, placed.sentences, placed.tables, figures, placed.question, placed.leading)
+                yield replace(placed, figures=figures, panels=() if placed.panels in panels else placed.panels)
     yield Section("Contents of the folder", (_contents(study),))
 
 
@@ -72,7 +77,7 @@ def _contents(study: Study) -> Sentence:
     trained = [chapter.row for chapter in study.of("train")]
     if trained:
         words += (
-            f" It also holds the trained models: `vitlens rollout {study.record.folder / trained[0].folder}` takes one "
-            "by its folder (weights in model.safetensors)."
+            f" It also holds the trained models: `vitlens rollout {study.record.folder.name}/{trained[0].folder}` takes "
+            "one by its folder (weights in model.safetensors)."
         )
     return Sentence(words, says="setting")

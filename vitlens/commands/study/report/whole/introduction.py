@@ -9,26 +9,15 @@ from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.trainings import TRAINING, differences
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence
+from vitlens.report.glossary import GLOSSARY
 from vitlens.report.numbers import in_words
 
 _MOST: Final = 5  # limitations
-GLOSSARY: Final = (
-    ("ablation", "running the model without a part, here a head, an MLP or a block, whose output is replaced"),
-    ("attention weights", "for each query token, the shares with which the values of all tokens are added up"),
-    ("calibration error (ECE)", "the mean difference between confidence and accuracy, over bins of confidence"),
-    ("CKA", "the similarity of two sets of features of the same images, from 0 to 1"),
-    ("CLS token", "the token whose features the classifier reads"),
-    ("deletion, insertion", "the probability of the class as the patches of highest value are removed, or restored"),
-    ("epsilon", "the largest change of a pixel that an attack may make, in 255ths"),
-    ("GradCAM", "a CNN's activations weighted by the gradient of the class"),
-    ("k-NN, linear probe", "classifiers on frozen features: by the nearest images, and by a linear layer"),
-    ("pointing game", "whether the highest point of a map lies on the object"),
-    ("randomisation check", "whether a map changes when the model's weights are replaced by random ones"),
-    ("relevance", "attention weighted by gradients and multiplied through the layers (Chefer et al. 2021)"),
-    ("robust accuracy", "accuracy on images changed by an attack"),
-    ("rollout", "attention averaged over heads and multiplied through the layers (Abnar & Zuidema 2020)"),
-    ("sink", "a token that takes much of the attention of most queries, whatever the image shows there"),
-)
+_TERMS: Final = (
+    "ablation", "attention weights", "calibration error (ECE)", "CKA", "CLS token", "deletion", "insertion", "epsilon",
+    "GradCAM", "k-NN", "linear probe", "pointing game", "randomisation check", "relevance", "robust accuracy",
+    "rollout", "sink",
+)  # fmt: skip
 
 
 def introduction(study: Study) -> Section:
@@ -54,8 +43,11 @@ def introduction(study: Study) -> Section:
 
 def glossary() -> Section:
     """The terms of the report."""
+    terms = (GLOSSARY[name] for name in _TERMS)
     return Section(
-        "Glossary", tuple(Sentence(f"**{term}**: {words}.", says="setting") for term, words in GLOSSARY), leading=True
+        "Glossary",
+        tuple(Sentence(f"**{term.name}**: {term.sentence}.", says="setting") for term in terms),
+        leading=True,
     )
 
 

@@ -1,12 +1,12 @@
 """The results of a study, one section a question: the answer of a chapter, its two best figures and one table."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from vitlens.commands.study.report.whole.chapters import Chapter, Study
 from vitlens.commands.study.report.whole.heads import head_board, head_table
-from vitlens.report.document import Section, Sentence
+from vitlens.report.document import ImagePanel, Section, Sentence
 from vitlens.report.layout import FIGURES, METHODS
 
 _SENTENCES: Final = 6  # of a section, at most
@@ -80,7 +80,12 @@ def _answer(question: Question, chapter: Chapter, *, several: bool) -> Section |
         tuple(chapter.figure(figure) for figure in ranked[:FIGURES]),
         question.title,
         leading=True,
+        panels=_panels(sections) if any(each.sheet for each in ranked[:FIGURES]) else (),
     )
+
+
+def _panels(sections: Sequence[Section]) -> tuple[ImagePanel, ...]:
+    return next((section.panels for section in sections if section.panels), ())
 
 
 def _answers(section: Section) -> Iterator[Sentence]:

@@ -1,0 +1,599 @@
+"use strict";
+// The attention explorer: plain JavaScript, no library, no request. It reads #vl-explorer (JSON) and its data blocks,
+// and builds its controls inside the element [data-explorer]; all texts are set as textContent.
+(() => {
+  const root = document.querySelector("[data-explorer]");
+  const source = document.getElementById("vl-explorer");
+  if (!root || !source) return;
+  performance.mark("vitlens-explorer-start");
+  const data = JSON.parse(source.textContent);
+  const special = data.special.length;
+  const state = { image: 0, layer: 0, head: 0, view: "head", to: false, token: null, opacity: 0.65,
+    shared: false, board: "maps", label: "" };
+  const decoded = new Map();
+  let weights = null, grey = null, playing = null, waiting = false;
+
+  // ---- small makers -------------------------------------------------------------------------------------------------
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name === "text") element.textContent = value;
+      else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (value !== false && value !== null) element.setAttribute(name, value === true ? "" : value);
+    }
+    element.append(...children);
+    return element;
+  }
+
+  function choice(title, options, chosen, changed) {
+    const select = make("select", { onchange: () => changed(select.value) });
+    for (const [value, text] of options) {
+      select.append(make("option", { value, text, selected: value === chosen }));
+    }
+    return make("label", { class: "ex-field" }, make("span", { text: title }), select);
+  }
+
+  function slider(title, attributes, changed) {
+    const input = make("input", { type: "range", ...attributes, oninput: () => changed(Number(input.value)) });
+    return [make("label", { class: "ex-field" }, make("span", { text: title }), input), input];
+  }
+
+  // ---- colours: viridis for amounts, blue to red where values are signed ------------------------------------------------
+  const AMOUNT = ["440154", "481a6c", "472f7d", "414487", "39568c", "31688e", "2a788e", "23888e", "1f988b", "22a884",
+    "35b779", "54c568", "7ad151", "a5db36", "d2e21b", "fde725"];
+  const SIGNED = ["2166ac", "4393c3", "92c5de", "d1e5f0", "f7f7f7", "fddbc7", "f4a582", "d6604d", "b2182b"];
+  function table(stops) {
+    const colours = stops.map((hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
+    const filled = new Uint8Array(256 * 3);
+    for (let index = 0; index < 256; index++) {
+      const place = (index / 255) * (colours.length - 1);
+      const low = Math.min(Math.floor(place), colours.length - 2);
+      for (let channel = 0; channel < 3; channel++) {
+        filled[index * 3 + channel] =
+          Math.round(colours[low][channel] + (place - low) * (colours[low + 1][channel] - colours[low][channel]));
+      }
+    }
+    return filled;
+  }
+  const amount = table(AMOUNT), signed = table(SIGNED);
+
+  // ---- data -------------------------------------------------------------------------------------------------------------
+  function bytesOf(base64) {
+    const text = atob(base64.trim());
+    const bytes = new Uint8Array(text.length);
+    for (let index = 0; index < text.length; index++) bytes[index] = text.charCodeAt(index);
+    return bytes;
+  }
+
+  async function inflated(bytes) {
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+  }
+
+  async function unpack(image) {
+    if (!image.weights) return null;
+    const { layers, heads, queries, keys, levels, block } = image.weights;
+    const maps = layers * Math.max(heads, 1);
+    const rows = special + queries[0] * queries[1], columns = special + keys[0] * keys[1];
+    const content = await inflated(bytesOf(document.getElementById(block).textContent));
+    const maxima = new Float32Array(content.slice(0, maps * rows * 8).buffer);
+    const square = Float32Array.from({ length: 256 }, (_, byte) => (byte / levels) ** 2);
+    return { layers, heads: Math.max(heads, 1), byHead: heads > 0, queries, keys, rows, columns, maxima, square,
+      bytes: content.subarray(maps * rows * 8) };
+  }
+
+  // the map of one head (or their mean, head = null): values over patches, and of the special tokens
+  function mapOf(tensor, layer, head, token, to) {
+    const heads = head === null ? [...Array(tensor.heads).keys()] : [Math.min(head, tensor.heads - 1)];
+    const size = to ? tensor.rows : tensor.columns, row = new Float32Array(size);
+    const place = placeOf(token, to ? tensor.keys : tensor.queries);
+    for (const each of heads) {
+      const first = (layer * tensor.heads + each) * tensor.rows;
+      if (to) {
+        for (let query = 0; query < size; query++) {
+          row[query] += tensor.maxima[2 * (first + query) + (place < special ? 0 : 1)] *
+            tensor.square[tensor.bytes[(first + query) * tensor.columns + place]];
+        }
+      } else {
+        const most = 2 * (first + place), start = (first + place) * tensor.columns;
+        for (let key = 0; key < size; key++) {
+          row[key] += tensor.maxima[most + (key < special ? 0 : 1)] * tensor.square[tensor.bytes[start + key]];
+        }
+      }
+    }
+    if (heads.length > 1) for (let index = 0; index < size; index++) row[index] /= heads.length;
+    return { values: row.subarray(special), special: row.subarray(0, special), grid: to ? tensor.queries : tensor.keys };
+  }
+
+  // a chosen token's place among the rows or columns: blocks of patches where they were pooled
+  function placeOf(token, grid) {
+    if (token.special !== undefined) return token.special;
+    const row = Math.floor((token.row * grid[0]) / data.grid[0]), column = Math.floor((token.column * grid[1]) / data.grid[1]);
+    return special + row * grid[1] + column;
+  }
+
+  function shownMap() {
+    const image = data.images[state.image];
+    if (state.view === "rollout") {
+      const { maxima, bytes, levels } = image.rollout;
+      const columns = special + data.grid[0] * data.grid[1];
+      const row = Float32Array.from({ length: columns }, (_, key) =>
+        maxima[2 * state.layer + (key < special ? 0 : 1)] * (bytes[state.layer * columns + key] / levels) ** 2);
+      return { values: row.subarray(special), special: row.subarray(0, special), grid: data.grid };
+    }
+    if (state.view.startsWith("map:")) {
+      const one = image.maps[Number(state.view.slice(4))];
+      one.raw ??= bytesOf(one.data);
+      return { values: Float32Array.from(one.raw, (byte) => one.low + (byte / 255) * (one.high - one.low)),
+        special: [], grid: one.grid, low: one.low, high: one.high };
+    }
+    if (!weights) return null;
+    return mapOf(weights, state.layer, state.view === "mean" ? null : state.head, state.token, state.to);
+  }
+
+  // ---- the page's parts -------------------------------------------------------------------------------------------------
+  const images = make("div", { class: "ex-images", role: "radiogroup", "aria-label": "Image" });
+  const views = make("div", { class: "ex-segments", role: "radiogroup", "aria-label": "View" });
+  const directions = make("div", { class: "ex-segments", role: "radiogroup", "aria-label": "Direction" });
+  const tokens = make("div", { class: "ex-segments", role: "radiogroup", "aria-label": "Token" });
+  const [layerField, layerInput] = slider("Layer", { min: 0, max: 0, step: 1, id: "ex-layer" }, setLayer);
+  const layerText = make("output", { class: "ex-value", for: "ex-layer" });
+  const play = make("button", { type: "button", class: "ex-play", text: "▶ Play layers", onclick: toggle });
+  const [opacityField] = slider("Opacity", { min: 0, max: 1, step: 0.05, value: state.opacity }, (value) => {
+    state.opacity = value;
+    later();
+  });
+  const stage = make("canvas", { class: "ex-stage", tabindex: 0, role: "img", width: 448, height: 448 });
+  const bar = make("canvas", { class: "ex-bar", width: 256, height: 1, "aria-hidden": "true" });
+  const ticks = make("div", { class: "ex-ticks" });
+  const shares = make("div", { class: "ex-shares" });
+  const facts = make("p", { class: "ex-facts" });
+  const said = make("p", { class: "ex-said", "aria-live": "polite" });
+  const board = make("div", { class: "ex-board", role: "grid", "aria-label": "Heads: a row each layer, a column each head" });
+  const legend = make("div", { class: "ex-legend" });
+  const labels = [...new Set(data.labels.flat())].filter(Boolean).sort();
+  const cells = [];
+
+  function segment(group, options, chosen, changed) {
+    group.replaceChildren(...options.map(([value, text]) => make("button", {
+      type: "button", role: "radio", "aria-checked": String(value === chosen), "data-value": value, text,
+      onclick: () => changed(value), onkeydown: roving,
+    })));
+    group.hidden = options.length < 2;
+  }
+
+  function check(group, chosen) {
+    for (const button of group.children) button.setAttribute("aria-checked", String(button.dataset.value === chosen));
+  }
+
+  function roving(event) {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const all = [...event.currentTarget.parentElement.children];
+    const next = all[(all.indexOf(event.currentTarget) + step + all.length) % all.length];
+    next.focus();
+    next.click();
+  }
+
+  function build() {
+    const notes = data.notes.map((text) => make("p", { class: "ex-note", text }));
+    const boardChoices = [["maps", "maps"]];
+    if (data.importance) boardChoices.push(["importance", "importance"]);
+    if (labels.length) boardChoices.push(["labels", "labels"]);
+    const boardFields = [
+      choice("Scale", [["own", "each map its own"], ["shared", "one for all heads"]], "own", (value) => {
+        state.shared = value === "shared";
+        later();
+      }),
+    ];
+    if (boardChoices.length > 1) boardFields.push(choice("Board", boardChoices, "maps", setBoard));
+    if (labels.length) {
+      boardFields.push(choice("Heads", [["", "all"], ...labels.map((label) => [label, label])], "", (value) => {
+        state.label = value;
+        later();
+      }));
+    }
+    root.replaceChildren(
+      ...notes, images,
+      make("div", { class: "ex-controls" }, views, directions, tokens),
+      make("div", { class: "ex-body" },
+        make("div", { class: "ex-left" },
+          stage,
+          make("div", { class: "ex-scale" }, bar, ticks),
+          shares, said, facts,
+          make("div", { class: "ex-controls" }, layerField, layerText, play, opacityField),
+          make("p", { class: "ex-hint", text: "Point at a patch, or use the arrow keys on the image; [ and ] change " +
+            "the layer, x switches between where a token looks and who looks at it." })),
+        make("div", { class: "ex-right" }, make("div", { class: "ex-controls" }, ...boardFields),
+          make("div", { class: "ex-scroll" }, board), legend)));
+    data.images.forEach((image, index) => {
+      images.append(make("button", {
+        type: "button", role: "radio", "aria-checked": String(index === 0), "data-value": String(index),
+        "aria-label": image.name, title: image.name, onclick: () => choose(index), onkeydown: roving,
+      }, make("img", { src: image.picture, alt: "", loading: "lazy" })));
+    });
+    images.hidden = data.images.length < 2;
+    segment(directions, [["from", "where it looks"], ["to", "who looks at it"]], "from", (value) => setTo(value === "to"));
+    stage.addEventListener("pointermove", point);
+    stage.addEventListener("pointerdown", point);
+    stage.addEventListener("keydown", keys);
+  }
+
+  function setTokens() {
+    const options = data.special.map((name, index) => [String(index), name]);
+    segment(tokens, [...options, ["patch", "patch"]], "", (value) => {
+      if (value === "patch") setToken(state.patch ?? centre());
+      else setToken({ special: Number(value) });
+    });
+  }
+
+  const centre = () => ({ row: data.grid[0] >> 1, column: data.grid[1] >> 1 });
+
+  // ---- what a reader does -------------------------------------------------------------------------------------------------
+  async function choose(index) {
+    state.image = index;
+    const image = data.images[index];
+    check(images, String(index));
+    const picture = new Image();
+    picture.src = image.picture;
+    try {
+      await picture.decode();
+      if (!decoded.has(index)) decoded.set(index, await unpack(image));
+    } catch (error) {
+      root.prepend(make("p", { class: "ex-note ex-problem", role: "alert", text: typeof DecompressionStream === "undefined"
+        ? "This browser cannot unpack the weights; one of 2023 or later can."
+        : `The weights of ${image.name} cannot be read (${error.name}).` }));
+      return;
+    }
+    if (state.image !== index) return; // another one was chosen meanwhile
+    weights = decoded.get(index);
+    if (image.rollout && !image.rollout.bytes) {
+      const content = bytesOf(image.rollout.data);
+      image.rollout.maxima = new Float32Array(content.slice(0, image.rollout.layers * 8).buffer);
+      image.rollout.bytes = content.subarray(image.rollout.layers * 8);
+    }
+    stage.width = 448;
+    stage.height = Math.max(1, Math.min(1792, Math.round((448 * image.height) / image.width)));
+    stage.style.setProperty("--ratio", stage.width / stage.height);
+    grey = bothTones(picture);
+    const options = [];
+    if (weights && weights.byHead) options.push(["head", "one head"]);
+    if (weights) options.push(["mean", "layer mean"]);
+    if (image.rollout) options.push(["rollout", special ? `rollout from ${data.special[0]}` : "rollout"]);
+    image.maps.forEach((one, at) => options.push([`map:${at}`, one.name]));
+    if (!options.some(([value]) => value === state.view)) state.view = options.length ? options[0][0] : "none";
+    segment(views, options, state.view, setView);
+    const layers = weights ? weights.layers : image.rollout ? image.rollout.layers : 1;
+    layerInput.max = layers - 1;
+    state.layer = Math.min(state.layer, layers - 1);
+    layerInput.value = state.layer;
+    facts.textContent = [image.name, ...image.facts].join(" · ");
+    buildBoard();
+    later();
+  }
+
+  function bothTones(picture) {
+    const canvas = make("canvas", { width: stage.width, height: stage.height });
+    const pen = canvas.getContext("2d", { willReadFrequently: true });
+    pen.imageSmoothingEnabled = picture.naturalWidth > 96;
+    pen.drawImage(picture, 0, 0, canvas.width, canvas.height);
+    const colour = make("canvas", { width: stage.width, height: stage.height });
+    colour.getContext("2d").drawImage(canvas, 0, 0);
+    const pixels = pen.getImageData(0, 0, canvas.width, canvas.height);
+    for (let at = 0; at < pixels.data.length; at += 4) {
+      const light = 0.299 * pixels.data[at] + 0.587 * pixels.data[at + 1] + 0.114 * pixels.data[at + 2];
+      pixels.data[at] = pixels.data[at + 1] = pixels.data[at + 2] = light;
+    }
+    pen.putImageData(pixels, 0, 0);
+    return { grey: canvas, colour };
+  }
+
+  function setLayer(layer) {
+    const last = Number(layerInput.max);
+    state.layer = Math.max(0, Math.min(layer, last));
+    layerInput.value = state.layer;
+    later();
+  }
+
+  function setView(view) {
+    state.view = view;
+    check(views, view);
+    later();
+  }
+
+  function setTo(to) {
+    state.to = to;
+    check(directions, to ? "to" : "from");
+    later();
+  }
+
+  function setToken(token) {
+    state.token = token;
+    if (token.special === undefined) state.patch = token;
+    later();
+  }
+
+  function setBoard(value) {
+    state.board = value;
+    later();
+  }
+
+  function setHead(layer, head, { focus = false } = {}) {
+    if (!weights) return;
+    state.head = (head + weights.heads) % weights.heads;
+    setLayer((layer + weights.layers) % weights.layers);
+    if (weights.byHead) setView("head");
+    if (focus) cells[state.layer * weights.heads + state.head].button.focus();
+  }
+
+  function toggle() {
+    if (playing !== null) {
+      clearInterval(playing);
+      playing = null;
+    } else {
+      if (state.layer === Number(layerInput.max)) setLayer(0);
+      playing = setInterval(() => {
+        if (state.layer === Number(layerInput.max)) toggle();
+        else setLayer(state.layer + 1);
+      }, 600);
+    }
+    play.textContent = playing === null ? "▶ Play layers" : "❚❚ Pause";
+  }
+
+  function point(event) {
+    const box = stage.getBoundingClientRect();
+    const row = Math.floor(((event.clientY - box.top) / box.height) * data.grid[0]);
+    const column = Math.floor(((event.clientX - box.left) / box.width) * data.grid[1]);
+    if (row < 0 || column < 0 || row >= data.grid[0] || column >= data.grid[1]) return;
+    const now = state.token;
+    if (now.row !== row || now.column !== column) setToken({ row, column });
+  }
+
+  function keys(event) {
+    const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (moves) {
+      const from = state.token.special === undefined ? state.token : state.patch ?? centre();
+      setToken({ row: Math.max(0, Math.min(data.grid[0] - 1, from.row + moves[0])),
+        column: Math.max(0, Math.min(data.grid[1] - 1, from.column + moves[1])) });
+    } else if (event.key === "[") setLayer(state.layer - 1);
+    else if (event.key === "]") setLayer(state.layer + 1);
+    else if (event.key === "x") setTo(!state.to);
+    else return;
+    event.preventDefault();
+  }
+
+  function boardKeys(event) {
+    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    setHead(state.layer + move[0], state.head + move[1], { focus: true });
+  }
+
+  // ---- drawing ------------------------------------------------------------------------------------------------------------
+  function buildBoard() {
+    cells.length = 0;
+    board.replaceChildren();
+    board.hidden = !weights;
+    if (!weights) return;
+    board.style.setProperty("--heads", weights.heads);
+    const headings = ["", ...Array.from({ length: weights.heads }, (_, head) => weights.byHead ? `H${head}` : "mean")];
+    board.append(make("div", { role: "row" }, ...headings.map((text) => make("span", { role: "columnheader", text }))));
+    for (let layer = 0; layer < weights.layers; layer++) {
+      const row = make("div", { role: "row" }, make("span", { role: "rowheader", text: `L${layer}` }));
+      for (let head = 0; head < weights.heads; head++) {
+        const canvas = make("canvas", { "aria-hidden": "true" });
+        const words = make("span", { class: "ex-words" });
+        const button = make("button", { type: "button", role: "gridcell", tabindex: -1, title: title(layer, head),
+          "aria-label": title(layer, head), onclick: () => setHead(layer, head), onkeydown: boardKeys }, canvas, words);
+        cells.push({ layer, head, button, canvas, words });
+        row.append(button);
+      }
+      board.append(row);
+    }
+  }
+
+  const labelOf = (layer, head) => (data.labels[layer] || [])[head] || "";
+  const importanceOf = (layer, head) => (data.importance && data.importance[layer] ? data.importance[layer][head] : null);
+
+  function title(layer, head) {
+    if (!weights || !weights.byHead) return `layer ${layer}, mean of its heads`;
+    const parts = [`L${layer}.H${head}`];
+    if (labelOf(layer, head)) parts.push(labelOf(layer, head));
+    const importance = importanceOf(layer, head);
+    if (importance !== null && importance !== undefined) parts.push(`importance ${number(importance)} nats`);
+    return parts.join(" · ");
+  }
+
+  function number(value) {
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    return size >= 0.001 && size < 10000 ? String(Number(value.toPrecision(3))) : value.toExponential(1);
+  }
+
+  function later() {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      draw();
+    });
+  }
+
+  function draw() {
+    const shown = shownMap();
+    const all = weights ? cells.map(({ layer, head }) => mapOf(weights, layer, head, state.token, state.to)) : [];
+    const most = all.map((one) => one.values.reduce((best, value) => (value > best ? value : best), 0));
+    const shared = state.shared ? Math.max(...most) : null;
+    drawBoard(all, most, shared);
+    const ofHeads = state.view === "head" || state.view === "mean";
+    drawStage(shown, shown && ofHeads ? shared : null);
+    tokens.hidden = !ofHeads;
+    directions.hidden = !ofHeads;
+    play.disabled = layerInput.disabled = state.view.startsWith("map:");
+    layerText.textContent = `${state.layer} (of 0 to ${layerInput.max})`;
+    check(tokens, state.token.special === undefined ? "patch" : String(state.token.special));
+  }
+
+  function range(shown, shared) {
+    if (shown.low !== undefined) {
+      if (shown.low >= 0) return [shown.low, shown.high, amount];
+      const side = Math.max(-shown.low, shown.high);
+      return [-side, side, signed];
+    }
+    const most = shown.values.reduce((best, value) => (value > best ? value : best), 0);
+    return [0, shared ?? most, amount];
+  }
+
+  function drawStage(shown, shared) {
+    const pen = stage.getContext("2d"), { width, height } = stage;
+    pen.drawImage(state.opacity > 0 && shown ? grey.grey : grey.colour, 0, 0);
+    if (shown) {
+      const [low, high, colours] = range(shown, shared);
+      const [rows, columns] = shown.grid;
+      for (let row = 0; row < rows; row++) {
+        const top = Math.round((row * height) / rows), bottom = Math.round(((row + 1) * height) / rows);
+        for (let column = 0; column < columns; column++) {
+          const left = Math.round((column * width) / columns), right = Math.round(((column + 1) * width) / columns);
+          const at = 3 * level(shown.values[row * columns + column], low, high);
+          pen.fillStyle = `rgba(${colours[at]},${colours[at + 1]},${colours[at + 2]},${state.opacity})`;
+          pen.fillRect(left, top, right - left, bottom - top);
+        }
+      }
+      drawScale(low, high, colours, shown);
+    }
+    const isPatch = state.token.special === undefined && (state.view === "head" || state.view === "mean");
+    if (isPatch) outline(pen, width, height);
+    say(shown);
+  }
+
+  const level = (value, low, high) =>
+    high > low ? Math.max(0, Math.min(255, Math.round(((value - low) / (high - low)) * 255))) : 0;
+
+  function outline(pen, width, height) {
+    const [rows, columns] = data.grid;
+    const box = [(state.token.column * width) / columns, (state.token.row * height) / rows, width / columns, height / rows];
+    pen.lineWidth = 4;
+    pen.strokeStyle = "#000";
+    pen.strokeRect(...box);
+    pen.lineWidth = 2;
+    pen.strokeStyle = "#fff";
+    pen.strokeRect(...box);
+  }
+
+  function drawScale(low, high, colours, shown) {
+    const pen = bar.getContext("2d"), line = pen.createImageData(256, 1);
+    for (let at = 0; at < 256; at++) {
+      line.data.set([colours[at * 3], colours[at * 3 + 1], colours[at * 3 + 2], 255], at * 4);
+    }
+    pen.putImageData(line, 0, 0);
+    const unit = shown.low === undefined ? "share of attention" : "value of the map";
+    ticks.replaceChildren(...[low, (low + high) / 2, high].map((value) => make("span", { text: number(value) })));
+    ticks.append(make("span", { class: "ex-unit", text: unit }));
+    const uniform = 1 / (special + shown.values.length);
+    if (shown.low === undefined && !state.to && uniform < high) {
+      const mark = make("span", { class: "ex-uniform", title: `a uniform map: ${number(uniform)}` });
+      mark.style.left = `${(100 * uniform) / high}%`;
+      ticks.append(mark);
+    }
+  }
+
+  function drawBoard(all, most, shared) {
+    const values = cells.map(({ layer, head }) => importanceOf(layer, head));
+    const greatest = Math.max(1e-12, ...values.map((value) => Math.abs(value ?? 0)));
+    cells.forEach(({ layer, head, button, canvas, words }, index) => {
+      const { values: map, grid } = all[index];
+      const label = labelOf(layer, head);
+      button.classList.toggle("ex-dim", state.label !== "" && label !== state.label);
+      const chosen = layer === state.layer && (state.view === "mean" || (state.view === "head" && head === state.head));
+      button.setAttribute("aria-selected", String(chosen));
+      button.tabIndex = layer === state.layer && head === Math.min(state.head, weights.heads - 1) ? 0 : -1;
+      canvas.hidden = state.board !== "maps";
+      words.textContent = "";
+      button.style.background = "";
+      if (state.board === "maps") thumbnail(canvas, map, grid, shared ?? most[index]);
+      else if (state.board === "importance") {
+        const value = values[index];
+        words.textContent = value === null || value === undefined ? "–" : value.toFixed(3);
+        if (value !== null && value !== undefined) button.style.background = mixed(value / greatest);
+      } else {
+        words.textContent = label || "–";
+        button.style.background = label ? hue(labels.indexOf(label)) : "";
+      }
+    });
+    legend.textContent = { maps: "", importance: "Rise of the loss in nats without the head; red: it matters, blue: the " +
+      "loss falls without it.", labels: "What each head attends to." }[state.board];
+  }
+
+  const mixed = (share) => `color-mix(in srgb, ${share > 0 ? "#d6604d" : "#4393c3"} ${Math.round(Math.abs(share) * 85)}%, transparent)`;
+  const hue = (index) => `hsl(${(index * 137.5) % 360} 60% 50% / 0.35)`;
+
+  function thumbnail(canvas, map, grid, high) {
+    const [rows, columns] = grid;
+    if (canvas.width !== columns || canvas.height !== rows) {
+      canvas.width = columns;
+      canvas.height = rows;
+    }
+    const pen = canvas.getContext("2d"), pixels = pen.createImageData(columns, rows);
+    for (let at = 0; at < map.length; at++) {
+      const colour = 3 * level(map[at], 0, high);
+      pixels.data[at * 4] = amount[colour];
+      pixels.data[at * 4 + 1] = amount[colour + 1];
+      pixels.data[at * 4 + 2] = amount[colour + 2];
+      pixels.data[at * 4 + 3] = 255;
+    }
+    pen.putImageData(pixels, 0, 0);
+  }
+
+  // what is shown, in words: for everyone, and for those who cannot see the map
+  function say(shown) {
+    if (!shown) {
+      said.textContent = "No attention weights are kept for this image.";
+      shares.replaceChildren();
+      return;
+    }
+    let best = 0;
+    shown.values.forEach((value, index) => { if (value > shown.values[best]) best = index; });
+    const columns = shown.grid[1];
+    const where = `row ${Math.floor(best / columns)}, column ${best % columns}`;
+    const greatest = `greatest at ${where}: ${number(shown.values[best])}`;
+    let words = greatest;
+    if (state.view === "rollout") words = `Rollout up to layer ${state.layer}; ${greatest}`;
+    else if (state.view === "head" || state.view === "mean") {
+      const who = state.view === "mean" ? `Layer ${state.layer}, mean of its heads` : title(state.layer, state.head);
+      const token = state.token.special === undefined
+        ? `the patch in row ${state.token.row}, column ${state.token.column}` : data.special[state.token.special];
+      words = `${who}: ${state.to ? `who looks at ${token}` : `where ${token} looks`}; ${greatest}`;
+    }
+    said.textContent = words;
+    stage.setAttribute("aria-label", words);
+    shares.replaceChildren(...[...shown.special].map((value, index) => {
+      const name = data.special[index];
+      const text = state.to && state.view !== "rollout" ? `${name} gives it ${number(value)}` : `${name} ${(100 * value).toFixed(1)} %`;
+      return make("span", { text });
+    }));
+    if (shown.special.length && !(state.to && state.view !== "rollout")) {
+      const patches = 1 - shown.special.reduce((sum, value) => sum + value, 0); // rows are distributions
+      shares.append(make("span", { text: `all patches ${(100 * patches).toFixed(1)} %` }));
+    }
+  }
+
+  // the head that matters most is shown first, where that is known, else one of the last layer
+  function start() {
+    let most = -Infinity;
+    (data.importance || []).forEach((heads, layer) => heads.forEach((value, head) => {
+      if (value !== null && value > most) [most, state.layer, state.head] = [value, layer, head];
+    }));
+    if (most === -Infinity) state.layer = Infinity; // the last, once it is known
+  }
+
+  build();
+  start();
+  state.token = special ? { special: 0 } : centre();
+  setTokens();
+  choose(0).then(() => requestAnimationFrame(() => {
+    performance.mark("vitlens-explorer-ready");
+    performance.measure("vitlens-explorer", "vitlens-explorer-start", "vitlens-explorer-ready");
+    root.dataset.ready = "true";
+  }));
+})();

@@ -1,0 +1,53 @@
+"use strict";
+// What a reader does with a report: filter figures and panels, open parts of the appendix. The page is whole without it.
+(() => {
+  const folded = (text) => text.toLocaleLowerCase();
+
+  for (const form of document.querySelectorAll("form.filter")) {
+    form.hidden = false;
+    const items = [...document.getElementById(form.dataset.of).querySelectorAll("[data-find]")];
+    const count = form.querySelector("output");
+    const apply = () => {
+      const wanted = new FormData(form);
+      const words = folded(wanted.get("text") || "").split(/\s+/).filter(Boolean);
+      let shown = 0;
+      for (const item of items) {
+        const fits = ["outcome", "class", "agreement"].every((tag) => !wanted.get(tag) || item.dataset[tag] === wanted.get(tag));
+        const text = folded(item.dataset.find);
+        item.hidden = !fits || !words.every((word) => text.includes(word));
+        shown += !item.hidden;
+      }
+      count.textContent = `${shown} of ${items.length}`;
+    };
+    form.addEventListener("input", apply);
+    form.addEventListener("submit", (event) => event.preventDefault());
+    form.addEventListener("reset", () => setTimeout(apply));
+    apply();
+  }
+
+  // a link into a closed part opens it
+  function reveal() {
+    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let part = target; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
+    if (target) target.scrollIntoView();
+  }
+  addEventListener("hashchange", reveal);
+  if (location.hash) reveal();
+
+  const all = document.querySelector("button.open-all");
+  if (all) {
+    const parts = document.querySelectorAll("details.part");
+    all.hidden = false;
+    let open = false;
+    all.addEventListener("click", () => {
+      open = !open;
+      for (const part of parts) part.open = open;
+      all.textContent = open ? "Close all" : "Open all";
+    });
+  }
+
+  // Escape closes a term's explanation
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && document.activeElement.classList.contains("term")) document.activeElement.blur();
+  });
+})();

@@ -1,0 +1,88 @@
+"""Pictures inside the page: small WebP data URIs."""
+
+from base64 import b64encode
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST: Final = 448  # px, the longer side of a photograph on the page
+_WIDEST: Final = 2000  # px of a figure
+_COLOURS: Final = 256
+_VISIBLE: Final = 2.5  # root mean square error, of 255, above which a palette can be seen
+_TINY: Final = 64  # px below which a photograph is kept exactly
+_INCH: Final = 96  # CSS pixels
+_ENLARGED: Final = 1.1  # figures have small type
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A picture as a data URI with the size in CSS pixels at which it is shown."""
+
+    uri: str
+    width: int
+    height: int
+
+
+def figure(path: Path) -> Embedded:
+    """A drawn figure: lossless with a palette where that cannot be seen, else lossy."""
+    from PIL import Image
+
+    with Image.open(path) as opened:
+        dots = float(opened.info.get("dpi", (200.0, 200.0))[0]) or 200.0
+        drawn = _on_white(opened)
+    shown = tuple(max(1, round(side / dots * _INCH * _ENLARGED)) for side in drawn.size)
+    drawn = _at_most(drawn, _WIDEST)
+    palette = drawn.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).convert("RGB")
+    difference = np.asarray(palette, np.float32) - np.asarray(drawn, np.float32)
+    if float(np.sqrt(np.mean(difference**2))) <= _VISIBLE:
+        return Embedded(_uri(palette, lossless=True, quality=20, method=3), *shown)
+    return Embedded(_uri(drawn, quality=70, method=4), *shown)
+
+
+def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:
+    """Pixels (height, width, 3), scaled down to at most `most` px a side; a tiny one is kept as it is."""
+    from PIL import Image
+
+    picture = _at_most(Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8)), most)
+    tiny = max(picture.size) <= _TINY
+    settings: dict[str, Any] = {"lossless": True, "quality": 50} if tiny else {"quality": 80, "method": 4}
+    return Embedded(_uri(picture, **settings), *picture.size)
+
+
+def shrunk(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Pixels (height, width, 3) scaled down to at most MOST px a side."""
+    from PIL import Image
+
+    return np.asarray(_at_most(Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8)), MOST))
+
+
+def _at_most(picture: "Image", most: int) -> "Image":
+    """The same picture, its longer side at most so many pixels."""
+    longer = max(picture.size)
+    if longer <= most:
+        return picture
+    # one side of a very long picture would otherwise be no pixel at all
+    width, height = (max(1, round(side * most / longer)) for side in picture.size)
+    return picture.resize((width, height), reducing_gap=3.0)
+
+
+def _on_white(picture: "Image") -> "Image":
+    from PIL import Image
+
+    if picture.mode not in ("RGBA", "LA", "PA") and "transparency" not in picture.info:
+        return picture.convert("RGB")
+    whole = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("RGB")
+
+
+def _uri(picture: "Image", **settings: Any) -> str:
+    content = BytesIO()
+    picture.save(content, "WEBP", **settings)
+    return f"data:image/webp;base64,{b64encode(content.getvalue()).decode()}"

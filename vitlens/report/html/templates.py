@@ -1,0 +1,28 @@
+"""The templates, style and scripts of the page, which lie beside this file."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+_HERE: Final = Path(__file__).parent
+# nothing is fetched from anywhere; the page's own styles and scripts stand in it
+POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template of this folder with these values; every text that is not Markup is escaped."""
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def asset(name: str) -> Markup:
+    """A style sheet or script of this folder, as it is."""
+    return Markup((_HERE / name).read_text(encoding="utf-8"))

@@ -1,0 +1,127 @@
+"""Text of a report as HTML: **bold** and `code` are marks, everything else is escaped; terms explain themselves."""
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from html import escape
+from itertools import count
+from typing import Final
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from markupsafe import Markup
+
+from vitlens.display import as_markdown, unprotected, visible
+from vitlens.report.glossary import Term, found
+
+# without a rule for links, images and HTML, none can come about, whatever a name holds
+_PARSER: Final = MarkdownIt("zero").enable(["backticks", "emphasis", "escape"])
+_MARKS: Final = {"strong_open": "<strong>", "strong_close": "</strong>", "em_open": "<em>", "em_close": "</em>"}
+# /home/somebody/photos/cat.jpg, C:\Users\somebody\cat.jpg; at least two folders, so that "/255" and "and/or" stay
+_PATH: Final = re.compile(
+    r"(?:(?<![\w.…/<~])~?/(?:[^\s/'\"`|<>]+/)+|(?<!\w)[A-Za-z]:[\\/](?:[^\s/\\'\"`|<>]+[\\/])+)([^\s/\\'\"`|<>]*)"
+)
+
+
+def without_paths(text: str) -> str:
+    """A text in which absolute paths of this machine are shortened to their last part: "…/cat.jpg"."""
+    return _PATH.sub(lambda match: f"…/{match[1]}", text)
+
+
+def command_without_paths(line: str) -> str:
+    """The same for a command line, whose words may hold spaces."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return without_paths(line)
+    return shlex.join(map(_word_without_path, words)) if any(_is_absolute(word) for word in words) else line
+
+
+def _is_absolute(word: str) -> bool:
+    return (
+        word.rpartition("=")[2].rpartition("@")[2].startswith(("/", "~/"))
+        or re.search(r"[A-Za-z]:\\", word) is not None
+    )
+
+
+def _word_without_path(word: str) -> str:
+    if not _is_absolute(word):
+        return word
+    head, mark, path = next((word.rpartition(mark) for mark in ("@", "=") if mark in word), ("", "", word))
+    last = re.split(r"[/\\]", path.rstrip("/"))[-1]
+    return f"{head}{mark}…/{last}"
+
+
+def plain(text: str) -> str:
+    """A text without its marks, for an attribute or a title; not escaped, as templates escape it."""
+    pieces = (token.content if token.type != "softbreak" else " " for token in _tokens(text))
+    return "".join(pieces)
+
+
+def name(text: str) -> str:
+    """A name that is no sentence: made visible, without the escapes that markdown needs."""
+    return visible(without_paths(unprotected(text)))
+
+
+class Words:
+    """Turns texts into HTML and explains each term of the glossary where a part of the page first uses it."""
+
+    def __init__(self) -> None:
+        self._explained: set[str] = set()
+        self._ids = count(1)
+        self.used: dict[str, Term] = {}
+
+    def new_part(self) -> str:
+        """Explain terms again from here on; empty, for a template."""
+        self._explained.clear()
+        return ""
+
+    def __call__(self, text: str) -> Markup:
+        """A text as HTML."""
+        return Markup("".join(self._rendered(text, self._explaining)))
+
+    def bare(self, text: str) -> Markup:
+        """A text as HTML without explanations, as for a cell of a table."""
+        return Markup("".join(self._rendered(text, _escaped)))
+
+    def _rendered(self, text: str, written: Callable[[str], Iterator[str]]) -> Iterator[str]:
+        run = ""
+        for token in _tokens(text):
+            if token.type in ("text", "text_special"):
+                run += token.content
+                continue
+            yield from written(run)
+            run = ""
+            if token.type == "code_inline":
+                yield f"<code>{escape(token.content)}</code>"
+            elif token.type == "softbreak":
+                yield " "
+            else:
+                yield _MARKS.get(token.type, escape(token.content))
+        yield from written(run)
+
+    def _explaining(self, run: str) -> Iterator[str]:
+        """A run of plain text, its terms explained in a tooltip that pointing, touch and keyboard open."""
+        at = 0
+        for start, end, term in found(run):
+            self.used.setdefault(term.name, term)
+            if term.name in self._explained:
+                continue
+            self._explained.add(term.name)
+            tip = f"term-{next(self._ids)}"
+            yield escape(run[at:start])
+            yield (
+                f'<span class="term" tabindex="0" aria-describedby="{tip}">{escape(run[start:end])}'
+                f'<span class="tip" role="tooltip" id="{tip}">{escape(term.sentence)}</span></span>'
+            )
+            at = end
+        yield escape(run[at:])
+
+
+def _escaped(run: str) -> Iterator[str]:
+    yield escape(run)
+
+
+def _tokens(text: str) -> list[Token]:
+    blocks = _PARSER.parseInline(as_markdown(without_paths(text)))
+    return [token for block in blocks for token in block.children or ()]
