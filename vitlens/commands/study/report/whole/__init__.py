@@ -78,6 +78,7 @@ def _contents(study: Study) -> Sentence:
     if trained:
         words += (
             " It also holds the trained models: "
-            f"`vitlens rollout {study.record.folder.name}/{trained[0].folder}` takes one by its folder (weights in model.safetensors)."
+            f"`vitlens rollout {study.record.folder.name}/{trained[0].folder}` takes one by its folder "
+            "(weights in model.safetensors)."
         )
     return Sentence(words, says="setting")
