@@ -200,7 +200,7 @@ def test_over_twenty_seeds_the_planted_class_is_found_and_no_other() -> None:
         assert found[0].class_name == "<b>*bee*</b>"
         invented += len(found) > 1
         invented += bool(misjudged(_predicted_rows(answers(*calibrated(seed)), 0)))
-    assert invented <= 4  # of 40, at a level of 5 %
+    assert invented == 0
 
 
 @pytest.mark.parametrize(
