@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from vitlens.cli.main import run
-from vitlens.commands.report.sharing import without_machine_paths
 from vitlens.commands.scaffold.publish import read_folder
+from vitlens.display import without_machine_paths
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,10 @@ def test_the_copy_has_the_numbers_and_no_path(tmp_path: Path) -> None:
     assert run(line) == 0
     assert str(tmp_path) in (own / "config.json").read_text()
     before = (own / "config.json").read_bytes()
-    assert run(["report", str(own), "--share", str(copy)]) == 0
+    assert run(["report", str(own), "--share", str(copy), "--html"]) == 0
     assert (own / "config.json").read_bytes() == before
     assert (copy / "report.md").is_file()
+    assert (copy / "report.html").is_file()
     assert list((copy / "figures").iterdir())
     assert read_folder(copy).tables.keys() == read_folder(own).tables.keys()
     names = (str(tmp_path), str(Path.home()), os.sep + "tmp" + os.sep)

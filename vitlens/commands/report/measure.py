@@ -7,7 +7,7 @@ from vitlens.commands.report.comparison.document import ComparedRuns, document
 from vitlens.commands.report.options import ReportOptions
 from vitlens.commands.report.sharing import share
 from vitlens.commands.scaffold.concluded import Concluded
-from vitlens.commands.scaffold.publish import read_folder, report
+from vitlens.commands.scaffold.publish import PAGE, read_folder, report
 from vitlens.errors import InputError
 from vitlens.files import write_text
 from vitlens.report.layout import laid_out
@@ -24,8 +24,10 @@ def measure(options: ReportOptions) -> Path | Concluded:
         raise InputError("expected --compare or --share, found both; share a folder after it was compared")
     if options.compare is not None:
         return compared(options.compare, options.folder)
-    folder = options.folder if options.share is None else share(options.folder, options.share)
-    return report(folder, html=options.html)
+    if options.share is None:
+        return report(options.folder, html=options.html)
+    page = options.html or inside(options.folder, PAGE).is_file()
+    return report(share(options.folder, options.share), html=page)
 
 
 def compared(before: Path, after: Path) -> Concluded:

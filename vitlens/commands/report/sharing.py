@@ -1,6 +1,5 @@
 """A copy of a run's folder to send on, without weights and without paths of the machine that made it."""
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,15 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 from vitlens.commands.scaffold.run_place import make_folder, require_plain
+from vitlens.display import without_machine_paths
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, RESULTS, read_any_json, read_arrays, read_run, write_arrays, write_json
 from vitlens.safe_paths import inside
 
 _KEPT: Final = ("arrays", "chapters")  # folders of a run; figures and reports are made anew
-_COMPONENTS: Final = 2  # of an absolute path, those that are kept: "photos/cat.jpg"
-# an absolute path (POSIX, ~ or Windows) that does not follow a letter, "/" or ":", as those of web addresses do
-_PATH: Final = re.compile(r"(?<![\w/:.~…])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\",;:=@]+[/\\])+[^\s/\\'\",;:=@]*")
-_WHOLE: Final = re.compile(r"(?:~|[A-Za-z]:)?[/\\].+")
 
 
 def share(folder: Path, copy: Path) -> Path:
@@ -38,18 +34,6 @@ def share(folder: Path, copy: Path) -> Path:
         shutil.rmtree(copy, ignore_errors=True)  # nothing half-written looks whole
         raise
     return copy
-
-
-def without_machine_paths(text: str) -> str:
-    """A text in which absolute paths are shortened to their last two components."""
-    if _WHOLE.fullmatch(text) and "\n" not in text and not text.startswith("//"):
-        return _last(text)
-    return _PATH.sub(lambda found: _last(found[0]), text)
-
-
-def _last(path: str) -> str:
-    parts = [part for part in re.split(r"[/\\]", path.rstrip("/\\")) if part]
-    return "/".join(parts[-_COMPONENTS:])
 
 
 def _copy(folder: Path, copy: Path) -> None:
