@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
+from vitlens.figures.crossed import cross_out
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
-from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, is_constant
+from vitlens.figures.overlay import OPACITY, Scale, blend, colour_bar, enlarged, is_constant
 from vitlens.figures.overlays import outline
 from vitlens.figures.style import (
     RIGHT,
@@ -95,9 +96,12 @@ def _draw(places: Sequence[Axes], group: ChangedImages, index: int, image: Array
     truth = group.truths[index]
     picture.imshow(enlarged(image))
     picture.set_xlabel(f"{shortened(truth, letters)}\nlabel", fontsize=SMALL, labelpad=2)
-    greatest = values.max()
-    over.imshow(blend(image, 100 * values / greatest if greatest > 0 else values, scale=_PERCENT))
-    _caption(over, *group.before[index], truth, letters, empty=is_constant(values))
+    greatest, uniform = values.max(), is_constant(values)
+    shares = 100 * values / greatest if greatest > 0 else values
+    over.imshow(blend(image, shares, scale=_PERCENT, opacity=0.0 if uniform else OPACITY))
+    if uniform:
+        cross_out(over, "uniform")
+    _caption(over, *group.before[index], truth, letters)
     if group.masks is not None:
         mask = as_array(group.masks, name="masks", axes=("batch", "height", "width"))[index]
         for axes in (picture, over):
@@ -110,10 +114,10 @@ def _draw(places: Sequence[Axes], group: ChangedImages, index: int, image: Array
     without_frames(places)
 
 
-def _caption(axes: Axes, prediction: str, probability: float, truth: str, letters: int, *, empty: bool = False) -> None:
+def _caption(axes: Axes, prediction: str, probability: float, truth: str, letters: int) -> None:
     symbol, colour = (RIGHT_SYMBOL, RIGHT) if prediction == truth else (WRONG_SYMBOL, WRONG)
     text = f"{symbol} {shortened(prediction, max(3, letters - 2))}\n{100 * probability:.0f} %"
-    axes.set_xlabel(text + (", map empty" if empty else ""), fontsize=SMALL, labelpad=2, color=colour)
+    axes.set_xlabel(text, fontsize=SMALL, labelpad=2, color=colour)
 
 
 def _three_in(frame: Axes, panel: float) -> list[Axes]:
