@@ -40,8 +40,8 @@ def overlay_rows(
     titles: one per panel; title: of the figure; label: the maps' unit, at the colour bar; names: one per image;
     masks: (batch, height, width), outlined in white; hits: (batch, panels), whether each map's highest point lies on
     the mask, marked by colour and symbol; scale: shared range of colours (default: the joint range of these maps);
-    failed: one per panel, why its maps say nothing, in a few words ("": they do). Maps of a failed panel, and uniform
-    ones, which have no highest point, are not drawn but crossed out with the reason. Raises InputError when shapes do
+    failed: one per panel, why its maps say nothing, in a few words ("": they do). Maps of a failed panel are
+    crossed out with the reason, without a mark; so are uniform ones, which have no highest point. Raises InputError when shapes do
     not fit or a number is not finite.
     """
     pictures = as_images(images)
@@ -66,8 +66,9 @@ def overlay_rows(
         _caption(cells[index][0], "input" if above else "", names[index] if names else "")
         for panel, axes in enumerate(cells[index][1:]):
             own, below = values[index, panel], ""
-            reason = "uniform" if is_constant(own) else reasons[panel]
-            axes.imshow(blend(picture, own, scale=shared, smooth=smooth, opacity=0.0 if reason else OPACITY))
+            constant = is_constant(own)
+            reason = "uniform" if constant else reasons[panel]
+            axes.imshow(blend(picture, own, scale=shared, smooth=smooth, opacity=0.0 if constant else OPACITY))
             if reason:
                 cross_out(axes, reason)
             elif is_hit is not None:

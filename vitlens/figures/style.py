@@ -110,8 +110,8 @@ def sheet(width: float, height: float) -> Figure:
 
 
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from low to high, two to `most`: multiples of 1, 2 or 5 times a power of ten; [low] where both are
-    equal."""
+    """Round numbers from low to high, at most `most` and, of five or more, at least two: multiples of 1, 2 or 5 times a
+    power of ten; [low] where both are equal."""
     if not high > low:
         return [low]
     room = 1e-6 * (high - low)
