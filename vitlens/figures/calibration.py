@@ -39,8 +39,8 @@ class Calibration:
 def reliability_diagram(*, models: Sequence[Calibration], few: int = FEW) -> Figure:
     """Accuracy against confidence for each model, and below it the share of images by confidence.
 
-    Bars below the dashed diagonal: the model is overconfident. Bins of fewer than `few` images are hollow. Raises InputError when there is no model, shapes differ,
-    or a filled bin is not finite.
+    Bars below the dashed diagonal: the model is overconfident. Bins of fewer than `few` images are hollow. Raises
+    InputError when there is no model, shapes differ, or a filled bin is not finite.
     """
     if not models:
         raise InputError("expected at least one model's calibration, found none")
@@ -50,7 +50,9 @@ def reliability_diagram(*, models: Sequence[Calibration], few: int = FEW) -> Fig
         _draw(panels[0, index], panels[1, index], model, SERIES[index % len(SERIES)], few)
     panels[0, 0].set_ylabel("accuracy (%)")
     panels[1, 0].set_ylabel("images (%)")
-    handles = [Line2D([], [], color=GREY, linestyle="--", linewidth=1, label="accuracy = confidence (below: overconfident)")]
+    handles = [
+        Line2D([], [], color=GREY, linestyle="--", linewidth=1, label="accuracy = confidence (below: overconfident)")
+    ]
     if any(((count > 0) & (count < few)).any() for count in (np.asarray(model.count) for model in models)):
         handles.append(Patch(facecolor="none", edgecolor=_PALE, label=f"fewer than {few} images"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) if len(models) > 1 else 1)

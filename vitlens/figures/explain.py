@@ -147,7 +147,10 @@ def _letters(width: float) -> int:
 
 def _head(name: str, reason: str, width: float) -> list[str]:
     """The lines above a column: the name of the method, and why its maps failed."""
-    return [*_wrapped(name, _letters(width), whole=True), *(_wrapped(reason, _letters(width), whole=True) * bool(reason))]
+    return [
+        *_wrapped(name, _letters(width), whole=True),
+        *(_wrapped(reason, _letters(width), whole=True) * bool(reason)),
+    ]
 
 
 def _header(axes: Axes, name: str, reason: str) -> None:
@@ -159,9 +162,7 @@ def _header(axes: Axes, name: str, reason: str) -> None:
     words = "\n".join(_wrapped(name, _letters(width), whole=True))
     axes.annotate(words, (0.5, 1.0), (0.0, rise), va="bottom", linespacing=1.0, **style)
     if lines:
-        axes.annotate(
-            "\n".join(lines), (0.5, 1.0), (0.0, 2.0), va="bottom", linespacing=1.0, color=VERMILLION, **style
-        )
+        axes.annotate("\n".join(lines), (0.5, 1.0), (0.0, 2.0), va="bottom", linespacing=1.0, color=VERMILLION, **style)
 
 
 def _below(axes: Axes, name: str, drawn: Board) -> None:

@@ -19,6 +19,7 @@ from vitlens.figures.inputs import Array, as_array, as_image
 from vitlens.figures.style import MAGNITUDE, round_ticks, tick_words
 
 OPACITY = 0.65  # share of the map's colour in an overlay
+_ZERO = 0.02  # of the upper end of a scale, below which its lower end is 0
 _SHARPEST = 224  # pixels to which a smaller image is enlarged before a map is drawn over it
 
 
@@ -48,7 +49,8 @@ def is_constant(values: Array) -> bool:
 
 
 def joint_scale(maps: ArrayLike) -> Scale:
-    """One scale for all maps (batch, rows, columns): from the least value to the 99.5th percentile.
+    """One scale for all maps (batch, rows, columns): from the least value to the 99.5th percentile; from 0 where the
+    least value is hardly above it.
 
     Otherwise a few attention sinks would leave the rest dark. Values above have the last colour (Scale.clipped).
     """
@@ -57,6 +59,7 @@ def joint_scale(maps: ArrayLike) -> Scale:
     if is_constant(values):
         return Scale(low, low)
     most = float(np.percentile(values, 99.5))
+    low = 0.0 if 0 < low < _ZERO * most else low
     return Scale(low, most, clipped=True) if low < most < high else Scale(low, high)
 
 

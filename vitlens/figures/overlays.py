@@ -37,12 +37,12 @@ def overlay_rows(
 ) -> Figure:
     """Images (batch, 3, height, width) in [0, 1], each followed by overlays of its maps (batch, panels, rows, columns).
 
-    titles: one per panel; title: of the figure; label: the maps' unit, at the colour bar; names: one per image;
-    masks: (batch, height, width), outlined in white; hits: (batch, panels), whether each map's highest point lies on
-    the mask, marked by colour and symbol; scale: shared range of colours (default: the joint range of these maps);
-    failed: one per panel, why its maps say nothing, in a few words ("": they do). Maps of a failed panel are
-    crossed out with the reason, without a mark; so are uniform ones, which have no highest point. Raises InputError when shapes do
-    not fit or a number is not finite.
+    titles: one per panel; title: of the figure; label: the maps' unit, at the colour bar; names: one per image; masks:
+    (batch, height, width), outlined in white; hits: (batch, panels), whether each map's highest point lies on the mask,
+    marked by colour and symbol; scale: shared range of colours (default: the joint range of these maps); failed: one
+    per panel, why its maps say nothing, in a few words ("": they do). Maps of a failed panel are crossed out with the
+    reason, without a mark; so are uniform ones, which have no highest point. Raises InputError when shapes do not fit
+    or a number is not finite.
     """
     pictures = as_images(images)
     values = as_array(maps, name="maps", axes=("batch", "panels", "rows", "columns"))

@@ -54,8 +54,8 @@ def map_grid(
 ) -> Figure:
     """Images (batch, 3, height, width) in [0, 1] side by side, each with its map (batch, rows, columns) below it.
 
-    All maps have one colour scale; label: their unit, at the colour bar; names: one per image. A uniform map
-    is not drawn but crossed out. Raises InputError for other shapes, another number of maps or names, or a number that is not
+    All maps have one colour scale; label: their unit, at the colour bar; names: one per image. A uniform map is not
+    drawn but crossed out. Raises InputError for other shapes, another number of maps or names, or a number that is not
     finite.
     """
     pictures = as_images(images)

@@ -25,7 +25,7 @@ def rollout_overlays(
     title: str = "Attention rollout",
     failed: Sequence[str] | None = None,
 ) -> Figure:
-    """Input and rollout for each fusion of heads, as shares of its own largest value: images (batch, 3, height, width) in [0, 1].
+    """Input and rollout for each fusion of heads, as shares of its largest value, on images (batch, 3, height, width).
 
     maps: (batch, fusions, rows, columns), not negative; titles: the fusions ("mean", "max", "min"); names: one per
     image; masks: (batch, height, width), outlined; hits: (batch, fusions), the pointing game's result, marked;
@@ -46,7 +46,7 @@ def method_overlays(
     hits: ArrayLike | None = None,
     failed: Sequence[str] | None = None,
 ) -> Figure:
-    """Input and the maps of several methods, each as shares of its own largest value: images (batch, 3, height, width) in [0, 1].
+    """Input and maps of several methods, as shares of their largest values, on images (batch, 3, height, width).
 
     maps: (batch, methods, rows, columns), not negative, raw; titles: the methods; the rest and the errors as
     rollout_overlays.
@@ -75,7 +75,7 @@ def _shares(
         maps=100 * values / np.where(greatest > 0, greatest, 1.0),
         titles=titles,
         title=f"{title}, share of each map's largest value{outlined}{pointing}",
-        label="% of the map's largest value",
+        label="% of its maximum",
         names=names,
         masks=masks,
         hits=hits,

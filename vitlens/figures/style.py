@@ -111,14 +111,20 @@ def sheet(width: float, height: float) -> Figure:
 
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers from low to high, at most `most` and, of five or more, at least two: multiples of 1, 2 or 5 times a
-    power of ten; [low] where both are equal."""
+    power of ten, of those with which both ends are ticks where three or more are; [low] where both are equal."""
     if not high > low:
         return [low]
     room = 1e-6 * (high - low)
     power = math.floor(math.log10((high - low) / most))
     steps = (factor * 10.0**exponent for exponent in (power, power + 1) for factor in (1, 2, 5))
     counts = ((step, math.ceil((low - room) / step), math.floor((high + room) / step)) for step in steps)
-    step, first, last = next(found for found in counts if found[2] - found[1] < most)
+    fitting = [found for found in counts if found[2] - found[1] < most]
+    at_ends = (
+        found
+        for found in fitting
+        if found[2] - found[1] > 1 and max(found[1] * found[0] - low, high - found[2] * found[0]) < 2 * room
+    )
+    step, first, last = next(at_ends, fitting[0])
     return [float(f"{count * step:.12g}") for count in range(first, last + 1)]
 
 

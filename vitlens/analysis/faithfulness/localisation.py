@@ -19,7 +19,6 @@ from vitlens.shapes import Maps, Masks
 _ROUNDING: Final = 1e-6  # of a map's greatest value; differences below it are not of the map
 
 
-
 def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
     """The pointing game (Zhang 2018): whether each map's highest point lies on its object's mask.
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import sqrt
-from typing import Final
 
 from vitlens.commands.evaluate.record import (
     ACCURACY,
@@ -22,7 +21,6 @@ from vitlens.report.document import Finding, Verdict
 from vitlens.report.findings import FOUND, SMALLEST, clear, finding
 from vitlens.report.numbers import in_words, percent
 from vitlens.uncertainty import LEVEL, Estimate
-
 
 
 def verdicts(record: Record) -> Iterator[Verdict]:

@@ -99,10 +99,10 @@ def contribution_bars(*, heads: ArrayLike, mlps: ArrayLike, rest: float, title: 
     values = as_measured(heads, name="heads", axes=("layers", "heads"))
     column = as_array(mlps, name="mlps", axes=("layers",))
     other = float(as_array([rest], name="rest", axes=("1",))[0])
-    drawn, place = head_board(title=title, heads=values, columns={"MLP": column}, unit=unit, right=2.5)
+    drawn, place = head_board(title=title, heads=values, columns={"MLP": column}, unit=unit, right=2.5, tallest=3.2)
     sums = {"heads": float(np.nansum(values)), "MLPs": float(column.sum()), "rest": other}
     sums[f"all = {shortened(unit, 10)}"] = sum(sums.values())
-    axes = drawn.place(place + 0.75, drawn.top + 0.15, 1.2, min(drawn.bottom - drawn.top - 0.15, 1.6))
+    axes = drawn.place(place + 0.75, drawn.top + 0.2, 1.2, drawn.bottom - drawn.top - 0.2)
     _draw_sums(axes, sums)
     return drawn.figure
 

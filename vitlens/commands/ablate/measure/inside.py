@@ -23,7 +23,14 @@ from vitlens.commands.ablate.record import (
     PATCHING_ARRAYS,
 )
 from vitlens.commands.ablate.record.arrays import ContributionArrays, LensArrays, PatchingArrays
-from vitlens.commands.ablate.record.rows import CORRUPTED, ContributionRow, InsideNoteRow, LensClassRow, LensRow, PatchingRow
+from vitlens.commands.ablate.record.rows import (
+    CORRUPTED,
+    ContributionRow,
+    InsideNoteRow,
+    LensClassRow,
+    LensRow,
+    PatchingRow,
+)
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError

@@ -1,8 +1,7 @@
 """The rows of the tables of `vitlens ablate`."""
 
 from dataclasses import dataclass
-from typing import Final
-from typing import Literal
+from typing import Final, Literal
 
 from vitlens.names import Replacement, UnitKind
 from vitlens.records import UntrustedName

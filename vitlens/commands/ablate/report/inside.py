@@ -46,7 +46,9 @@ def inside(record: Record) -> Iterator[Section]:
         {"after": lambda row: row.label, "accuracy": lambda row: row.estimate},
     )
     if lens:
-        figures.append(_lens_figure([row.class_name for row in record.rows(LENS_CLASSES)], lens, record.arrays(LENS_ARRAYS)))
+        figures.append(
+            _lens_figure([row.class_name for row in record.rows(LENS_CLASSES)], lens, record.arrays(LENS_ARRAYS))
+        )
     for contribution in record.rows(CONTRIBUTIONS):
         images = contribution.images
         lines.append(

@@ -152,7 +152,8 @@ def _number_figure(record: Record) -> Iterator[FigureSpec]:
     if divided:
         yield FigureSpec(
             "errors_by_number",
-            "Accuracy in quarters of the images, ordered by the quantity above each panel. Intervals that overlap "
+            "Accuracy in quarters of the images, ordered by the quantity above each panel; below: its value at the "
+            "ends of the quarters. Intervals that overlap "
             "widely show no difference. The quantities depend on each other, so none is shown to be a cause.",
             partial(_draw_numbers, record, divided),
         )
@@ -165,7 +166,7 @@ def _draw_numbers(record: Record, numbers: dict[str, list[NumberSliceRow]]) -> "
     panels = [
         AccuracyBySlice(
             name,
-            [f"{row.lowest:.4g}\nto {row.highest:.4g}" for row in slices],
+            [slices[0].lowest, *(row.highest for row in slices)],
             [row.n for row in slices],
             values_and_ends([row.first for row in slices]),
             values_and_ends([row.second for row in slices]),

@@ -115,8 +115,9 @@ def _rollout_caption(record: Record) -> str:
         f"Rollout (Abnar & Zuidema 2020), alpha = {options.alpha}{dropped}{_start(options)}; readout: "
         f"{_READOUTS[rows[0].readout]}. Below each image: {beside}. Each map is divided by its "
         f"largest value: positions can be compared between fusions, amounts cannot.{_masses(record)}{_CROSSED} Bright "
-        "patches have the largest share in the readout through attention and residual connections; this does not show that the "
-        f"{'output' if classless else 'prediction'} depends on them: rollout ignores value vectors and the class."
+        "patches have the largest share in the readout through attention and residual connections; this does not show "
+        f"that the {'output' if classless else 'prediction'} depends on them: rollout ignores value "
+        "vectors and the class."
     )
 
 
