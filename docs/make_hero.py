@@ -3,7 +3,8 @@
     VITLENS_DATA=FOLDER python docs/make_hero.py
 
 FOLDER holds DeiT-tiny's weights and the photographs with masks from COCO. The photograph is COCO 2017's image 257,
-under the Creative Commons Attribution-ShareAlike licence (CC BY-SA 2.0), and so is the figure.
+under the Creative Commons Attribution-ShareAlike licence (CC BY-SA 2.0), and so is the figure; COCO's annotations name
+the photographer's page at Flickr.
 """
 
 import os

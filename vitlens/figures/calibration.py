@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
@@ -50,7 +51,7 @@ def reliability_diagram(*, models: Sequence[Calibration], few: int = FEW) -> Fig
         _draw(panels[0, index], panels[1, index], model, SERIES[index % len(SERIES)], few)
     panels[0, 0].set_ylabel("accuracy (%)")
     panels[1, 0].set_ylabel("images (%)")
-    handles = [
+    handles: list[Artist] = [
         Line2D([], [], color=GREY, linestyle="--", linewidth=1, label="accuracy = confidence (below: overconfident)")
     ]
     if any(((count > 0) & (count < few)).any() for count in (np.asarray(model.count) for model in models)):

@@ -7,7 +7,7 @@ the class, blue against it; where a map is 0 the grey image is visible. A map wi
 import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from matplotlib import colormaps
@@ -67,11 +67,11 @@ def attribution_overlays(
         raise InputError(f"expected masks of shape {pictures[:, 0].shape}, found {outlines.shape}")
     drawn, blocks = _panels(title, pictures, titles, reasons, names)
     for columns, rows in blocks:
-        chosen = [(maps[index], signed[index], titles[index], reasons[index]) for index in columns]
+        chosen = [(maps[index], signed[index], reasons[index]) for index in columns]
         for index, (picture, (first, *others)) in enumerate(zip(pictures, rows, strict=True)):
             first.imshow(enlarged(picture))
             _below(first, names[index], drawn)
-            for axes, (own_maps, two_sided, _, reason) in zip(others, chosen, strict=True):
+            for axes, (own_maps, two_sided, reason) in zip(others, chosen, strict=True):
                 pixels, flaw = _overlay(picture, np.asarray(own_maps, dtype=np.float64)[index], signed=two_sided)
                 axes.imshow(pixels)
                 if flaw or reason:
@@ -79,8 +79,9 @@ def attribution_overlays(
             for axes in (first, *others) if outlines is not None else ():
                 outline(axes, np.asarray(outlines)[index])
             without_frames((first, *others))
-        for axes, (*_, name, reason) in zip(rows[0], ((None, "input", ""), *chosen), strict=True):
-            _header(axes, name, reason)
+        heads = [("input", ""), *((titles[index], reasons[index]) for index in columns)]
+        for axes, head in zip(rows[0], heads, strict=True):
+            _header(axes, *head)
     long = min(drawn.right - drawn.left, 3.2)
     bar = drawn.place((drawn.left + drawn.right - long) / 2, drawn.figure.get_figheight() - _BAR + 0.08, long, 0.09)
     scale, label = Scale(-1.0, 1.0, clipped=True), "share of the map's largest value"
@@ -154,11 +155,16 @@ def _head(name: str, reason: str, width: float) -> list[str]:
 
 
 def _header(axes: Axes, name: str, reason: str) -> None:
-    """Write the name of a method above its column, on a common first line, and below it why its maps failed."""
+    """Write the name of a method above its column, and between the two why its maps failed."""
     width = axes.get_position().width * axes.figure.get_figwidth()  # type: ignore[union-attr]
     lines = _wrapped(reason, _letters(width), whole=True) if reason else []
     rise = 2.0 + (1.0 + 8.4 * len(lines) if lines else 0.0)  # points
-    style = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center", "fontsize": SMALL}
+    style: dict[str, Any] = {
+        "xycoords": "axes fraction",
+        "textcoords": "offset points",
+        "ha": "center",
+        "fontsize": SMALL,
+    }
     words = "\n".join(_wrapped(name, _letters(width), whole=True))
     axes.annotate(words, (0.5, 1.0), (0.0, rise), va="bottom", linespacing=1.0, **style)
     if lines:

@@ -130,9 +130,9 @@ def _draw(places: Sequence[Axes], group: ChangedImages, index: int, image: Array
         mask = as_array(group.masks, name="masks", axes=("batch", "height", "width"))[index]
         for axes in (picture, over):
             outline(axes, mask)
-    for axes in further if group.changed is not None else ():
-        axes.imshow(enlarged(as_images(group.changed)[index]))
-        _caption(axes, *group.after[index], truth, letters)
+    if group.changed is not None:
+        further[0].imshow(enlarged(as_images(group.changed)[index]))
+        _caption(further[0], *group.after[index], truth, letters)
     without_frames(places)
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from vitlens.commands.evaluate.conclusions import FEW, leans, misjudged
+from vitlens.commands.evaluate.conclusions import leans, misjudged
 from vitlens.commands.evaluate.record import ACCURACY, CLASSES, DIFFERENCE, PREDICTED, PredictedClassRow
-from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR, reliability, undrawn
+from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR, FEW, reliability, undrawn
 from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING, differences
 from vitlens.records import Record

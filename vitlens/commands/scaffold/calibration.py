@@ -67,7 +67,7 @@ def undrawn(record: Record) -> Iterator[Sentence]:
         if alias not in _drawn(record):
             error = record.metric(CALIBRATION_ERROR(model=alias))
             yield Sentence(
-                f"Accuracy by confidence of {alias} is not drawn: {error.n or 0} images in 15 bins show no "
+                f"Accuracy by confidence of {alias} is not drawn: {error.n or 0} images in bins show no "
                 f"calibration; it takes at least {DRAWN}.",
                 (error, error.n or 0, DRAWN),
             )

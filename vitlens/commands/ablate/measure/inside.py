@@ -122,7 +122,8 @@ def _pair(ablation: AblationRun) -> _Pair:
             "expected a correctly classified image whose prediction a corruption changes, found none; give --clean and "
             "--corrupted"
         )
-    return _Pair(*(batch.images[[index]] for index in (order[0], other)), (names[order[0]], names[other]))
+    clean, corrupted = (batch.images[[index]] for index in (order[0], other))
+    return _Pair(clean, corrupted, (names[order[0]], names[other]))
 
 
 @torch.no_grad()

@@ -106,10 +106,12 @@ def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
         if not rows:
             continue
         sentences += [*_singletons(record, alias, rows), _trust(alias, rows), *_without_tsne(record, alias, rows)]
-        arrays = record.arrays(SPACE_ARRAYS, model=alias)
         images, patches = ([row for row in rows if row.of == of] for of in ("images", "patches"))
         if _is_refused(record):
             images, patches = [], patches if masked else []
+        if not images and not patches:
+            continue
+        arrays = record.arrays(SPACE_ARRAYS, model=alias)
         if images:
             draw = partial(_draw_images, alias, arrays, images, by.get(alias, ""))
             figures.append(FigureSpec(f"space_images_{alias}", _IMAGES_CAPTION, draw))
