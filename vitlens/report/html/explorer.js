@@ -255,6 +255,7 @@
     }
     stage.width = 448;
     stage.height = Math.max(1, Math.min(1792, Math.round((448 * image.height) / image.width)));
+    stage.style.setProperty("--ratio", stage.width / stage.height);
     grey = bothTones(picture);
     const options = [];
     if (weights && weights.byHead) options.push(["head", "one head"]);
@@ -572,7 +573,7 @@
       return make("span", { text });
     }));
     if (shown.special.length && !(state.to && state.view !== "rollout")) {
-      const patches = shown.values.reduce((sum, value) => sum + value, 0);
+      const patches = 1 - shown.special.reduce((sum, value) => sum + value, 0); // rows are distributions
       shares.append(make("span", { text: `all patches ${(100 * patches).toFixed(1)} %` }));
     }
   }

@@ -142,7 +142,7 @@ def packed(
 
 
 def quantised(rows: NDArray[np.floating], special: int, levels: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Rows (..., keys) as bytes from 0 to `levels`; and (..., 2), each row's maximum over special tokens and patches."""
+    """Rows (..., keys) as bytes from 0 to `levels`; and their maxima (..., 2), of special tokens and of patches."""
     parts = [np.clip(part, 0, None) for part in (rows[..., :special], rows[..., special:])]
     maxima = np.stack([part.max(axis=-1, initial=0) for part in parts], axis=-1).astype(np.float32)
     shares = [part / np.where(most > 0, most, 1)[..., None] for part, most in zip(parts, np.moveaxis(maxima, -1, 0))]

@@ -38,8 +38,9 @@
   if (all) {
     const parts = document.querySelectorAll("details.part");
     all.hidden = false;
+    let open = false;
     all.addEventListener("click", () => {
-      const open = ![...parts].every((part) => part.open);
+      open = !open;
       for (const part of parts) part.open = open;
       all.textContent = open ? "Close all" : "Open all";
     });

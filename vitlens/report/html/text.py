@@ -18,7 +18,9 @@ from vitlens.report.glossary import Term, found
 _PARSER: Final = MarkdownIt("zero").enable(["backticks", "emphasis", "escape"])
 _MARKS: Final = {"strong_open": "<strong>", "strong_close": "</strong>", "em_open": "<em>", "em_close": "</em>"}
 # /home/somebody/photos/cat.jpg, C:\Users\somebody\cat.jpg; at least two folders, so that "/255" and "and/or" stay
-_PATH: Final = re.compile(r"(?<![\w.…/<~])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\"`|<>]+[/\\])+([^\s/\\'\"`|<>]*)")
+_PATH: Final = re.compile(
+    r"(?:(?<![\w.…/<~])~?/(?:[^\s/'\"`|<>]+/)+|(?<!\w)[A-Za-z]:[\\/](?:[^\s/\\'\"`|<>]+[\\/])+)([^\s/\\'\"`|<>]*)"
+)
 
 
 def without_paths(text: str) -> str:

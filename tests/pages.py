@@ -1,0 +1,156 @@
+"""HTML pages for tests: a document with everything in it, and what is wrong with a page."""
+
+import unicodedata
+from collections import Counter
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitlens.files import RunRecord
+from vitlens.records import Contents, Record
+from vitlens.report.document import Document, FigureSpec, Finding, ImagePanel, Section, Sentence, Table, Tags, Verdict
+from vitlens.report.explorer import Explorer, ExplorerImage
+from vitlens.report.html import page
+from vitlens.uncertainty import Estimate
+
+LAYERS, HEADS, ROWS, COLUMNS = 3, 2, 4, 5
+TOKENS = 1 + ROWS * COLUMNS
+
+
+_ELEMENTS = {  # that a page may hold
+    "html", "head", "meta", "title", "style", "body", "a", "nav", "details", "summary", "ol", "li", "main",
+    "header", "p", "h1", "h2", "h3", "section", "ul", "span", "strong", "em", "code", "div",
+    "figure", "img", "figcaption", "script", "form", "label", "input", "select", "option", "output", "button",
+    "table", "thead", "tr", "th", "tbody", "td", "dl", "dt", "dd", "pre",
+}  # fmt: skip
+
+
+def next_patch_weights() -> NDArray[np.float32]:
+    """Weights (layers, heads, queries, keys) that a reader can check.
+
+    Each token looks at CLS with 0.25; with 0.75 head 0 of layer l looks at the patch l + 1 places to the right (in the
+    order of the tokens, CLS left out) and head 1 at the first patch.
+    """
+    weights = np.zeros((LAYERS, HEADS, TOKENS, TOKENS), np.float32)
+    weights[..., 0] = 0.25
+    for layer in range(LAYERS):
+        for query in range(TOKENS):
+            weights[layer, 0, query, 1 + (max(query - 1, 0) + layer + 1) % (TOKENS - 1)] += 0.75
+            weights[layer, 1, query, 1] += 0.75
+    return weights
+
+
+def explorer(*, name: str = "cat.jpg", label: str = "sink") -> Explorer:
+    """Two images, the second with layer means alone."""
+    weights = next_patch_weights()
+    picture = np.linspace(0, 255, 80 * 100 * 3).reshape(80, 100, 3).astype(np.uint8)
+    images = (
+        ExplorerImage(name, picture, weights, maps={f"relevance for {name}": np.arange(20.0).reshape(4, 5) - 8}),
+        ExplorerImage("second.jpg", picture[::-1].copy(), None, layer_weights=weights.mean(1)),
+    )
+    labels = [["next patch", label]] * LAYERS
+    importance = np.array([[0.1, 0.0], [0.02, float("nan")], [0.3, -0.1]])
+    return Explorer("tiny", images, (ROWS, COLUMNS), ("CLS",), (ROWS, COLUMNS), labels, importance, ("Planted.",))
+
+
+def document(*, name: str = "tabby", explored: bool = True) -> Document:
+    """Every part of a report; name: stands wherever a name from outside can stand."""
+    rows = tuple((f"{name} {number}", Estimate(0.5, 0.4, 0.6, 100, "fraction")) for number in range(60))
+    panels = tuple(
+        ImagePanel(
+            f"{name} {index}",
+            ("true: a", "first: ✓ a", "second: ✗ b"),
+            partial(_pictures, index),
+            Tags(("both right", "both wrong")[index % 2], f"{name} {index % 3}", "below 0.3"),
+        )
+        for index in range(6)
+    )
+    return Document(
+        f"Study of {name}",
+        (
+            Section("How good?", (Sentence(f"The ECE of `{name}` is **low**."),), figures=(_figure("bars", name),)),
+            Section(
+                "Side by side", (Sentence("Maps."),), figures=(_figure("sheet_1", name, sheet=True),), panels=panels
+            ),
+        ),
+        limits=(Sentence("One seed."),),
+        verdicts=(Verdict("calibration", "pass", Estimate(0.01, 0.0, 0.02, 90, "fraction"), "3 %", f"of {name}"),),
+        findings=(Finding(Sentence(f"**{name}** wins."), Estimate(0.2, 0.1, 0.3, 90), 0.01, "bars"),),
+        appendix=(Section("In full", tables=(Table("All rows", ("class", "accuracy"), rows),)),),
+        preface=(Sentence("Robust accuracy under PGD."),),
+        explorer=explorer(name=name, label=name) if explored else None,
+    )
+
+
+def record(folder: Path, **config: object) -> Record:
+    results = {"schema": 2, "command": "study", "status": "done", "seconds": 12.3, "metrics": {}, "tables": {}}
+    return Record(RunRecord(folder, config, results), Contents())
+
+
+def written(folder: Path, content: Document, **config: object) -> str:
+    """The page of a document whose figures are drawn in this folder."""
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    for figure in content.figures:
+        Image.new("RGB", (300, 150), "orange").save(folder / "figures" / f"{figure.name}.png", dpi=(200, 200))
+    return page(content, record(folder, **config), folder, seconds=3.0)
+
+
+def _figure(name: str, of: str, *, sheet: bool = False) -> FigureSpec:
+    return FigureSpec(name, f"What {of} shows.", partial(Figure, (1, 1)), sheet=sheet)
+
+
+def _pictures(index: int) -> tuple[NDArray[np.uint8], ...]:
+    return tuple(np.full((8, 8, 3), 40 * index + shade, np.uint8) for shade in range(3))
+
+
+class Elements(HTMLParser):
+    """All elements of a page, its text, and the contents of its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str]]] = []
+        self.words: list[str] = []
+        self._inside = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, {name: value or "" for name, value in attrs}))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.words.append(data)
+
+
+def page_problems(text: str) -> list[str]:
+    """What could act, load or lead out of a page, or says nothing; empty for a good one."""
+    elements = Elements(text)
+    found = [f"control character {one!r}" for one in sorted(set(text)) if one != "\n" and _hidden(one)]
+    for tag, attributes in elements.found:
+        found += [f"{tag} with {name}" for name in attributes if name.startswith("on") or name in ("style", "srcset")]
+        if not attributes.get("href", "#").startswith("#"):
+            found.append(f"{tag} to {attributes['href']}")
+        if not attributes.get("src", "data:image/").startswith("data:image/"):
+            found.append(f"{tag} of {attributes['src'][:40]}")
+        if tag not in _ELEMENTS:
+            found.append(f"an element {tag}")
+        if tag == "img" and not attributes.get("alt"):
+            found.append("an image without words")
+    ids = Counter(attributes["id"] for _, attributes in elements.found if "id" in attributes)
+    found += [f"id {one} {times} times" for one, times in ids.items() if times > 1]
+    linked = {attributes["href"][1:] for tag, attributes in elements.found if tag == "a"}
+    return found + [f"a link to {one}, which is not there" for one in sorted(linked - set(ids))]
+
+
+def _hidden(character: str) -> bool:
+    kind = unicodedata.category(character)
+    return kind in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and character not in "\u200c\u200d"

@@ -1,0 +1,49 @@
+"""Pictures in a page: small, whole, of the right size."""
+
+from base64 import b64decode
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitlens.report.html.pictures import MOST, Embedded, figure, photograph
+
+
+def opened(picture: Embedded) -> Image.Image:
+    head, _, data = picture.uri.partition(",")
+    assert head == "data:image/webp;base64"
+    return Image.open(BytesIO(b64decode(data)))
+
+
+def test_a_chart_is_kept_without_loss(tmp_path: Path):
+    chart = Image.new("RGB", (400, 200), "white")
+    chart.paste((0, 114, 178), (50, 60, 90, 200))
+    chart.save(tmp_path / "chart.png", dpi=(200, 200))
+    shown = figure(tmp_path / "chart.png")
+    assert (shown.width, shown.height) == (211, 106)  # 2 inches at 96 px, enlarged by a tenth
+    np.testing.assert_array_equal(np.asarray(opened(shown).convert("RGB")), np.asarray(chart))
+
+
+def test_a_photograph_in_a_figure_is_compressed(tmp_path: Path):
+    noise = np.random.default_rng(0).integers(0, 255, (200, 300, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png", dpi=(200, 200))
+    shown = figure(tmp_path / "noise.png")
+    assert len(shown.uri) < (tmp_path / "noise.png").stat().st_size
+    assert opened(shown).size == (300, 200)
+
+
+def test_what_was_transparent_is_white(tmp_path: Path):
+    Image.new("RGBA", (10, 10), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert opened(figure(tmp_path / "clear.png")).convert("RGB").getpixel((5, 5)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size"),
+    [(1, 1, (1, 1)), (10_000, 100, (4, MOST)), (1, 10_000, (MOST, 1)), (300, 200, (200, 300))],
+)
+def test_photographs_of_any_size(height, width, size):
+    shown = photograph(np.full((height, width, 3), 200, np.uint8))
+    assert (shown.width, shown.height) == size
+    assert opened(shown).size == size
