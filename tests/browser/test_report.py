@@ -136,6 +136,9 @@ def test_terms_explain_themselves_to_the_keyboard(opened):
     assert tip.is_visible()
     opened.tab.keyboard.press("Escape")
     assert not tip.is_visible()
+    for term in opened.tab.locator(".term").all():
+        term.focus()
+        assert opened.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.parametrize(

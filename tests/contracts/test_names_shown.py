@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.nasty import NASTY, cells, problems
+from tests.pages import page_problems
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.display import shortened, visible
@@ -76,14 +77,21 @@ def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     images = () if word == "profile" else ("--data", str(data))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
+<<<<<<< HEAD
         line = [str(data), "--model", *models] if word == "look" else [*models, *images]
         code = run([word, *line, *options, "--out", str(tmp_path / "out"), "--quiet"])
+||||||| 36b3665
+        code = run([word, *models, *images, *options, "--out", str(tmp_path / "out"), "--quiet"])
+=======
+        code = run([word, *models, *images, *options, "--out", str(tmp_path / "out"), "--quiet", "--html"])
+>>>>>>> html
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert not warned
     assert all(line.isprintable() or "\u200d" in line for line in (shown.out + shown.err).splitlines())
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert problems(text) == []
+    assert page_problems((tmp_path / "out" / "report.html").read_text(encoding="utf-8")) == []
     assert (tmp_path / "out" / "report.md").read_bytes().decode("utf-8").count("\n") == text.count("\n")
     assert {path.suffix for path in (tmp_path / "out" / "figures").iterdir()} == {".png"}
 

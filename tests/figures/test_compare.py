@@ -3,7 +3,7 @@ import pytest
 
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.compare import ModelPanels, contact_sheet, mean_maps
+from vitlens.figures.compare import ModelPanels, contact_sheet, mean_maps, panel_pictures
 from vitlens.figures.style import RIGHT, WRONG
 
 
@@ -115,3 +115,17 @@ def test_mean_maps(random):
     assert not overlapping(figure)
     assert any("median" in text for text in texts(figure))
     assert len({tuple(colour_at(figure, figure.axes[1], x, x).round(3)) for x in (0.2, 0.5, 0.8)}) == 1
+
+
+def test_panels_as_pixels_outline_the_object_and_colour_the_map():
+    mask = np.zeros((16, 16), bool)
+    mask[4:12, 4:12] = True
+    image, peak = np.full((3, 16, 16), 0.5), np.zeros((2, 2))
+    peak[0, 1] = 3.0
+    shown, over = panel_pictures(image=image, maps=(peak,), mask=mask)
+    assert shown.shape == over.shape == (224, 224, 3)
+    assert shown[112, 112].tolist() == [128] * 3
+    assert shown[57, 112].tolist() == [255] * 3  # the border, two pixels within row 4
+    assert over[10, 214].tolist() != over[214, 10].tolist()
+    uniform = panel_pictures(image=image, maps=(np.zeros((2, 2)),))[1]
+    assert np.ptp(uniform.reshape(-1, 3), axis=0).tolist() == [0, 0, 0]

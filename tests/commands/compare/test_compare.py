@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -37,6 +38,8 @@ from vitlens.commands.compare.record import (
     USABLE,
 )
 from vitlens.commands.compare.report import report
+from vitlens.commands.compare.report.panels import agreement_words
+from vitlens.commands.compare.report.summary import cell_names
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_EXAMPLES, FAILURES, REPAIRS
 from vitlens.commands.scaffold.failures.sections import TITLE
@@ -112,6 +115,29 @@ def test_panels_by_rising_agreement_and_as_single_files(record):
     with Image.open(singles[0]) as single:
         assert single.size[0] > 300
     assert len(list((record.folder / "figures").glob("panels_*.png"))) == 1
+
+
+def test_panels_one_by_one_say_and_show_what_the_rows_hold(record):
+    rows = {row.image: row for row in record.rows(IMAGES)}
+    shown = [rows[index] for index in {row.sheet: row.images for row in record.rows(SHEETS)}[PANELS]]
+    (section,) = [section for section in report(record).sections if section.panels]
+    assert [panel.tags.class_name for panel in section.panels] == [row.truth for row in shown]
+    assert len({panel.tags.outcome for panel in section.panels} - set(cell_names(record.aliases))) == 0
+    assert [panel.tags.agreement for panel in section.panels] == [agreement_words(row.agreement) for row in shown]
+    for panel, row in zip(section.panels, shown):
+        assert row.first_prediction in panel.captions[1]
+        assert ("✓" in panel.captions[2]) == (row.second_prediction == row.truth)
+    pixels, first, second = section.panels[0].pictures()
+    assert pixels.dtype == np.uint8
+    assert pixels.shape == first.shape == second.shape
+    assert [figure.name for figure in section.figures if figure.sheet] == ["panels_1"]
+
+
+@pytest.mark.parametrize(
+    ("agreement", "words"), [(None, "not known"), (-1.0, "below 0.3"), (0.3, "0.3 to 0.6"), (0.6, "at least 0.6")]
+)
+def test_agreement_in_words(agreement, words):
+    assert agreement_words(agreement) == words
 
 
 def test_tables_agree_with_each_other(record):

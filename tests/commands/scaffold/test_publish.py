@@ -1,5 +1,6 @@
 """Figures and report.md are made from a run's folder alone, and made again they are the same."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,12 @@ import pytest
 
 from tests.contracts.throw_away import ENTRY, WORD
 from tests.contracts.throw_away.record import BRIGHTNESS, IMAGES, ROWS, BrightnessArrays, BrightnessRow
+from tests.pages import page_problems
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold import publish as publishing
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.publish import publish, report
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import InputError, StorageError, UnknownNameError
 from vitlens.files import read_run
 from vitlens.uncertainty import Estimate
 
@@ -52,6 +54,39 @@ def test_written_again_it_is_the_same(run: Path) -> None:
         (run / name).unlink()
     assert report(run) == run / "report.md"
     assert {name: (run / name).read_bytes() for name in kept} == kept
+
+
+def test_a_page_is_written_where_it_is_asked_for_and_kept_up_to_date(run: Path) -> None:
+    assert not (run / "report.html").exists()
+    assert report(run, html=True) == run / "report.html"
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert page_problems(text) == []
+    assert "Rows of pixels." in text
+    assert str(run.parent) not in text
+    (run / "report.html").write_text("older")
+    assert report(run) == run / "report.html"  # one that lies there would otherwise say what report.md does not
+    assert (run / "report.html").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "by_default", "name"),
+    [(True, False, "report.html"), (None, False, "report.md"), (None, True, "report.html"), (False, True, "report.md")],
+)
+def test_options_and_the_registry_decide_about_the_page(tmp_path, monkeypatch, asked, by_default, name) -> None:
+    monkeypatch.setitem(COMMANDS, WORD, replace(ENTRY, html=by_default))
+    config = {"models": [{"alias": "m"}], "options": {"run": {"html": asked}}}
+    with RunFolder.create(WORD, out=tmp_path / "run", config=config) as folder:
+        folder.write(IMAGES, [BrightnessRow("a.png", 0.25)])
+        folder.metric(BRIGHTNESS(model="m"), Estimate(0.25))
+        folder.save(ROWS, BrightnessArrays(np.arange(4.0)[None]), model="m")
+        assert publish(folder) == tmp_path / "run" / name
+    assert (tmp_path / "run" / "report.html").exists() == (name == "report.html")
+
+
+def test_a_page_that_cannot_be_written_is_one_line(run: Path) -> None:
+    (run / "report.html").mkdir()
+    with pytest.raises(StorageError, match=r"expected to write .*report.html"):
+        report(run, html=True)
 
 
 def test_a_folder_without_a_report_is_refused(tmp_path: Path) -> None:

@@ -46,6 +46,18 @@
     });
   }
 
+  // on a narrow screen the contents would fill the first page
+  if (matchMedia("(max-width: 78rem)").matches) document.querySelector("nav.contents details").open = false;
+
+  // an explanation stays within the window
+  function fit(event) {
+    const tip = event.target.classList?.contains("term") && event.target.querySelector(".tip");
+    if (!tip || getComputedStyle(tip).position === "fixed") return;
+    tip.style.left = `${Math.min(0, innerWidth - 24 - event.target.getClientRects()[0].left - tip.offsetWidth)}px`;
+  }
+  document.addEventListener("mouseover", fit);
+  document.addEventListener("focusin", fit);
+
   // Escape closes a term's explanation
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && document.activeElement.classList.contains("term")) document.activeElement.blur();

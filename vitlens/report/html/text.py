@@ -29,12 +29,13 @@ def without_paths(text: str) -> str:
 
 
 def command_without_paths(line: str) -> str:
-    """The same for a command line, whose words may hold spaces."""
+    """The same for a command line, whose words may hold spaces; made visible."""
     try:
         words = shlex.split(line)
     except ValueError:
-        return without_paths(line)
-    return shlex.join(map(_word_without_path, words)) if any(_is_absolute(word) for word in words) else line
+        return visible(without_paths(line))
+    shown = shlex.join(map(_word_without_path, words)) if any(_is_absolute(word) for word in words) else line
+    return visible(shown)
 
 
 def _is_absolute(word: str) -> bool:
