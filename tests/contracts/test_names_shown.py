@@ -77,14 +77,8 @@ def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     images = () if word == "profile" else ("--data", str(data))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-<<<<<<< HEAD
         line = [str(data), "--model", *models] if word == "look" else [*models, *images]
-        code = run([word, *line, *options, "--out", str(tmp_path / "out"), "--quiet"])
-||||||| 36b3665
-        code = run([word, *models, *images, *options, "--out", str(tmp_path / "out"), "--quiet"])
-=======
-        code = run([word, *models, *images, *options, "--out", str(tmp_path / "out"), "--quiet", "--html"])
->>>>>>> html
+        code = run([word, *line, *options, "--out", str(tmp_path / "out"), "--quiet", "--html"])
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert not warned
