@@ -32,9 +32,7 @@ def look_rows(*, images: ArrayLike, maps: Sequence[ArrayLike], captions: Sequenc
         require_length(len(own), 1 + len(values), name="captions of an image", of="its panels")
     across, ratio = 1 + len(values), pictures.shape[2] / pictures.shape[3]
     width = min((WIDE - BAR_ROOM) / across - 0.1, 1.9)
-    lines = [
-        [textwrap.wrap(text, int(width / _LETTER), max_lines=3, placeholder="…") for text in own] for own in captions
-    ]
+    lines = [[_wrapped(text, int(width / _LETTER)) for text in own] for own in captions]
     below = _LINE * max(len(each) for own in lines for each in own) + 0.1
     width = min(width, max(0.7, (TALL - 0.6) / len(pictures) - below) / ratio)
     drawn = board(
@@ -70,3 +68,13 @@ def _draw(axes: Axes, picture: Array, values: Array) -> None:
         axes.plot((0, 1), ends, transform=axes.transAxes, color="black", linewidth=0.8)
     plate = {"facecolor": "white", "linewidth": 0.0, "pad": 1.5}
     axes.text(0.5, 0.5, flaw, fontsize=SMALL, ha="center", va="center", transform=axes.transAxes, bbox=plate)
+
+
+def _wrapped(text: str, letters: int) -> list[str]:
+    """A text in at most three lines; a word that is too long, as names of files are, is cut in its middle."""
+    tail = max(1, letters // 3)
+    words = [
+        word if len(word) <= letters else f"{word[: max(1, letters - tail - 1)]}…{word[-tail:]}"
+        for word in text.split()
+    ]
+    return textwrap.wrap(" ".join(words).replace(" %", "\u00a0%"), letters, max_lines=3, placeholder="…")

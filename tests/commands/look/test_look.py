@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,9 @@ def test_one_image_cannot_tell_a_place_from_a_sink():
     assert row.name == "L1.H2"
     assert "chosen by this image" in row.words(1)
     assert row.words(8).startswith("position: ")
+    assert replace(row, label="mixed").words(1) == row.words(1)
+    assert replace(row, label="mixed").words(8) == "mixed: position and sink"
+    assert replace(row, label="mixed", other="CLS").words(1) == "mixed: position and CLS"
     assert LookHeadRow(0, 1, 2, 0.5, 0.1, None, None, None, None).words(1) == "not labelled"
 
 

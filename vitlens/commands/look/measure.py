@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -35,7 +36,7 @@ from vitlens.commands.scaffold.publish import publish, read
 from vitlens.commands.scaffold.sheets import DRAWN
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.split import Split
-from vitlens.devices import autocast
+from vitlens.devices import autocast, one_thread
 from vitlens.display import for_terminal
 from vitlens.errors import InputError
 from vitlens.models.model import Model
@@ -43,6 +44,7 @@ from vitlens.models.naming import ModelName, parse_model
 from vitlens.models.sources.on_disk import vits_on_disk
 from vitlens.names import BUNDLED
 
+_SMALL: Final = 30_000_000  # parameters, below which one thread is fastest on a few images
 ANOTHER: Final = "--model timm:NAME (see vitlens models) takes another"
 
 
@@ -67,10 +69,10 @@ def measure(options: LookOptions) -> Path:
         config=settings(options, run, models=(model,), split=split),
         formats=run.formats,
     ) as folder:
-        with autocast(model.device, run.precision):
+        with one_thread() if model.parameter_count() < _SMALL else nullcontext(), autocast(model.device, run.precision):
             seen = look(model, batch.images, batch_size=run.batch_size, seed=run.seed)
+            write_explorer(folder, model, batch.images[:DRAWN])
         _write(folder, model, split, seen, chosen)
-        write_explorer(folder, model, batch.images[:DRAWN])
         path = publish(folder)
         if not run.quiet:
             print_look(read(folder.record(), escaped=False))

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.heads.labels import MIXED
 from vitlens.archives import Form
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.head_words import head_words
 from vitlens.names import Replacement
 from vitlens.records import ArraysOf, Contents, Pixels, TableOf, UntrustedName
 
-PLACED = ("position", "sink")  # labels that one image cannot tell apart
+PLACED = frozenset(("position", "sink"))  # labels that one image cannot tell apart
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class LookHeadRow:
         """What it attends to, in a few words; images: that this rests on."""
         if self.label is None or self.best is None or self.score is None:
             return "not labelled"
-        if images == 1 and self.label in PLACED:
+        named = {self.best, self.other} if self.label == MIXED else {self.label}
+        if images == 1 and named <= PLACED:
             return "the same few places for all patches (fixed, or chosen by this image)"
         return head_words(self.label, self.best, self.other, self.score)
 

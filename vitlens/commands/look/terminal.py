@@ -36,7 +36,7 @@ def print_look(record: Record, console: Console | None = None) -> None:
         console.print(_classes(record, index))
         console.print(_heads(record, index, row.images) if row.heads else Text("no heads to ablate"))
     if len(names) > SHOWN:
-        console.print(f"and {len(names) - SHOWN} more images in the report", markup=False, highlight=False)
+        console.print(f"the report shows all {len(names)} images", markup=False, highlight=False)
     if row.note:
         console.print(Text(row.note), soft_wrap=True)
 

@@ -113,6 +113,17 @@ def test_many_tokens_are_pooled_as_the_page_does():
     assert any("pooled to 14x14" in note for note in shown.notes)
 
 
+def test_a_folder_keeps_as_many_images_as_stay_small(attended, tiny_vit, tmp_path, monkeypatch):
+    mean = 2 * 17 * 17  # bytes of the layers' means of one image
+    monkeypatch.setattr("vitlens.commands.scaffold.explorer.measure._BYTES", 4 * mean)
+    shown = document_of(tmp_path / "out", "rollout", str(tiny_vit), "--data", "digits", "--limit", "6").explorer
+    assert [image.weights is None for image in shown.images] == [False] * 2 + [True] * 4
+    monkeypatch.setattr("vitlens.commands.scaffold.explorer.measure._BYTES", mean)
+    shown = document_of(tmp_path / "less", "rollout", str(tiny_vit), "--data", "digits", "--limit", "6").explorer
+    assert [image.weights is None for image in shown.images] == [False, True]  # one image at least
+    assert any("first 2 of 6 images" in note for note in shown.notes)
+
+
 @pytest.mark.parametrize("whole", [1, 2])
 def test_the_public_explorer_is_the_same(tiny_vit, pictures, tmp_path, whole):
     model = load(str(tiny_vit))

@@ -10,10 +10,14 @@ from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS,
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.errors import LensError, UnsupportedError
 from vitlens.layout import TokenLayout
+from vitlens.lens.layers import probe_images
+from vitlens.lens.observe import survey
 from vitlens.models.model import Model
 from vitlens.report.explorer import pooled
 from vitlens.report.html.packing import quantised
 from vitlens.shapes import Images
+
+_BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
 
 
 def write_explorer(folder: RunFolder, model: Model, images: Images, *, whole: int = WHOLE) -> None:
@@ -27,7 +31,8 @@ def explorer_row(folder: RunFolder, model: Model, images: Images, *, whole: int 
         require_token_attention(model)
     except (LensError, UnsupportedError) as error:
         return ExplorerRow(model.alias, str(error))
-    row, arrays = measured(model, images, whole=whole)
+    several, each = _fitting(model, whole)
+    row, arrays = measured(model, images[:several], whole=each)
     folder.save(EXPLORER_ARRAYS, arrays, model=model.alias)
     return row
 
@@ -42,6 +47,16 @@ def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[Explo
         model.alias, "", layout.grid, _queries(layout), layout.prefix, images=len(found.means), whole=len(found.heads)
     )
     return row, ExplorerArrays(heads, heads_most, means, means_most, found.rollout.half().numpy())
+
+
+def _fitting(model: Model, whole: int) -> tuple[int, int]:
+    """How many images are kept, and of how many of them every head, so that a folder stays small: _BYTES of each."""
+    layout = model.layout
+    rows, columns = _queries(layout)
+    sites = [site for site in survey(model, probe_images(model, 1)) if site.kind == "patch"]
+    mean = len(sites) * (len(layout.prefix) + rows * columns) * layout.tokens
+    each = max(1, min(whole, _BYTES // (mean * sites[0].heads)))
+    return each + _BYTES // mean, each
 
 
 def _pooled(weights: Tensor, layout: TokenLayout) -> Tensor:

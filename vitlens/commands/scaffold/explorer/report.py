@@ -68,7 +68,7 @@ def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer
         row.queries,
         labels=tuple(map(tuple, shown.labels)),
         importance=None if shown.importance is None else np.asarray(shown.importance, float),
-        notes=tuple(_notes(row)),
+        notes=tuple(_notes(row, len(shown.pictures))),
     )
 
 
@@ -90,7 +90,9 @@ def _image(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown, index: int) -
     )
 
 
-def _notes(row: ExplorerRow) -> Iterator[str]:
+def _notes(row: ExplorerRow, drawn: int) -> Iterator[str]:
+    if row.images < drawn:
+        yield f"The explorer has the first {row.images} of {drawn} images."
     if row.images > row.whole:
         yield (
             f"Of the first {row.whole} images every head is shown, of the other {row.images - row.whole} the mean over "
