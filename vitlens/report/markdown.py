@@ -100,6 +100,7 @@ def _repeat(record: Record, seconds: float | None) -> Iterator[str]:
         yield as_markdown(facts)
     yield from (f"- {as_markdown(provenance(model))}" for model in record.models)
     yield "All numbers are in `results.json`, the settings in `config.json`, the data of the figures in `arrays/`."
+    yield as_markdown(citation(record))
 
 
 def repeated_words(record: Record, seconds: float | None) -> str:
@@ -111,6 +112,15 @@ def repeated_words(record: Record, seconds: float | None) -> str:
     if record.status == "done" and seconds is not None:
         facts.append(f"took {in_time(seconds)}")
     return f"{', '.join(facts)}." if facts else ""
+
+
+def citation(record: Record) -> str:
+    """How to cite what made a report."""
+    version = record.config.versions.get("vitlens", "")
+    return (
+        f"To cite: The vitlens authors, vitlens{f' {version}' if version else ''}, github.com/vitlens/vitlens, "
+        "and the papers of the methods shown (docs/references.md there)."
+    )
 
 
 def provenance(model: ModelEntry) -> str:

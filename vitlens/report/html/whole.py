@@ -18,7 +18,7 @@ from vitlens.report.html.fragment import ExplorerPart, explorer_part
 from vitlens.report.html.packing import BUDGET
 from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import Words, command_without_paths, plain
-from vitlens.report.markdown import UNFINISHED, provenance, repeated_words
+from vitlens.report.markdown import UNFINISHED, citation, provenance, repeated_words
 from vitlens.report.numbers import in_words
 from vitlens.safe_paths import inside
 from vitlens.version import __version__
@@ -191,6 +191,7 @@ def page(document: Document, record: Record, folder: Path, *, seconds: float | N
         "command_line": command_without_paths(record.config.command_line),
         "repeated": plain(repeated_words(record, seconds)),
         "models": tuple(map(provenance, record.models)),
+        "citation": plain(citation(record)),
     }
     return rendered("page.html.jinja", **values, contents=tuple(_contents(values, sections)))
 
