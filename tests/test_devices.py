@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitlens.devices import autocast, device_name, evaluating, resolve_device
+from vitlens.devices import autocast, device_name, evaluating, one_thread, resolve_device
 from vitlens.errors import InputError, UnknownNameError
 
 
@@ -135,3 +135,17 @@ def test_attention_that_products_do_not_suit_goes_to_the_kernel_in_fp32(monkeypa
     monkeypatch.setattr("vitlens.devices.multiplies_bf16", lambda _: True)
     with autocast(torch.device("cpu"), "bf16"):
         assert attention(*heads(tokens), **options).dtype == torch.float32
+
+
+def test_one_thread_is_left_as_it_was_found():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with pytest.raises(ZeroDivisionError), one_thread():
+            raise ZeroDivisionError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from vitlens.analysis.patching.public import logit_lens as logit_lens
     from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.explain import explain as explain
+    from vitlens.attribution.look import look as look
+    from vitlens.commands.scaffold.explorer.public import explorer as explorer
     from vitlens.commands.scaffold.reading import read as read
     from vitlens.data.catalogue import load_data as load_data
     from vitlens.data.split import Split as Split
@@ -67,6 +69,7 @@ _HOMES = {
     "direct_logit_attribution": ("vitlens.analysis.patching.public", "direct_logit_attribution"),
     "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.explain", "explain"),
+    "explorer": ("vitlens.commands.scaffold.explorer.public", "explorer"),
     "failures": ("vitlens.analysis.failures.diagnosis", "failures"),
     "features": ("vitlens.analysis.features.features", "features"),
     "images": ("vitlens.analysis.answers.pictures", "images"),
@@ -78,6 +81,7 @@ _HOMES = {
     "load": ("vitlens.models.loading", "load"),
     "load_data": ("vitlens.data.catalogue", "load_data"),
     "logit_lens": ("vitlens.analysis.patching.public", "logit_lens"),
+    "look": ("vitlens.attribution.look", "look"),
     "observe": ("vitlens.lens.public", "observe"),
     "patch": ("vitlens.lens.places.patch", "patch"),
     "places": ("vitlens.lens.places.listing", "places"),
@@ -113,6 +117,7 @@ __all__ = [
     "direct_logit_attribution",
     "evaluate",
     "explain",
+    "explorer",
     "failures",
     "features",
     "images",
@@ -124,6 +129,7 @@ __all__ = [
     "load",
     "load_data",
     "logit_lens",
+    "look",
     "observe",
     "patch",
     "places",

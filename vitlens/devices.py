@@ -118,6 +118,20 @@ def evaluating(module: torch.nn.Module) -> Iterator[None]:
             part.training = modes.get(name, part.training)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, torch computes on one thread of the processor: many small passes wait longer for threads than they take.
+
+    The number of threads is restored on exit.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def device_name(device: torch.device) -> str:
     """The name of the hardware ("NVIDIA H100 80GB HBM3"), else its architecture."""
     if device.type == "cuda":

@@ -6,12 +6,14 @@ A result derives from `Summary` and has `@dataclass(repr=False)`. Nothing is com
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from math import isfinite
 from typing import Any, Final
 
 from vitlens.display import visible
 
 LONGEST: Final = 24  # lines of a text
 _CELL: Final = 112  # characters of a value
+_STRONGEST: Final = 0.7  # opacity of a board's strongest colour, under black or white text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,19 +25,33 @@ class Line:
     unit: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class HeadBoard:
+    """A number of every head: values by layer, NaN where there is no head; unit: "" for none."""
+
+    title: str
+    values: Sequence[Sequence[float]]
+    unit: str = ""
+
+
 class Summary:
-    """A result whose repr is a table of its values: name, shape, range, unit."""
+    """A result whose repr is a table of its values: name, shape, range, unit; in a notebook with boards of heads."""
 
     def summary(self) -> Iterable[Line]:
         """The values that are shown, by default all fields."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             yield Line(field.name, getattr(self, field.name))
 
+    def boards(self) -> Iterable[HeadBoard]:
+        """What a notebook shows as layers by heads, by default nothing."""
+        return ()
+
     def __repr__(self) -> str:
         return as_text(type(self).__name__, _rows(self.summary()))
 
     def _repr_html_(self) -> str:
-        return as_html(type(self).__name__, ("name", "value", "unit"), _rows(self.summary()))
+        table = as_html(type(self).__name__, ("name", "value", "unit"), _rows(self.summary()))
+        return table + "".join(map(as_board, self.boards()))
 
 
 def as_text(title: str, rows: Sequence[Sequence[str]]) -> str:
@@ -52,6 +68,28 @@ def as_html(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(_short(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><caption>{escape(_short(title))}</caption><tr>{head}</tr>{body}</table>"
+
+
+def as_board(board: HeadBoard) -> str:
+    """A board as an HTML table: layers down, heads across, blue for positive values and orange for negative ones."""
+    rows = [list(map(float, layer)) for layer in board.values]
+    most = max((abs(value) for layer in rows for value in layer if isfinite(value)), default=0.0) or 1.0
+    heads = "".join(f"<th>H{head}</th>" for head in range(max(map(len, rows), default=0)))
+    body = "".join(
+        f"<tr><th>L{layer}</th>{''.join(_cell(value, most) for value in of_layer)}</tr>"
+        for layer, of_layer in enumerate(rows)
+    )
+    unit = f" ({board.unit})" if board.unit else ""
+    title = f'<caption style="white-space:nowrap;text-align:left">{escape(_short(board.title + unit))}</caption>'
+    return f"<table>{title}<tr><th></th>{heads}</tr>{body}</table>"
+
+
+def _cell(value: float, most: float) -> str:
+    """One head; the colour's strength is its share of the greatest value, over any background."""
+    if not isfinite(value):
+        return "<td></td>"
+    colour = "0,114,178" if value >= 0 else "213,94,0"  # the figures' blue and vermillion
+    return f'<td style="background:rgba({colour},{_STRONGEST * abs(value) / most:.2f})">{value:.3g}</td>'
 
 
 def described(value: Any) -> str:

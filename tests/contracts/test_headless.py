@@ -115,6 +115,7 @@ def test_a_method_needs_a_class_where_its_maps_change_with_it():
 
 DIGITS = ("--data", "digits", "--limit", "2")
 COMMANDS_REFUSED = {
+    "look": ("look", "cat.jpg", "--model", NAME),
     "predict": ("predict", NAME, *DIGITS),
     "evaluate": ("evaluate", NAME, *DIGITS),
     "ablate": ("ablate", NAME, *DIGITS),

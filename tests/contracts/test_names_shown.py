@@ -47,6 +47,7 @@ def test_the_names_are_many():
 
 
 SMALL = {  # what makes a command short; another one is given four images
+    "look": "--limit 20",
     "predict": "--limit 20",
     "evaluate": "--limit 20",
     "attention": "--limit 2",
@@ -59,7 +60,7 @@ SMALL = {  # what makes a command short; another one is given four images
     "profile": "--batch-sizes 1 --sizes 16,32",
     "audit": "--limit 8 --budget 0.001",
 }
-QUICK = ("predict", "evaluate", "attention", "explain")
+QUICK = ("look", "predict", "evaluate", "attention", "explain")
 OF_TRAININGS = ("train", "study")  # take no trained model alone; a study shows what the others do
 WORDS = [word for word, command in COMMANDS.items() if command.reports and word not in OF_TRAININGS]
 LINES = {word: SMALL.get(word, "--limit 4") for word in WORDS}
@@ -76,7 +77,8 @@ def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     images = () if word == "profile" else ("--data", str(data))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        code = run([word, *models, *images, *options, "--out", str(tmp_path / "out"), "--quiet", "--html"])
+        line = [str(data), "--model", *models] if word == "look" else [*models, *images]
+        code = run([word, *line, *options, "--out", str(tmp_path / "out"), "--quiet", "--html"])
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert not warned

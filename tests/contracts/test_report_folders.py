@@ -9,6 +9,8 @@ from vitlens.commands.registry import COMMANDS
 LINES = {
     "evaluate": "evaluate {vit} {cnn} --data digits --limit 20",
     "predict": "predict {vit} --images {pictures}",
+    "look": "look {pictures} --model {vit}",
+    "look with a CNN": "look {pictures} --model {cnn}",
     "attention": "attention {vit} --images {pictures}",
     "attention of a patch": "attention {vit} --images {pictures} --query 1,2 --key 0,3 --head 1,0 --layer 0",
     "rollout": "rollout {vit} --data digits --limit 8",

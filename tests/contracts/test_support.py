@@ -17,6 +17,7 @@ from tests.lens.tiny import images, model_of, ours, shaken, timm_model, torchvis
 from vitlens import ablate, attack, compare, evaluate, explain, features, profile, rollout, statistics
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.attribution.explain import methods_for
+from vitlens.attribution.look import look
 from vitlens.cli import main
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold import load as loading
@@ -64,7 +65,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 QUICK = ("cls", "class-attention", "map-pooling", "headless", "windows", "channels", "resnet20")
 WITHOUT = {  # the commands that a family lacks: from what the family is, not from the code
-    "headless": {"study", "audit", "predict", "evaluate", "ablate", "compare", "attack"},
+    "headless": {"look", "study", "audit", "predict", "evaluate", "ablate", "compare", "attack"},
     "channels": {"study", "rollout"},
     "channels-alone": {"study", "rollout", "attention", "stats"},
     "mixed-windows": {"study", "rollout"},
@@ -98,6 +99,7 @@ def outputs_of(model: Model) -> int:
 
 FUNCTIONS: dict[str, Callable[[Model, Tensor, Tensor], object]] = {
     "train": lambda model, _images, _labels: for_classes(model, ("a", "b", "c")),
+    "look": lambda model, batch, _labels: look(model, batch),
     "evaluate": lambda model, _images, _labels: evaluate(model, few(model)),
     "attention": lambda model, batch, _labels: attention_maps(model, batch),
     "rollout": lambda model, batch, _labels: rollout(model, batch),

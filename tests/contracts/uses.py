@@ -42,7 +42,9 @@ from vitlens.analysis.robustness.inside import cosines, shifts
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.explain import explain
+from vitlens.attribution.look import look
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.scaffold.explorer.public import explorer
 from vitlens.data.split import InMemory, Split
 from vitlens.lens.capture import capture_attention, watching_outputs, watching_stream
 from vitlens.lens.intervene import intervened
@@ -296,6 +298,8 @@ _LISTED = (
     Use("patch-parts", run_patch_parts, PLAIN),
     Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
+    Use("look", look, EVERYWHERE),
+    Use("explorer", explorer, PLAIN),
     Use("compare", lambda model, batch: compare(model, model, split_of(model, batch)), EVERYWHERE),
     Use("evaluate", lambda model, batch: evaluate(model, split_of(model, batch)), EVERYWHERE),
     Use("failures", run_failures, EVERYWHERE),

@@ -72,10 +72,16 @@ def methods_for(model: Model, *, engine: Engine = "vitlens") -> tuple[str, ...]:
     return tuple(
         name
         for name, method in ATTRIBUTIONS.items()
-        if model.anatomy.family in method.families
-        and (method.needs is None or meets(model, method.needs))
+        if _supports(model, method) and (engine == "vitlens" or method.package is not None)
+    )
+
+
+def _supports(model: Model, method: Attribution) -> bool:
+    """Whether a method is defined for a model."""
+    return (
+        model.anatomy.family in method.families
         and (model.has_classifier or not method.needs_class)
-        and (engine == "vitlens" or method.package is not None)
+        and (method.needs is None or meets(model, method.needs))
     )
 
 
@@ -86,14 +92,12 @@ def preferred_method(model: Model) -> str:
 
 def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
     """The methods of comparisons that this model supports, by preference, at most so many; slow ones only as first."""
-    names = methods_for(model)
-    ranked = sorted(
-        (entry.preference, name)
-        for name, entry in ATTRIBUTIONS.items()
-        if name in names and entry.preference is not None
-    )
-    first, *others = [name for _, name in ranked] or [names[0]]
-    return (first, *(name for name in others if not ATTRIBUTIONS[name].slow))[:most]
+    ranked = sorted((entry.preference, name) for name, entry in ATTRIBUTIONS.items() if entry.preference is not None)
+    found: list[str] = []
+    for _, name in ranked:  # each is checked as late as possible: a check may take passes of the model
+        if len(found) < most and not (found and ATTRIBUTIONS[name].slow) and _supports(model, ATTRIBUTIONS[name]):
+            found.append(name)
+    return tuple(found) or methods_for(model)[:1]
 
 
 def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> None:

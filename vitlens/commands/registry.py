@@ -66,6 +66,14 @@ class Command:
 
 _ENTRIES: Final = (
     Command(
+        "look",
+        "One photograph, one page: the prediction, where the evidence lies, the heads that matter; the first to try.",
+        "vitlens look cat.jpg",
+        "Inspect",
+        needs=("classifier",),
+        html=True,
+    ),
+    Command(
         "study",
         "Train a ViT and a CNN (or take yours) and write one report of every analysis; --kind trains one comparison.",
         "vitlens study",

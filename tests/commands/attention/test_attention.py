@@ -113,6 +113,7 @@ def test_nothing_more_is_drawn_than_was_asked_for(tiny_vit, pictures, tmp_path):
         "layout",
         "map_checks",
         "alike",
+        "explorer",
     }
 
 

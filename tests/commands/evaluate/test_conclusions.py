@@ -218,6 +218,7 @@ def test_a_few_images_judge_nothing(tmp_path: Path, confidence: list[float], rig
     assert all("confident" in each.claim.text for each in report.findings)
     assert bool(report.findings) == (not right[0])
     assert list(unbacked(report)) == []
+    assert "calibration" not in {figure.name for figure in report.figures}
 
 
 def test_a_tiny_difference_is_significant_and_no_finding(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     heads = known_heads(Study.read(read(read_run(out))), "mine")
     assert {tuple(head.ablated) for head in heads.values()} == {("mean", "resample")}
     assert all(head.described and head.objects and head.objects.n == 10 for head in heads.values())
+    assert document.explorer is not None  # of the attention chapter's images, with what other chapters found of heads
+    assert [image.weights is None for image in document.explorer.images] == [False] * 4 + [True] * 6
+    ablated = json.loads((out / "chapters/ablate-mine/results.json").read_text())["tables"]["units"]
+    place = ("head", 1, 0, "mean")
+    (one,) = [row for row in ablated if (row["kind"], row["layer"], row["head"], row["replace"]) == place]
+    assert document.explorer.importance[1, 0] == pytest.approx(one["delta_loss"])
+    assert all(all(layer) for layer in document.explorer.labels)
     whole_folder(out, "study")
 
 

@@ -153,8 +153,24 @@ def ablate(
     labels = required_labels(model, images, labels, batch_size=batch_size)
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     require(model, *(needs_of("ablate") if "head" in kinds else ("classifier", "attention")))
-    by = replacement_for(len(images), replace)
-    size, units = batch_size or fitting_batch_size(model), units_of(model, kinds=kinds)
+    units = units_of(model, kinds=kinds)
+    return summarise(
+        exact_effects(model, images, labels, units, replace=replace, batch_size=batch_size, seed=seed), seed=seed
+    )
+
+
+def exact_effects(
+    model: Model,
+    images: Images,
+    labels: Labels,
+    units: Sequence[Unit],
+    *,
+    replace: Replacement | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Effects:
+    """The effects of every unit on each of any number of images; replace: None as for `ablate`."""
+    by, size = replacement_for(len(images), replace), batch_size or fitting_batch_size(model)
     batches = [batch.to(model.device) for batch in images.split(size)]
     several = by == "mean" and len(batches) > 1
     means = means_of(model, batches) if several else None
@@ -174,4 +190,4 @@ def ablate(
         effects = changed(effects, note=note)
     if several:
         effects = changed(effects, forward_equivalents=effects.forward_equivalents + 1)  # the pass for the means
-    return summarise(effects, seed=seed)
+    return effects

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy import stats
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Effects, PerUnit, Unit, UnitsByImage
 from vitlens.analysis.answers.paired import intervals, sign_flips
 from vitlens.errors import InputError
 from vitlens.names import Replacement, UnitKind
-from vitlens.summary import Line, Summary
+from vitlens.summary import HeadBoard, Line, Summary
 from vitlens.uncertainty import DRAWS, holm
 
 LEVEL = 0.05  # of the tests, after Holm's correction
@@ -80,6 +79,11 @@ class Importance(Summary):
             yield Line("delta_accuracy", self.delta_accuracy, "points")
         yield Line("units", f"{len(self.units)}, {int(self.matters.sum())} with an effect after Holm's correction")
         yield Line("note", self.note)
+
+    def boards(self) -> Iterator[HeadBoard]:
+        """The change of the loss without each head."""
+        if self.of_kind("head"):
+            yield HeadBoard("change of the loss without each head", self.delta_loss.tolist(), "nats")
 
     @property
     def matters(self) -> Bool[Tensor, " units"]:
@@ -215,6 +219,8 @@ def spearman(first: Tensor, second: Tensor) -> float:
     first_values, second_values = (np.asarray(each.double().numpy()) for each in (first, second))
     if len(first_values) < 2 or not (np.ptp(first_values) > 0 and np.ptp(second_values) > 0):
         return float("nan")
+    from scipy import stats  # half a second, which not every command needs
+
     return float(np.corrcoef(stats.rankdata(first_values), stats.rankdata(second_values))[0, 1])
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor
 
 Key = tuple[str, int]  # statistic, layer
@@ -46,6 +45,8 @@ class Moments:
 
     def half_width(self, key: Key) -> Tensor:
         """Half the width of Student's 95 % interval of the mean, (heads,); NaN for one image."""
+        from scipy import stats  # half a second, which not every command needs
+
         factor = float(stats.t.ppf(0.975, self.count - 1)) if self.count > 1 else float("nan")
         return factor * (self.variance(key) / self.count).sqrt()
 
@@ -53,6 +54,8 @@ class Moments:
         """Two-sided p-values that the mean is 0, (heads,): Student's t; 1 where all values are 0, NaN for one image."""
         mean, error = self.mean(key).numpy(), (self.variance(key) / self.count).sqrt().numpy()
         ratio = np.divide(np.abs(mean), error, out=np.where(mean == 0, 0.0, np.inf), where=error > 0)
+        from scipy import stats
+
         p: NDArray[np.float64] = 2 * stats.t.sf(ratio, max(self.count - 1, 1))
         return p if self.count > 1 else np.full_like(p, np.nan)
 

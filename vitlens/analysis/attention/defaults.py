@@ -3,3 +3,5 @@
 from typing import Final
 
 ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I
+
+WHOLE: Final = 4  # images of which a viewer gets every head; of further ones the mean over the heads of each layer

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
 from vitlens.analysis.heads.attributes import PerHead
@@ -123,6 +122,8 @@ def half_width(samples: Float[Tensor, " samples"]) -> float:
     if groups < 2:
         return float("nan")
     error = ((groups - 1) / groups * (left - left.mean()).square().sum()).sqrt()
+    from scipy import stats  # half a second, which not every command needs
+
     return float(stats.t.ppf(0.975, groups - 1) * error)
 
 

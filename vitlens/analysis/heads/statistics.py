@@ -25,7 +25,9 @@ from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_images, takes_images
 from vitlens.shapes import Images
-from vitlens.summary import Line, Summary
+from vitlens.summary import HeadBoard, Line, Summary
+
+_BOARDS = ("distance", "normalised_entropy")  # statistics that a notebook shows of every head
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,6 +63,13 @@ class Statistics(StatisticAttributes, Summary):
         yield Line("images", self.images)
         for name, statistic in STATISTICS.items():
             yield Line(name, getattr(self, name), statistic.unit)
+
+    def boards(self) -> Iterator[HeadBoard]:
+        """The distance and the normalised entropy of every head, as far as they are defined."""
+        for name in _BOARDS:
+            values = getattr(self, name)
+            if not bool(values.isnan().all()):
+                yield HeadBoard(STATISTICS[name].title, values.tolist(), STATISTICS[name].unit)
 
     @property
     def heads(self) -> int:

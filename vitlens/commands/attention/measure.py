@@ -45,6 +45,7 @@ from vitlens.commands.attention.record import (
     ViewArrays,
 )
 from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.explorer.measure import write_explorer
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
@@ -113,6 +114,7 @@ def measure(options: AttentionOptions) -> Path:
         write_checks(folder, model.alias, split, layers)
         masks = None if split.masks is None else split.masks[batch.indices]
         write_development(folder, model, batch.images, masks, layers)
+        write_explorer(folder, model, batch.images[:DRAWN])
         _write_positions(folder, model, split)
         _write_query(folder, queries, head)
         _write_key(folder, keys, head)

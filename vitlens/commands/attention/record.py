@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.map_checks import MapCheckRow
 from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
@@ -263,6 +264,7 @@ RECORD = Contents(
         CHECKPOINT_COUNT,
         CHECKS,
         ALIKE,
+        EXPLORER,
     ),
-    arrays=(MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS),
+    arrays=(MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS, EXPLORER_ARRAYS),
 )

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import sqrt
-from typing import Final
 
 from vitlens.commands.evaluate.record import (
     ACCURACY,
@@ -13,7 +12,7 @@ from vitlens.commands.evaluate.record import (
     PREDICTED,
     PredictedClassRow,
 )
-from vitlens.commands.scaffold.calibration import ENOUGH, calibration_verdict
+from vitlens.commands.scaffold.calibration import ENOUGH, FEW, calibration_verdict
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
 from vitlens.commands.scaffold.worst_class import worst_class
 from vitlens.records import Record
@@ -22,8 +21,6 @@ from vitlens.report.document import Finding, Verdict
 from vitlens.report.findings import FOUND, SMALLEST, clear, finding
 from vitlens.report.numbers import in_words, percent
 from vitlens.uncertainty import LEVEL, Estimate
-
-FEW: Final = 30  # images below which an accuracy beside another is not judged
 
 
 def verdicts(record: Record) -> Iterator[Verdict]:

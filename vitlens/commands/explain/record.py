@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.names import Substrate
 from vitlens.records import ArraysOf, ClassNames, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
@@ -195,6 +196,6 @@ CHECKS: Final[Mapping[str, MetricName]] = {
 
 RECORD = Contents(
     metrics=(COMPLETENESS, *CHECKS.values(), SECONDS, FORWARDS, TURNED, SIZE_SEARCHED, AGREEMENT),
-    tables=(METHODS, IMAGES, LEAGUE, AGREEMENTS, SETTINGS),
-    arrays=(MAPS, CURVES, COUNTERFACTUALS),
+    tables=(METHODS, IMAGES, LEAGUE, AGREEMENTS, SETTINGS, EXPLORER),
+    arrays=(MAPS, CURVES, COUNTERFACTUALS, EXPLORER_ARRAYS),
 )

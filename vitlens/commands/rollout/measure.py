@@ -29,6 +29,7 @@ from vitlens.commands.rollout.record import (
     RolloutImageRow,
 )
 from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.explorer.measure import write_explorer
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.map_checks import MapCheckRow
@@ -99,6 +100,8 @@ def measure(options: RolloutOptions) -> Path | None:
         drawn = min(DRAWN if options.images else EACH, len(split))
         print_left_out(drawn, len(split), quiet=run.quiet, more="maps of all are in arrays/")
         folder.save(ROLLOUT, _arrays(split, maps, hits, drawn))
+        (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
+        write_explorer(folder, model, shown.images)
         return publish(folder)
 
 

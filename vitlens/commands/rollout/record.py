@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.map_checks import MapCheckRow
 from vitlens.names import Fusion, Readout
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
@@ -73,4 +74,8 @@ PATCH_MASS = MetricName("rollout/{model}/patch_mass/{fusion}")
 POINTING = MetricName("localisation/{model}/pointing/{method}")
 MASK_AREA = "mask-area"  # the method's place in POINTING for the share of a mask in its image: a random point
 
-RECORD = Contents(metrics=(PATCH_MASS, POINTING), tables=(MAPS, IMAGES, CHECKS, MAP_PAIRS), arrays=(ROLLOUT,))
+RECORD = Contents(
+    metrics=(PATCH_MASS, POINTING),
+    tables=(MAPS, IMAGES, CHECKS, MAP_PAIRS, EXPLORER),
+    arrays=(ROLLOUT, EXPLORER_ARRAYS),
+)

@@ -17,6 +17,8 @@ import_without_compiler("timm")
 import timm  # noqa: E402
 
 ADDRESS = "https://huggingface.co"
+_PLAIN = {"vision_transformer", "deit"}  # modules of timm whose models are plain ViTs
+_IMAGENET = 1000  # classes, whose names are known
 
 
 def timm_names(pattern: str = "*") -> list[str]:
@@ -109,3 +111,14 @@ def _preprocessing(model: nn.Module, image_size: tuple[int, int] | None) -> Prep
     resize = math.floor(min(height, width) / config["crop_pct"]) if height == width else None
     interpolation: Interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
     return Preprocessing((height, width), resize, interpolation, tuple(config["mean"]), tuple(config["std"]))
+
+
+def is_vit_of_imagenet(name: str) -> bool:
+    """Whether one of timm's names, with or without a tag, is that of a plain ViT with ImageNet's 1000 classes."""
+    base, _, tag = name.partition(".")
+    if not timm.is_model(base) or not timm.models.is_model_in_modules(base, _PLAIN):
+        return False
+    if tag and name not in timm.list_pretrained(f"{base}.*"):
+        return False
+    config = timm.models.get_pretrained_cfg(name)
+    return config is not None and config.num_classes == _IMAGENET

@@ -1,15 +1,12 @@
 """The rows of `vitlens ablate` on what single heads do: their labels, what a mean hides, which class needs them."""
 
 from dataclasses import dataclass
-from typing import Final
 
-from vitlens.analysis.heads.labels import LABELS, MIXED
 from vitlens.commands.ablate.record.rows import unit_label
+from vitlens.commands.scaffold.head_words import head_words
 from vitlens.names import Replacement
 from vitlens.records import UntrustedName
 from vitlens.uncertainty import Estimate
-
-_PARTLY: Final = 0.2  # a score from which on a label is named for a head that it does not describe
 
 
 @dataclass(frozen=True)
@@ -32,12 +29,7 @@ class HeadLabelRow:
     @property
     def words(self) -> str:
         """What the head does, in a few words."""
-        if self.label == MIXED and self.other is not None:
-            return f"mixed: {self.best} and {self.other}"
-        if self.label not in LABELS or not LABELS[self.label].function:
-            return f"no clear pattern, partly {self.best}" if self.score >= _PARTLY else "no clear pattern"
-        sentence = LABELS[self.label].sentence.split(" (")[0].split(",")[0]
-        return f"{self.label}: {sentence}"
+        return head_words(self.label, self.best, self.other, self.score)
 
     @property
     def scores(self) -> str:

@@ -26,6 +26,7 @@ from vitlens.commands.attention.report.development import development_section
 from vitlens.commands.attention.report.maps import map_figures, pixels
 from vitlens.commands.attention.report.views import views
 from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
 from vitlens.commands.scaffold.map_checks import UNIFORM, MapCheckRow
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table
@@ -59,7 +60,8 @@ def report(record: Record) -> Document:
         limits=tuple(_limits(record)),
         verdicts=tuple(verdicts(record)),
         findings=ranked(findings(record)),
-        preface=data_sentences(record),
+        preface=(*data_sentences(record), *explorer_sentences(record)),
+        explorer=explorer_of(record, Shown(record.arrays(MAPS).images, [row.image for row in record.rows(IMAGES)])),
     )
 
 

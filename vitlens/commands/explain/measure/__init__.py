@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from vitlens.analysis.answers.evaluate import answers
 from vitlens.analysis.faithfulness.league import Settings
 from vitlens.analysis.faithfulness.masking import require_substrate
@@ -27,6 +29,8 @@ from vitlens.commands.explain.record import (
 )
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.expected import print_expected
+from vitlens.commands.scaffold.explorer.measure import explorer_row
+from vitlens.commands.scaffold.explorer.record import EXPLORER, ExplorerRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.progress import progress
@@ -84,7 +88,19 @@ def measure(options: ExplainOptions) -> Path:
         folder.write(LEAGUE, rows.league)
         folder.write(AGREEMENTS, rows.agreements)
         folder.write(SETTINGS, rows.settings)
+        folder.write(EXPLORER, _explorer_rows(folder, works, drawn))
         return publish(folder)
+
+
+def _explorer_rows(folder: RunFolder, works: "Sequence[_Work]", drawn: int) -> list[ExplorerRow]:
+    """The explorer of the first model that has one, and why those before it have none."""
+    rows: list[ExplorerRow] = []
+    for work in works:
+        (shown,) = work.split.pick(torch.arange(drawn)).batches(drawn, device=work.model.device)
+        rows.append(explorer_row(folder, work.model, shown.images))
+        if not rows[-1].reason:
+            break
+    return rows
 
 
 def chosen_methods(

@@ -8,10 +8,12 @@ from vitlens.commands.explain.conclusions import findings, verdicts
 from vitlens.commands.explain.options import ALL, ExplainOptions
 from vitlens.commands.explain.record import COMPLETENESS, IMAGES, MAPS, METHODS, ExplainImageRow, MethodRow
 from vitlens.commands.explain.report.checks import check_sections
+from vitlens.commands.explain.report.explorer import explain_explorer
 from vitlens.commands.explain.report.league import League, league_section, leagues
 from vitlens.commands.explain.report.maps import has_classifier, map_figures, methods_of, target_words
 from vitlens.commands.explain.report.trust import league_limits, trust_section
 from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.explorer.report import explorer_sentences
 from vitlens.commands.scaffold.sheets import left_out_words
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, Section, Sentence, Table, sentences
@@ -53,7 +55,9 @@ def report(record: Record) -> Document:
             *_target_sentences(record),
             *_engine_sentences(record),
             *_left_out_methods(record),
+            *explorer_sentences(record),
         ),
+        explorer=explain_explorer(record),
     )
 
 

@@ -14,16 +14,18 @@ from vitlens.commands.rollout.record import (
     POINTING,
     ROLLOUT,
     MapRow,
+    RolloutArrays,
     RolloutImageRow,
 )
 from vitlens.commands.rollout.report.overlays import fusion_sheets, method_sheets
 from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
 from vitlens.commands.scaffold.map_checks import UNIFORM
 from vitlens.commands.scaffold.sheets import EACH, left_out_words
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, Section, Sentence, Table, sentences
 from vitlens.report.findings import ranked
-from vitlens.report.numbers import in_words
+from vitlens.report.numbers import in_words, percent
 from vitlens.uncertainty import Estimate, Side, apart
 
 __all__ = ["report"]
@@ -51,8 +53,23 @@ def report(record: Record) -> Document:
         limits=tuple(_limits(record, kinds, classless)),
         verdicts=tuple(verdicts(record)),
         findings=ranked(findings(record)),
-        preface=(*data_sentences(record), *_classless_sentences(classless)),
+        preface=(*data_sentences(record), *_classless_sentences(classless), *explorer_sentences(record)),
+        explorer=explorer_of(record, _shown(kinds, images, arrays)),
     )
+
+
+def _shown(kinds: Sequence[MapRow], images: Sequence[RolloutImageRow], arrays: RolloutArrays) -> Shown:
+    """Each drawn image with its maps by every method, its prediction and target."""
+    facts = [tuple(_facts(row)) for row in images]
+    maps = {title_of(row): arrays.maps[:, index] for index, row in enumerate(kinds)}
+    return Shown(arrays.images, [row.image for row in images], facts, maps)
+
+
+def _facts(row: RolloutImageRow) -> Iterator[str]:
+    if row.prediction is not None and row.probability is not None:
+        yield f"prediction: {row.prediction}, {percent(row.probability, 1)}"
+        if row.target != row.prediction:
+            yield f"maps of methods with gradients: of {row.target}"
 
 
 def _classless_sentences(classless: bool) -> Iterator[Sentence]:

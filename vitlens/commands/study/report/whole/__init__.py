@@ -10,6 +10,7 @@ from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import LEFT_OUT, left_out_words
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.commands.study.report.whole.discussion import discussion
+from vitlens.commands.study.report.whole.explorer import study_explorer
 from vitlens.commands.study.report.whole.first_page import findings, verdicts
 from vitlens.commands.study.report.whole.in_short import in_short
 from vitlens.commands.study.report.whole.introduction import glossary, introduction, limits
@@ -41,6 +42,7 @@ def whole_report(record: Record) -> Document:
         findings=findings(study),
         appendix=tuple(_appendix(study, body)),
         preface=tuple(_preface(record)),
+        explorer=study_explorer(study),
     )
 
 
@@ -75,7 +77,8 @@ def _contents(study: Study) -> Sentence:
     trained = [chapter.row for chapter in study.of("train")]
     if trained:
         words += (
-            f" It also holds the trained models: `vitlens rollout {study.record.folder / trained[0].folder}` takes one "
-            "by its folder (weights in model.safetensors)."
+            " It also holds the trained models: "
+            f"`vitlens rollout {study.record.folder.name}/{trained[0].folder}` takes one by its folder "
+            "(weights in model.safetensors)."
         )
     return Sentence(words, says="setting")

@@ -1,0 +1,74 @@
+"""token_attention: the model's own weights, their means, and the rollout through the layers so far."""
+
+import pytest
+import torch
+
+import vitlens
+from tests.lens.tiny import images, ours, timm_model, torchvision_swin
+from vitlens.analysis.attention.rollout import rollout_by_layer
+from vitlens.analysis.attention.tokens import require_token_attention, token_attention
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.models.model import Model
+
+MODELS = {
+    "cls": ours,
+    "mean": lambda: timm_model("vit_tiny_patch16_224", class_token=False, global_pool="avg"),
+    "registers": lambda: timm_model("vit_tiny_patch16_224", reg_tokens=3),
+    "class attention": lambda: timm_model("cait_xxs24_224", depth=2, num_heads=2),
+    "attention pooling": lambda: timm_model("vit_base_patch16_siglip_224", num_classes=5),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_the_models_own_attention_and_rollout(name: str) -> None:
+    model = MODELS[name]()
+    batch = images(model.input_size, batch=3)
+    found = token_attention(model, batch, whole=2)
+    square = [layer for layer in vitlens.attention(model, batch) if layer.shape[-2] == model.layout.tokens]
+    expected = torch.stack(square, 1)  # without a last layer of one query
+    torch.testing.assert_close(found.heads, expected[:2], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found.means, expected.mean(2), rtol=1e-5, atol=1e-7)
+    maps = model.layout.as_map(found.rollout)
+    torch.testing.assert_close(maps, rollout_by_layer(model, batch)[:, : maps.shape[1]], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.rollout.sum(-1), torch.ones(found.rollout.shape[:-1]), rtol=1e-4, atol=1e-5)
+
+
+def test_images_beyond_a_batch_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ours()
+    batch = images(model.input_size, batch=5)
+    together = token_attention(model, batch, whole=3)
+    monkeypatch.setattr("vitlens.analysis.attention.tokens._BYTES", 1)
+    alone = token_attention(model, batch, whole=3)
+    for one, other in ((together.heads, alone.heads), (together.means, alone.means), (together.rollout, alone.rollout)):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_is_kept_is_pooled_before_and_rollout_is_not() -> None:
+    model = ours()
+    batch = images(model.input_size)
+    whole = token_attention(model, batch)
+    first = token_attention(model, batch, pool=lambda weights: weights[..., :1, :])
+    torch.testing.assert_close(first.heads, whole.heads[..., :1, :])
+    torch.testing.assert_close(first.means, whole.means[..., :1, :])
+    torch.testing.assert_close(first.rollout, whole.rollout)
+
+
+REFUSED = {
+    "windows": torchvision_swin,
+    "a CNN": lambda: vitlens.load("cnn-digits"),
+    "channels": lambda: timm_model("xcit_nano_12_p16_224", depth=2, embed_dim=48, num_heads=2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_attention_is_refused_in_one_line(name: str) -> None:
+    model: Model = REFUSED[name]()
+    with pytest.raises(UnsupportedError, match=r"expected .*found") as told:
+        require_token_attention(model)
+    assert "\n" not in str(told.value)
+
+
+def test_no_images_are_refused() -> None:
+    model = ours()
+    with pytest.raises(InputError, match="at least one image"):
+        token_attention(model, torch.zeros(0, 3, *model.input_size))

@@ -1,0 +1,163 @@
+"""`vitlens look`: what it writes, which images and model it takes, and what it shows in the terminal."""
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import vitlens
+from vitlens.cli.main import run
+from vitlens.commands.look.measure import chosen_model
+from vitlens.commands.look.options import LookOptions
+from vitlens.commands.look.record import CLASSES, HEADS, LOOK, MAPS, LookHeadRow
+from vitlens.commands.look.report import report
+from vitlens.commands.look.terminal import print_look
+from vitlens.commands.scaffold.options import ModelOptions
+from vitlens.commands.scaffold.publish import read_folder
+from vitlens.errors import InputError
+from vitlens.models.loading import load
+from vitlens.records import Record
+
+QUIET = ("--device", "cpu", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def looked(tiny_vit: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a look at three images."""
+    out = tmp_path_factory.mktemp("looked") / "out"
+    assert run(["look", str(pictures), "--model", str(tiny_vit), *QUIET, "--out", str(out)]) == 0
+    return out
+
+
+def test_its_rows_and_arrays_are_what_the_function_gives(looked, tiny_vit, pictures):
+    record, seen = read_folder(looked), vitlens.look(load(str(tiny_vit)), pictures)
+    classes = [row for row in record.rows(CLASSES) if row.number == 1]
+    assert [row.name for row in classes] == list(seen.names[1])
+    assert [row.probability for row in classes] == pytest.approx(seen.probabilities[1].tolist())
+    heads = [row for row in record.rows(HEADS) if row.number == 1]
+    assert [(row.layer, row.head) for row in heads] == [(each.layer, each.head) for each in seen.heads(1, most=4)]
+    assert [row.delta_loss for row in heads] == pytest.approx([each.delta_loss for each in seen.heads(1, most=4)])
+    arrays = record.arrays(MAPS)
+    np.testing.assert_allclose(arrays.prediction, seen.maps[:, 0])
+    np.testing.assert_allclose(arrays.runner_up, seen.maps[:, 1])
+    (row,) = record.rows(LOOK)
+    assert (row.method, row.replace, row.images, row.heads) == ("relevance", "resample", 3, 4)
+
+
+def test_its_page_has_the_explorer_with_both_maps_and_the_heads(looked):
+    document = report(read_folder(looked))
+    assert (looked / "report.html").stat().st_size > 10_000
+    assert set(document.explorer.images[0].maps) == {"prediction", "runner-up"}
+    rows = read_folder(looked).rows(HEADS)
+    mean = np.mean([row.delta_loss for row in rows if (row.layer, row.head) == (1, 0)])
+    assert document.explorer.importance[1, 0] == pytest.approx(mean)
+    assert len(document.explorer.images) == 3
+
+
+def test_a_few_images_decide_nothing(looked):
+    document = report(read_folder(looked))
+    assert document.findings == ()
+    assert {verdict.state for verdict in document.verdicts} == {"not tested", "inconclusive"}
+
+
+def test_what_is_no_image_is_one_line_each_and_the_others_are_looked_at(tiny_vit, pictures, tmp_path, capsys):
+    (tmp_path / "text.jpg").write_text("no image")
+    (tmp_path / "empty").mkdir()
+    given = [str(tmp_path / "text.jpg"), str(tmp_path / "empty"), str(tmp_path / "gone.png"), str(pictures / "1.png")]
+    assert run(["look", *given, "--model", str(tiny_vit), "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left out")]
+    assert len(lines) == 3
+    assert all(sum(Path(name).name in line for line in lines) == 1 for name in given[:3])
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["tables"]["images"]
+    assert [Path(row["image"]).name for row in rows] == ["1.png"]
+    capsys.readouterr()
+    assert run(["look", *given[:3], "--model", str(tiny_vit), *QUIET, "--out", str(tmp_path / "none")]) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert len(told) == 1
+    assert "found none" in told[0]
+    assert not (tmp_path / "none").exists()
+
+
+def test_of_many_images_the_first_are_looked_at_and_unreadable_ones_do_not_count(tiny_vit, pictures, tmp_path, capsys):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(5):
+        shutil.copy(pictures / "0.png", folder / f"{number}.png")
+    (folder / "0.png").write_text("no image")
+    line = ["look", str(folder), "--model", str(tiny_vit), "--limit", "2", "--device", "cpu"]
+    assert run([*line, "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().err
+    assert "the first 2 of 5 files" in told
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["tables"]["images"]
+    assert [Path(row["image"]).name for row in rows] == ["1.png", "2.png"]
+
+
+def test_the_model_is_the_named_one_then_weights_on_the_disk_then_the_bundled_one(tmp_path, monkeypatch):
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "TORCH_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    name, why = chosen_model(LookOptions(("cat.jpg",), "timm:mine"))
+    assert (name.name, why) == ("timm:mine", "")
+    name, why = chosen_model(LookOptions(("cat.jpg",)))
+    assert name.name == "vit-digits"
+    assert "digits 0 to 9 alone" in why
+    assert "--model" in why
+    weights = tmp_path / "torch" / "hub" / "checkpoints" / "deit_tiny_patch16_224-a1311bcf.pth"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    name, why = chosen_model(LookOptions(("cat.jpg",)))
+    assert (name.name, name.weights) == ("timm:deit_tiny_patch16_224", str(weights))
+    assert "on this disk" in why
+    assert "--model" in why
+    with pytest.raises(InputError, match="expected --model"):
+        chosen_model(LookOptions(("cat.jpg",), model_options=ModelOptions(weights=weights)))
+
+
+def shown(record: Record, *, width: int, terminal: bool) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system="truecolor", record=True)
+    print_look(record, console)
+    return console.export_text()
+
+
+def test_the_terminal_has_classes_heads_and_blocks_where_there_is_room(looked):
+    record = read_folder(looked, escaped=False)
+    wide = shown(record, width=100, terminal=True)
+    first, head = record.rows(CLASSES)[0], record.rows(HEADS)[0]
+    assert f"{100 * first.probability:.1f} %  {first.name}" in wide
+    assert f"{head.name}  {100 * head.probability:.1f} %" in wide
+    blocks = [line for line in wide.splitlines() if "▀" in line]
+    side = (100 - 2) // 3 - 2
+    assert len(blocks) == 3 * side // 2  # two pixels a character, three images
+    assert all(line.count("▀") == 3 * side for line in blocks)
+    assert "knows nothing but the digits" in wide
+    for other in (shown(record, width=40, terminal=True), shown(record, width=100, terminal=False)):
+        assert "▀" not in other
+        assert head.name in other
+
+
+def test_one_image_cannot_tell_a_place_from_a_sink():
+    row = LookHeadRow(0, 1, 2, 0.5, 0.1, "position", "position", "sink", 0.9)
+    assert row.name == "L1.H2"
+    assert "chosen by this image" in row.words(1)
+    assert row.words(8).startswith("position: ")
+    assert replace(row, label="mixed").words(1) == row.words(1)
+    assert replace(row, label="mixed").words(8) == "mixed: position and sink"
+    assert replace(row, label="mixed", other="CLS").words(1) == "mixed: position and CLS"
+    assert LookHeadRow(0, 1, 2, 0.5, 0.1, None, None, None, None).words(1) == "not labelled"
+
+
+@pytest.mark.slow
+def test_deit_tiny_sees_the_photograph(real_data, tmp_path):
+    weights = real_data / "weights" / "deit_tiny_patch16_224.safetensors"
+    photo = next((real_data / "photos" / "n02123394").glob("*.jpg"), None) or next(real_data.glob("photos/*/*.jpg"))
+    line = ["look", str(photo), "--model", f"timm:deit_tiny_patch16_224@{weights}", *QUIET]
+    assert run([*line, "--out", str(tmp_path / "out")]) == 0
+    record = read_folder(tmp_path / "out")
+    (row,) = record.rows(LOOK)
+    assert (row.method, row.replace, row.heads, row.digits) == ("relevance", "zero", 36, False)
+    assert (tmp_path / "out" / "report.html").stat().st_size < 3 << 20

@@ -1,0 +1,122 @@
+"""What looks where in single images: the attention of every head between all tokens, and the rollout by layer.
+
+For a viewer that a reader points at patches with, of few images.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.analysis.attention.chain import without_autocast
+from vitlens.analysis.attention.defaults import ALPHA, WHOLE
+from vitlens.analysis.attention.readout import readout_row
+from vitlens.analysis.attention.rollout import rollout_row
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.layout import TokenLayout
+from vitlens.lens.call import AttentionCall, precise
+from vitlens.lens.layers import probe_images
+from vitlens.lens.observe import observe, survey
+from vitlens.lens.site import KIND_WORDS
+from vitlens.models.model import Model
+from vitlens.names import Readout
+from vitlens.shapes import Images
+
+_BYTES = 1 << 28  # of the layers' means over heads, in single precision, that are held at a time
+
+Pool = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class TokenAttention:
+    """What looks where in n images, over the model's tokens (its layout); rows sum to 1. float32, on the CPU.
+
+    heads (whole, layers, heads, queries, keys): of the first images; means (n, layers, queries, keys): over heads;
+    rollout (n, layers, keys): from the classifier's tokens through the layers so far.
+    """
+
+    heads: Float[Tensor, "whole layers heads query key"]
+    means: Float[Tensor, "n layers query key"]
+    rollout: Float[Tensor, "n layers key"]
+
+
+def require_token_attention(model: Model) -> None:
+    """Raise UnsupportedError unless the tokens of one grid attend to each other in all layers, with as many heads each.
+
+    A last layer with one query (class attention, attention pooling) is accepted: it is left out.
+    """
+    layout = model.anatomy.layout
+    sites = survey(model, probe_images(model, 1))
+    for site in sites:
+        whole = layout is not None and site.keys == site.queries == layout.tokens
+        if site.kind != "class" and not (site.kind == "patch" and whole and site.part == 0):
+            raise UnsupportedError(
+                f"expected layers in which every patch attends to every patch, found {site.module!r} of {model.alias}: "
+                f"{KIND_WORDS[site.kind]}{'' if site.part == 0 else ', in several parts'}"
+            )
+    heads = {site.heads for site in sites if site.kind == "patch"}
+    if len(heads) != 1:
+        found = f"layers with {', '.join(map(str, sorted(heads)))}" if heads else "none in which patches attend"
+        raise UnsupportedError(f"expected layers of one number of heads in {model.alias}, found {found}")
+
+
+def token_attention(
+    model: Model, images: Images, *, whole: int = WHOLE, pool: Pool = lambda weights: weights
+) -> TokenAttention:
+    """The attention of every layer between all tokens of each image, of every head for the first `whole` images.
+
+    images: (n, 3, height, width) in [0, 1]; pool: what is kept of weights (..., queries, keys) on the CPU, with fewer
+    queries where they are many. Raises UnsupportedError as require_token_attention, InputError for no images.
+    """
+    require_token_attention(model)
+    if not len(images):
+        raise InputError("expected at least one image, found none")
+    layout = model.layout
+    depth = sum(site.kind == "patch" for site in survey(model, images[:1].to(model.device)))
+    size = max(1, _BYTES // (4 * depth * layout.tokens**2))
+    parts = [
+        _of_batch(model, images[start : start + size].to(model.device), max(0, whole - start), pool)
+        for start in range(0, len(images), size)
+    ]
+    heads, means, rollouts = (torch.cat(each) for each in zip(*parts, strict=True))
+    return TokenAttention(heads, means, rollouts)
+
+
+def _of_batch(model: Model, images: Images, whole: int, pool: Pool) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads, means and rollouts of one batch; whole: the number of its images of which every head is kept."""
+    layout = model.layout
+    heads: list[Tensor] = []
+    means: list[Tensor] = []
+
+    def take(call: AttentionCall) -> None:
+        if call.site.kind != "patch":
+            return
+        mean = torch.empty(call.images, layout.tokens, layout.tokens, device=images.device)
+        kept = []
+        with without_autocast(images.device):
+            for part, own in call.parts():
+                weights = precise(own.precise().weights())
+                mean[part] = weights.mean(1)
+                kept.append(pool(weights[: max(0, whole - part.start)].cpu()))
+        heads.append(torch.cat(kept))
+        means.append(mean)
+
+    observe(model, images, take)
+    rollouts = rollouts_of(means, layout, model.anatomy.readout)
+    return torch.stack(heads, 1), torch.stack([pool(mean.cpu()) for mean in means], 1), rollouts.cpu()
+
+
+def rollouts_of(
+    means: Sequence[Float[Tensor, "batch query key"]], layout: TokenLayout, readout: Readout | None
+) -> Float[Tensor, "batch layers key"]:
+    """The rollout through the layers so far, of each layer, over all tokens; means: weights averaged over heads, by
+    layer; readout: the tokens it starts from (of attention pooling the mean over patches)."""
+    chosen: Readout = "mean" if readout in (None, "pool") else readout
+    start = readout_row(layout, chosen, batch=len(means[0]), like=means[0])
+    rows = [
+        rollout_row(means[: layer + 1], start, alpha=ALPHA, stochastic=True)
+        for layer in range(len(means))
+    ]  # fmt: skip
+    return torch.stack(rows, 1)

@@ -1,0 +1,167 @@
+"""`vitlens.look`: what a model predicts for single images, where the evidence lies, and which heads matter for it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitlens.analysis.ablation.ablate import exact_effects, units_of
+from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.heads.specialisation import Given, specialise
+from vitlens.analysis.heads.statistics import Stream
+from vitlens.attribution.explain import explain, preferred_method
+from vitlens.errors import UnsupportedError
+from vitlens.models.model import Model
+from vitlens.models.support import meets
+from vitlens.names import Replacement
+from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.shapes import Images
+from vitlens.summary import Line, Summary
+
+TOP = 5  # classes of an image
+
+
+@dataclass(frozen=True)
+class HeadEffect:
+    """One head for one prediction: the rise of its loss without the head (nats; positive: the head supports the
+    prediction), the prediction's probability then, and what the head attends to (None where it has no label)."""
+
+    layer: int
+    head: int
+    delta_loss: float
+    probability: float
+    given: Given | None
+
+
+@dataclass(frozen=True, repr=False)
+class Look(Summary):
+    """What a model sees in n images.
+
+    names (n, k): the most probable classes, at most five; classes, probabilities (n, k): their indices and
+    probabilities; method: whose maps these are; maps (n, shown, rows, columns): raw, of the first `shown` classes (the
+    prediction and the runner-up; one where there is no other); delta_loss, without (n, heads): the rise of the loss of
+    the prediction without each head, nats, and its probability then; places: (layer, head) of each head, empty for a
+    model without heads; replace: what replaced a head's output; note: a remark on it; labels: of the heads, by layer,
+    from these images, empty where there are none.
+    """
+
+    names: tuple[tuple[str, ...], ...]
+    classes: Int[Tensor, "n k"]
+    probabilities: Float[Tensor, "n k"]
+    method: str
+    maps: Float[Tensor, "n shown rows columns"]
+    delta_loss: Float[Tensor, "n heads"]
+    without: Float[Tensor, "n heads"]
+    places: tuple[tuple[int, int], ...] = ()
+    replace: Replacement = "mean"
+    note: str = ""
+    labels: tuple[tuple[Given, ...], ...] = ()
+
+    def heads(self, image: int = 0, *, most: int = 3) -> tuple[HeadEffect, ...]:
+        """The heads without which the loss of an image's prediction rises most, the greatest rise first."""
+        order = self.delta_loss[image].argsort(descending=True, stable=True).tolist()[:most]
+        return tuple(self._effect(image, index) for index in order)
+
+    def summary(self) -> Iterator[Line]:
+        """The prediction of each image with the heads that matter most, for the first images."""
+        yield Line("method", self.method)
+        for image, names in enumerate(self.names[:_SHOWN]):
+            yield Line(f"prediction {image}", ", ".join(map(_said, names, self.probabilities[image].tolist())))
+            found = [f"L{each.layer}.H{each.head} {each.delta_loss:+.3g}" for each in self.heads(image)]
+            if found:
+                yield Line(f"heads {image}", ", ".join(found), "nats")
+        yield Line("note", self.note)
+
+    def _effect(self, image: int, index: int) -> HeadEffect:
+        layer, head = self.places[index]
+        of_layer = self.labels[layer] if layer < len(self.labels) else ()
+        return HeadEffect(
+            layer,
+            head,
+            float(self.delta_loss[image, index]),
+            float(self.without[image, index]),
+            of_layer[head] if head < len(of_layer) else None,
+        )
+
+
+_SHOWN = 6  # images of a summary
+
+
+def _said(name: str, share: float) -> str:
+    return f"{name} {100 * share:.1f} %"
+
+
+@takes_images
+def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed: int = 0) -> Look:
+    """The prediction of each image, the map of the predicted class and of the runner-up, and the effect of every head.
+
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; the method of the maps is the
+    first by preference that the model supports (relevance, GradCAM, attention). Heads are ablated one by one, exactly;
+    their outputs are replaced as by `ablate`: by zero for one image, which overstates their effects, by another image's
+    from two on, by the mean from eight on. batch_size: images at a time (None: chosen to fit). Raises UnsupportedError
+    for a model without a classifier.
+
+    >>> import vitlens
+    >>> seen = vitlens.look(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2))
+    >>> len(seen.names[0]), seen.method, seen.maps.shape
+    (5, 'relevance', torch.Size([2, 2, 8, 8]))
+    >>> len(seen.heads(0))  # the heads that matter most for the first image, each with layer, head, delta_loss ...
+    3
+    """
+    model.require_classifier()
+    images = as_images(images)
+    size = batch_size or fitting_batch_size(model)
+    with torch.inference_mode():
+        logits = torch.cat([model(batch.to(model.device)).float().cpu() for batch in images.split(size)])
+    top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
+    method = preferred_method(model)
+    maps = [
+        explain(model, images, targets=top.indices[:, rank].clone(), method=method, batch_size=size, seed=seed).cpu()
+        for rank in range(min(2, top.indices.shape[1]))
+    ]
+    names = tuple(tuple(model.classes[place] for place in places) for places in top.indices.tolist())
+    seen = Look(
+        names,
+        top.indices.clone(),
+        top.values.clone(),
+        method,
+        torch.stack(maps, 1),
+        torch.zeros(len(images), 0),
+        torch.zeros(len(images), 0),
+        labels=_labels(model, images, size),
+    )
+    return _with_heads(seen, model, images, size, seed) if meets(model, "heads") else seen
+
+
+def _with_heads(seen: Look, model: Model, images: Images, size: int, seed: int) -> Look:
+    """What a model sees, with the effects of its heads."""
+    units = units_of(model, kinds=("head",))
+    effects = exact_effects(model, images, seen.classes[:, 0], units, batch_size=size, seed=seed)
+    return Look(
+        seen.names,
+        seen.classes,
+        seen.probabilities,
+        seen.method,
+        seen.maps,
+        effects.delta_loss.T.float(),
+        (-effects.loss.T).exp().float(),
+        tuple((unit.layer, unit.head or 0) for unit in units),
+        effects.replace,
+        effects.note,
+        seen.labels,
+    )
+
+
+def _labels(model: Model, images: Images, size: int) -> tuple[tuple[Given, ...], ...]:
+    """The labels of the heads on these images; none where no attention has a place in the image."""
+    if not meets(model, "statistics"):
+        return ()
+    stream = Stream(model)
+    try:
+        for batch in images.split(size):
+            stream.add(batch.to(model.device))
+    except UnsupportedError:  # heads of several shapes in one layer
+        return ()
+    return specialise(stream.result()).given
