@@ -118,8 +118,10 @@ def errors_by_number(*, numbers: Sequence[AccuracyBySlice], names: tuple[str, st
 
 
 def _edge(value: float) -> str:
-    """The limit of a slice in two digits, and whole from 10."""
-    return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}" if abs(value) >= 1e-3 or not value else f"{value:.0e}"
+    """The limit of a slice in two digits, whole from 10, and with four decimals at most."""
+    if abs(value) >= 10:
+        return f"{value:.0f}"
+    return f"{value:.2g}" if abs(value) >= 1e-3 else f"{round(value, 4) + 0.0:g}"
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def league_figure(
         row[0].set_yticks(places, [shortened(name, _LONGEST) for name in methods])
         row[0].set_ylim(-0.6, len(methods) - 0.4)
     _legend(figure, baselines, flagged)
-    heading(figure, f"{title}; ↑\u00a0more, ↓\u00a0less\u00a0is\u00a0better")
+    heading(figure, title)
     return figure
 
 
@@ -165,7 +165,8 @@ def _draw(axes: Axes, places: Array, numbers: Array, colours: Sequence[str], col
 
 def _title(column: Column, letters: int) -> str:
     """The title of a check above its panel, with an arrow in the direction that is better."""
-    return "\n".join(textwrap.wrap(f"{column.title}\u00a0{_ARROWS[column.better]}", letters, break_long_words=False))
+    words = column.title.replace("− ", "−\u00a0")
+    return "\n".join(textwrap.wrap(f"{words}\u00a0{_ARROWS[column.better]}", letters, break_long_words=False))
 
 
 def _legend(figure: Figure, baselines: Sequence[str], flagged: Sequence[str]) -> None:
@@ -176,8 +177,9 @@ def _legend(figure: Figure, baselines: Sequence[str], flagged: Sequence[str]) ->
     handles = [
         Line2D([], [], color=colour, marker=marker, markersize=3.6, label=word) for word, colour, marker in kinds
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    figure.set_figheight(figure.get_figheight() + 0.2)
+    handles.append(Line2D([], [], linestyle="", label="↑, ↓: more, less is better"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 3))
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(handles) // 3))
 
 
 def _line(name: str, own: Sequence[str], baselines: Sequence[str]) -> dict[str, object]:

@@ -112,7 +112,7 @@ def distance_histograms(*, panels: Mapping[str, Sequence[Distances]], axis: Mapp
         axes.set(title=attack, xlabel=axis[attack])
         axes.grid(axis="y")
     for row in drawn:
-        row[0].set_ylabel("images classified correctly (%)")
+        row[0].set_ylabel("correct images (%)")
     models_legend(figure, [shortened(name, 30) for name in models], spare=drawn.flat[len(shown) :])
     heading(figure, title)
     return figure
@@ -137,7 +137,7 @@ def _histogram(axes: Axes, distances: Sequence[Distances], models: Sequence[str]
         f"{shortened(model.name, 18)}: {model.survived} of {model.survived + values[model.name].size}"
         for model in distances
     ]
-    axes.set_ylim(0, axes.get_ylim()[1] * (1.1 + 0.1 * len(counts)))  # room for the text
+    axes.set_ylim(0, axes.get_ylim()[1] * (1.2 + 0.12 * len(counts)))  # room for the text
     axes.text(
         0.98, 0.97, "\n".join(["not broken", *counts]), transform=axes.transAxes, ha="right", va="top", fontsize=SMALL
     )

@@ -100,7 +100,7 @@ def is_drawable(values: Any) -> bool:
 def _title(record: Record, alias: str) -> str:
     if not has_classifier(record, alias):
         return f"{alias}: maps of methods that explain no class"
-    return f"{alias}: evidence for the target (red) and against it (blue)"
+    return f"{alias}: evidence for (red) and against (blue) the target"
 
 
 def below(row: ExplainImageRow) -> str:
@@ -119,7 +119,8 @@ def _caption(record: Record, alias: str, *, outlined: bool) -> str:
     without_signs = f" Unsigned, and drawn from the minimum: {', '.join(unsigned)}." if unsigned else ""
     outline = " Outlined: the object." if outlined else ""
     explained = has_classifier(record, alias)
-    below = f"{target_words(record)} and its probability" if explained else "its file"
+    other = "; target: the class that the maps explain, where it is another"
+    below = f"the prediction and its probability{other}" if explained else "its file"
     verified = record.options(ExplainOptions).verify
     crossed = " Crossed out: a uniform map, or a method that failed the checks below." if verified else ""
     checked = "; see the checks below" if verified else "; vitlens explain --verify checks the methods"

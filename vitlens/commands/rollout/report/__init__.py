@@ -20,7 +20,7 @@ from vitlens.commands.rollout.record import (
 from vitlens.commands.rollout.report.overlays import fusion_sheets, method_sheets
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
-from vitlens.commands.scaffold.map_checks import UNIFORM
+from vitlens.commands.scaffold.map_checks import UNIFORM, is_uniform
 from vitlens.commands.scaffold.sheets import EACH, left_out_words
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, Section, Sentence, Table, sentences
@@ -103,8 +103,10 @@ def _pointing_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sen
     if not hits:
         return
     area = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
-    listed = "; ".join(f"{title}: {in_words(hit)}" for title, hit in hits.items())
-    backing = (*hits.values(), area)
+    checks, titles = record.rows(CHECKS), {row.method: title_of(row) for row in kinds}
+    flat = {titles[row.maps]: " (nearly uniform)" for row in checks if is_uniform(row, len(checks))}
+    listed = "; ".join(f"{title}{flat.get(title, '')}: {in_words(hit)}" for title, hit in hits.items())
+    backing = (*hits.values(), area, *checks)
     for words, side in (
         ("Above chance in the pointing game (the intervals do not overlap)", Side.ABOVE),
         ("Below chance in the pointing game (the intervals do not overlap)", Side.BELOW),

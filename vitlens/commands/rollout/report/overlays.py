@@ -11,7 +11,7 @@ from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.commands.rollout.conclusions import title_of
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import CHECKS, IMAGES, MAPS, PATCH_MASS, MapRow, RolloutArrays, RolloutImageRow
-from vitlens.commands.scaffold.map_checks import is_uniform
+from vitlens.commands.scaffold.map_checks import UNIFORM, is_uniform
 from vitlens.commands.scaffold.sheets import EACH, sheets
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec
@@ -30,7 +30,9 @@ _READOUTS: Final = {
 }
 
 
-_CROSSED: Final = " Crossed out: uniform maps, which have no maximum."
+_CROSSED: Final = (
+    f" Crossed out: uniform maps, which have no maximum, and kinds of map shown to hold fewer than {UNIFORM} bits."
+)
 
 
 def fusion_sheets(record: Record, arrays: RolloutArrays) -> Iterator[FigureSpec]:
@@ -64,7 +66,7 @@ def _faults(record: Record, columns: Sequence[int]) -> list[str]:
     """For each kind of map, that its maps are shown to be uniform; "" for others."""
     checks = {row.maps: row for row in record.rows(CHECKS)}
     kinds = [record.rows(MAPS)[index].method for index in columns]
-    return ["uniform" if name in checks and is_uniform(checks[name], len(checks)) else "" for name in kinds]
+    return ["nearly uniform" if name in checks and is_uniform(checks[name], len(checks)) else "" for name in kinds]
 
 
 def method_sheets(record: Record, arrays: RolloutArrays) -> Iterator[FigureSpec]:
