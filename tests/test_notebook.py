@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 import vitlens
+from tests.figures.reading import crosses
 from tests.lens.tiny import images as made
 from tests.lens.tiny import ours
 from vitlens.analysis.attention.weights import attention_maps
@@ -49,8 +50,8 @@ def test_maps_over_images_are_drawn_with_their_own_values(vit, images):
 def test_several_methods_and_signed_maps_are_shares(vit, images):
     named = {name: vitlens.explain(vit, images, method=name) for name in ("rollout", "input-x-gradient")}
     assert len(panels(vitlens.show(images, named))) == 6
-    (bar,) = [axes for axes in vitlens.show(images, named["input-x-gradient"]).axes if axes.get_ylabel()]
-    assert bar.get_ylabel() == "share of its largest"
+    (bar,) = [axes for axes in vitlens.show(images, named["input-x-gradient"]).axes if "share" in axes.get_xlabel()]
+    assert bar.get_xlabel() == "share of the map's largest value"
 
 
 def test_images_alone_in_every_form(images):
@@ -143,7 +144,7 @@ def test_files_are_shown_with_the_crop_of_the_model(vit, pictures):
 
 def test_maps_that_are_all_equal_say_so(images):
     figure = vitlens.show(images, torch.stack((torch.zeros(2, 3), torch.rand(2, 3))))
-    assert [axes.get_xlabel() for axes in panels(figure)] == ["", "", "all equal", ""]
+    assert [len(crosses(axes)) for axes in panels(figure)] == [0, 0, 2, 0]
 
 
 def test_heads_of_a_model_with_windows(vit, images):

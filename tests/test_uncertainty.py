@@ -17,6 +17,7 @@ from vitlens.uncertainty import (
     median_of,
     sign_flip_test,
     student_mean,
+    student_test,
     widened,
     wilson,
 )
@@ -187,3 +188,11 @@ def test_one_value_or_group_has_no_interval():
     assert bootstrap_mean([0.3], unit="nats") == Estimate(0.3, n=1, unit="nats")
     assert bootstrap_mean([0.0, 1.0], groups=[4, 4]) == Estimate(0.5, n=2)
     assert bootstrap_difference([1.0], [0.0]).low is None
+
+
+def test_students_test_of_a_few_values_is_scipys() -> None:
+    values = np.random.default_rng(0).standard_normal((20, 4)) + 1
+    for row in values:
+        assert student_test(row) == pytest.approx(float(stats.ttest_1samp(row, 0).pvalue), abs=1e-12)
+    assert student_test([0.1, 0.1, 0.1]) < 1e-12
+    assert student_test([0.0, 0.0]) == student_test([3.0]) == 1.0

@@ -36,6 +36,12 @@ _LIVE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+_COMPONENTS: Final = 2  # of an absolute path, those that are kept: "photos/cat.jpg"
+# an absolute path (POSIX, ~ or Windows) that does not follow a letter, "/" or ":", as those of web addresses do
+_PATH: Final = re.compile(
+    r"(?:(?<![\w/:.~…<])~?/(?:[^\s/\\'\",;:=@`|<>]+/)+|(?<!\w)[A-Za-z]:[/\\](?:[^\s/\\'\",;:=@`|<>]+[/\\])*)[^\s/\\'\",;:=@`|<>]*"
+)
+_WHOLE_PATH: Final = re.compile(r"(?:~?/|[A-Za-z]:[/\\]).+")
 _ESCAPED_OR_BRACKET = re.compile(r"\\.|[\[\]]")
 _AT_START = re.compile(r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|-(?:\s*-){2,}\s*$))")
 
@@ -65,6 +71,18 @@ def escape(character: str) -> str:
 def for_terminal(text: str) -> str:
     """Text as one line for a terminal: without cursor movements, colours or changes of direction."""
     return _cut(visible(_cut(text, LINE_LENGTH)), LINE_LENGTH)
+
+
+def without_machine_paths(text: str) -> str:
+    """A text in which absolute paths are shortened to their last two components."""
+    if _WHOLE_PATH.fullmatch(text) and "\n" not in text and not text.startswith("//"):
+        return _last_components(text)
+    return _PATH.sub(lambda found: _last_components(found[0]), text)
+
+
+def _last_components(path: str) -> str:
+    parts = [part for part in re.split(r"[/\\]", path.rstrip("/\\")) if part]
+    return "/".join(parts[-_COMPONENTS:])
 
 
 def protected(name: str) -> str:

@@ -142,6 +142,17 @@ def student_mean(values: ArrayLike, *, groups: ArrayLike | None = None, unit: st
     return Estimate(mean, mean - half, mean + half, n, unit)
 
 
+def student_test(values: ArrayLike) -> float:
+    """Two-sided p of Student's t test that the mean of a few values (differences between seeds) is 0; 1 for one."""
+    from scipy import stats
+
+    vector = _vector(values)
+    if len(vector) < 2 or not vector.any():
+        return 1.0
+    error = float(vector.std(ddof=1)) / np.sqrt(len(vector))
+    return 2 * float(stats.t.sf(abs(vector.mean()) / max(error, np.finfo(float).tiny), len(vector) - 1))
+
+
 def bootstrap_difference(
     first: ArrayLike,
     second: ArrayLike,

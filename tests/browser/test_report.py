@@ -19,6 +19,17 @@ def test_the_head_that_matters_most_is_shown_first(opened):
     assert opened.tab.locator(".ex-shares").inner_text().split("\n") == ["CLS 25.0 %", "all patches 75.0 %"]
 
 
+def test_how_exact_the_weights_are_is_said_where_they_are_not(opened, browser, tmp_path):
+    assert opened.tab.get_by_text("steps of their square root").count() == 0  # the planted ones are exact
+    weights = np.random.default_rng(0).dirichlet(np.ones(5), (1, 1, 5)).astype(np.float32)
+    file = tmp_path / "inexact.html"
+    image = ExplorerImage("x", np.zeros((8, 8, 3), np.uint8), weights)
+    file.write_text(explorer_fragment(Explorer("m", (image,), (2, 2), ("CLS",), (2, 2))), "utf-8")
+    page = Opened(browser, file)
+    assert page.tab.get_by_text("kept in 256 steps of their square root; the largest error is 0.").is_visible()
+    page.context.close()
+
+
 def test_point_at_a_patch_choose_a_head_and_a_layer(opened):
     opened.point(1, 1)
     assert "where the patch in row 1, column 1 looks; greatest at row 1, column 4: 0.75" in opened.words()

@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 
@@ -54,6 +55,11 @@ def cut_off(figure: Figure) -> list[str]:
     return [
         word for word, box in boxes if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
     ]
+
+
+def crosses(axes: Axes) -> list[Line2D]:
+    """The diagonals that cross a panel out."""
+    return [line for line in axes.lines if line.get_gid() == "crossed out"]
 
 
 def overlapping(figure: Figure) -> bool:

@@ -4,6 +4,7 @@ import pytest
 from tests.figures.reading import cut_off, texts
 from vitlens.errors import InputError
 from vitlens.figures.calibration import Calibration, reliability_diagram
+from vitlens.figures.style import SERIES
 
 
 def model(name: str = "vit", **changed: object) -> Calibration:
@@ -20,6 +21,18 @@ def test_empty_bins_are_left_out():
     assert "vit: ECE 17.5 points" in texts(figure)
     assert "confidence (%), n = 40" in texts(figure)
     assert not cut_off(figure)
+
+
+def test_bins_of_few_images_are_hollow():
+    figure = reliability_diagram(models=[model(count=[0, 9, 30])], few=10)
+    few, known = figure.axes[0].patches
+    assert few.get_facecolor()[3] == 0
+    assert known.get_facecolor()[3] > 0.5
+    assert [line.get_markerfacecolor() for line in figure.axes[0].lines[1:]] == [SERIES[0], "white"]
+    assert "fewer than 10 images" in texts(figure)
+    assert not cut_off(figure)
+    full = reliability_diagram(models=[model(count=[0, 10, 30])], few=10)
+    assert "fewer than 10 images" not in texts(full)
 
 
 def test_two_models_side_by_side():

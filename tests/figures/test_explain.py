@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.figures.reading import colour_at, cut_off, overlapping, texts
+from tests.figures.reading import colour_at, crosses, cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.explain import ACROSS, attribution_overlays, lines_of
+from vitlens.figures.explain import ACROSS, attribution_overlays
 
 TITLE = "model: what speaks for the target (red) and against it (blue)"
 
@@ -53,12 +53,42 @@ def test_a_map_without_signs_begins_at_its_least_value(images):
     np.testing.assert_allclose(one.axes[1].images[0].get_array(), other.axes[1].images[0].get_array(), atol=1e-9)
 
 
-@pytest.mark.parametrize(("value", "words"), [(0.0, "all equal"), (2.5, "all equal"), (np.nan, "not finite")])
+def test_maps_of_a_failed_method_are_crossed_out_with_the_reason(images):
+    figure = drawing(images, [halves(3)] * 2, failed=["", "fails randomisation"])
+    assert [len(crosses(axes)) for axes in figure.axes[:9]] == [0, 0, 2] * 3
+    assert texts(figure).count("fails randomisation") == 1  # in the header that the rows share
+    colour = np.asarray(figure.axes[2].images[0].get_array())
+    assert np.ptp(colour, axis=2).max() > 0.1  # drawn below the cross
+    red, _, blue = colour_at(figure, figure.axes[2], 0.75, 0.25)
+    assert red > 0.7 > blue  # the cross, where the map is blue
+    assert not cut_off(figure)
+
+
+@pytest.mark.parametrize("methods", [1, ACROSS - 1])
+def test_an_image_is_one_row_below_one_header(images, methods):
+    figure = drawing(images, [halves(3)] * methods)
+    panels = figure.axes[:-1]
+    heights = [round(axes.get_position().y0, 6) for axes in panels]
+    assert [heights.count(height) for height in dict.fromkeys(heights)] == [1 + methods] * 3
+    assert texts(figure).count("method 0") == texts(figure).count("input") == 1
+    wide = max(axes.get_position().x1 for axes in panels) - min(axes.get_position().x0 for axes in panels)
+    assert wide > (0.9 if methods > 1 else 0.6)  # of the figure's width: no part of it is empty
+
+
+def test_methods_that_do_not_fit_are_further_blocks(images):
+    figure = drawing(images, [halves(3)] * ACROSS)
+    assert len(figure.axes) == 2 * 3 + 3 * ACROSS + 1
+    assert texts(figure).count("input") == 2
+    assert {f"method {number}" for number in range(ACROSS)} <= set(texts(figure))
+
+
+@pytest.mark.parametrize(("value", "words"), [(0.0, "uniform"), (2.5, "uniform"), (np.nan, "not finite")])
 def test_a_map_that_says_nothing_is_not_drawn(images, value, words):
     broken = halves(3)
     broken[1] = value
     figure = drawing(images, [broken])
     assert texts(figure).count(words) == 1
+    assert [len(crosses(axes)) for axes in figure.axes[:6]] == [0, 0, 0, 2, 0, 0]
     grey = np.asarray(figure.axes[3].images[0].get_array())
     assert np.ptp(grey, axis=2).max() < 1e-9
     colour = np.asarray(figure.axes[1].images[0].get_array())
@@ -69,7 +99,7 @@ def test_a_map_that_says_nothing_is_not_drawn(images, value, words):
 def test_a_low_figure_of_one_image_has_room_for_its_bar(shape, methods, random):
     """The label of the colour bar is longer than such a figure's panels are high."""
     figure = drawing(random.uniform(size=(1, 3, *shape)), [halves(1)] * methods)
-    assert figure.axes[-1].get_ylabel()
+    assert figure.axes[-1].get_xlabel()
     assert cut_off(figure) == []
 
 
@@ -83,10 +113,6 @@ def test_nothing_is_cut_off_or_covered(images, methods, random):
     assert not overlapping(figure)
     assert figure.get_figwidth() < 7.3
     assert figure.get_figheight() < 10.5
-
-
-def test_panels_are_broken_into_lines():
-    assert [lines_of(panels) for panels in (2, ACROSS, ACROSS + 1, 2 * ACROSS, 20)] == [1, 1, 2, 2, 3]
 
 
 def test_shapes_that_do_not_fit(images):

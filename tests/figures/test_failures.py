@@ -37,9 +37,14 @@ def test_before_and_after_differ_in_colour():
 
 def test_without_a_test_no_changed_image_is_drawn():
     figure = failure_examples(groups=[group(3, changed=False, title="cut: no causal test")], title="t")
-    visible = [axes for axes in figure.axes if axes.get_visible()]
-    assert len(visible) == 3 * 2 + 1
+    assert len(figure.axes) == 3 * 2 + 1
     assert not any("✓" in text for text in texts(figure))
+
+
+def test_categories_of_few_images_share_a_row():
+    figure = failure_examples(groups=[group(count, changed=False) for count in (3, 1, 2)], title="t")
+    rows = [round(axes.get_position().y0, 6) for axes in figure.axes[:-1]]
+    assert [rows.count(row) for row in dict.fromkeys(rows)] == [2 * (3 + 1), 2 * 2]
 
 
 def test_no_category_is_refused():

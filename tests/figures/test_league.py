@@ -1,7 +1,10 @@
 """The league's figures, read as pixels and texts."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from tests.figures.reading import cut_off, overlapping, texts
 from vitlens.errors import InputError
@@ -29,6 +32,20 @@ def test_the_league_fits(count):
     assert not overlapping(figure)
     assert {"relevance", "hardly changes with randomised weights"} <= set(texts(figure))
     assert figure.get_figwidth() <= 7.21
+
+
+def test_twenty_methods_are_legible_at_half_a_page():
+    names = [f"integrated-gradients-{index}" for index in range(20)]
+    value = np.linspace(0.9, 0.0, 20)
+    checks = [Column("Spearman, upper half random", value, value - 0.02, value + 0.02, "less", 0.5) for _ in range(8)]
+    figure = league_figure(methods=names, columns=checks, title="vit: explanation methods in every check")
+    scale = 17 / 2.54 / figure.get_figwidth()
+    assert figure.get_figheight() * scale < 29.7 / 2.54 / 2
+    assert min(text.get_fontsize() for text in figure.findobj(Text)) * scale >= 6
+    assert not cut_off(figure)
+    for axes in figure.axes:
+        labels = [label.get_window_extent() for label in axes.get_xticklabels()]
+        assert all(one.x1 < other.x0 for one, other in pairwise(labels))
 
 
 def test_colours_tell_flagged_methods_and_baselines():

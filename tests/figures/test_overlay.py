@@ -104,6 +104,9 @@ def test_bar_says_its_range():
         colour_bar(figure.add_subplot(), scale=scale, label="attention (%)")
         return texts(figure)
 
-    assert {"0.50", "≥ 2.00", "attention (%)"} <= set(bar_texts(Scale(0.5, 2.0, clipped=True)))
-    assert {"0.50", "2.00"} <= set(bar_texts(Scale(0.5, 2.0)))
+    assert {"0.5", "≥ 2.0", "attention (%)"} <= set(bar_texts(Scale(0.5, 2.0, clipped=True)))
+    assert {"0.5", "2.0"} <= set(bar_texts(Scale(0.5, 2.0)))
+    assert {"0", "10", "20"} <= set(
+        bar_texts(joint_scale(np.linspace(0.02, 21.04, 16).reshape(1, 4, 4)))
+    )  # no 5.26, 10.5, 15.8
     assert "3\nall\nequal" in bar_texts(Scale(3.0, 3.0))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from tests.figures.reading import colour_at, cut_off, overlapping, panel, pixels, texts
+from tests.figures.reading import colour_at, crosses, cut_off, overlapping, panel, pixels, texts
 from vitlens.errors import InputError
 from vitlens.figures.overlays import overlay_rows
 from vitlens.figures.style import RIGHT, WRONG
@@ -55,7 +55,9 @@ def test_mask_is_outlined_and_peak_marked():
 
 def test_constant_map_is_said(images):
     figure = rows(images, np.full((3, 1, 4, 4), 0.25), hits=np.ones((3, 1)))
-    assert texts(figure).count("all equal") == 3
+    assert texts(figure).count("uniform") == 3
+    assert [len(crosses(axes)) for axes in figure.axes[:-1]] == [0, 2] * 3
+    assert not [line for axes in figure.axes for line in axes.lines if line.get_marker() in ("o", "X")]  # no maximum
     assert "✓ hit" not in texts(figure)
     assert np.isfinite(pixels(figure)).all()
 

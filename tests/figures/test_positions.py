@@ -40,7 +40,7 @@ def test_zero_is_the_middle_of_the_colours():
     np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.9, 0.1), middle, atol=0.02)
     np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.375, 0.1), top, atol=0.02)
     np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.1, 0.1), top, atol=0.02)
-    assert "≥ 0.50" in texts(figure)
+    assert "≥ 0.5" in texts(figure)
 
 
 def test_a_map_stands_where_its_position_stands():

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.figures.reading import cut_off, pixels
-from vitlens.figures.style import SERIES, WIDE, heading, sheet, shortened, styled
+from vitlens.figures.style import SERIES, WIDE, heading, round_ticks, sheet, shortened, styled, tick_words
 
 
 @styled
@@ -15,6 +15,31 @@ def drawn(*, title: str = "x") -> Figure:
     figure.add_subplot().plot([0, 1], [0, 1])
     heading(figure, title)
     return figure
+
+
+@pytest.mark.parametrize(
+    ("ends", "ticks", "words"),
+    [
+        ((0.0, 1.0), [0, 0.2, 0.4, 0.6, 0.8, 1.0], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        ((-0.5, 0.5), [-0.5, 0, 0.5], ["-0.5", "0", "0.5"]),  # the ends, rather than 0.4
+        ((0.0012, 21.04), [5, 10, 15, 20], ["5", "10", "15", "20"]),
+        ((0.35, 2.0), [0.5, 1.0, 1.5, 2.0], ["0.5", "1.0", "1.5", "2.0"]),
+        ((0.0, 1370.0), [0, 500, 1000], ["0", "500", "1000"]),
+        ((-2e-9, 3e-9), [-2e-9, -1e-9, 0, 1e-9, 2e-9, 3e-9], ["-2e-09", "-1e-09", "0", "1e-09", "2e-09", "3e-09"]),
+        ((0.25, 0.25), [0.25], ["0.25"]),
+    ],
+)
+def test_ticks_are_round_numbers(ends, ticks, words):
+    assert round_ticks(*ends) == pytest.approx(ticks, abs=1e-15)
+    assert tick_words(round_ticks(*ends)) == words
+
+
+def test_ticks_fit_any_range():
+    random = np.random.default_rng(0)
+    for low, width in zip(random.normal(size=200), 10 ** random.uniform(-6, 6, 200)):
+        ticks = round_ticks(low, low + width)
+        assert 2 <= len(ticks) <= 6
+        assert low - 1e-5 * width <= ticks[0] < ticks[-1] <= low + width * (1 + 1e-5)
 
 
 def test_user_settings_neither_change_nor_matter():

@@ -17,6 +17,7 @@ import typer
 from vitlens.cli.terminal import print_note, print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
+from vitlens.commands.scaffold.concluded import Concluded
 from vitlens.commands.scaffold.flags import Flag, flags_of
 
 _RUN: Final = "Run and report"
@@ -70,8 +71,15 @@ def command_function(command: Command) -> Callable[..., None]:
         outcome = command.measure(options)
         if outcome is None:  # of several processes only the first prints
             return
-        holds = _conclude(outcome, requirements, quiet=run.quiet) if isinstance(outcome, Path) and run else True
-        for line in (outcome,) if isinstance(outcome, str | Path) else _lines(outcome):
+        holds = True
+        if isinstance(outcome, Path) and run:
+            holds = _conclude(outcome, requirements, quiet=run.quiet)
+        elif isinstance(outcome, Concluded):
+            for note in outcome.lines:
+                print_note(note)
+            holds = outcome.holds
+        written: object = outcome.path if isinstance(outcome, Concluded) else outcome
+        for line in (written,) if isinstance(written, str | Path) else _lines(written):
             print_result(line)
         if not holds:
             raise typer.Exit(UNMET)

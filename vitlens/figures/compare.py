@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Margins, board, without_frames
+from vitlens.figures.crossed import cross_out
 from vitlens.figures.inputs import Array, as_array, as_image, as_images, require_length
-from vitlens.figures.overlay import Scale, blend, colour_bar, draw_map, enlarged, is_constant
+from vitlens.figures.overlay import OPACITY, Scale, blend, colour_bar, draw_map, enlarged, is_constant
 from vitlens.figures.overlays import outline
 from vitlens.figures.style import (
     GREY,
@@ -94,8 +95,11 @@ def contact_sheet(
         below = f"{shortened(truths[index], letters)}\n" + ("no agreement" if known is None else f"agree {known:.2f}")
         places[0].set_xlabel(below, fontsize=SMALL, labelpad=2)
         for axes, side, (maps, _) in zip(places[1:], (first, second), sides):
-            axes.imshow(blend(pictures[index], maps[index], scale=_PERCENT))
-            _caption(axes, side, index, letters, maps[index])
+            uniform = is_constant(maps[index])
+            axes.imshow(blend(pictures[index], maps[index], scale=_PERCENT, opacity=0.0 if uniform else OPACITY))
+            if uniform:
+                cross_out(axes, "uniform")
+            _caption(axes, side, index, letters)
         if outlines is not None:
             for axes in places:
                 outline(axes, outlines[index])
@@ -135,12 +139,12 @@ def _checked(side: ModelPanels, count: int) -> tuple[Array, Array]:
     return 100 * maps / np.where(greatest > 0, greatest, 1.0), probability
 
 
-def _caption(axes: Axes, side: ModelPanels, index: int, letters: int, values: Array) -> None:
+def _caption(axes: Axes, side: ModelPanels, index: int, letters: int) -> None:
     right = bool(side.right[index])
     symbol, colour = (RIGHT_SYMBOL, RIGHT) if right else (WRONG_SYMBOL, WRONG)
     probability = f"{100 * float(np.asarray(side.probability)[index]):.0f} %"
     caption = f"{symbol} {shortened(side.prediction[index], max(3, letters - 2))}\n{probability}"
-    axes.set_xlabel(caption + (", map empty" if is_constant(values) else ""), fontsize=SMALL, labelpad=2, color=colour)
+    axes.set_xlabel(caption, fontsize=SMALL, labelpad=2, color=colour)
 
 
 def panel_pictures(

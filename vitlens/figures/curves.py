@@ -1,8 +1,9 @@
 """Curves of several models: the colour and marker of each, logarithmic axes, and a legend below the panels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -46,11 +47,23 @@ def series_style(index: int) -> tuple[str, str]:
     return SERIES[index % len(SERIES)], _MARKERS[(index + index // len(SERIES)) % len(_MARKERS)]
 
 
-def models_legend(figure: Figure, names: Sequence[str], *, columns: int = 3) -> None:
-    """A legend of all models below the panels, which keep their height."""
+def models_legend(figure: Figure, names: Sequence[str], *, columns: int = 3, spare: Iterable[Axes] = ()) -> None:
+    """A legend of all models: in the first of the panels that hold nothing, or else below the panels, which keep their
+    height."""
     handles = []
     for index, name in enumerate(names):
         colour, marker = series_style(index)
         handles.append(Line2D([], [], color=colour, marker=marker, markersize=3.6, label=name))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(names)))
-    figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(names) // columns))
+    legend_in(figure, handles, columns=columns, spare=spare)
+
+
+def legend_in(figure: Figure, handles: Sequence[Artist], *, columns: int, spare: Iterable[Axes]) -> None:
+    """The legend in the first of the panels that hold nothing, or below all panels; the other empty panels vanish."""
+    empty = list(spare)
+    for index, axes in enumerate(empty):
+        axes.set_axis_off() if index == 0 else axes.set_visible(False)
+    if empty:
+        empty[0].legend(handles=handles, loc="center")
+        return
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
+    figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(handles) // columns))

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
+from vitlens.figures.curves import legend_in
 from vitlens.figures.inputs import as_array, require_length
 from vitlens.figures.style import (
     BLUE,
@@ -69,12 +70,12 @@ def error_cells(*, counts: Mapping[str, Sequence[int]], cells: Sequence[str], al
 class AccuracyBySlice:
     """Accuracy of both models over slices of one property of the images.
 
-    title: the property; labels: one per slice; n: images in each; first, second: rows value, low, high as fractions
-    (3, slices).
+    title: the property; edges: of the slices, ascending (slices + 1,); n: images in each; first, second: rows value,
+    low, high as fractions (3, slices).
     """
 
     title: str
-    labels: Sequence[str]
+    edges: Sequence[float]
     n: Sequence[int]
     first: ArrayLike
     second: ArrayLike
@@ -90,31 +91,35 @@ def errors_by_number(*, numbers: Sequence[AccuracyBySlice], names: tuple[str, st
         raise InputError("expected at least one property to divide images by, found none")
     across = min(3, len(numbers))
     down = -(-len(numbers) // across)
-    figure = sheet(WIDE, 0.3 + 1.95 * down)
+    figure = sheet(WIDE, 0.15 + 1.85 * down)
     panels = figure.subplots(down, across, squeeze=False, sharey=True)
     for axes, number in zip(panels.flat, numbers):
         for index, values in enumerate((number.first, number.second)):
             value, low, high = 100 * as_array(values, name=number.title, axes=("ends", "slices"))
-            require_length(len(value), len(number.labels), name="accuracies", of=f"the slices of {number.title}")
+            require_length(len(value), len(number.edges) - 1, name="accuracies", of=f"the slices of {number.title}")
             place = np.arange(len(value)) + (index - 0.5) * 0.16
             spread = np.stack([value - low, high - value]).clip(min=0)
             axes.errorbar(
                 place, value, spread, color=SERIES[index], marker=_MARKERS[index], markersize=4, linewidth=1,
                 elinewidth=0.9, capsize=2, label=names[index],
             )  # fmt: skip
-        axes.set_xticks(range(len(number.labels)), list(number.labels), rotation=0)
-        axes.set_xlim(-0.5, len(number.labels) - 0.5)
+        slices = len(number.edges) - 1
+        axes.set_xticks(np.arange(slices + 1) - 0.5, [_edge(edge) for edge in number.edges])
+        axes.set_xlim(-0.5, slices - 0.5)
         axes.set_title(number.title)
         axes.set_ylim(0, 105)
-        axes.grid(axis="y")
-    for axes in panels.flat[len(numbers) :]:
-        axes.set_visible(False)
+        axes.grid()
     for row in panels:
         row[0].set_ylabel("accuracy (%)")
-    handles, labels = panels.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    handles, _ = panels.flat[0].get_legend_handles_labels()
+    legend_in(figure, handles, columns=2, spare=panels.flat[len(numbers) :])
     heading(figure, "Accuracy by properties of the images, in quarters of the images; lines: 95 % intervals")
     return figure
+
+
+def _edge(value: float) -> str:
+    """The limit of a slice in two digits, and whole from 10."""
+    return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}" if abs(value) >= 1e-3 or not value else f"{value:.0e}"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from vitlens.figures.board import PHOTOGRAPHS, Margins, board, without_frames
 from vitlens.figures.inputs import as_array, as_images, require_length
 from vitlens.figures.overlay import enlarged
 from vitlens.figures.style import (
+    GREY,
     RIGHT,
     RIGHT_SYMBOL,
     SERIES,
@@ -101,7 +102,8 @@ def per_class_bars(
     thick = 0.8 / len(models)
     for index, model in enumerate(models):
         place = np.arange(len(shown)) + (index - (len(models) - 1) / 2) * thick
-        colour = SERIES[index % len(SERIES)]
+        # of one model no colour, which in a report of several is that of another
+        colour = SERIES[index % len(SERIES)] if len(models) > 1 else GREY
         axes.barh(place, value[index, shown], thick * 0.9, color=colour, alpha=0.85, label=model)
         axes.hlines(place, below[index, shown], above[index, shown], color="black", linewidth=0.9)
     axes.set_yticks(range(len(shown)), [f"{shortened(classes[i])} ({count[i]:,.0f})" for i in shown.tolist()])

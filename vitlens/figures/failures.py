@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,10 +10,12 @@ from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
+from vitlens.figures.crossed import cross_out
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
-from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, is_constant
+from vitlens.figures.overlay import OPACITY, Scale, blend, colour_bar, enlarged, is_constant
 from vitlens.figures.overlays import outline
 from vitlens.figures.style import (
+    LABEL,
     RIGHT,
     RIGHT_SYMBOL,
     SMALL,
@@ -24,7 +27,9 @@ from vitlens.figures.style import (
     styled,
 )
 
-_ACROSS = 3  # images in a row
+_PANELS = 9  # in a row: an image has two or three
+_IMAGES = 4  # in a row, at most
+_LINE = 0.15  # inch per further line of a title
 _GAP = 0.05  # inch between the panels of an image
 _BETWEEN = 0.14  # inch between images
 _LETTER = 0.072  # inch per letter of a caption
@@ -53,76 +58,85 @@ class ChangedImages:
 
 @styled
 def failure_examples(*, groups: Sequence[ChangedImages], title: str) -> Figure:
-    """A row of images for each category, each with its map and the image after the category's test.
+    """The images of each category, each with its map and, where one has a causal test, the image after it.
 
-    Raises InputError without categories or for shapes that do not fit.
+    Categories of few images share a row. Raises InputError without categories or for shapes that do not fit.
     """
     if not groups:
         raise InputError("expected examples of at least one category, found none")
     pictures = [as_images(group.images) for group in groups]
     ratio = pictures[0].shape[2] / pictures[0].shape[3]
-    room = WIDE - BAR_ROOM - 0.06 - (_ACROSS - 1) * _BETWEEN - _ACROSS * 2 * _GAP
-    tallest = (TALL - 0.5) / len(groups) - _CAPTION - _HEAD
-    panel = min(room / (3 * _ACROSS), tallest / ratio)
-    drawn = board(
-        title=title,
-        count=_ACROSS * len(groups),
-        across=_ACROSS,
-        panel=(3 * panel + 2 * _GAP, panel * ratio),
-        gap=(_BETWEEN, _CAPTION + _HEAD),
-        margins=Margins(right=BAR_ROOM, top=_HEAD, bottom=_CAPTION),
+    each = [2 if group.changed is None else 3 for group in groups]  # pictures of an image
+    rows = _rows([len(images) * count for images, count in zip(pictures, each)])
+    room = WIDE - BAR_ROOM - 0.06 - _IMAGES * (_BETWEEN - _GAP) - (_PANELS - 1) * _GAP
+    panel = min(room / _PANELS, ((TALL - 0.5) / len(rows) - _CAPTION - _HEAD) / ratio)
+    wide = [count * panel + (count - 1) * _GAP + _BETWEEN for count in each]
+    lines = [
+        wrap(group.title, max(12, int(len(images) * width / _LETTER)), max_lines=3, placeholder="…")
+        for group, images, width in zip(groups, pictures, wide)
+    ]
+    head = _HEAD + _LINE * (max(map(len, lines)) - 1)
+    row_height = head + panel * ratio + _CAPTION
+    across = max(sum(len(pictures[place]) * wide[place] for place in row) for row in rows) - _BETWEEN
+    margins = Margins(right=BAR_ROOM, top=0.0, bottom=len(rows) * row_height)
+    drawn = board(title=title, count=0, across=1, panel=(across, 0.0), gap=(0.0, 0.0), margins=margins)
+    for line, row in enumerate(rows):
+        left, top = drawn.left, drawn.top + line * row_height + head
+        for place in row:
+            images = pictures[place]
+            maps = as_array(groups[place].maps, name="maps", axes=("batch", "rows", "columns"))
+            require_length(len(maps), len(images), name="maps", of="the images")
+            for index, image in enumerate(images):
+                steps = (left + step * (panel + _GAP) for step in range(each[place]))
+                axes = [drawn.place(step, top, panel, panel * ratio) for step in steps]
+                if index == 0:
+                    axes[0].set_title("\n".join(lines[place]), loc="left", fontsize=LABEL, linespacing=1.0)
+                _draw(axes, groups[place], index, image, maps[index], max(8, int(panel / _LETTER)))
+                left += wide[place]
+    tall = len(rows) * row_height
+    long = min(max(tall - head - _CAPTION, 1.2), 3.0)
+    bar = drawn.place(
+        drawn.figure.get_figwidth() - BAR_ROOM + 0.14, drawn.top + (tall + head - _CAPTION - long) / 2, 0.11, long
     )
-    for row, (group, images) in enumerate(zip(groups, pictures)):
-        frames = drawn.panels[row * _ACROSS : (row + 1) * _ACROSS]
-        maps = as_array(group.maps, name="maps", axes=("batch", "rows", "columns"))
-        require_length(len(maps), len(images), name="maps", of="the images")
-        box = frames[0].get_position()
-        height = drawn.figure.get_figheight()
-        drawn.figure.text(box.x0, box.y1 + 0.05 / height, group.title, ha="left", va="bottom")
-        for index, frame in enumerate(frames):
-            places = _three_in(frame, panel)
-            if index < len(images):
-                _draw(places, group, index, images[index], maps[index], max(8, int(panel / _LETTER)))
-            else:
-                for axes in places:
-                    axes.set_visible(False)
-    colour_bar(drawn.bar(), scale=_PERCENT, label="% of its greatest")
+    colour_bar(bar, scale=_PERCENT, label="% of its greatest")
     return drawn.figure
 
 
+def _rows(counts: Sequence[int]) -> list[list[int]]:
+    """The categories of each row, in order, as many as their numbers of panels allow."""
+    rows: list[list[int]] = []
+    left = 0
+    for index, count in enumerate(counts):
+        if count > left:
+            rows.append([])
+            left = _PANELS
+        rows[-1].append(index)
+        left -= count
+    return rows
+
+
 def _draw(places: Sequence[Axes], group: ChangedImages, index: int, image: Array, values: Array, letters: int) -> None:
-    picture, over, changed = places
+    picture, over, *further = places
     truth = group.truths[index]
     picture.imshow(enlarged(image))
     picture.set_xlabel(f"{shortened(truth, letters)}\nlabel", fontsize=SMALL, labelpad=2)
-    greatest = values.max()
-    over.imshow(blend(image, 100 * values / greatest if greatest > 0 else values, scale=_PERCENT))
-    _caption(over, *group.before[index], truth, letters, empty=is_constant(values))
+    greatest, uniform = values.max(), is_constant(values)
+    shares = 100 * values / greatest if greatest > 0 else values
+    over.imshow(blend(image, shares, scale=_PERCENT, opacity=0.0 if uniform else OPACITY))
+    if uniform:
+        cross_out(over, "uniform")
+    _caption(over, *group.before[index], truth, letters)
     if group.masks is not None:
         mask = as_array(group.masks, name="masks", axes=("batch", "height", "width"))[index]
         for axes in (picture, over):
             outline(axes, mask)
-    if group.changed is None:
-        changed.set_visible(False)
-    else:
-        changed.imshow(enlarged(as_images(group.changed)[index]))
-        _caption(changed, *group.after[index], truth, letters)
+    if group.changed is not None:
+        further[0].imshow(enlarged(as_images(group.changed)[index]))
+        _caption(further[0], *group.after[index], truth, letters)
     without_frames(places)
 
 
-def _caption(axes: Axes, prediction: str, probability: float, truth: str, letters: int, *, empty: bool = False) -> None:
+def _caption(axes: Axes, prediction: str, probability: float, truth: str, letters: int) -> None:
     symbol, colour = (RIGHT_SYMBOL, RIGHT) if prediction == truth else (WRONG_SYMBOL, WRONG)
     text = f"{symbol} {shortened(prediction, max(3, letters - 2))}\n{100 * probability:.0f} %"
-    axes.set_xlabel(text + (", map empty" if empty else ""), fontsize=SMALL, labelpad=2, color=colour)
-
-
-def _three_in(frame: Axes, panel: float) -> list[Axes]:
-    """Three axes side by side in place of one; panel: the width of each, in inches."""
-    figure, box = frame.get_figure(root=True), frame.get_position()
-    assert figure is not None
-    frame.remove()
-    width = figure.get_figwidth()
-    return [
-        figure.add_axes((box.x0 + step * (panel + _GAP) / width, box.y0, panel / width, box.height))
-        for step in range(3)
-    ]
+    axes.set_xlabel(text, fontsize=SMALL, labelpad=2, color=colour)

@@ -1,5 +1,6 @@
 """Explanation methods compared: the result of each in every check, and its deletion and insertion curves."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,11 +13,27 @@ from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array, require_length
-from vitlens.figures.style import BLUE, GREY, SERIES, SMALL, VERMILLION, WIDE, heading, sheet, shortened, styled
+from vitlens.figures.style import (
+    BLUE,
+    GREY,
+    SERIES,
+    SMALL,
+    VERMILLION,
+    WIDE,
+    heading,
+    round_ticks,
+    sheet,
+    shortened,
+    styled,
+    tick_words,
+)
 
-_ROW: Final = 0.21  # inch per method
+_ROW: Final = 0.165  # inch per method, so that twenty fit on half a page
+_LONGEST: Final = 22  # letters of a method's name
 _LINE_STYLES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
-_ACROSS: Final = 4  # panels side by side
+_ACROSS: Final = 8  # panels side by side
+_LETTER: Final = 0.066  # inch per letter of a title
+_ARROWS: Final = {"more": "↑", "less": "↓"}
 
 
 @dataclass(frozen=True)
@@ -50,19 +67,23 @@ def league_figure(
         raise InputError("expected at least one method and one check, found none")
     checked = [_numbers(column, len(methods)) for column in columns]
     lines = -(-len(columns) // _ACROSS)
-    across = min(_ACROSS, len(columns))
-    figure = sheet(WIDE, lines * (0.75 + _ROW * len(methods)))
+    across = -(-len(columns) // lines)
+    room = (WIDE - 0.3 - _LETTER * max(len(shortened(name, _LONGEST)) for name in methods)) / across - 0.08
+    titles = [_title(column, max(6, int(room / _LETTER))) for column in columns]
+    head = 0.12 * max(title.count("\n") + 1 for title in titles)
+    figure = sheet(WIDE, lines * (0.45 + head + _ROW * len(methods)))
     grid = figure.subplots(lines, across, sharey=True, squeeze=False)
     places = np.arange(len(methods), dtype=np.float64)[::-1]
-    for axes, column, numbers in zip(grid.flat, columns, checked):
+    for axes, column, title_of, numbers in zip(grid.flat, columns, titles, checked):
         _draw(axes, places, numbers, [_colour(name, baselines, flagged) for name in methods], column)
+        axes.set_title(title_of, fontsize=SMALL)
     for axes in list(grid.flat)[len(columns) :]:
         axes.set_visible(False)
     for row in grid:
-        row[0].set_yticks(places, [shortened(name, 26) for name in methods])
+        row[0].set_yticks(places, [shortened(name, _LONGEST) for name in methods])
         row[0].set_ylim(-0.6, len(methods) - 0.4)
     _legend(figure, baselines, flagged)
-    heading(figure, title)
+    heading(figure, f"{title}; ↑\u00a0more, ↓\u00a0less\u00a0is\u00a0better")
     return figure
 
 
@@ -133,10 +154,18 @@ def _draw(axes: Axes, places: Array, numbers: Array, colours: Sequence[str], col
         axes.plot(value, place, "o" if colour != GREY else "D", color=colour, markersize=3.6)
     if column.chance is not None:
         axes.axvline(column.chance, color="black", linestyle=(0, (4, 3)), linewidth=0.7)
-    axes.set_title(f"{column.title}\n({column.better} is better)", fontsize=SMALL)
-    axes.grid(axis="x")
+    axes.grid()
     axes.margins(x=0.08)
-    axes.locator_params(axis="x", nbins=4)
+    ticks = round_ticks(*axes.get_xlim(), most=3)
+    if max(map(len, tick_words(ticks))) > 3:  # no room for three
+        ticks = ticks[::2]
+    axes.set_xticks(ticks, tick_words(ticks))
+    axes.tick_params(axis="y", length=0)
+
+
+def _title(column: Column, letters: int) -> str:
+    """The title of a check above its panel, with an arrow in the direction that is better."""
+    return "\n".join(textwrap.wrap(f"{column.title}\u00a0{_ARROWS[column.better]}", letters, break_long_words=False))
 
 
 def _legend(figure: Figure, baselines: Sequence[str], flagged: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ The image under a map is drawn in grey, so that colours depend only on the map.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from matplotlib import colormaps
@@ -15,9 +16,10 @@ from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array, as_image
-from vitlens.figures.style import MAGNITUDE
+from vitlens.figures.style import MAGNITUDE, round_ticks, tick_words
 
 OPACITY = 0.65  # share of the map's colour in an overlay
+_ZERO = 0.02  # of the upper end of a scale, below which its lower end is 0
 _SHARPEST = 224  # pixels to which a smaller image is enlarged before a map is drawn over it
 
 
@@ -47,7 +49,8 @@ def is_constant(values: Array) -> bool:
 
 
 def joint_scale(maps: ArrayLike) -> Scale:
-    """One scale for all maps (batch, rows, columns): from the least value to the 99.5th percentile.
+    """One scale for all maps (batch, rows, columns): from the least value to the 99.5th percentile; from 0 where the
+    least value is hardly above it.
 
     Otherwise a few attention sinks would leave the rest dark. Values above have the last colour (Scale.clipped).
     """
@@ -56,6 +59,7 @@ def joint_scale(maps: ArrayLike) -> Scale:
     if is_constant(values):
         return Scale(low, low)
     most = float(np.percentile(values, 99.5))
+    low = 0.0 if 0 < low < _ZERO * most else low
     return Scale(low, most, clipped=True) if low < most < high else Scale(low, high)
 
 
@@ -101,20 +105,36 @@ def draw_map(axes: Axes, values: Array, *, scale: Scale) -> None:
     axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm, interpolation="nearest", aspect="auto")
 
 
-def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = MAGNITUDE) -> None:
-    """Fill axes with the colour bar of a scale; an arrow and "≥" at its end where values lie above."""
+def colour_bar(
+    axes: Axes,
+    *,
+    scale: Scale,
+    label: str,
+    colours: str = MAGNITUDE,
+    both: bool = False,
+    place: Literal["vertical", "horizontal"] = "vertical",
+) -> None:
+    """Fill axes with the colour bar of a scale, with ticks at round numbers.
+
+    An arrow at its end, and "≥" where a tick is there, say that values lie above (Scale.clipped); both: also below.
+    """
     figure = axes.get_figure(root=True)
     assert figure is not None
-    extend = "max" if scale.clipped else "neither"
-    bar = figure.colorbar(ScalarMappable(scale.norm, colours), cax=axes, extend=extend, extendfrac=0.04)
+    extend = ("both" if both else "max") if scale.clipped else "neither"
+    shown = ScalarMappable(scale.norm, colours)
+    bar = figure.colorbar(shown, cax=axes, extend=extend, extendfrac=0.04, orientation=place)
     bar.set_label(label)
     bar.outline.set_visible(False)
     if scale.low == scale.high:
         bar.set_ticks([scale.low], labels=[f"{scale.low:.3g}\nall\nequal"])
         return
-    ticks = np.linspace(scale.low, scale.high, 5)
-    labels = with_common_decimals(ticks.tolist())
-    bar.set_ticks(ticks.tolist(), labels=[*labels[:-1], ("≥ " if scale.clipped else "") + labels[-1]])
+    ticks = round_ticks(scale.low, scale.high)
+    labels = tick_words(ticks)
+    if scale.clipped and ticks[-1] == scale.high:
+        labels[-1] = f"≥ {labels[-1]}"
+    if scale.clipped and both and ticks[0] == scale.low:
+        labels[0] = f"≤ {labels[0]}"
+    bar.set_ticks(ticks, labels=labels)
 
 
 def with_common_decimals(values: Sequence[float]) -> list[str]:

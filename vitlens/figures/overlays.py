@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, board, without_frames
+from vitlens.figures.crossed import cross_out
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
-from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, is_constant, joint_scale, upsample
+from vitlens.figures.overlay import OPACITY, Scale, blend, colour_bar, enlarged, is_constant, joint_scale, upsample
 from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, SMALL, TALL, WIDE, WRONG, WRONG_SYMBOL, styled
 
 _LETTER = 0.065  # inch per letter of a caption
@@ -32,13 +33,16 @@ def overlay_rows(
     hits: ArrayLike | None = None,
     scale: Scale | None = None,
     smooth: bool = True,
+    failed: Sequence[str] | None = None,
 ) -> Figure:
     """Images (batch, 3, height, width) in [0, 1], each followed by overlays of its maps (batch, panels, rows, columns).
 
-    titles: one per panel; title: of the figure; label: the maps' unit, at the colour bar; names: one per image;
-    masks: (batch, height, width), outlined in white; hits: (batch, panels), whether each map's highest point lies on
-    the mask, marked by colour and symbol; scale: shared range of colours (default: the joint range of these maps).
-    Raises InputError when shapes do not fit or a number is not finite.
+    titles: one per panel; title: of the figure; label: the maps' unit, at the colour bar; names: one per image; masks:
+    (batch, height, width), outlined in white; hits: (batch, panels), whether each map's highest point lies on the mask,
+    marked by colour and symbol; scale: shared range of colours (default: the joint range of these maps); failed: one
+    per panel, why its maps say nothing, in a few words ("": they do). Maps of a failed panel are crossed out with the
+    reason, without a mark; so are uniform ones, which have no highest point. Raises InputError when shapes do not fit
+    or a number is not finite.
     """
     pictures = as_images(images)
     values = as_array(maps, name="maps", axes=("batch", "panels", "rows", "columns"))
@@ -50,8 +54,9 @@ def overlay_rows(
     is_hit = None if hits is None else _checked(hits, "hits", ("batch", "panels"), (batch, panels))
     shared = scale or joint_scale(values.reshape(-1, *values.shape[2:]))
 
-    constant = [[is_constant(panel) for panel in of_image] for of_image in values]
-    captions = int(bool(names) or is_hit is not None or any(map(any, constant)))
+    reasons = failed or [""] * panels
+    require_length(len(reasons), panels, name="reasons", of="the maps of an image")
+    captions = int(bool(names) or is_hit is not None)
     captions = max([captions, *(len(_lines(name, _NARROW)) for name in names or ())])
     drawn = _board(title, batch, panels + 1, ratio=pictures.shape[2] / pictures.shape[3], captions=captions)
     cells = [drawn.panels[start : start + panels + 1] for start in range(0, len(drawn.panels), panels + 1)]
@@ -60,10 +65,12 @@ def overlay_rows(
         cells[index][0].imshow(enlarged(picture))
         _caption(cells[index][0], "input" if above else "", names[index] if names else "")
         for panel, axes in enumerate(cells[index][1:]):
-            axes.imshow(blend(picture, values[index, panel], scale=shared, smooth=smooth))
-            below = ""
-            if constant[index][panel]:
-                below = "all equal"
+            own, below = values[index, panel], ""
+            constant = is_constant(own)
+            reason = "uniform" if constant else reasons[panel]
+            axes.imshow(blend(picture, own, scale=shared, smooth=smooth, opacity=0.0 if constant else OPACITY))
+            if reason:
+                cross_out(axes, reason)
             elif is_hit is not None:
                 below = _mark_peak(axes, values[index, panel], hit=bool(is_hit[index, panel]))
             _caption(axes, titles[panel] if above else "", below)

@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Margins, board, without_frames
+from vitlens.figures.crossed import cross_out
 from vitlens.figures.inputs import as_array, as_images, require_length
-from vitlens.figures.overlay import blend, colour_bar, enlarged, is_constant, joint_scale
+from vitlens.figures.overlay import OPACITY, blend, colour_bar, enlarged, is_constant, joint_scale
 from vitlens.figures.style import SMALL, TALL, WIDE, drawable, shortened, styled
 
 _ACROSS: Final = 6  # most images side by side
@@ -53,8 +54,8 @@ def map_grid(
 ) -> Figure:
     """Images (batch, 3, height, width) in [0, 1] side by side, each with its map (batch, rows, columns) below it.
 
-    All maps have one colour scale; label: their unit, at the colour bar; names: one per image. A map whose values are
-    all equal says so. Raises InputError for other shapes, another number of maps or names, or a number that is not
+    All maps have one colour scale; label: their unit, at the colour bar; names: one per image. A uniform map is not
+    drawn but crossed out. Raises InputError for other shapes, another number of maps or names, or a number that is not
     finite.
     """
     pictures = as_images(images)
@@ -68,7 +69,7 @@ def map_grid(
     letters = max(8, int(min(most, _LARGEST) / _LETTER))
     captions = [wrap(drawable(name), letters, max_lines=3, placeholder="…") for name in names or ()]
     below = _BELOW + 0.14 * (max(map(len, captions), default=1) - 1)
-    below = below if names or any(map(is_constant, values)) else 0.07
+    below = below if names else 0.07
     room = most, ((TALL - 0.5) / lines - below) / ratio / 2 - 0.07
     width = min(*room, (PHOTOGRAPHS / (2 * len(pictures) * ratio)) ** 0.5, _LARGEST)
     drawn = board(
@@ -86,11 +87,12 @@ def map_grid(
         axes.set_axis_off()
     for index, (above, under, picture) in enumerate(zip(inputs, overlays, pictures)):
         above.imshow(enlarged(picture))
-        under.imshow(blend(picture, values[index], scale=scale))
+        uniform = is_constant(values[index])
+        under.imshow(blend(picture, values[index], scale=scale, opacity=0.0 if uniform else OPACITY))
         if names:
             above.set_xlabel("\n".join(captions[index]), fontsize=SMALL, labelpad=2)
-        if is_constant(values[index]):
-            under.set_xlabel("all equal", fontsize=SMALL, labelpad=2)
+        if uniform:
+            cross_out(under, "uniform")
     without_frames(drawn.panels)
     colour_bar(drawn.bar(), scale=scale, label=label)
     return drawn.figure

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
+from vitlens.figures.curves import legend_in
 from vitlens.figures.inputs import as_array, require_length
 from vitlens.figures.style import GREY, SERIES, SMALL, WIDE, heading, sheet, shortened, styled
 
@@ -36,7 +37,7 @@ def robustness_curves(*, disturbances: Sequence[DisturbancePanel], chance: float
         raise InputError("expected at least one disturbance, found none")
     across = min(2, len(disturbances))
     down = -(-len(disturbances) // across)
-    figure = sheet(WIDE if across == 2 else WIDE / 2, 0.3 + 2.1 * down)
+    figure = sheet(WIDE if across == 2 else WIDE / 2, 0.15 + 2.1 * down)
     panels = figure.subplots(down, across, squeeze=False, sharey=True)
     for axes, disturbance in zip(panels.flat, disturbances):
         for index, (name, values) in enumerate(disturbance.curves.items()):
@@ -52,12 +53,12 @@ def robustness_curves(*, disturbances: Sequence[DisturbancePanel], chance: float
         axes.set_xticks(range(len(disturbance.labels)), list(disturbance.labels))
         axes.set(title=disturbance.title, xlabel=disturbance.axis, ylim=(0, 104))
         axes.grid(axis="y")
-    for axes in panels.flat[len(disturbances) :]:
-        axes.set_visible(False)
     for row in panels:
         row[0].set_ylabel("accuracy (%)")
     handles, labels = panels.flat[0].get_legend_handles_labels()
-    figure.legend(handles, [shortened(label, 30) for label in labels], loc="outside lower center", ncols=2)
+    for handle, label in zip(handles, labels):
+        handle.set_label(shortened(label, 30))
+    legend_in(figure, handles, columns=2, spare=panels.flat[len(disturbances) :])
     heading(figure, f"Accuracy on disturbed images, {n:,} images; bands: 95 % intervals; dashed: chance")
     return figure
 

@@ -11,6 +11,8 @@ from vitlens.figures.inputs import as_array
 from vitlens.figures.overlay import Scale
 from vitlens.figures.overlays import overlay_rows
 
+_PERCENT = Scale(0.0, 100.0)
+
 
 def rollout_overlays(
     *,
@@ -20,29 +22,18 @@ def rollout_overlays(
     names: Sequence[str] | None = None,
     masks: ArrayLike | None = None,
     hits: ArrayLike | None = None,
-    scale: Scale | None = None,
     title: str = "Attention rollout",
+    failed: Sequence[str] | None = None,
 ) -> Figure:
-    """Input and rollout for each fusion of heads: images (batch, 3, height, width) in [0, 1].
+    """Input and rollout for each fusion of heads, as shares of its largest value, on images (batch, 3, height, width).
 
-    maps: (batch, fusions, rows, columns), rows of the rollout as fractions; titles: the fusions ("mean", "max",
-    "min"); names: one per image; masks: (batch, height, width), outlined; hits: (batch, fusions), the pointing game's
-    result, marked; scale: in %. Errors as overlay_rows.
+    maps: (batch, fusions, rows, columns), not negative; titles: the fusions ("mean", "max", "min"); names: one per
+    image; masks: (batch, height, width), outlined; hits: (batch, fusions), the pointing game's result, marked;
+    failed: why the maps of a fusion say nothing, "" where they do. The fusions leave very different amounts of
+    the readout's row on the patches, so that one scale of the weights would leave some of them blank. Errors as
+    overlay_rows; raises InputError also for a negative value.
     """
-    values = 100 * as_array(maps, name="maps", axes=("batch", "fusions", "rows", "columns"))
-    outlined = "; outline: the object" if masks is not None else ""
-    pointing = "; mark: the map's highest point" if hits is not None else ""
-    return overlay_rows(
-        images=images,
-        maps=values,
-        titles=titles,
-        title=f"{title} by fusion of heads, share of each patch{outlined}{pointing}",
-        label="rollout (%)",
-        names=names,
-        masks=masks,
-        hits=hits,
-        scale=scale,
-    )
+    return _shares(f"{title} by fusion of heads", images, maps, titles, names, masks, hits, failed)
 
 
 def method_overlays(
@@ -53,27 +44,41 @@ def method_overlays(
     names: Sequence[str] | None = None,
     masks: ArrayLike | None = None,
     hits: ArrayLike | None = None,
-    scale: Scale | None = None,
+    failed: Sequence[str] | None = None,
 ) -> Figure:
-    """Input and the maps of several methods, each as shares of its own sum: images (batch, 3, height, width) in [0, 1].
+    """Input and maps of several methods, as shares of their largest values, on images (batch, 3, height, width).
 
-    maps: (batch, methods, rows, columns), not negative, raw; the caption of one that is zero everywhere says so.
-    titles: the methods; the rest and the errors as rollout_overlays; raises InputError also for a negative value.
+    maps: (batch, methods, rows, columns), not negative, raw; titles: the methods; the rest and the errors as
+    rollout_overlays.
     """
-    values = as_array(maps, name="maps", axes=("batch", "methods", "rows", "columns"))
+    return _shares("Attention maps by method", images, maps, titles, names, masks, hits, failed)
+
+
+def _shares(
+    title: str,
+    images: ArrayLike,
+    maps: ArrayLike,
+    titles: Sequence[str],
+    names: Sequence[str] | None,
+    masks: ArrayLike | None,
+    hits: ArrayLike | None,
+    failed: Sequence[str] | None,
+) -> Figure:
+    values = as_array(maps, name="maps", axes=("batch", "panels", "rows", "columns"))
     if values.min() < -1e-6 * np.abs(values).max():
         raise InputError(f"expected maps without negative values, found {values.min():.3g}")
-    sums = values.sum((2, 3), keepdims=True)
+    greatest = values.max((2, 3), keepdims=True)
     outlined = "; outline: the object" if masks is not None else ""
     pointing = "; mark: the map's highest point" if hits is not None else ""
     return overlay_rows(
         images=images,
-        maps=100 * values / np.where(sums > 0, sums, 1.0),
+        maps=100 * values / np.where(greatest > 0, greatest, 1.0),
         titles=titles,
-        title=f"Attention maps by method, share of each map's sum{outlined}{pointing}",
-        label="share of the map (%)",
+        title=f"{title}, share of each map's largest value{outlined}{pointing}",
+        label="% of its maximum",
         names=names,
         masks=masks,
         hits=hits,
-        scale=scale,
+        scale=_PERCENT,
+        failed=failed,
     )

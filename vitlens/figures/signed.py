@@ -7,13 +7,12 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.cm import ScalarMappable
 from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
 from vitlens.figures.gaps import no_value_patch, require_shape
 from vitlens.figures.inputs import Array, as_array
-from vitlens.figures.overlay import Scale, with_common_decimals
+from vitlens.figures.overlay import Scale, colour_bar, with_common_decimals
 from vitlens.figures.style import SIGNED
 
 Marks = NDArray[np.bool_]
@@ -45,21 +44,12 @@ def draw_dots(axes: Axes, marks: Marks) -> None:
 
 
 def signed_bar(axes: Axes, scale: Scale, label: str) -> None:
-    """Fill axes with the vertical bar of a signed scale; arrows and "≤", "≥" where values lie beyond its ends."""
+    """Fill axes with the vertical bar of a signed scale, its label wrapped to the height; see colour_bar."""
     figure = axes.get_figure(root=True)
     assert figure is not None
-    extend = "both" if scale.clipped else "neither"
-    bar = figure.colorbar(ScalarMappable(scale.norm, SIGNED), cax=axes, extend=extend, extendfrac=0.05)
-    bar.outline.set_visible(False)
     tall = axes.get_position().height * figure.get_figheight()
-    bar.set_label("\n".join(textwrap.wrap(label, int(13 * tall + 3), max_lines=2, placeholder="…")))
-    if scale.low == scale.high:
-        bar.set_ticks([0.0], labels=["0\nall\nequal"])
-        return
-    ticks = np.linspace(scale.low, scale.high, 5).tolist()
-    labels = with_common_decimals(ticks)
-    first, last = ("≤ ", "≥ ") if scale.clipped else ("", "")
-    bar.set_ticks(ticks, labels=[first + labels[0], labels[1], "0", labels[3], last + labels[-1]])
+    words = "\n".join(textwrap.wrap(label, int(13 * tall + 3), max_lines=2, placeholder="…"))
+    colour_bar(axes, scale=scale, label=words, colours=SIGNED, both=True)
 
 
 def rounded(values: Sequence[float]) -> list[str]:

@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
 
-from vitlens.figures.gaps import as_array_with_gaps
-from vitlens.figures.inputs import as_array, require_length
-from vitlens.figures.style import BLUE, GREY, SERIES, SIGNED, SMALL, WIDE, heading, sheet, shortened, styled
+from vitlens.figures.inputs import as_array
+from vitlens.figures.style import BLUE, GREY, SERIES, SMALL, WIDE, heading, sheet, shortened, styled
 
 
 @dataclass(frozen=True)
@@ -64,29 +61,3 @@ def _bars(axes: Axes, estimates: Sequence[SummaryBar], colours: Sequence[str]) -
 def _baseline(axes: Axes, area: float) -> None:
     axes.axvline(100 * area, color=GREY, linestyle="--", linewidth=1.2)
     axes.set_xlabel(f"dashed: mean mask area, {100 * area:.1f} % (a random point)")
-
-
-@styled
-def labelled_heads(*, values: ArrayLike, labels: Sequence[Sequence[str]], title: str) -> Figure:
-    """The rise of the loss without each head (layers, heads), in nats, as colour, with the head's label in its cell.
-
-    NaN: a head that does not exist. Layers run down, heads across, both from 0. Raises InputError for labels of another
-    shape.
-    """
-    rises = as_array_with_gaps(values, name="values", axes=("layers", "heads"))
-    layers, heads = rises.shape
-    require_length(sum(map(len, labels)), rises.size, name="labels", of="the heads")
-    figure = sheet(WIDE, 0.6 + 0.34 * layers)
-    axes = figure.add_subplot()
-    most = float(np.nanpercentile(np.abs(rises), 98)) or 1.0
-    shown = axes.imshow(rises, cmap=SIGNED, vmin=-most, vmax=most, aspect="auto")
-    for (layer, head), rise in np.ndenumerate(rises):
-        dark = abs(rise) > 0.6 * most
-        text = shortened(labels[layer][head].replace("-", " "), max(6, 78 // heads))
-        axes.text(head, layer, text, ha="center", va="center", fontsize=SMALL - 1, color="white" if dark else "black")
-    axes.set_xticks(range(heads), [f"H{head}" for head in range(heads)])
-    axes.set_yticks(range(layers), [f"L{layer}" for layer in range(layers)])
-    axes.tick_params(length=0)
-    figure.colorbar(shown, ax=axes, label="rise of the loss (nats)", extend="both", pad=0.01)
-    heading(figure, title)
-    return figure

@@ -4,8 +4,9 @@ Figures are made with matplotlib's object interface, never pyplot, so none has t
 a page. Texts are drawn literally: no formulas from a `$` in a name, no character without a glyph.
 """
 
+import math
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from io import BytesIO
 from threading import RLock
@@ -106,6 +107,34 @@ class DisplayedFigure(Figure):
 def sheet(width: float, height: float) -> Figure:
     """An empty figure for charts, of this size in inches, with constrained layout."""
     return DisplayedFigure(figsize=(width, height), layout="constrained")
+
+
+def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from low to high, at most `most` and, of five or more, at least two: multiples of 1, 2 or 5 times a
+    power of ten, of those with which both ends are ticks where three or more are; [low] where both are equal."""
+    if not high > low:
+        return [low]
+    room = 1e-6 * (high - low)
+    power = math.floor(math.log10((high - low) / most))
+    steps = (factor * 10.0**exponent for exponent in (power, power + 1) for factor in (1, 2, 5))
+    counts = ((step, math.ceil((low - room) / step), math.floor((high + room) / step)) for step in steps)
+    fitting = [found for found in counts if found[2] - found[1] < most]
+    at_ends = (
+        found
+        for found in fitting
+        if found[2] - found[1] > 1 and max(found[1] * found[0] - low, high - found[2] * found[0]) < 2 * room
+    )
+    step, first, last = next(at_ends, fitting[0])
+    return [float(f"{count * step:.12g}") for count in range(first, last + 1)]
+
+
+def tick_words(ticks: Sequence[float]) -> list[str]:
+    """Numbers at round ticks, all with as many decimals as the one that needs most."""
+    words = [f"{tick:.12g}" for tick in ticks]
+    if any("e" in word for word in words):
+        return words
+    decimals = max(len(word.partition(".")[2]) for word in words)
+    return ["0" if tick == 0 else f"{tick:.{decimals}f}" for tick in ticks]
 
 
 def wrapped_title(title: str, width: float) -> tuple[str, float]:

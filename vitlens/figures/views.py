@@ -10,8 +10,9 @@ from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
 from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, board, without_frames
+from vitlens.figures.crossed import cross_out
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
-from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, is_constant, joint_scale
+from vitlens.figures.overlay import OPACITY, Scale, blend, colour_bar, enlarged, is_constant, joint_scale
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
 
 Patch = tuple[int, int]
@@ -49,7 +50,7 @@ def panel_view(
     maps: for each panel (batch, rows, columns), fractions, whose grids may differ; titles: of panels; names: of images;
     patches: (row, column) from 0 to outline, for each panel in its grid, the first also on the input;
     scale: in %, see shared_scale (default: that of these maps). Raises InputError when shapes do not fit or a number is
-    not finite.
+    not finite. A uniform map is not drawn but crossed out.
     """
     pictures = as_images(images)
     values = [100 * as_array(panel, name="maps", axes=("batch", "rows", "columns")) for panel in maps]
@@ -66,8 +67,11 @@ def panel_view(
         own[0].imshow(enlarged(picture))
         _write(own[0], "input" if above else "", names[index] if names else "")
         for axes, value, word in zip(own[1:], values, titles):
-            axes.imshow(blend(picture, value[index], scale=shared, smooth=smooth))
-            _write(axes, word if above else "", "all equal" if is_constant(value[index]) else "")
+            uniform = is_constant(value[index])
+            axes.imshow(blend(picture, value[index], scale=shared, smooth=smooth, opacity=0.0 if uniform else OPACITY))
+            _write(axes, word if above else "", "")
+            if uniform:
+                cross_out(axes, "uniform")
         for axes, (patch, value) in zip(own, outlined[:1] + outlined):
             _outline(axes, patch, value.shape[1:])
         for spare in own[1 + len(values) :]:

@@ -1,17 +1,20 @@
 """Findings: the facts of a report's first page, ranked by one rule.
 
 Rank: the distance of an effect from its reference in half-widths of its 95 % interval, at most 10, times the weight of
-its kind; the answer to what a command was asked (which of two models is better) outweighs all others. A report looks at
-many effects and an interval of 95 % misses one in twenty, so that a finding needs a margin: the reference must lie 1.5
-times as far from the effect as the interval's end does (p of about 0.003).
+its kind; the answer to what a command was asked (which of two models is better) outweighs all others.
+
+A report looks at dozens of effects, and an interval of 95 % misses one in twenty. What it was not asked for therefore
+stands on the first page only where p <= 0.001, the answer where p <= 0.01: the reference must lie 1.68 (1.31) times as
+far from the effect as the end of its 95 % interval does, and the test's own p, where there is one, must be as small.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import NormalDist
 from types import MappingProxyType
 from typing import Final, Literal
 
 from vitlens.report.document import Finding, Sentence, Support
-from vitlens.uncertainty import Estimate, Side, beyond
+from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 
 Kind = Literal["answer", "comparison", "hidden fault", "fact", "expected fact"]
 WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(
@@ -19,7 +22,8 @@ WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(
 )
 MOST: Final = 7  # findings of one report
 CAP: Final = 10.0  # half-widths
-MARGIN: Final = 1.5  # distances of the interval's end on the side of the reference
+ASKED: Final = 0.01  # the largest p of the answer to what a command was asked
+FOUND: Final = 0.001  # of what it was not asked for, one of many effects
 SMALLEST: Final = 0.5  # points of accuracy: a smaller difference is no finding, however certain
 
 
@@ -38,20 +42,27 @@ def finding(
 
     claim: one sentence without the effect's interval, which the renderers add; rows: the typed rows that back it.
     """
-    if effect.low is None or effect.high is None or not clear(effect, reference):
+    level = ASKED if kind == "answer" else FOUND
+    if effect.low is None or effect.high is None or not clear(effect, reference, level):
+        return None
+    if p is not None and p > level:
         return None
     half = (effect.high - effect.low) / 2
     distance = CAP if half == 0 else min(abs(effect.value - reference) / half, CAP)
     return Finding(Sentence(claim, tuple(rows)), effect, p, figure, support, distance * WEIGHTS[kind])
 
 
-def clear(effect: Estimate, reference: float) -> bool:
-    """Whether an effect is far enough from a reference for a first page: by MARGIN times its interval's arm."""
+def clear(effect: Estimate, reference: float, level: float = FOUND) -> bool:
+    """Whether an effect differs from a reference at a level (two-sided), by its 95 % interval's arm towards it."""
     side = beyond(effect, reference)
     if side is Side.UNDECIDED or effect.low is None or effect.high is None:
         return False
     arm = effect.value - effect.low if side is Side.ABOVE else effect.high - effect.value
-    return abs(effect.value - reference) >= MARGIN * arm
+    return abs(effect.value - reference) >= arm * _normal(level) / _normal(LEVEL)
+
+
+def _normal(level: float) -> float:
+    return NormalDist().inv_cdf(1 - level / 2)
 
 
 def ranked(found: Iterable[Finding | None]) -> tuple[Finding, ...]:

@@ -38,6 +38,18 @@ def test_a_tie_counts_only_when_all_of_it_is_inside():
     assert pointing_hits(maps, mask().expand(3, 4, 4)).tolist() == [True, False, False]
 
 
+@pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, -2.5])
+def test_a_uniform_map_has_no_highest_point(value):
+    """Neither before nor after interpolation, whose rounding makes one of its pixels the highest."""
+    random = torch.Generator().manual_seed(0)
+    uniform = torch.full((8, 7, 7), value) * (1 + 1e-7 * torch.rand(8, 7, 7, generator=random))
+    inside = torch.ones(8, 50, 50, dtype=torch.bool)
+    inside[:, 0, 0] = False
+    assert not pointing_hits(uniform, inside).any()
+    uniform[:, 3, 3] += 0.1
+    assert pointing_hits(uniform, inside).all()
+
+
 def test_the_area_is_what_a_random_point_hits():
     assert mask_areas(mask()).tolist() == [0.5]
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.simulated_processes import run_in_processes
 from vitlens.analysis.ablation import joint as analysis
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.ablation.importance import summarise
+from vitlens.analysis.patching.corruption import corrupt
 from vitlens.cli.main import run as main
 from vitlens.commands.ablate.judgement import fewest_images
 from vitlens.commands.ablate.measure import measure
@@ -30,6 +32,7 @@ from vitlens.commands.ablate.record import (
     NOTES,
     PAIRS,
     PATCHING,
+    PATCHING_ARRAYS,
     PRUNED,
     PRUNED_HEADS,
     RECORD,
@@ -37,6 +40,7 @@ from vitlens.commands.ablate.record import (
     UNITS,
 )
 from vitlens.commands.ablate.record.rows import UnitRow, unit_place
+from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
@@ -285,7 +289,22 @@ def test_the_images_of_clean_and_corrupted_have_their_file_names(pictures, tmp_p
     shown = {"clean": pictures / "0.png", "corrupted": pictures / "1.png"}
     options = replace(PLAIN, patch=True, units=("head",), replace=("zero",), **shown)
     [patching] = run("vit-digits", tmp_path / "out", options, limit=2).rows(PATCHING)
-    assert (patching.clean, patching.corrupted) == ("0.png", "1.png")
+    assert (patching.clean, patching.corrupted, patching.corruption) == ("0.png", "1.png", "")
+
+
+def test_the_default_pair_is_an_image_and_its_corrupted_copy(tmp_path):
+    """So that a position in one is that of the other."""
+    options = replace(PLAIN, patch=True, units=("head",), replace=("zero",))
+    record = run("vit-digits", tmp_path / "out", options, limit=4)
+    [patching] = record.rows(PATCHING)
+    arrays = record.arrays(PATCHING_ARRAYS)
+    clean, corrupted = (torch.from_numpy(image)[None] for image in (arrays.clean, arrays.corrupted))
+    torch.testing.assert_close(corrupt(clean, patching.corruption), corrupted)
+    assert patching.corrupted.startswith(f"{patching.clean}, ")
+    assert patching.target == patching.clean != patching.other
+    assert patching.difference_clean > 0 > patching.difference_corrupted
+    [figure] = [figure for figure in COMMANDS["ablate"].report(record).figures if figure.name == "patching"]
+    assert "the same image" in figure.caption
 
 
 @pytest.mark.parametrize(

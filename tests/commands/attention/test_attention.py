@@ -11,12 +11,16 @@ import torch
 from tests.training_runs import train
 from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.faithfulness.localisation import mass_inside
 from vitlens.cli.main import run as main
 from vitlens.commands.attention.measure import measure
 from vitlens.commands.attention.options import AttentionOptions
+from vitlens.commands.attention.record import MAPS, OBJECTS
 from vitlens.commands.attention.report.maps import SHARED
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.publish import read_folder
 from vitlens.commands.scaffold.sheets import DRAWN, sheets
+from vitlens.data.catalogue import load_data
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import read_arrays
 from vitlens.models.loading import load
@@ -62,6 +66,16 @@ def test_all_images_asked_for_are_drawn_on_as_many_sheets_as_it_takes(tiny_vit, 
     run(tiny_vit, tmp_path / "out", data="digits", run=replace(OPTIONS, limit=9, out=tmp_path / "out"))
     assert len(read_arrays(tmp_path / "out" / "arrays" / "attention.npz")["images"]) == 9
     assert {"evolution_1", "evolution_2", "last_layer_1", "last_layer_2"} <= figures(tmp_path / "out")
+    record = read_folder(tmp_path / "out")
+    masks, maps = load_data("digits", limit=9).masks, record.arrays(MAPS).layer
+    rows = record.rows(OBJECTS)
+    assert {(row.layer, row.head) for row in rows} == {
+        (index, head) for index in maps for head in range(len(maps[0][0]))
+    }
+    for row in rows:
+        share = mass_inside(torch.from_numpy(maps[row.layer][:, row.head]), masks).mean()
+        assert row.share == pytest.approx(float(share), abs=1e-6)
+        assert row.area == pytest.approx(float(masks.float().mean()))
 
 
 def test_the_number_of_images_left_out_is_reported(tiny_vit, pictures, tmp_path, monkeypatch, capsys):

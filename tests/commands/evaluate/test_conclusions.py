@@ -200,7 +200,7 @@ def test_over_twenty_seeds_the_planted_class_is_found_and_no_other() -> None:
         assert found[0].class_name == "<b>*bee*</b>"
         invented += len(found) > 1
         invented += bool(misjudged(_predicted_rows(answers(*calibrated(seed)), 0)))
-    assert invented <= 4  # of 40, at a level of 5 %
+    assert invented == 0
 
 
 @pytest.mark.parametrize(
@@ -218,6 +218,7 @@ def test_a_few_images_judge_nothing(tmp_path: Path, confidence: list[float], rig
     assert all("confident" in each.claim.text for each in report.findings)
     assert bool(report.findings) == (not right[0])
     assert list(unbacked(report)) == []
+    assert "calibration" not in {figure.name for figure in report.figures}
 
 
 def test_a_tiny_difference_is_significant_and_no_finding(tmp_path: Path) -> None:

@@ -6,15 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.figures.reading import crosses
 from vitlens.attribution.explain import explain as attribute
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.gradients import completeness_error
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.commands.explain.conclusions import checks_of
 from vitlens.commands.explain.measure import chosen_methods, measure
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import CHECKS, COMPLETENESS, IMAGES, LEAGUE, MAPS, METHODS
+from vitlens.commands.explain.report.maps import map_figures
+from vitlens.commands.scaffold.maps.judged import judged_maps
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.scaffold.publish import read, read_folder
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.files import read_run
@@ -106,6 +110,24 @@ def test_a_verified_run_has_the_league_beside_the_maps(tiny_vit, tmp_path):
     assert {row.method for row in record.rows(LEAGUE)} == {"relevance", "gradcam", "random", "centre"}
     assert record.metric(CHECKS["gap"](model="tiny-vit", method="gradcam")).n == 5
     assert (tmp_path / "out" / "report.md").read_text().count("## Limits") == 1
+
+
+def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out():
+    """On the league of twenty methods that the repository holds."""
+    record = read_folder(Path(__file__).parents[3] / "reports" / "explain-vit-digits")
+    methods = [row for row in record.rows(METHODS) if row.model == "vit-digits"]
+    failed = {each.check.method for each in judged_maps(checks_of(record, "vit-digits")) if each.state == "fail"}
+    assert len(methods) > 7
+    assert failed
+    figures = list(map_figures(record, "vit-digits"))
+    assert [figure.name for figure in figures] == [f"explain_{number}" for number in range(1, 1 + len(figures))]
+    assert len(figures) == -(-len(methods) // 7)  # six images are one sheet
+    panels = figures[0].draw().axes[:-1]
+    images = len(record.arrays(MAPS, model="vit-digits").images)
+    shown = methods[: len(panels) // images - 1]
+    assert 5 <= len(shown) <= 7
+    crossed = [bool(crosses(axes)) for axes in panels]
+    assert crossed == [False, *(row.method in failed for row in shown)] * images
 
 
 def test_the_packages_own_maps_are_kept_and_said_to_be_its(tiny_vit, tmp_path):

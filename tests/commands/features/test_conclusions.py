@@ -24,6 +24,8 @@ from vitlens.commands.features.record import (
     SimilarityRow,
     SpaceRow,
 )
+from vitlens.commands.features.report.shown import retrieval_sections
+from vitlens.commands.features.report.space import space_sections
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.publish import read_folder
@@ -131,6 +133,13 @@ def test_maps_and_retrieval_that_can_show_nothing_are_inconclusive(tmp_path: Pat
     data = FeatureDataRow(300, None, "there is no training part", 1 / 300, False)
     record = record_of(tmp_path / "few", LastLayer("m", None, {}), data=data, space=[space], retrieval=[among])
     assert [verdict.state for verdict in verdicts(record)] == ["not tested", "inconclusive", "inconclusive"]
+    for sections, rows in (
+        (space_sections(record, masked=False), {data, 1, 10}),
+        (retrieval_sections(record), {among, 100}),
+    ):
+        (section,) = sections
+        assert not section.figures
+        assert any(rows <= set(sentence.rows) for sentence in section.sentences if sentence.says == "result")
     enough = replace(data, chance=0.1)
     many = replace(among, images=5000)
     record = record_of(tmp_path / "many", LastLayer("m", None, {}), data=enough, space=[space], retrieval=[many])

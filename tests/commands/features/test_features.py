@@ -197,8 +197,8 @@ def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pi
     [row] = record.rows(DATA)
     assert (row.bank, row.no_bank, row.chance) == (None, "the images have no labels", 0)
     names = {figure.stem for figure in (tmp_path / "out" / "figures").glob("*.png")}
-    assert {"patches", "retrieval_tiny-vit", "matches_tiny-vit", "heads_tiny-vit", "space_patches_tiny-vit"} <= names
-    assert "depth" not in names
+    assert {"patches", "matches_tiny-vit", "heads_tiny-vit", "space_patches_tiny-vit"} <= names
+    assert not names & {"depth", "retrieval_tiny-vit"}  # the nearest of three images need not be near
     retrieved = record.arrays(RETRIEVAL_ARRAYS, model="tiny-vit")
     assert retrieved.neighbours.shape[:2] == (3, 2)  # of three images each has two others
     assert retrieved.same is None

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,3 +69,11 @@ def test_a_report_only_when_asked(
 def test_images_and_data_are_one_or_the_other(model: str, images: tuple[str, ...]) -> None:
     with pytest.raises(InputError, match="found both"):
         measure(PredictOptions(model, images, "digits", run=RUN))
+
+
+def test_a_page_needs_a_folder(model: str, images: tuple[str, ...], tmp_path: Path, capsys) -> None:
+    with pytest.raises(InputError, match="expected --out with --html"):
+        measure(PredictOptions(model, images, run=replace(RUN, html=True)))
+    measure(PredictOptions(model, images, run=replace(RUN, html=True, out=tmp_path / "run")))
+    assert capsys.readouterr().err.splitlines()[-1] == str(tmp_path / "run" / "report.html")
+    assert (tmp_path / "run" / "report.html").is_file()

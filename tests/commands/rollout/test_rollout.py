@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.figures.reading import crosses
 from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
 from vitlens.analysis.attention.rollout import rollout as rollout_maps
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.cli.main import run as main
 from vitlens.commands.rollout.measure import measure
 from vitlens.commands.rollout.options import RolloutOptions
+from vitlens.commands.rollout.record import ROLLOUT
+from vitlens.commands.rollout.report.overlays import method_sheets
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read_folder
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import read_arrays, read_run
@@ -96,6 +100,11 @@ def test_maps_that_are_zero_everywhere_are_said(tmp_path):
     results = run(tmp_path / "blind", tmp_path / "out", data="digits", method=("rollout", "relevance"))
     empty = {row["method"]: row["empty_maps"] for row in results["tables"]["methods"]}
     assert (empty["rollout-mean"], empty["relevance"]) == (0, 12)
+    assert results["metrics"]["localisation/blind/pointing/relevance"]["value"] == 0
+    (figure,) = method_sheets(read_folder(tmp_path / "out"), read_folder(tmp_path / "out").arrays(ROLLOUT))
+    panels = figure.draw().axes[:-1]
+    assert [len(crosses(axes)) for axes in panels] == [0, 0, 2] * 6  # no marker of a maximum in their place
+    assert not any(line.get_marker() in ("o", "X") for axes in panels[2::3] for line in axes.lines)
 
 
 @pytest.mark.parametrize(

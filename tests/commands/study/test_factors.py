@@ -21,8 +21,10 @@ from vitlens.commands.study.record import (
     STEP,
     STEPS,
     TABLES,
+    TRIALS,
     DesignRow,
     PointRow,
+    TrialRow,
 )
 from vitlens.commands.study.report import report
 from vitlens.commands.study.report.factors import findings, verdicts
@@ -52,6 +54,12 @@ def record_of(folder: Path, correct: Correct, *, steps: bool = True) -> Record:
             run_folder.write(table, [])
         for label, table in correct.items():
             run_folder.metric(ACCURACY(model=label), accuracy_over_seeds(table))
+        trials = [
+            TrialRow(label, seed, float(share), 9.5, 3.0)
+            for label, table in correct.items()
+            for seed, share in enumerate(table.mean(1))
+        ]
+        run_folder.write(TRIALS, trials)
         run_folder.write(DESIGN, [DesignRow("pooling", 6, seeds, 5000, 10)])
         rows = [PointRow(label, f"point {label}", "vit-mini", None, 10, 20, 30, 5000, 9.5, 3.0) for label in correct]
         run_folder.write(POINTS, rows)
@@ -91,11 +99,12 @@ def test_differences_within_the_spread_of_seeds_are_inconclusive(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_over_twenty_seeds_the_planted_factor_is_found_and_no_other(tmp_path: Path) -> None:
-    invented = 0
+def test_over_twenty_seeds_the_planted_factor_is_found_and_over_150_hardly_ever_another(tmp_path: Path) -> None:
     for seed in range(20):
         planted = record_of(tmp_path / f"planted-{seed}", trained((0.6, 0.6, 0.85), seeds=4, seed=seed))
         assert found_in(planted)[0].claim.rows[1].label == "both"  # type: ignore[attr-defined]
+    invented = 0
+    for seed in range(150):
         same = record_of(tmp_path / f"same-{seed}", trained((0.7, 0.7, 0.7), seeds=3, seed=seed, spread=0.03))
         invented += bool(found_in(same))
-    assert invented == 0
+    assert invented <= 1  # three seeds can agree by chance; the interval of seeds and images alone: 7

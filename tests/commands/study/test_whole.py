@@ -12,6 +12,8 @@ from vitlens.commands.scaffold.publish import read
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.report import report
+from vitlens.commands.study.report.whole.chapters import Study
+from vitlens.commands.study.report.whole.heads import known_heads
 from vitlens.errors import InputError
 from vitlens.files import read_run
 
@@ -49,6 +51,9 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     drawn = [figure.name for figure in document.figures]
     assert len(drawn) == len(set(drawn))
     assert {"attention_mine_development", "head_board_mine"} <= set(drawn)
+    heads = known_heads(Study.read(read(read_run(out))), "mine")
+    assert {tuple(head.ablated) for head in heads.values()} == {("mean", "resample")}
+    assert all(head.described and head.objects and head.objects.n == 10 for head in heads.values())
     assert document.explorer is not None  # of the attention chapter's images, with what other chapters found of heads
     assert [image.weights is None for image in document.explorer.images] == [False] * 4 + [True] * 6
     ablated = json.loads((out / "chapters/ablate-mine/results.json").read_text())["tables"]["units"]

@@ -45,9 +45,23 @@ def test_lens_has_a_line_a_class():
     assert shares.get_ylim()[1] >= 100
 
 
+def test_lens_has_the_accuracy_on_all_images_beside_the_example():
+    accuracy = np.array([[0.1, 0.9], [0.05, 0.8], [0.2, 0.95]])
+    figure = logit_lens(values=np.eye(2), names=["cat", "dog"], title="x", unit="probability", accuracy=accuracy, n=64)
+    overall, example = figure.axes
+    np.testing.assert_allclose(overall.lines[0].get_ydata(), [10, 90])
+    assert len(overall.collections) == 1
+    assert "64 images" in overall.get_title()
+    assert (overall.get_ylabel(), example.get_ylabel()) == ("accuracy (%)", "probability (%)")
+    assert len(example.lines) == 2
+    assert not cut_off(figure)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"accuracy": np.ones((3, 5))}, r"accuracy of shape \(3, 2\)"),
+        ({"accuracy": np.full((3, 2), 90.0)}, "accuracy as fractions"),
         ({"names": ["a"]}, "2 names"),
         ({"values": np.ones((2, 7)), "names": list("abcdefg")}, "1 to 6 classes, found 7"),
         ({"values": [[NAN, 1.0]]}, "finite numbers in values"),

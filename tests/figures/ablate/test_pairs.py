@@ -43,7 +43,7 @@ def test_similarity_has_its_colours_and_lines_between_layers():
     assert set(across.get_ydata()) == set(down.get_xdata()) == {1.5}
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "2"]
     np.testing.assert_array_equal(axes.get_yticks(), [0.5, 2])
-    assert {"linear CKA", "≥ 0.50", "no value"} <= set(texts(figure))
+    assert {"linear CKA", "≥ 0.5", "no value"} <= set(texts(figure))
 
 
 @pytest.mark.parametrize(

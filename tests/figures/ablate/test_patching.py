@@ -72,7 +72,7 @@ def test_images_and_heads_are_where_they_are_named():
         np.testing.assert_allclose(colour_at(figure, axes, x, y), shade(share), atol=0.02)
     assert np.ptp(colour_at(figure, axes, 0.75, 0.25)) < 0.02
     assert any("colours: logits" in text for text in texts(figure))
-    assert {"1.00", "0", "-1.00"} <= set(texts(figure))
+    assert {"1.0", "0", "-1.0"} <= set(texts(figure))
 
 
 def test_grids_share_one_scale_and_may_differ_in_size():

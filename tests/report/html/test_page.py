@@ -22,7 +22,7 @@ def test_every_part_stands_in_it(tmp_path):
     words = " ".join(" ".join(elements.words).split())
     for part in (
         "Study of tabby", "calibration", "tabby wins.", "figure 1", "Attention explorer", "How good?", "Side by side",
-        "One seed.", "Glossary", "Appendix", "In full", "tabby 59", "vitlens study '…/x'",
+        "One seed.", "Glossary", "Appendix", "In full", "tabby 59", "vitlens study photos/x",
         "50.0 % (40.0 to 60.0, n = 100)",
     ):  # fmt: skip
         assert part in words, part

@@ -3,6 +3,8 @@
 Maps are interpolated bilinearly to the masks' size; every number is per image, to be averaged over images.
 """
 
+from typing import Final
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -14,12 +16,15 @@ from vitlens.analysis.faithfulness.resampled import AnyMaps, enlarged
 from vitlens.errors import DataError, InputError
 from vitlens.shapes import Maps, Masks
 
+_ROUNDING: Final = 1e-6  # of a map's greatest value; differences below it are not of the map
+
 
 def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
     """The pointing game (Zhang 2018): whether each map's highest point lies on its object's mask.
 
     Maps are interpolated bilinearly to the masks' size. If several points are equally high, all of them must lie on the
-    mask: a constant map is not a hit. Raises DataError when a mask is empty.
+    mask. A map that is uniform up to rounding has no highest point and is not a hit. Raises DataError when a mask is
+    empty.
     """
     if not masks.flatten(1).any(1).all():
         empty = int((~masks.flatten(1).any(1)).nonzero()[0])
@@ -27,7 +32,14 @@ def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
     large = F.interpolate(maps.float().unsqueeze(1), size=masks.shape[-2:], mode="bilinear", align_corners=False)
     flat = large.flatten(1)
     highest = flat == flat.amax(1, keepdim=True)
-    return ~(highest & ~masks.flatten(1)).any(1)
+    return ~(highest & ~masks.flatten(1)).any(1) & ~_uniform(maps)
+
+
+def _uniform(maps: Maps) -> Bool[Tensor, " batch"]:
+    """Whether all values of each map are equal up to rounding, before interpolation, whose own rounding would make one
+    of them the highest."""
+    flat = maps.flatten(1).double()
+    return flat.amax(1) - flat.amin(1) <= _ROUNDING * flat.abs().amax(1)
 
 
 def mask_areas(masks: Masks) -> Float[Tensor, " batch"]:

@@ -162,6 +162,27 @@ class DevelopmentRow:
     n: int
 
 
+@dataclass(frozen=True)
+class HeadObjectRow:
+    """One head: the share of its map's mass on the object, mean over images with known masks (n), with its interval.
+
+    area: of the masks, what a uniform map has.
+    """
+
+    layer: int
+    head: int
+    share: float
+    low: float | None
+    high: float | None
+    area: float
+    n: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """The share with its interval."""
+        return Estimate(self.share, self.low, self.high, self.n)
+
+
 HeadMaps: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
 LayerMeans: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
@@ -207,6 +228,7 @@ LAYERS = TableOf("layers", LayerRow)
 WITHOUT_MAP = TableOf("without_map", UnplacedLayerRow)
 IMAGES = TableOf("images", AttentionImageRow)
 DEVELOPMENT = TableOf("development", DevelopmentRow, optional=True)
+OBJECTS = TableOf("objects", HeadObjectRow, optional=True)
 LAYOUT = TableOf("layout", LayoutRow)
 QUERY = TableOf("query", QueryRow)
 KEY = TableOf("key", KeyRow)
@@ -234,6 +256,7 @@ RECORD = Contents(
         WITHOUT_MAP,
         IMAGES,
         DEVELOPMENT,
+        OBJECTS,
         LAYOUT,
         QUERY,
         KEY,

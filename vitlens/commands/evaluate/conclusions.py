@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import sqrt
-from typing import Final
 
 from vitlens.commands.evaluate.record import (
     ACCURACY,
@@ -13,17 +12,15 @@ from vitlens.commands.evaluate.record import (
     PREDICTED,
     PredictedClassRow,
 )
-from vitlens.commands.scaffold.calibration import ENOUGH, calibration_verdict
+from vitlens.commands.scaffold.calibration import ENOUGH, FEW, calibration_verdict
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
 from vitlens.commands.scaffold.worst_class import worst_class
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, Verdict
-from vitlens.report.findings import SMALLEST, finding
+from vitlens.report.findings import FOUND, SMALLEST, clear, finding
 from vitlens.report.numbers import in_words, percent
-from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
-
-FEW: Final = 30  # images below which an accuracy beside another is not judged
+from vitlens.uncertainty import LEVEL, Estimate
 
 
 def verdicts(record: Record) -> Iterator[Verdict]:
@@ -61,11 +58,7 @@ def findings(record: Record) -> Iterator[Finding | None]:
 def misjudged(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
     """The predicted classes whose confidence differs from their accuracy, also after the correction for their number,
     those with the most images too few or too many correct first."""
-    found = [
-        row
-        for row in rows
-        if row.p_holm <= LEVEL and 100 * abs(row.gap) >= SMALLEST and beyond(row.estimate, 0.0) is not Side.UNDECIDED
-    ]
+    found = [row for row in rows if row.p_holm <= FOUND and 100 * abs(row.gap) >= SMALLEST and clear(row.estimate, 0.0)]
     return sorted(found, key=lambda row: -abs(row.gap) * row.n)
 
 

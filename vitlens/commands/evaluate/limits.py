@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from vitlens.commands.evaluate.conclusions import FEW, leans, misjudged
+from vitlens.commands.evaluate.conclusions import leans, misjudged
 from vitlens.commands.evaluate.record import ACCURACY, CLASSES, DIFFERENCE, PREDICTED, PredictedClassRow
-from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR, reliability
+from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR, FEW, reliability, undrawn
 from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING, differences
 from vitlens.records import Record
@@ -26,9 +26,8 @@ def calibration_section(record: Record) -> Section:
     lines = tuple(line for alias in record.aliases for line in _calibration_sentences(record, alias))
     rows = record.rows(PREDICTED)
     tables = (_by_prediction(rows),) if rows else ()
-    return Section(
-        "Calibration", (*lines, *sentences(_HOW, says="method")), tables, (reliability(record),), leading=True
-    )
+    said = (*lines, *undrawn(record), *sentences(_HOW, says="method"))
+    return Section("Calibration", said, tables, tuple(reliability(record)), leading=True)
 
 
 def limits(record: Record) -> Iterator[Sentence]:

@@ -189,9 +189,9 @@ def _classes(record: Record, arrays: dict[str, PredictionArrays]) -> Section:
     confusions = [
         FigureSpec(
             f"confusion{_suffix(record, alias)}",
-            f"Confusion matrix of {alias}: rows are true classes, columns predicted classes, colours fractions of the "
-            "row. Classes that are neither the label nor the prediction of any image are left out. Rows of classes "
-            "with few images are coarse.",
+            f"Confusion matrix of {alias}: rows are true classes, columns predicted classes, numbers images, "
+            "colours the share of the row. Classes that are neither the label nor the prediction of any image are left "
+            "out. Rows of classes with few images are coarse.",
             partial(_confusion_matrix, predictions, alias),
         )
         for alias, predictions in arrays.items()

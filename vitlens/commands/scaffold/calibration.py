@@ -9,7 +9,7 @@ import numpy as np
 
 from vitlens.records import MetricName, Record, TableOf
 from vitlens.report import verdicts as rules
-from vitlens.report.document import FigureSpec, Verdict
+from vitlens.report.document import FigureSpec, Sentence, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +29,8 @@ class CalibrationRow:
 
 CALIBRATION: Final = TableOf("calibration", CalibrationRow)
 CALIBRATION_ERROR: Final = MetricName("calibration_error/{model}")
+FEW: Final = 30  # images below which an accuracy, of a model or of a bin, is not judged
+DRAWN: Final = 100  # images from which on accuracy by confidence is drawn
 ENOUGH: Final = 300  # images from which on a calibration error in 15 bins is judged
 
 
@@ -47,21 +49,40 @@ def calibration_verdict(record: Record, alias: str) -> Verdict:
     return rules.judged(subject, error, rules.CALIBRATION, "expected calibration error")
 
 
-def reliability(record: Record) -> FigureSpec:
-    """The reliability diagram of a record's models."""
-    return FigureSpec(
-        "calibration",
-        "Accuracy against confidence, in 15 bins of equal width; on the dashed line accuracy equals confidence. Bins "
-        "with few images (counts below) are noisy.",
-        partial(_reliability_diagram, record),
-    )
+def reliability(record: Record) -> Iterator[FigureSpec]:
+    """The reliability diagram of the models with enough images; none where no model has them."""
+    if _drawn(record):
+        yield FigureSpec(
+            "calibration",
+            "Accuracy against confidence, in 15 bins of equal width; on the dashed line accuracy equals confidence. "
+            f"Hollow: a bin of fewer than {FEW} images, which shows little by itself. Below: "
+            "the share of the images in each bin.",
+            partial(_reliability_diagram, record),
+        )
+
+
+def undrawn(record: Record) -> Iterator[Sentence]:
+    """That too few images are no diagram."""
+    for alias in record.aliases:
+        if alias not in _drawn(record):
+            error = record.metric(CALIBRATION_ERROR(model=alias))
+            yield Sentence(
+                f"Accuracy by confidence of {alias} is not drawn: {error.n or 0} images in bins show no "
+                f"calibration; it takes at least {DRAWN}.",
+                (error, error.n or 0, DRAWN),
+            )
+
+
+def _drawn(record: Record) -> list[str]:
+    """The models with enough images for a diagram."""
+    return [alias for alias in record.aliases if (record.metric(CALIBRATION_ERROR(model=alias)).n or 0) >= DRAWN]
 
 
 def _reliability_diagram(record: Record) -> "Figure":
     from vitlens.figures.calibration import Calibration, reliability_diagram
 
     models = []
-    for alias in record.aliases:
+    for alias in _drawn(record):
         rows = [row for row in record.rows(CALIBRATION) if row.model == alias]
         models.append(
             Calibration(
@@ -72,4 +93,4 @@ def _reliability_diagram(record: Record) -> "Figure":
                 error=record.metric(CALIBRATION_ERROR(model=alias)).value,
             )
         )
-    return reliability_diagram(models=models)
+    return reliability_diagram(models=models, few=FEW)

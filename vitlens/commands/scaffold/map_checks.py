@@ -37,12 +37,17 @@ class MapCheckRow:
         return None if self.fixed is None else Estimate(self.fixed, self.fixed_low, self.fixed_high, self.n)
 
 
+def is_uniform(row: MapCheckRow, looks: int) -> bool:
+    """Whether maps are shown to be uniform, as one of so many looks: their information is below UNIFORM."""
+    high = widened(row.information, looks).high
+    return high is not None and high < UNIFORM
+
+
 def uniform_map(
     row: MapCheckRow, title: str, looks: int, *, figure: str, kind: Kind = "hidden fault", rows: tuple[object, ...] = ()
 ) -> Finding | None:
     """That maps are uniform, where their information is shown to be below UNIFORM; rows: that back the title."""
-    high = widened(row.information, looks).high
-    if high is None or high >= UNIFORM:
+    if not is_uniform(row, looks):
         return None
     return finding(
         f"{title} are uniform and distinguish no patches: {number(row.bits)} bits of information, fewer than "

@@ -22,12 +22,20 @@ _COLUMN, _GAP = 0.38, 0.08  # inch: the width of a column of MLPs or blocks, and
 
 
 def head_board(
-    *, title: str, heads: Array, columns: Mapping[str, ArrayLike], unit: str, right: float = 0.0, faintest: float = 0.0
+    *,
+    title: str,
+    heads: Array,
+    columns: Mapping[str, ArrayLike],
+    unit: str,
+    right: float = 0.0,
+    faintest: float = 0.0,
+    tallest: float = TALL,
 ) -> tuple[Board, float]:
     """A signed map of heads (layers, heads), and a column (layers,) for each further kind.
 
     right: further room in inches at the right; its left edge is returned with the board. faintest: the least value of
-    the full colour. Colours, bars and errors as importance_map; columns with their own colour scale come last.
+    the full colour; tallest: the height of the map, in inches, at most. Colours, bars and errors as importance_map;
+    columns with their own colour scale come last.
     """
     beside = {
         name: as_array_with_gaps(values, name=name, axes=("layers",))[:, None] for name, values in columns.items()
@@ -49,6 +57,7 @@ def head_board(
         beside=len(beside) * (_GAP + _COLUMN) + len(groups) * BESIDE + right,
         below=". ".join(filter(None, notes)),
         gaps=any(np.isnan(values).any() for values in (heads, *beside.values())),
+        tallest=tallest,
     )
     place, tall = drawn.right, drawn.bottom - drawn.top
     for group, scale in zip(groups, scales):
@@ -66,14 +75,14 @@ def head_board(
     return drawn, place
 
 
-def _room(*, title: str, shape: tuple[int, ...], beside: float, below: str, gaps: bool) -> Board:
+def _room(*, title: str, shape: tuple[int, ...], beside: float, below: str, gaps: bool, tallest: float) -> Board:
     """One panel for heads with cells as square as the page allows, and the notes below it."""
     layers, heads = shape
     wide = min(0.42 * heads, WIDE - 0.45 - beside)
     whole = max(HALF, 0.45 + wide + beside)
     lines = textwrap.wrap(below, int(whole * 15))
     bottom = 0.42 + 0.14 * len(lines) + 0.2 * gaps
-    most = TALL - bottom - 0.1 - wrapped_title(title, whole)[1]
+    most = min(tallest, TALL - bottom - 0.1 - wrapped_title(title, whole)[1])
     tall = float(np.clip(layers * max(0.2, wide / heads), 1.15, most))
     margins = Margins(left=0.45, right=beside, bottom=bottom)
     drawn = board(title=title, count=1, across=1, panel=(wide, tall), gap=(0.0, 0.0), margins=margins)

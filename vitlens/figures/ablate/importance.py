@@ -204,20 +204,17 @@ def replacement_agreement(
         require_length(len(column), len(measured[names[0]]), name=f"units of {name!r}", of=f"those of {names[0]!r}")
     every = np.concatenate(list(measured.values()))
     ends = [float(np.nanmin(every)), float(np.nanmax(every))]
-    side = len(names) - 1
-    figure = sheet(min(WIDE, 0.5 + 2.8 * side), 0.3 + min(2.6, 6.6 / side) * side)
-    panels = figure.subplots(side, side, squeeze=False, sharex=True, sharey=True)
+    pairs = list(combinations(names, 2))
+    across = min(len(pairs), 3 if len(pairs) < 10 else 5)  # 1, 3, 6 or 10 pairs fill their rows
+    down = len(pairs) // across
+    figure = sheet(min(WIDE, 0.5 + 2.8 * across), 0.3 + min(2.6, 0.6 + 5.7 / across) * down)
+    panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     note = ""
-    for across, down in combinations(range(len(names)), 2):
-        axes = panels[down - 1, across]
-        correlation = _correlation(rho, names[across], names[down])
-        _compare(axes, measured[names[across]], measured[names[down]], correlation)
+    for axes, (first, second) in zip(panels.flat, pairs, strict=True):
+        _compare(axes, measured[first], measured[second], _correlation(rho, first, second))
         axes.plot(ends, ends, color=GREY, linestyle="--", linewidth=0.8, zorder=1)
         note = log_axes_if_skewed(axes, every)
-        axes.set(xlabel=f"{names[across]} ({unit})" if down == side else "")
-        axes.set(ylabel=f"{names[down]} ({unit})" if not across else "")
-    for unused in panels[np.triu_indices(side, 1)]:
-        unused.remove()
+        axes.set(xlabel=f"{first} ({unit})", ylabel=f"{second} ({unit})")
     words = [f"{len(measured[names[0]])} units", "ρ: Spearman", "dashed: equal", note]
     heading(figure, f"{title} ({'; '.join(filter(None, words))})")
     return figure

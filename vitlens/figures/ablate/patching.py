@@ -80,14 +80,17 @@ def patching_maps(
 
 
 def _sizes(pictures: Sequence[Array], heads: Array | None) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Width and height in inches of each image and of the map of heads, which is 0 without heads."""
+    """Width and height in inches of each image and of the map of heads, which is 0 without heads; side by side they
+    take the width of the page."""
     ratio = max(picture.shape[1] / picture.shape[2] for picture in pictures)
-    wide = min(1.5, 2.4 / ratio)
     if heads is None:
+        wide = min(1.5, 2.4 / ratio)
         return (wide, wide * ratio), (0.0, 0.0)
     layers, count = heads.shape
-    across = min(0.4 * count, WIDE - 2 * wide - 0.95 - BESIDE)
-    return (wide, wide * ratio), (across, float(np.clip(layers * across / count, 1.2, 3.2)))
+    across = min(max(0.4 * count, 0.8), WIDE - 2 * 1.5 - 0.95 - BESIDE)
+    wide = min((WIDE - across - 0.95 - BESIDE) / 2, 2.4 / ratio)
+    across = min(WIDE - 2 * wide - 0.95 - BESIDE, 0.8 * count)  # what tall images leave
+    return (wide, wide * ratio), (across, max(wide * ratio, 1.2, 0.1 * layers))
 
 
 def _board(title: str, grids: Sequence[Array], top: float, tokens: int) -> Board:

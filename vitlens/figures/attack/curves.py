@@ -56,11 +56,9 @@ def robust_curves(*, panels: Sequence[Panel], title: str, chance: float | None =
         axes.set(title=panel.title, xlabel=panel.axis, ylim=(-3, 104))
         _ticks(axes, places.tolist())
         axes.grid(axis="y")
-    for axes in drawn.flat[len(panels) :]:
-        axes.set_visible(False)
     for row in drawn:
         row[0].set_ylabel("accuracy (%)")
-    models_legend(figure, [shortened(name, 30) for name in names])
+    models_legend(figure, [shortened(name, 30) for name in names], spare=drawn.flat[len(panels) :])
     dashed = "; dashed: chance" if chance is not None else ""
     heading(figure, f"{title}; bands: 95 % intervals{dashed}")
     return figure
@@ -113,11 +111,9 @@ def distance_histograms(*, panels: Mapping[str, Sequence[Distances]], axis: Mapp
         _histogram(axes, distances, models)
         axes.set(title=attack, xlabel=axis[attack])
         axes.grid(axis="y")
-    for axes in drawn.flat[len(shown) :]:
-        axes.set_visible(False)
     for row in drawn:
-        row[0].set_ylabel("right images (%)")
-    models_legend(figure, [shortened(name, 30) for name in models])
+        row[0].set_ylabel("images classified correctly (%)")
+    models_legend(figure, [shortened(name, 30) for name in models], spare=drawn.flat[len(shown) :])
     heading(figure, title)
     return figure
 

@@ -105,7 +105,7 @@ def _maps(before: ArrayLike | None, after: ArrayLike | None, count: int) -> tupl
 
 def _symmetric(difference: Array) -> Scale:
     most = float(np.percentile(np.abs(difference), 99.5)) or 1.0
-    return Scale(-most, most)
+    return Scale(-most, most, clipped=bool(np.abs(difference).max() > most))
 
 
 def _board(title: str, count: int, across: int, ratio: float, *, bars: bool) -> Board:
@@ -141,4 +141,4 @@ def _bars(drawn: Board, scales: tuple[Scale, Scale]) -> None:
     upper = figure.add_axes((box.x0, box.y0 + box.height - half, box.width, half))
     lower = figure.add_axes((box.x0, box.y0, box.width, half))
     colour_bar(upper, scale=scales[0], label="× uniform")
-    colour_bar(lower, scale=scales[1], label="difference", colours=SIGNED)
+    colour_bar(lower, scale=scales[1], label="difference", colours=SIGNED, both=True)

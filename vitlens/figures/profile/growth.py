@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +14,8 @@ from vitlens.errors import InputError
 from vitlens.figures.curves import log_axes, models_legend, positive_columns, series_style
 from vitlens.figures.inputs import Array, require_length
 from vitlens.figures.style import WIDE, heading, sheet, shortened, styled
+
+_DENSE: Final = 300.0  # greatest number of tokens by the least, from which only powers of ten have labels
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ def growth_by_tokens(*, growths: Sequence[Growth], title: str = "Growth of cost 
     for axes in (left, right):
         log_axes(axes)
         axes.set_xlabel("tokens (of a CNN: positions of its first stage)")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+        low, high = axes.get_xlim()
+        subs = (1, 2, 5) if high / low < _DENSE else (1,)
+        axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=12))
         axes.xaxis.set_major_formatter("{x:g}")
     models_legend(figure, [_exponents(growth) for growth in growths], columns=1)
     heading(figure, title)

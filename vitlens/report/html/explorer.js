@@ -177,7 +177,8 @@
   }
 
   function build() {
-    const notes = data.notes.map((text) => make("p", { class: "ex-note", text }));
+    const [notes, exactness] = [data.notes, data.exactness].map((texts) =>
+      texts.map((text) => make("p", { class: "ex-note", text })));
     const boardChoices = [["maps", "maps"]];
     if (data.importance) boardChoices.push(["importance", "importance"]);
     if (labels.length) boardChoices.push(["labels", "labels"]);
@@ -206,7 +207,8 @@
           make("p", { class: "ex-hint", text: "Point at a patch, or use the arrow keys on the image; [ and ] change " +
             "the layer, x switches between where a token looks and who looks at it." })),
         make("div", { class: "ex-right" }, make("div", { class: "ex-controls" }, ...boardFields),
-          make("div", { class: "ex-scroll" }, board), legend)));
+          make("div", { class: "ex-scroll" }, board), legend)),
+      ...exactness);
     data.images.forEach((image, index) => {
       images.append(make("button", {
         type: "button", role: "radio", "aria-checked": String(index === 0), "data-value": String(index),

@@ -16,6 +16,7 @@ from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import name, plain
 
 _MAP: Final = 64  # rows and columns of a map on the page, at most
+_EXACT: Final = 0.0005  # an error, of the largest weight of a row, that needs no words
 _STATIC: Final = 4  # pictures of a page without scripts
 
 
@@ -47,7 +48,7 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> ExplorerPart:
     static = tuple(_static(explorer))
     shown = sum(len(picture.uri) for picture in (*embedded, *(picture for picture, _ in static)))
     weights = packed_explorer(explorer, budget=budget - shown)
-    notes = (*map(plain, explorer.notes), *_packing_notes(explorer, weights))
+    notes = tuple(map(plain, explorer.notes))
     blocks = tuple((_block(index), Markup(each.data)) for index, each in enumerate(weights) if each is not None)
     data = {
         "model": name(explorer.model),
@@ -56,6 +57,7 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> ExplorerPart:
         "labels": [[name(label) for label in layer] for layer in explorer.labels],
         "importance": _importance(explorer),
         "notes": notes,
+        "exactness": tuple(_exactness(explorer, weights)),
         "images": [
             _image(explorer, image, picture, each, _block(index))
             for index, (image, picture, each) in enumerate(zip(explorer.images, embedded, weights))
@@ -131,7 +133,7 @@ def _importance(explorer: Explorer) -> list[list[float | None]] | None:
     return [[float(value) if np.isfinite(value) else None for value in layer] for layer in explorer.importance]
 
 
-def _packing_notes(explorer: Explorer, weights: tuple[Packed | None, ...]) -> Iterator[str]:
+def _exactness(explorer: Explorer, weights: tuple[Packed | None, ...]) -> Iterator[str]:
     """How exact the weights of the page are."""
     known = [each for each in weights if each is not None]
     for what, some in (
@@ -141,6 +143,8 @@ def _packing_notes(explorer: Explorer, weights: tuple[Packed | None, ...]) -> It
         if not some:
             continue
         error = max(each.error for each in some)
+        if error < _EXACT and some[0].queries == explorer.queries and some[0].keys == explorer.keys:
+            continue  # such weights were in as many steps before
         words = (
             f"Weights of {what} are kept in {some[0].levels + 1} steps of their square root; the largest error is "
             f"{100 * error:.1f} % of the largest weight of the same row."

@@ -11,21 +11,12 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from vitlens.display import as_markdown, unprotected, visible
+from vitlens.display import as_markdown, unprotected, visible, without_machine_paths
 from vitlens.report.glossary import Term, found
 
 # without a rule for links, images and HTML, none can come about, whatever a name holds
 _PARSER: Final = MarkdownIt("zero").enable(["backticks", "emphasis", "escape"])
 _MARKS: Final = {"strong_open": "<strong>", "strong_close": "</strong>", "em_open": "<em>", "em_close": "</em>"}
-# /home/somebody/photos/cat.jpg, C:\Users\somebody\cat.jpg; at least two folders, so that "/255" and "and/or" stay
-_PATH: Final = re.compile(
-    r"(?:(?<![\w.…/<~])~?/(?:[^\s/'\"`|<>]+/)+|(?<!\w)[A-Za-z]:[\\/](?:[^\s/\\'\"`|<>]+[\\/])+)([^\s/\\'\"`|<>]*)"
-)
-
-
-def without_paths(text: str) -> str:
-    """A text in which absolute paths of this machine are shortened to their last part: "…/cat.jpg"."""
-    return _PATH.sub(lambda match: f"…/{match[1]}", text)
 
 
 def command_without_paths(line: str) -> str:
@@ -33,24 +24,14 @@ def command_without_paths(line: str) -> str:
     try:
         words = shlex.split(line)
     except ValueError:
-        return visible(without_paths(line))
-    shown = shlex.join(map(_word_without_path, words)) if any(_is_absolute(word) for word in words) else line
-    return visible(shown)
-
-
-def _is_absolute(word: str) -> bool:
-    return (
-        word.rpartition("=")[2].rpartition("@")[2].startswith(("/", "~/"))
-        or re.search(r"[A-Za-z]:\\", word) is not None
-    )
+        return visible(without_machine_paths(line))
+    shown = [_word_without_path(word) for word in words]
+    return visible(line if shown == words else shlex.join(shown))
 
 
 def _word_without_path(word: str) -> str:
-    if not _is_absolute(word):
-        return word
-    head, mark, path = next((word.rpartition(mark) for mark in ("@", "=") if mark in word), ("", "", word))
-    last = re.split(r"[/\\]", path.rstrip("/"))[-1]
-    return f"{head}{mark}…/{last}"
+    """A word such as --weights=/a b/c.pth or alias=/a/b@/c/d, each path of which is one to its end."""
+    return "".join(part if part in "=@" else without_machine_paths(part) for part in re.split("([=@])", word))
 
 
 def plain(text: str) -> str:
@@ -61,7 +42,7 @@ def plain(text: str) -> str:
 
 def name(text: str) -> str:
     """A name that is no sentence: made visible, without the escapes that markdown needs."""
-    return visible(without_paths(unprotected(text)))
+    return visible(without_machine_paths(unprotected(text)))
 
 
 class Words:
@@ -124,5 +105,5 @@ def _escaped(run: str) -> Iterator[str]:
 
 
 def _tokens(text: str) -> list[Token]:
-    blocks = _PARSER.parseInline(as_markdown(without_paths(text)))
+    blocks = _PARSER.parseInline(as_markdown(without_machine_paths(text)))
     return [token for block in blocks for token in block.children or ()]

@@ -1,6 +1,7 @@
 """Activation patching, direct logit attribution and the logit lens, on images of the data or of the user."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
+from vitlens.analysis.patching.corruption import corrupt
 from vitlens.analysis.patching.patching import Patching, patch_parts
 from vitlens.commands.ablate.measure.work import AblationRun, LabelledBatch
 from vitlens.commands.ablate.record import (
@@ -21,15 +23,25 @@ from vitlens.commands.ablate.record import (
     PATCHING_ARRAYS,
 )
 from vitlens.commands.ablate.record.arrays import ContributionArrays, LensArrays, PatchingArrays
-from vitlens.commands.ablate.record.rows import ContributionRow, InsideNoteRow, LensClassRow, LensRow, PatchingRow
+from vitlens.commands.ablate.record.rows import (
+    CORRUPTED,
+    ContributionRow,
+    InsideNoteRow,
+    LensClassRow,
+    LensRow,
+    PatchingRow,
+)
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.models.model import Model
 from vitlens.records import TableOf
 from vitlens.uncertainty import wilson
 
 _IMAGES: Final = 64  # images of the logit lens and the contributions, from which the pair is chosen too, at most
 _CLASSES: Final = 5  # in the logit lens
+_TRIED: Final = 8  # images that are corrupted in search of one whose prediction changes
+_CORRUPTIONS: Final = ("blur", "shuffle", "noise")  # in this order: blur keeps colours and places
 
 
 def write_inside(folder: RunFolder, ablation: AblationRun) -> None:
@@ -55,24 +67,35 @@ def write_inside(folder: RunFolder, ablation: AblationRun) -> None:
     folder.write(INSIDE_NOTES, [InsideNoteRow(note) for note in dict.fromkeys(notes)])
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """A clean and a corrupted image, (1, 3, height, width) each, with their names; corruption: as in PatchingRow."""
+
+    clean: Tensor
+    corrupted: Tensor
+    names: tuple[str, str]
+    corruption: str = ""
+
+
 def _write_patching(folder: RunFolder, ablation: AblationRun) -> None:
-    clean, corrupted, names = _pair(ablation)
-    patched = patch_parts(ablation.model, clean, corrupted)
+    pair = _pair(ablation)
+    patched = patch_parts(ablation.model, pair.clean, pair.corrupted)
     arrays = PatchingArrays(
-        clean=clean[0].cpu().numpy(),
-        corrupted=corrupted[0].cpu().numpy(),
+        clean=pair.clean[0].cpu().numpy(),
+        corrupted=pair.corrupted[0].cpu().numpy(),
         heads=patched.restored("heads").numpy(),
         blocks=patched.restored("blocks").numpy(),
         mlps=patched.restored("mlps").numpy(),
         positions=patched.restored("positions").numpy(),
     )
     folder.save(PATCHING_ARRAYS, arrays)
-    folder.write(PATCHING, [_patching_row(ablation, patched, names)])
+    folder.write(PATCHING, [_patching_row(ablation, patched, pair)])
 
 
-def _pair(ablation: AblationRun) -> tuple[Tensor, Tensor, tuple[str, str]]:
-    """A clean and a corrupted image (1, 3, height, width) with their names: those of --clean and --corrupted, or the
-    correctly classified image of highest confidence and the one of highest confidence in another class."""
+def _pair(ablation: AblationRun) -> _Pair:
+    """The images of --clean and --corrupted; or the correctly classified image of highest confidence whose prediction a
+    corruption changes, and its corrupted copy, so that positions correspond; or, where none changes, the one of highest
+    confidence and the one of highest confidence in another class."""
     model, options = ablation.model, ablation.options
     if options.clean is not None and options.corrupted is not None:
         paths = [options.clean, options.corrupted]
@@ -80,28 +103,41 @@ def _pair(ablation: AblationRun) -> tuple[Tensor, Tensor, tuple[str, str]]:
         if len(split) != 2:
             raise InputError(f"expected two images that can be read, found {len(split)} of {paths[0]} and {paths[1]}")
         (both,) = split.batches(2, device=model.device)
-        return both.images[:1], both.images[1:], (paths[0].name, paths[1].name)
+        return _Pair(both.images[:1], both.images[1:], (paths[0].name, paths[1].name))
     batch = _first_images(ablation)
-    with torch.no_grad():
-        confidence, predicted = model(batch.images).float().softmax(-1).max(-1)
+    confidence, predicted = _predictions(model, batch.images)
     labels = batch.labels.to(predicted.device)
     correct = (predicted == labels).nonzero().flatten().tolist()
     order = sorted(correct, key=lambda index: -float(confidence[index]))
+    names = [model.classes[int(label)] for label in labels]
+    for index in order[:_TRIED]:
+        clean = batch.images[index : index + 1]
+        for how in _CORRUPTIONS:
+            corrupted = corrupt(clean, how)
+            if int(_predictions(model, corrupted)[1]) != int(labels[index]):
+                return _Pair(clean, corrupted, (names[index], f"{names[index]}, {CORRUPTED[how]}"), how)
     other = next((index for index in order[1:] if labels[index] != labels[order[0]]), None) if order else None
     if other is None:
         raise InputError(
-            "expected two correctly classified images of different classes, found none; give --clean and --corrupted"
+            "expected a correctly classified image whose prediction a corruption changes, found none; give --clean and "
+            "--corrupted"
         )
-    chosen = [order[0], other]
-    first, second = (model.classes[int(labels[index])] for index in chosen)
-    return batch.images[chosen[:1]], batch.images[chosen[1:]], (first, second)
+    clean, corrupted = (batch.images[[index]] for index in (order[0], other))
+    return _Pair(clean, corrupted, (names[order[0]], names[other]))
 
 
-def _patching_row(ablation: AblationRun, patched: Patching, names: tuple[str, str]) -> PatchingRow:
+@torch.no_grad()
+def _predictions(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The confidence and the class of each prediction, (batch,)."""
+    confidence, predicted = model(images).float().softmax(-1).max(-1)
+    return confidence, predicted
+
+
+def _patching_row(ablation: AblationRun, patched: Patching, pair: _Pair) -> PatchingRow:
     layout, classes = ablation.model.anatomy.layout, ablation.model.classes
     return PatchingRow(
-        clean=names[0],
-        corrupted=names[1],
+        clean=pair.names[0],
+        corrupted=pair.names[1],
         target=classes[int(patched.targets[0])],
         other=classes[int(patched.others[0])],
         difference_clean=float(patched.clean[0]),
@@ -109,6 +145,7 @@ def _patching_row(ablation: AblationRun, patched: Patching, names: tuple[str, st
         grid=None if layout is None else (layout.grid[0], layout.grid[1]),
         prefix=None if layout is None else tuple(layout.prefix),
         note=patched.note,
+        corruption=pair.corruption,
     )
 
 

@@ -1,7 +1,7 @@
 """The rows of the tables of `vitlens ablate`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from vitlens.names import Replacement, UnitKind
 from vitlens.records import UntrustedName
@@ -184,10 +184,14 @@ class EliminationRow:
         return Estimate(self.delta_loss, self.low, self.high, self.images, "nats")
 
 
+CORRUPTED: Final = {"blur": "blurred", "shuffle": "tiles shuffled", "noise": "with noise"}  # a corrupted copy, in words
+
+
 @dataclass(frozen=True)
 class PatchingRow:
     """One clean and one corrupted image. target, other: the classes of the logit difference, whose value is given for
-    each image; grid (rows, columns), prefix: the model's tokens, None where they are unknown."""
+    each image; grid (rows, columns), prefix: the model's tokens, None where they are unknown; corruption: what was done
+    to the clean image, "" where the corrupted one is another image."""
 
     clean: UntrustedName
     corrupted: UntrustedName
@@ -198,6 +202,7 @@ class PatchingRow:
     grid: tuple[int, int] | None
     prefix: tuple[str, ...] | None
     note: Text
+    corruption: str = ""
 
 
 @dataclass(frozen=True)

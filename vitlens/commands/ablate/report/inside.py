@@ -22,7 +22,7 @@ from vitlens.commands.ablate.record import (
     PRUNED_HEADS,
 )
 from vitlens.commands.ablate.record.arrays import ContributionArrays, LensArrays, PatchingArrays
-from vitlens.commands.ablate.record.rows import LensRow, PatchingRow
+from vitlens.commands.ablate.record.rows import CORRUPTED, LensRow, PatchingRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.numbers import in_words, number
@@ -46,7 +46,9 @@ def inside(record: Record) -> Iterator[Section]:
         {"after": lambda row: row.label, "accuracy": lambda row: row.estimate},
     )
     if lens:
-        figures.append(_lens_figure([row.class_name for row in record.rows(LENS_CLASSES)], record.arrays(LENS_ARRAYS)))
+        figures.append(
+            _lens_figure([row.class_name for row in record.rows(LENS_CLASSES)], lens, record.arrays(LENS_ARRAYS))
+        )
     for contribution in record.rows(CONTRIBUTIONS):
         images = contribution.images
         lines.append(
@@ -83,12 +85,25 @@ def _patching_sentence(row: PatchingRow) -> Sentence:
     )
 
 
+def _pair_words(row: PatchingRow) -> str:
+    """What the two images are to each other."""
+    if row.corruption:
+        return (
+            f"The pair: an image of {row.clean} and the same image {CORRUPTED[row.corruption]}, which is predicted as "
+            f"{row.other}; positions correspond."
+        )
+    return (
+        f"The pair: two different images ({row.clean}, {row.corrupted}), so that a position in one need not correspond "
+        "to that in the other."
+    )
+
+
 def _patching_figure(row: PatchingRow, arrays: PatchingArrays) -> FigureSpec:
     return FigureSpec(
         "patching",
         f"Share of the logit difference {row.target} minus {row.other} that is restored when the output of one head, "
-        "or the residual stream at one token before a block, is replaced by that of the clean run; for one pair of "
-        "images. Values above 1 or below 0 are possible: the effect of a part can exceed the difference or oppose it.",
+        f"or the residual stream at one token before a block, is replaced by that of the clean run. {_pair_words(row)} "
+        "Values above 1 or below 0 are possible: the effect of a part can exceed the difference or oppose it.",
         partial(_patching, row, arrays),
     )
 
@@ -109,7 +124,7 @@ def _patching(row: PatchingRow, arrays: PatchingArrays) -> "Figure":
         positions=grids,
         prefix=before,
         names=(f"clean: {row.clean}", f"corrupted: {row.corrupted}"),
-        title="Share of the logit difference that patching from the clean run restores",
+        title=f"Patching from the clean run: logit of {row.target} minus {row.other}",
     )
 
 
@@ -121,23 +136,27 @@ def _prefix_names(prefix: Sequence[str]) -> list[str]:
     ]
 
 
-def _lens_figure(names: Sequence[str], arrays: LensArrays) -> FigureSpec:
+def _lens_figure(names: Sequence[str], rows: Sequence[LensRow], arrays: LensArrays) -> FigureSpec:
     return FigureSpec(
         "lens",
-        "The final norm and classifier applied to the residual stream after each block (logit lens), for the "
-        "first image. Early blocks were not trained for this readout.",
-        partial(_lens, names, arrays),
+        "The final norm and classifier applied to the residual stream after each block (logit lens). Left: the share "
+        f"of {rows[0].n} images whose label it predicts, with 95 % intervals. Right: the probabilities of one example, "
+        f"the first image, whose final prediction is {names[0]}. Early blocks were not trained for this readout.",
+        partial(_lens, names, rows, arrays),
     )
 
 
-def _lens(names: Sequence[str], arrays: LensArrays) -> "Figure":
+def _lens(names: Sequence[str], rows: Sequence[LensRow], arrays: LensArrays) -> "Figure":
     from vitlens.figures.ablate.contributions import logit_lens
 
+    blocks = [row.estimate for row in rows if row.depth]
     return logit_lens(
         values=arrays.probability[1:],
         names=names,
-        title="Probabilities read after each block, first image",
+        title="Logit lens: what the classifier reads from the residual stream after each block",
         unit="probability",
+        accuracy=np.array([(each.value, each.low, each.high) for each in blocks], dtype=np.float64).T,
+        n=rows[0].n,
     )
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["report"]
 
+_ENOUGH: Final = 5  # images of the largest class from which on accuracy by class is informative
 _CLASSES_CAPTION: Final = (
     "Classes of low clean accuracy have less accuracy to lose. Classes with few images have wide intervals, and among "
     "many classes the lowest and highest accuracies are extreme partly by chance."
@@ -61,7 +62,13 @@ def report(record: Record) -> Document:
 
 def _by_class(record: Record) -> Iterator[Section]:
     """The classes of lowest and highest robust accuracy, where images have labels."""
-    if record.rows(BY_CLASS):
+    rows = record.rows(BY_CLASS)
+    if rows and max(row.n for row in rows) < _ENOUGH:
+        refused = (
+            f"No class has {_ENOUGH} images, so accuracy by class is not drawn; its intervals are in results.json."
+        )
+        yield Section("Accuracy by class", (Sentence(refused, (*rows, _ENOUGH)),))
+    elif rows:
         figure = FigureSpec("classes", _CLASSES_CAPTION, partial(_draw_classes, record))
         yield Section("Accuracy by class", tuple(_class_sentences(record)), figures=(figure,), leading=True)
 

@@ -9,9 +9,11 @@ from vitlens.commands.attention.record import (
     DEVELOPMENT_MAPS,
     LAYERS,
     MAPS,
+    OBJECTS,
     AttentionArrays,
     DevelopmentArrays,
     DevelopmentRow,
+    HeadObjectRow,
 )
 from vitlens.commands.attention.report.maps import head_means, pixels
 from vitlens.commands.scaffold.sheets import sheets
@@ -43,7 +45,8 @@ def development_section(record: Record) -> Iterator[Section]:
     )
     rows = record.rows(DEVELOPMENT)
     title, question = "How attention develops", "Where does the model look, layer by layer?"
-    yield Section(title, tuple(_sentences(rows)), tuple(_tables(rows)), figures, question, leading=True)
+    tables = (*_tables(rows), *_head_tables(record.rows(OBJECTS)))
+    yield Section(title, tuple(_sentences(rows)), tables, figures, question, leading=True)
 
 
 def _sentences(rows: tuple[DevelopmentRow, ...]) -> Iterator[Sentence]:
@@ -85,6 +88,16 @@ def _tables(rows: tuple[DevelopmentRow, ...]) -> Iterator[Table]:
             "objects' share of the image": lambda row: Estimate(row.area),
         }
         yield Table.of("Share of the maps on the object by layer", rows, columns)
+
+
+def _head_tables(rows: tuple[HeadObjectRow, ...]) -> Iterator[Table]:
+    if rows:
+        columns = {
+            "layer": lambda row: row.layer,
+            "head": lambda row: row.head,
+            "attention on the object": lambda row: row.estimate,
+        }
+        yield Table.of("Share of each head's map on the object", rows, columns)
 
 
 def _draw(maps: AttentionArrays, rollouts: DevelopmentArrays, numbers: list[int], part: slice) -> "Figure":

@@ -16,7 +16,7 @@ from vitlens.commands.compare.record import (
 )
 from vitlens.commands.compare.report.maps import example_sheets
 from vitlens.commands.compare.report.summary import cell_counts, cell_names, pair_of
-from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR, reliability
+from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR, reliability, undrawn
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words, number
@@ -41,9 +41,12 @@ def error_section(record: Record) -> Section:
     words = f"Expected calibration error (bins of equal width, conservative intervals): {calibrated}."
     return Section(
         "Errors in detail",
-        (Sentence(words, tuple(record.metric(CALIBRATION_ERROR(model=alias)) for alias in record.aliases)),),
+        (
+            Sentence(words, tuple(record.metric(CALIBRATION_ERROR(model=alias)) for alias in record.aliases)),
+            *undrawn(record),
+        ),
         (_cell_table(record), _confused_table(record, record.rows(CONFUSED))),
-        (_cell_figure(record), *_number_figure(record), reliability(record), *example_sheets(record)),
+        (_cell_figure(record), *_number_figure(record), *reliability(record), *example_sheets(record)),
     )
 
 
@@ -149,7 +152,8 @@ def _number_figure(record: Record) -> Iterator[FigureSpec]:
     if divided:
         yield FigureSpec(
             "errors_by_number",
-            "Accuracy in quarters of the images, ordered by the quantity above each panel. Intervals that overlap "
+            "Accuracy in quarters of the images, ordered by the quantity above each panel; below: its value at the "
+            "ends of the quarters. Intervals that overlap "
             "widely show no difference. The quantities depend on each other, so none is shown to be a cause.",
             partial(_draw_numbers, record, divided),
         )
@@ -162,7 +166,7 @@ def _draw_numbers(record: Record, numbers: dict[str, list[NumberSliceRow]]) -> "
     panels = [
         AccuracyBySlice(
             name,
-            [f"{row.lowest:.4g}\nto {row.highest:.4g}" for row in slices],
+            [slices[0].lowest, *(row.highest for row in slices)],
             [row.n for row in slices],
             values_and_ends([row.first for row in slices]),
             values_and_ends([row.second for row in slices]),

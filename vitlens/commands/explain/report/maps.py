@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from vitlens.commands.explain.conclusions import checks_of
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import IMAGES, MAPS, METHODS, ExplainArrays, ExplainImageRow, MethodRow
+from vitlens.commands.scaffold.maps.judged import judged_maps
 from vitlens.commands.scaffold.sheets import EACH, sheets
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec
@@ -16,7 +19,7 @@ from vitlens.report.document import FigureSpec
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LINES: Final = 6  # lines of panels in a figure, at most
+_METHODS: Final = 7  # in a figure; more are divided among several
 
 
 def map_figures(record: Record, alias: str) -> Iterator[FigureSpec]:
@@ -27,15 +30,16 @@ def map_figures(record: Record, alias: str) -> Iterator[FigureSpec]:
         return
     name = "explain" if len(record.aliases) == 1 else f"explain_{alias}"
     caption = _caption(record, alias, outlined=arrays.masks is not None)
-    for figure, part in sheets(name, drawn, images_on_a_sheet(len(methods))):
-        yield FigureSpec(figure, caption, partial(_draw, record, alias, arrays, methods, part))
+    parts = [(images, columns) for images in _evenly(drawn, EACH) for columns in _evenly(len(methods), _METHODS)]
+    for (figure, _), (images, columns) in zip(sheets(name, len(parts), 1), parts, strict=True):
+        yield FigureSpec(figure, caption, partial(_draw, record, alias, arrays, methods, images, columns))
 
 
-def images_on_a_sheet(methods: int) -> int:
-    """The number of images in a figure, given the number of methods."""
-    from vitlens.figures.explain import lines_of
-
-    return max(1, min(EACH, _LINES // lines_of(1 + methods)))
+def _evenly(count: int, most: int) -> list[slice]:
+    """The fewest parts of at most that many, of about equal size."""
+    parts = -(-count // most)
+    edges = [round(count * part / parts) for part in range(parts + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def methods_of(record: Record, alias: str) -> tuple[MethodRow, ...]:
@@ -54,19 +58,33 @@ def target_words(record: Record) -> str:
     return words.get(record.options(ExplainOptions).target, "the class of --target")
 
 
-def _draw(record: Record, alias: str, arrays: ExplainArrays, methods: tuple[MethodRow, ...], part: slice) -> "Figure":
+def _draw(
+    record: Record,
+    alias: str,
+    arrays: ExplainArrays,
+    methods: tuple[MethodRow, ...],
+    images: slice,
+    columns: slice,
+) -> "Figure":
     from vitlens.figures.explain import attribution_overlays
 
-    images: Any = arrays.images / np.float32(255)
+    pixels: Any = arrays.images / np.float32(255)
+    shown, faults = methods[columns], _faults(record, alias)
     return attribution_overlays(
-        images=images[part],
-        maps=[arrays.maps[index][part] for index in range(len(methods))],
-        signed=[row.signed for row in methods],
-        titles=[row.title for row in methods],
-        names=[below(row) for row in images_of(record, alias)[part]],
-        masks=None if arrays.masks is None else arrays.masks[part],
+        images=pixels[images],
+        maps=[arrays.maps[index][images] for index in range(len(methods))[columns]],
+        signed=[row.signed for row in shown],
+        titles=[row.title for row in shown],
+        names=[below(row) for row in images_of(record, alias)[images]],
+        masks=None if arrays.masks is None else arrays.masks[images],
+        failed=[faults.get(row.method, "") for row in shown],
         title=_title(record, alias),
     )
+
+
+def _faults(record: Record, alias: str) -> dict[str, str]:
+    """Why methods failed the checks, in a few words; empty without --verify."""
+    return {each.check.method: each.fault for each in judged_maps(checks_of(record, alias)) if each.fault}
 
 
 def images_of(record: Record, alias: str) -> tuple[ExplainImageRow, ...]:
@@ -86,11 +104,14 @@ def _title(record: Record, alias: str) -> str:
 
 
 def below(row: ExplainImageRow) -> str:
-    """The text below an image."""
+    """The text below an image: the prediction, and the target where it is another class."""
     if row.target is None or row.target_probability is None:
         return Path(row.image).name
     target = f"{row.target} ({100 * row.target_probability:.0f} %)"
-    return target if row.target == row.prediction else f"target: {target}; predicted: {row.prediction}"
+    if row.target == row.prediction:
+        return f"predicted: {target}"
+    sure = "" if row.probability is None else f" ({100 * row.probability:.0f} %)"
+    return f"predicted: {row.prediction}{sure}; target: {target}"
 
 
 def _caption(record: Record, alias: str, *, outlined: bool) -> str:
@@ -100,9 +121,10 @@ def _caption(record: Record, alias: str, *, outlined: bool) -> str:
     explained = has_classifier(record, alias)
     below = f"{target_words(record)} and its probability" if explained else "its file"
     verified = record.options(ExplainOptions).verify
+    crossed = " Crossed out: a uniform map, or a method that failed the checks below." if verified else ""
     checked = "; see the checks below" if verified else "; vitlens explain --verify checks the methods"
     return (
-        f"Below each image: {below}. Each map is divided by the 99.5th percentile of its absolute values and "
+        f"Below each image: {below}.{crossed} Each map is divided by the 99.5th percentile of its absolute values and "
         "interpolated: positions can be compared between methods, amounts cannot."
         f"{without_signs}{outline} A map alone is no evidence{checked if explained else ''}."
     )

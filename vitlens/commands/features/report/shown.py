@@ -151,7 +151,10 @@ def retrieval_sections(record: Record) -> Iterator[Section]:
     if not rows:
         return
     figures = []
+    asked = bool(record.options(FeaturesOptions).query)
     for row in rows:
+        if row.images < SEARCHED and not asked:
+            continue
         arrays = record.arrays(RETRIEVAL_ARRAYS, model=row.model)
         figures.append(
             FigureSpec(f"retrieval_{row.model}", _retrieval_caption(row, arrays), partial(_draw_retrieval, row, arrays))
@@ -164,8 +167,9 @@ def _too_few(row: RetrievalRow) -> Iterator[Sentence]:
     """That the nearest of a few images need not be near."""
     if row.images < SEARCHED:
         yield Sentence(
-            f"The neighbours in `{row.model}` are the nearest of only {row.images} images: that one of them is shown "
-            f"does not mean that it is similar. At least {SEARCHED} are needed for retrieval to show anything.",
+            f"The neighbours in `{row.model}` are the nearest of only {row.images} images: that one of them is near "
+            f"does not mean that it is similar. At least {SEARCHED} are needed for retrieval to show anything; with "
+            "fewer no figure is drawn, but for the images of `--query`.",
             (row, SEARCHED),
         )
 

@@ -106,8 +106,12 @@ def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
         if not rows:
             continue
         sentences += [*_singletons(record, alias, rows), _trust(alias, rows), *_without_tsne(record, alias, rows)]
-        arrays = record.arrays(SPACE_ARRAYS, model=alias)
         images, patches = ([row for row in rows if row.of == of] for of in ("images", "patches"))
+        if _is_refused(record):
+            images, patches = [], patches if masked else []
+        if not images and not patches:
+            continue
+        arrays = record.arrays(SPACE_ARRAYS, model=alias)
         if images:
             draw = partial(_draw_images, alias, arrays, images, by.get(alias, ""))
             figures.append(FigureSpec(f"space_images_{alias}", _IMAGES_CAPTION, draw))
@@ -115,7 +119,7 @@ def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
             caption = _PATCHES_CAPTION if images else _IMAGES_CAPTION
             draw = partial(_draw_patches, alias, arrays, patches, masked)
             figures.append(FigureSpec(f"space_patches_{alias}", caption, draw))
-    if figures:
+    if sentences:
         yield Section("Maps of the last layer's features", tuple(sentences), figures=tuple(figures), leading=True)
 
 
@@ -132,11 +136,19 @@ def _singletons(record: Record, alias: str, rows: Sequence[SpaceRow]) -> Iterato
     (data,) = record.rows(DATA)
     largest = largest_class(data)
     if largest and largest < GROUP and any(row.of == "images" for row in rows):
+        refused = " No map of the images is drawn; `--tsne` draws it all the same." if _is_refused(record) else ""
         yield Sentence(
             f"Whether the features of `{alias}` group images by class cannot be seen here: the largest of the classes "
-            f"has {largest} of the {data.test:,} images. It takes classes of at least {GROUP}.",
+            f"has {largest} of the {data.test:,} images. It takes classes of at least {GROUP}.{refused}",
             (data, largest, GROUP),
         )
+
+
+def _is_refused(record: Record) -> bool:
+    """Whether maps would show points of classes too small to form groups, and nobody asked for them."""
+    (data,) = record.rows(DATA)
+    largest = largest_class(data)
+    return bool(largest and largest < GROUP) and record.options(FeaturesOptions).tsne is not True
 
 
 def _without_tsne(record: Record, alias: str, rows: Sequence[SpaceRow]) -> Iterator[Sentence]:

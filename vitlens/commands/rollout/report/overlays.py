@@ -10,10 +10,13 @@ import numpy as np
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.commands.rollout.conclusions import title_of
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.rollout.record import IMAGES, MAPS, MapRow, RolloutArrays, RolloutImageRow
+from vitlens.commands.rollout.record import CHECKS, IMAGES, MAPS, PATCH_MASS, MapRow, RolloutArrays, RolloutImageRow
+from vitlens.commands.scaffold.map_checks import is_uniform
 from vitlens.commands.scaffold.sheets import EACH, sheets
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec
+from vitlens.report.numbers import in_words
+from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +28,9 @@ _READOUTS: Final = {
     "pool": "the attention pooling's query",
     None: "the model's own",
 }
+
+
+_CROSSED: Final = " Crossed out: uniform maps, which have no maximum."
 
 
 def fusion_sheets(record: Record, arrays: RolloutArrays) -> Iterator[FigureSpec]:
@@ -41,18 +47,24 @@ def _draw_fusions(
     record: Record, arrays: RolloutArrays, part: slice, columns: Sequence[int], titles: Sequence[str]
 ) -> "Figure":
     from vitlens.figures.rollout import rollout_overlays
-    from vitlens.figures.views import shared_scale
 
-    maps: Any = arrays.maps[: len(arrays.images)]
+    maps: Any = arrays.maps[: len(arrays.images), columns]
     return rollout_overlays(
         images=_fractions(arrays)[part],
         masks=None if arrays.masks is None else arrays.masks[part],
-        maps=maps[part][:, columns],
+        maps=maps[part],
         titles=titles,
         names=[_prediction(row) for row in record.rows(IMAGES)[part]],
         hits=None if arrays.hits is None else arrays.hits[part][:, columns],
-        scale=shared_scale(list(maps[:, columns].swapaxes(0, 1))),  # of all sheets
+        failed=_faults(record, columns),
     )
+
+
+def _faults(record: Record, columns: Sequence[int]) -> list[str]:
+    """For each kind of map, that its maps are shown to be uniform; "" for others."""
+    checks = {row.maps: row for row in record.rows(CHECKS)}
+    kinds = [record.rows(MAPS)[index].method for index in columns]
+    return ["uniform" if name in checks and is_uniform(checks[name], len(checks)) else "" for name in kinds]
 
 
 def method_sheets(record: Record, arrays: RolloutArrays) -> Iterator[FigureSpec]:
@@ -69,21 +81,18 @@ def method_sheets(record: Record, arrays: RolloutArrays) -> Iterator[FigureSpec]
 
 def _draw_methods(record: Record, arrays: RolloutArrays, part: slice, columns: Sequence[int]) -> "Figure":
     from vitlens.figures.rollout import method_overlays
-    from vitlens.figures.views import shared_scale
 
-    maps: Any = arrays.maps[: len(arrays.images)]
-    sums = maps.sum((2, 3), keepdims=True)
-    shares = maps[:, columns] / np.where(sums > 0, sums, 1.0)[:, columns]
+    maps: Any = arrays.maps[: len(arrays.images), columns]
     predicted = record.options(RolloutOptions).target == "predicted"
     return method_overlays(
         images=_fractions(arrays)[part],
         masks=None if arrays.masks is None else arrays.masks[part],
-        maps=maps[part][:, columns],
+        maps=maps[part],
         titles=[title_of(record.rows(MAPS)[index]) for index in columns],
         # the target class, where it is not the prediction
         names=[_prediction(row) if predicted else f"target: {row.target}" for row in record.rows(IMAGES)[part]],
         hits=None if arrays.hits is None else arrays.hits[part][:, columns],
-        scale=shared_scale(list(shares.swapaxes(0, 1))),
+        failed=_faults(record, columns),
     )
 
 
@@ -104,10 +113,11 @@ def _rollout_caption(record: Record) -> str:
     beside = "its file" if classless else "the prediction and its probability"
     return (
         f"Rollout (Abnar & Zuidema 2020), alpha = {options.alpha}{dropped}{_start(options)}; readout: "
-        f"{_READOUTS[rows[0].readout]}. Beside each image: {beside}. Colours share one scale, in % of the readout's "
-        "row; a panel that looks flat has small values compared with the others, not less structure. Bright patches "
-        "have the largest share in the readout through attention and residual connections; this does not show that the "
-        f"{'output' if classless else 'prediction'} depends on them: rollout ignores value vectors and the class."
+        f"{_READOUTS[rows[0].readout]}. Below each image: {beside}. Each map is divided by its "
+        f"largest value: positions can be compared between fusions, amounts cannot.{_masses(record)}{_CROSSED} Bright "
+        "patches have the largest share in the readout through attention and residual connections; this does not show "
+        f"that the {'output' if classless else 'prediction'} depends on them: rollout ignores value "
+        "vectors and the class."
     )
 
 
@@ -120,10 +130,19 @@ def _methods_caption(record: Record, rows: Sequence[MapRow]) -> str:
     layer = "" if options.layer is None else f" Attention is that of layer {options.layer}."
     return (
         f"Methods side by side{_start(options)}; readout: {_READOUTS[rows[0].readout]}. {described}."
-        f"{gradients}{layer} Each map is divided by its sum, and all share one colour scale: positions can be "
-        f"compared between methods, amounts cannot. A bright patch is no evidence that the "
+        f"{gradients}{layer} Each map is divided by its largest value: positions can be compared between "
+        f"methods, amounts cannot.{_CROSSED} A bright patch is no evidence that the "
         f"{'output' if classless else 'prediction'} depends on it."
     )
+
+
+def _masses(record: Record) -> str:
+    """The share of the readout's row that each fusion leaves on the patches."""
+    (alias,) = record.aliases
+    fusions = [row.fusion for row in record.rows(MAPS) if row.fusion]
+    known = {fusion: record.metrics.get(PATCH_MASS(model=alias, fusion=fusion)) for fusion in fusions}
+    words = [f"{in_words(Estimate(mass.value))} ({fusion})" for fusion, mass in known.items() if mass is not None]
+    return f" Patches hold on average {', '.join(words)} of the readout's row." if words else ""
 
 
 def _start(options: RolloutOptions) -> str:

@@ -41,6 +41,16 @@ class JudgedMap:
     harder: str
     margin: Estimate | None
 
+    @property
+    def fault(self) -> str:
+        """Why it fails, in the few words that fit a figure; "" for a method that does not."""
+        if self.state != "fail":
+            return ""
+        if self.check.unusable == self.check.images:
+            return "uniform"
+        fixed = self.check.cascade is not None and self.check.cascade.state == "fails"
+        return "fails randomisation" if fixed else "not above random"
+
 
 def judged_map(check: MapCheck, looks: int = 1) -> JudgedMap:
     """The verdict on one method that is one of so many looks.

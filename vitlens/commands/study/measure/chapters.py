@@ -33,7 +33,7 @@ from vitlens.commands.study.measure.depth import FULL, PROFILED, USUAL, Depth, s
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
-from vitlens.names import PRESETS
+from vitlens.names import FEWEST_FOR_MEAN, PRESETS, Replacement
 
 
 def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
@@ -57,6 +57,7 @@ class Chapters(ChapterRunner):
     ) -> None:
         super().__init__(path, run, ChapterCache(cache_folder(), {}, images.digest) if cache else None)
         self.images, self.model_options, self.depth = images, model_options, FULL if full else USUAL
+        self.replacements: tuple[Replacement, ...] = ()  # the default of the command
 
     def trained(self, model: ModelName, epochs: int | None) -> ModelName:
         """A name that can be loaded: for a preset, the run folder of the chapter that trains it."""
@@ -83,9 +84,11 @@ class Chapters(ChapterRunner):
         for model, split in zip(models, splits):
             if split.labels is not None and not self.images.predicted:
                 label_columns(model.classes, split)
+        if min(map(len, splits)) >= FEWEST_FOR_MEAN:
+            self.replacements = ("mean", "resample")  # what a mean hides, another image's output shows
         # the options that shorten a part are options of single commands
         parts = [
-            [replace(part, shorter="") for part in _parts(model, len(split), self.depth)]
+            [replace(part, shorter="") for part in _parts(model, len(split), self.depth, self.replacements)]
             for model, split in zip(models, splits)
         ]
         print_expected(list(zip(models, splits, parts)), self.run_options)
@@ -126,8 +129,12 @@ class Chapters(ChapterRunner):
         )  # fmt: skip
         self.run("rollout", alias, template.format("rollout"), lambda run: RolloutOptions(name, run=run, **common))
         self.run("stats", alias, template.format("stats"), lambda run: StatsOptions((name,), run=run, **common))
-        line = f"ablate {name} {self.images.typed_with_labels}"
-        self.run("ablate", alias, line, lambda run: AblateOptions(name, predicted=predicted, run=run, **common))
+        kinds = self.replacements
+        line = f"ablate {name} {self.images.typed_with_labels}{' --replace ' + ','.join(kinds) if kinds else ''}"
+        self.run(
+            "ablate", alias, line,
+            lambda run: AblateOptions(name, predicted=predicted, replace=kinds, run=run, **common),
+        )  # fmt: skip
 
     def _explain(self, model: ModelName, methods: tuple[str, ...]) -> None:
         """The maps of one model, checked."""
@@ -203,13 +210,13 @@ class Chapters(ChapterRunner):
         return min(self.run_options.limit or images, images)
 
 
-def _parts(model: Model, images: int, depth: Depth) -> Iterator[Part]:
+def _parts(model: Model, images: int, depth: Depth, replacements: tuple[Replacement, ...]) -> Iterator[Part]:
     """The parts of all chapters of one model."""
     featured = min(images, depth.featured)
     yield Part("answers", images)
     if model.anatomy.family == "vit":
         yield from stats_parts(images, checkpoints=0)
-        yield from ablate_parts(units_of(model), images, AblateOptions(model.alias))
+        yield from ablate_parts(units_of(model), images, AblateOptions(model.alias, replace=replacements))
     methods = supported_methods(model, depth.explained)
     yield from explain_parts(methods, min(images, depth.checked), verify=True, counterfactuals=True)
     attacks = AttackOptions((model.alias,), attacks=depth.attacks)

@@ -210,7 +210,8 @@ def _by_class(record: Record) -> Iterator[FigureSpec]:
     )
     yield FigureSpec(
         "confusion",
-        "Predictions (columns) for the test images of each class (rows), in % of the row.",
+        "Predictions (columns) for the test images of each class (rows): numbers are images, colours the share of the "
+        "row.",
         partial(_draw_confusion, record, record.arrays(CONFUSION)),
     )
 

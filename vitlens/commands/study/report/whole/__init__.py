@@ -77,7 +77,8 @@ def _contents(study: Study) -> Sentence:
     trained = [chapter.row for chapter in study.of("train")]
     if trained:
         words += (
-            f" It also holds the trained models: `vitlens rollout {study.record.folder / trained[0].folder}` takes one "
-            "by its folder (weights in model.safetensors)."
+            " It also holds the trained models: "
+            f"`vitlens rollout {study.record.folder.name}/{trained[0].folder}` takes one by its folder "
+            "(weights in model.safetensors)."
         )
     return Sentence(words, says="setting")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from vitlens.commands.study.report.whole.chapters import Study
-from vitlens.commands.study.report.whole.heads import heads_of, label_of
+from vitlens.commands.study.report.whole.heads import known_heads
 from vitlens.report.explorer import Explorer
 
 
@@ -33,17 +33,14 @@ def _explorers(study: Study) -> Iterator[Explorer]:
 
 def _with_heads(study: Study, alias: str, explorer: Explorer) -> Explorer:
     """An explorer with what the study's other chapters found about its heads."""
-    described, ablated = heads_of(study, alias)
-    weights = explorer.images[0].weights
-    if weights is None or not (described or ablated):
+    known, weights = known_heads(study, alias), explorer.images[0].weights
+    if weights is None or not known:
         return explorer
     layers, heads = weights.shape[:2]
     importance = np.full((layers, heads), np.nan)
-    for (layer, head), row in ablated.items():
+    labels = [[""] * heads for _ in range(layers)]
+    for (layer, head), described in known.items():
         if layer < layers and head < heads:
-            importance[layer, head] = row.delta_loss
-    labels = tuple(
-        tuple(label_of(described[layer, head]) if (layer, head) in described else "" for head in range(heads))
-        for layer in range(layers)
-    )
-    return replace(explorer, labels=labels, importance=importance if ablated else None)
+            importance[layer, head] = described.main.delta_loss
+            labels[layer][head] = described.label
+    return replace(explorer, labels=tuple(map(tuple, labels)), importance=importance)

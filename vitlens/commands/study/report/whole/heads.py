@@ -1,80 +1,152 @@
-"""The head board: every head's label and what its ablation costs; the five heads that matter most in words."""
+"""The head board: what every head looks at, its label, and what its ablation costs; the five heads that matter most."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitlens.commands.ablate.record import UNITS
 from vitlens.commands.ablate.record.rows import UnitRow
+from vitlens.commands.attention.record import LAYERS, MAPS, OBJECTS, HeadObjectRow
+from vitlens.commands.attention.report.maps import pixels
+from vitlens.commands.scaffold.sheets import sheets
 from vitlens.commands.stats.record import HEADS, HeadRow
 from vitlens.commands.study.report.whole.chapters import Study
-from vitlens.report.document import FigureSpec, Sentence
-from vitlens.report.numbers import in_words
+from vitlens.names import Replacement
+from vitlens.report.document import FigureSpec, Sentence, Table
+from vitlens.report.numbers import in_words, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST: Final = 5  # heads that are named
-_MAIN: Final = ("mean", "zero", "resample")  # replacements, the preferred one first
+_ORDER: Final = ("mean", "zero", "resample")  # replacements, the preferred one first
+_SHORT: Final[Mapping[str, str]] = MappingProxyType({"resample": "res."})  # twelve heads stand in a row
 Head = tuple[int, int]
+Maps = Mapping[Head, NDArray[np.floating]]
 
 
-def head_board(study: Study, alias: str) -> FigureSpec | None:
-    """The board of one ViT whose heads were both described and ablated."""
-    heads, main = heads_of(study, alias)
-    if not heads or not main:
+@dataclass(frozen=True)
+class KnownHead:
+    """One head of a ViT as the chapters describe it: its statistics, its ablation by replacement, its object share."""
+
+    name: str
+    described: HeadRow | None
+    ablated: Mapping[Replacement, UnitRow]
+    objects: HeadObjectRow | None
+
+    @property
+    def label(self) -> str:
+        """What it attends to."""
+        return "not labelled" if self.described is None or self.described.label is None else self.described.label
+
+    @property
+    def main(self) -> UnitRow:
+        """Its ablation with the preferred replacement."""
+        return self.ablated[min(self.ablated, key=_ORDER.index)]
+
+    @property
+    def rows(self) -> tuple[object, ...]:
+        """Everything that is known of it."""
+        return (self.described, self.objects, *self.ablated.values())
+
+
+def head_board(study: Study, alias: str) -> Iterator[FigureSpec]:
+    """The board of one ViT, of many layers on several sheets."""
+    heads = known_heads(study, alias)
+    if not any(head.described for head in heads.values()):
+        return
+    from vitlens.figures.described_heads import layers_on_a_page
+
+    image, maps = _maps(study, alias)
+    layers = sorted({layer for layer, _ in heads})
+    lines = max(len(head.ablated) + (head.objects is not None) for head in heads.values())
+    each = layers_on_a_page(1 + max(head for _, head in heads), lines)
+    for name, part in sheets(f"head_board_{alias}", len(layers), each):
+        shown = {place: head for place, head in heads.items() if place[0] in layers[part]}
+        yield FigureSpec(
+            name,
+            "Every head: its attention map on one image (own colours, from 0), its label, the rise of the loss in nats "
+            "when it is replaced by its mean and by its output on another image (res.; coloured: significant after "
+            "Holm's correction), and the share of its map on the object. docs/stats.md explains the labels.",
+            partial(_draw, shown, image, maps),
+        )
+
+
+def head_table(study: Study, alias: str) -> Table | None:
+    """The same numbers, the most important heads first."""
+    heads = sorted(known_heads(study, alias).values(), key=lambda head: -head.main.delta_loss)
+    if not heads:
         return None
-    return FigureSpec(
-        f"head_board_{alias}",
-        "The rise of the loss without each head (colour) and the head's label (text; docs/stats.md explains them).",
-        partial(_draw, heads, main),
-    )
+    columns = {"head": lambda head: head.name, "label": lambda head: head.label}
+    for kind in heads[0].ablated:
+        columns[f"rise of the loss ({kind}), nats"] = partial(_rise, kind)
+    if any(head.objects for head in heads):
+        columns["attention on the object"] = lambda head: head.objects and head.objects.estimate
+    return Table.of(f"The heads of {alias}, those that matter most first", heads, columns)
 
 
 def head_sentences(study: Study, alias: str) -> Iterator[Sentence]:
     """The heads that matter most and what they do; that none does, where that is so."""
-    heads, main = heads_of(study, alias)
-    if not main:
+    heads = known_heads(study, alias)
+    if not heads:
         return
-    first = sorted(main, key=lambda place: -main[place].delta_loss)[:_MOST]
-    significant = [place for place in first if main[place].matters]
+    first = sorted(heads.values(), key=lambda head: -head.main.delta_loss)[:_MOST]
+    significant = [head for head in first if head.main.matters]
     if not significant:
         text = f"No head of {alias} changes the loss significantly when it alone is ablated."
-        yield Sentence(text, tuple(main.values()))
+        yield Sentence(text, tuple(head.main for head in heads.values()))
         return
-    named = [
-        f"{main[place].label} ({label_of(heads.get(place))}; {in_words(main[place].loss)})" for place in significant
-    ]
-    backing: tuple[object, ...] = tuple((main[place], heads.get(place)) for place in significant)
-    yield Sentence(f"The loss rises most without {'; '.join(named)}.", backing)
+    named = [f"{head.name} ({head.label}; {in_words(head.main.loss)})" for head in significant]
+    yield Sentence(f"The loss rises most without {'; '.join(named)}.", tuple(head.rows for head in significant))
 
 
-def heads_of(study: Study, alias: str) -> tuple[Mapping[Head, HeadRow], Mapping[Head, UnitRow]]:
-    """The heads of a ViT as described and as ablated, with the preferred replacement."""
-    stats, ablate = study.about("stats", alias), study.about("ablate", alias)
+def known_heads(study: Study, alias: str) -> Mapping[Head, KnownHead]:
+    """The heads of a ViT that were ablated, with what the other chapters know of them."""
+    stats, ablate, attention = (study.about(word, alias) for word in ("stats", "ablate", "attention"))
     described = () if stats is None else stats.record.rows(HEADS)
-    rows = [] if ablate is None else [row for row in ablate.record.rows(UNITS) if row.kind == "head"]
-    kinds = sorted({row.replace for row in rows}, key=lambda kind: _MAIN.index(kind) if kind in _MAIN else len(_MAIN))
-    return (
-        {(row.layer, row.head): row for row in described if row.model == alias},
-        {(row.layer, row.head or 0): row for row in rows if row.replace == kinds[0]},
-    )
+    ablated = () if ablate is None else ablate.record.rows(UNITS)
+    objects = () if attention is None else attention.record.rows(OBJECTS)
+    by_place = {(row.layer, row.head): row for row in described if row.model == alias}
+    on_object = {(row.layer, row.head): row for row in objects}
+    found: dict[Head, dict[Replacement, UnitRow]] = {}
+    for row in ablated:
+        if row.head is not None:
+            found.setdefault((row.layer, row.head), {})[row.replace] = row
+    return {
+        place: KnownHead(f"L{place[0]}.H{place[1]}", by_place.get(place), rows, on_object.get(place))
+        for place, rows in found.items()
+    }
 
 
-def label_of(row: HeadRow | None) -> str:
-    """The label of a head, in words where it has none."""
-    return "not labelled" if row is None or row.label is None else row.label
+def _rise(kind: Replacement, head: KnownHead) -> object:
+    return head.ablated[kind].loss
 
 
-def _draw(heads: Mapping[Head, HeadRow], main: Mapping[Head, UnitRow]) -> "Figure":
-    from vitlens.figures.study import labelled_heads
+def _maps(study: Study, alias: str) -> tuple[NDArray[np.floating] | None, Maps]:
+    """The first image of the chapter on attention, and each head's map of it."""
+    attention = study.about("attention", alias)
+    if attention is None or not attention.record.has(MAPS):
+        return None, {}
+    arrays, layers = attention.record.arrays(MAPS), attention.record.rows(LAYERS)
+    return pixels(arrays)[0], {
+        (row.layer, head): one for index, row in enumerate(layers) for head, one in enumerate(arrays.layer[index][0])
+    }
 
-    layers, most = max(place[0] for place in main) + 1, max(place[1] for place in main) + 1
-    values = np.full((layers, most), np.nan)
-    labels = [["" for _ in range(most)] for _ in range(layers)]
-    for (layer, head), row in main.items():
-        values[layer, head] = row.delta_loss
-        labels[layer][head] = label_of(heads.get((layer, head)))
-    return labelled_heads(values=values, labels=labels, title="What each head does, and what its ablation costs")
+
+def _draw(heads: Mapping[Head, KnownHead], image: NDArray[np.floating] | None, maps: Maps) -> "Figure":
+    from vitlens.figures.described_heads import DescribedHead, described_heads
+
+    drawn = {place: DescribedHead(maps.get(place), head.label, tuple(_numbers(head))) for place, head in heads.items()}
+    return described_heads(heads=drawn, image=image, title="What each head looks at, and what its ablation costs")
+
+
+def _numbers(head: KnownHead) -> Iterator[tuple[str, bool]]:
+    for kind, row in head.ablated.items():
+        yield f"{_SHORT.get(kind, kind)} {row.delta_loss:+.2f}", row.matters
+    if head.objects is not None:
+        yield f"object {percent(head.objects.share)}", False

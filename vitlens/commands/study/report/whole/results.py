@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from vitlens.commands.study.report.whole.chapters import Chapter, Study
-from vitlens.commands.study.report.whole.heads import head_board
+from vitlens.commands.study.report.whole.heads import head_board, head_table
 from vitlens.report.document import ImagePanel, Section, Sentence
 from vitlens.report.layout import FIGURES, METHODS
 
@@ -48,8 +48,14 @@ def results(study: Study) -> Iterator[Section]:
         for chapter in chapters:
             section = _answer(question, chapter, several=len(chapters) > 1)
             if section is not None:
-                board = head_board(study, chapter.row.alias) if question.word == "ablate" else None
-                yield section if board is None else replace(section, figures=(board, *section.figures)[:FIGURES])
+                yield _with_heads(study, chapter.row.alias, section) if question.word == "ablate" else section
+
+
+def _with_heads(study: Study, alias: str, section: Section) -> Section:
+    """The section on ablation, which begins with the head board and its numbers."""
+    boards, table = tuple(head_board(study, alias)), head_table(study, alias)
+    figures = (*boards, *section.figures[: max(0, FIGURES - len(boards))])
+    return replace(section, figures=figures, tables=(*([table] if table else []), *section.tables))
 
 
 def _answer(question: Question, chapter: Chapter, *, several: bool) -> Section | None:

@@ -1,0 +1,66 @@
+"""What a command's folder holds, read from the declaration in its record.py."""
+
+import dataclasses
+import inspect
+from collections.abc import Iterable
+
+from vitlens.commands.registry import COMMANDS, Command
+from vitlens.commands.scaffold.chapters.record import CHAPTERS
+from vitlens.records import ArraysOf, Contents, TableOf
+
+
+def folder_section(command: Command) -> str:
+    """Tables, metrics and arrays, each with what it is."""
+    contents, chapters = command.contents, ""
+    if any(table.name == CHAPTERS.name for table in contents.tables):
+        within = [other for other in COMMANDS.values() if _is_chapter(other, command)]
+        contents = _without(contents, (other.contents for other in within))
+        links = ", ".join(f"[{other.word}]({other.word}.md)" for other in within)
+        chapters = f"Each chapter is a folder of its own in `chapters/`, and its metrics are copied here: {links}.\n\n"
+    parts = (_tables(contents.tables), _metrics(contents), _arrays(contents.arrays))
+    return chapters + "\n\n".join(part for part in parts if part)
+
+
+def _is_chapter(other: Command, command: Command) -> bool:
+    """Whether all metrics of another command are also those of a command that runs it."""
+    if other.word == command.word or not other.reports:
+        return False
+    names = {metric.pattern for metric in other.contents.metrics}
+    runs_chapters = any(table.name == CHAPTERS.name for table in other.contents.tables)
+    return bool(names) and not runs_chapters and names <= {metric.pattern for metric in command.contents.metrics}
+
+
+def _without(contents: Contents, others: Iterable[Contents]) -> Contents:
+    known = {metric.pattern for other in others for metric in other.metrics}
+    return dataclasses.replace(contents, metrics=tuple(m for m in contents.metrics if m.pattern not in known))
+
+
+def _tables(tables: Iterable[TableOf[object]]) -> str:
+    rows = [f"| `{table.name}` | {_described(table.row)} | {_columns(table.row)} |" for table in tables]
+    if not rows:
+        return ""
+    head = "Tables of `results.json`:\n\n| table | one row | columns |\n| --- | --- | --- |\n"
+    return head + "\n".join(rows)
+
+
+def _columns(row: type) -> str:
+    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(row))  # type: ignore[arg-type]
+
+
+def _metrics(contents: Contents) -> str:
+    names = list(dict.fromkeys(metric.pattern for metric in contents.metrics))
+    if not names:
+        return ""
+    listed = "\n".join(f"- `{name}`" for name in names)
+    return f"Metrics of `results.json`, each with its 95 % interval where one is defined:\n\n{listed}"
+
+
+def _arrays(arrays: Iterable[ArraysOf[object]]) -> str:
+    rows = [f"| `arrays/{array.name}.npz` | {_described(array.kind)} |" for array in arrays]
+    return "Arrays:\n\n| file | what is in it |\n| --- | --- |\n" + "\n".join(rows) if rows else ""
+
+
+def _described(kind: type) -> str:
+    """The docstring of a row or of arrays, on one line."""
+    text = inspect.getdoc(kind) or ""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,60 @@
+"""The literature that registries, reports and pages cite: docs/references.bib, read."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+FILE: Final = Path(__file__).parents[1] / "references.bib"
+_ENTRY: Final = re.compile(r"@misc\{(\w+),\n(.*?)\n\}", flags=re.DOTALL)
+_FIELD: Final = re.compile(r"^  (\w+) = \{(.*)\},?$", flags=re.MULTILINE)
+_NAME: Final = r"[A-Z][A-Za-zé]+(?:-[A-Z][a-z]+)?"
+_CITATION: Final = re.compile(
+    rf"({_NAME})(?: (?:&|and) (?:van der )?{_NAME}| et al\.)?(?:,|'s)? \(?((?:19|20)\d\d)\b(?! \w+ photographs)"
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A publication. authors: in full, "others" last where there are more; arxiv: its number, "" for none."""
+
+    authors: tuple[str, ...]
+    title: str
+    year: str
+    venue: str
+    subject: str
+    arxiv: str
+
+    @property
+    def surnames(self) -> tuple[str, ...]:
+        """The authors' surnames."""
+        return tuple(author.split()[-1] for author in self.authors)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The first author's surname and the year, which is how the work is cited."""
+        return self.surnames[0], self.year
+
+
+@cache
+def works() -> tuple[Work, ...]:
+    """All of them, in the order of the file."""
+    found = [(name, dict(_FIELD.findall(fields))) for name, fields in _ENTRY.findall(FILE.read_text(encoding="utf-8"))]
+    return tuple(
+        Work(
+            tuple(fields["author"].split(" and ")),
+            fields["title"],
+            fields["year"],
+            fields["howpublished"],
+            fields["keywords"],
+            fields.get("eprint", ""),
+        )
+        for _, fields in found
+    )
+
+
+def citations(text: str) -> Iterator[tuple[str, str]]:
+    """The keys of the works that a text cites: "Abnar & Zuidema 2020", "Chefer et al. (2021)"."""
+    yield from ((found[1], found[2]) for found in _CITATION.finditer(text))

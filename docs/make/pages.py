@@ -1,0 +1,37 @@
+"""All generated pages, as text by their path below docs/."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from docs.make.command_pages import command_page, list_of_commands, shared_page
+from docs.make.glossary import glossary_page
+from docs.make.references import references_page
+from vitlens.commands.registry import COMMANDS
+
+DOCS: Final = Path(__file__).parents[1]
+PARTS: Final = DOCS / "parts"
+
+
+def generated() -> dict[str, str]:
+    """Every generated page. Raises MissingPartError for a command whose hand-written parts are missing."""
+    commands = {f"commands/{word}.md": command_page(command, PARTS) for word, command in COMMANDS.items()}
+    return {
+        "commands/index.md": list_of_commands(COMMANDS.values()),
+        "commands/shared.md": shared_page(),
+        **commands,
+        "glossary.md": glossary_page(),
+        "references.md": references_page(),
+    }
+
+
+def outdated(pages: Mapping[str, str], docs: Path = DOCS) -> list[str]:
+    """The paths of pages that are missing, differ from what is generated, or are generated no more."""
+    found = {f"commands/{path.name}" for path in (docs / "commands").glob("*.md")}
+    stale = found - pages.keys()
+    differ = {path for path, text in pages.items() if _stored(docs / path) != text}
+    return sorted(stale | differ)
+
+
+def _stored(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None

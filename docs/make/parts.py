@@ -1,0 +1,36 @@
+"""The hand-written parts of a command's page: docs/parts/<word>.md, sections under fixed headings."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+REQUIRED: Final = ("How to read it", "Pitfalls")
+OPTIONAL: Final = ("What it does", "A figure", "See also")
+_HEADING: Final = re.compile(r"^## (.+)$", flags=re.MULTILINE)
+
+
+class MissingPartError(Exception):
+    """A command without the hand-written parts of its page."""
+
+
+def parts_of(word: str, folder: Path) -> dict[str, str]:
+    """The sections of a command's file by heading. Raises MissingPartError, which says what to write."""
+    path = folder / f"{word}.md"
+    name = f"docs/{folder.name}/{path.name}"
+    wanted = " and ".join(f'"## {heading}"' for heading in REQUIRED)
+    hint = f"write it as docs/parts/attention.md is written (figure from reports/ where there is one), then: {MAKE}"
+    if not path.is_file():
+        raise MissingPartError(f"expected {name} with {wanted} for the command {word!r}, found no such file; {hint}")
+    pieces = _HEADING.split(path.read_text(encoding="utf-8"))
+    sections = {heading.strip(): text.strip() for heading, text in zip(pieces[1::2], pieces[2::2])}
+    empty = [heading for heading in REQUIRED if not sections.get(heading)]
+    if empty:
+        raise MissingPartError(f"expected {wanted} in {name}, found nothing under {', '.join(empty)}; {hint}")
+    unknown = [heading for heading in sections if heading not in (*REQUIRED, *OPTIONAL)]
+    if unknown:
+        known = ", ".join((*REQUIRED, *OPTIONAL))
+        raise MissingPartError(f"expected headings among {known} in {name}, found {', '.join(unknown)}")
+    return sections
+
+
+MAKE: Final = "python -m docs.make"

@@ -1,0 +1,78 @@
+"""Two runs of one command: what changed beyond chance, on the same images by a paired test, and its exit code."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitlens.cli.main import run
+from vitlens.commands.report.comparison.changes import changes_between
+from vitlens.commands.report.comparison.document import ComparedRuns, document
+from vitlens.commands.scaffold.publish import read_folder
+from vitlens.report.backing import unbacked
+from vitlens.uncertainty import mcnemar
+
+Evaluated = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Evaluations of the bundled pair: the CNN, the ViT, the ViT again, and the ViT under another alias."""
+    made = {}
+    for name, model in (
+        ("cnn", "cnn-digits"),
+        ("vit", "vit-digits"),
+        ("again", "vit-digits"),
+        ("new", "new=vit-digits"),
+    ):
+        made[name] = tmp_path_factory.mktemp("runs") / name
+        line = ["evaluate", model, "--limit", "200", "--seed", "1", "--out", str(made[name]), "--quiet"]
+        assert run(line) == 0
+    return made
+
+
+def test_a_worse_model_fails_by_the_paired_test(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--compare", str(folders["cnn"]), str(folders["vit"])]) == 3
+    printed = capsys.readouterr()
+    assert printed.out.strip().endswith("comparison.md")
+    assert "no regression  fail" in printed.err
+    before, after = read_folder(folders["cnn"]), read_folder(folders["vit"])
+    (accuracy,) = [change for change in changes_between(before, after) if change.metric == "accuracy/vit-digits"]
+    was, now = (np.load(folders[name] / "arrays" / f"predictions-{name}-digits.npz") for name in ("cnn", "vit"))
+    correct = [answers["prediction"] == answers["label"] for answers in (was, now)]
+    lost, won = (correct[0] & ~correct[1]).sum(), (correct[1] & ~correct[0]).sum()
+    assert accuracy.paired
+    assert accuracy.p == mcnemar(int(won), int(lost))
+    assert accuracy.difference.value == pytest.approx(100 * (won - lost) / 200)
+    assert accuracy.direction == "worse"
+    written = document(ComparedRuns.of(before, after))
+    assert written.findings[0].effect == accuracy.difference
+    assert list(unbacked(written)) == []
+
+
+def test_better_is_no_regression_and_the_same_is_no_change(folders: dict[str, Path]) -> None:
+    assert run(["report", "--compare", str(folders["vit"]), str(folders["cnn"])]) == 0
+    assert run(["report", "--compare", str(folders["vit"]), str(folders["again"])]) == 0
+    same = changes_between(read_folder(folders["vit"]), read_folder(folders["again"]))
+    assert {change.difference.value for change in same} == {0.0}
+    assert not any(change.changed for change in same)
+    (found,) = document(ComparedRuns.of(read_folder(folders["vit"]), read_folder(folders["again"]))).verdicts
+    assert found.state == "pass"
+
+
+def test_models_are_matched_by_their_place(folders: dict[str, Path]) -> None:
+    renamed = changes_between(read_folder(folders["vit"]), read_folder(folders["new"]))
+    assert {change.metric for change in renamed} == set(read_folder(folders["new"]).metrics)
+    assert {change.difference.value for change in renamed} == {0.0}
+
+
+@pytest.mark.parametrize("before", ["profile", "pair", "missing"])
+def test_folders_that_cannot_be_compared(before: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    lines = {
+        "profile": ["profile", "vit-digits", "--batch-sizes", "1"],
+        "pair": ["evaluate", "vit-digits", "cnn-digits", "--limit", "20"],
+    }
+    if before in lines:
+        assert run([*lines[before], "--out", str(tmp_path / before), "--quiet"]) == 0
+    assert run(["report", "--compare", str(tmp_path / before), str(folders["vit"])]) == 2

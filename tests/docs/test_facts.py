@@ -1,0 +1,144 @@
+"""What pages state is what reports and the code hold: numbers of metrics, thresholds, and works of the literature."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.make.literature import citations, works
+from vitlens.analysis.attention.registry import ATTENTION_METHODS
+from vitlens.analysis.heads.registry import STATISTICS
+from vitlens.attacks.registry import ATTACKS
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.publish import read
+from vitlens.commands.study.report.whole.learned import STATEMENTS
+from vitlens.files import read_run
+from vitlens.report import verdicts
+from vitlens.report.numbers import number
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+WITHOUT_A_WORK = {"ICLR"}  # a venue with its year
+
+
+def metrics(folder: str):
+    return read(read_run(ROOT / "reports" / folder)).metrics
+
+
+def cells(page: str, heading: str) -> dict[str, list[str]]:
+    """The rows of the first table under a heading, by their first cell without marks."""
+    section = (DOCS / page).read_text().split(f"\n## {heading}")[1].split("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("|")]
+    return {row[0].strip(" *"): [re.sub(r"[*]", "", cell).strip() for cell in row[1:]] for row in rows[2:]}
+
+
+def three(text: str) -> tuple[float, ...]:
+    """The numbers of "0.163 (0.125 to 0.203)"."""
+    return tuple(map(float, re.findall(r"-?\d+\.?\d*", text)[:3]))
+
+
+def test_the_table_of_deit_tiny_is_its_report():
+    known = metrics("explain-deit-tiny")
+    rows = cells("which-map.md", "DeiT-tiny")
+    methods = {name.split("/")[-1] for name in known if name.startswith("faithfulness/deit-tiny/gap/")}
+    assert set(rows) == methods
+    for method, (gap, area, pointing, *_) in rows.items():
+        for text, name in (
+            (gap, f"faithfulness/deit-tiny/gap/{method}"),
+            (area, f"localisation/deit-tiny/roc_auc/{method}"),
+        ):
+            estimate = known[name]
+            assert three(text) == pytest.approx((estimate.value, estimate.low, estimate.high), abs=0.00051), method
+        assert three(pointing)[0] == pytest.approx(
+            100 * known[f"localisation/deit-tiny/pointing/{method}"].value, abs=0.5
+        )
+
+
+@pytest.mark.parametrize(("model", "column"), [("vit-digits", 0), ("cnn-digits", 2)])
+def test_the_table_of_the_toy_pair_is_their_reports(model, column):
+    known = metrics(f"explain-{model}")
+    rows = cells("which-map.md", "The toy pair")
+    assert len(rows) == 7
+    for method, texts in rows.items():
+        gap, area = texts[column : column + 2]
+        if gap == "–":
+            assert f"faithfulness/{model}/gap/{method}" not in known
+            continue
+        assert three(gap)[0] == pytest.approx(known[f"faithfulness/{model}/gap/{method}"].value, abs=0.00051), method
+        assert three(area)[0] == pytest.approx(known[f"localisation/{model}/roc_auc/{method}"].value, abs=0.00051), (
+            method
+        )
+
+
+@pytest.mark.parametrize("column", [1, 3])
+def test_the_verdict_of_a_method_that_fails_is_said(column):
+    flagged = {row["method"] for row in _league("explain-deit-tiny") if row["flagged"]}
+    assert flagged == {name for name, row in cells("which-map.md", "DeiT-tiny").items() if "fails" in row[3]}
+    flagged = {row["method"] for row in _league("explain-vit-digits") if row["flagged"]}
+    told = cells("which-map.md", "The toy pair")
+    assert {name for name, row in told.items() if "fails" in row[0]} == flagged & set(told)
+
+
+def _league(folder: str):
+    import json
+
+    return json.loads((ROOT / "reports" / folder / "results.json").read_text())["tables"]["league"]
+
+
+TOLD = [  # what the tour says, the report, its metric, and the factor between them
+    ("0.304 nats (0.229 to 0.383)", "ablate-deit-tiny", "importance/deit-tiny/delta_loss/1/1", 1),
+    ("4.0 points (0.3 to 7.7)", "ablate-deit-tiny", "importance/deit-tiny/delta_accuracy/1/1", 1),
+    ("3.28 nats", "ablate-deit-tiny", "importance/deit-tiny/delta_loss/0/mlp", 1),
+    ("51.2 % (48.1 to 54.3)", "attack-cifar10-jpeg", "robust_accuracy/vit-tiny/auto-linf/1", 100),
+    ("41.4 % (38.4 to 44.5)", "attack-cifar10-jpeg", "robust_accuracy/resnet20/auto-linf/1", 100),
+]
+
+
+@pytest.mark.parametrize(("text", "folder", "metric", "factor"), TOLD, ids=[metric for _, _, metric, _ in TOLD])
+def test_a_number_of_the_tour_is_that_of_its_report(text, folder, metric, factor):
+    told = re.sub(r"\s+", " ", (DOCS / "tour.md").read_text())
+    estimate = metrics(folder)[metric]
+    assert text in told
+    measured = [factor * end for end in (estimate.value, estimate.low, estimate.high)]
+    places = len(text.split()[0].partition(".")[2])
+    assert three(text) == pytest.approx(measured[: len(three(text))], abs=0.51 * 10**-places)
+
+
+def test_the_thresholds_of_the_verdicts_are_those_of_the_code():
+    rows = {name.split(" ")[0].strip(",:"): row for name, row in cells("verdicts.md", "Verdicts and their").items()}
+    for word, threshold in {
+        "accuracy": verdicts.ACCURACY, "calibration": verdicts.CALIBRATION, "robustness": verdicts.ROBUSTNESS,
+        "common": verdicts.CORRUPTIONS, "attention": verdicts.HEADS, "sinks": verdicts.SINKS,
+    }.items():  # fmt: skip
+        scale = 100 if threshold.unit == "fraction" else 1
+        side = "from" if threshold.higher else "to"
+        for cell, value in zip(rows[word], (threshold.passes, threshold.warns)):
+            assert cell.startswith(f"{side} {number(scale * value)} "), word
+
+
+def test_every_work_is_cited_once_by_one_key():
+    keys = [work.key for work in works()]
+    assert len(keys) == len(set(keys)) > 50
+    text = (DOCS / "references.bib").read_text()
+    assert text.count("@misc{") == len(keys)  # none was lost while reading
+    assert all(re.fullmatch(r"(\d{4}\.\d{4,5})?", work.arxiv) for work in works())
+
+
+def test_registries_and_pages_cite_known_works():
+    known = {work.key for work in works()}
+    texts = {
+        **{f"attack {name}": attack.paper for name, attack in ATTACKS.items()},
+        **{f"attribution {name}": method.paper for name, method in ATTRIBUTIONS.items()},
+        **{f"method {name}": method.paper for name, method in ATTENTION_METHODS.items()},
+        **{f"statistic {name}": statistic.source for name, statistic in STATISTICS.items()},
+        **{f"statement {statement.text}": statement.source for statement in STATEMENTS},
+        **{f"command {word}": command.help for word, command in COMMANDS.items()},
+        **{path.name: path.read_text() for path in PAGES if path.name != "references.md"},
+    }
+    cited = {where: set(citations(text)) for where, text in texts.items()}
+    assert sum(map(len, cited.values())) > 100
+    missing = {where: sorted(keys - known) for where, keys in cited.items()}
+    assert {where: keys for where, keys in missing.items() if keys and keys[0][0] not in WITHOUT_A_WORK} == {}
+    assert all(cited[f"attribution {name}"] for name in ATTRIBUTIONS if name != "attention")

@@ -1,0 +1,85 @@
+"""The site itself: built without a warning and without the network, whole when it is opened from the disk."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from docs.make.site import mathml
+
+ROOT = Path(__file__).parents[2]
+RESOURCES = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "video": "src"}
+
+
+class Page(HTMLParser):
+    """What a page loads, links to and names."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.links: list[str] = []
+        self.names: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        if (target := values.get(RESOURCES.get(tag, ""))) is not None:
+            self.loaded.append(target)
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        self.names |= {values[key] for key in ("id", "name") if values.get(key)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site."""
+    for package in ("sphinx", "furo", "myst_parser", "latex2mathml"):
+        pytest.importorskip(package, reason=f"{package} is in the extra docs")
+    out = tmp_path_factory.mktemp("site")
+    line = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E", "-d", str(out / "doctrees"), "-b", "html"]
+    done = subprocess.run([*line, "docs", str(out / "html")], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out / "html"
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_is_whole(site):
+    pages = {path: Page(path.read_text()) for path in site.rglob("*.html")}
+    assert len(pages) > 35
+    for path, page in pages.items():
+        for target in page.loaded:
+            assert "://" not in target, f"{path.name} loads {target}"
+            assert target.startswith("data:") or (path.parent / unquote(target.split("?")[0].split("#")[0])).exists(), (
+                target
+            )
+        for link in page.links:
+            place, _, anchor = link.partition("#")
+            if "://" in link or place.endswith(".bib") or place.startswith("mailto:"):
+                continue
+            found = (path.parent / unquote(place)).resolve() if place else path
+            assert found.exists(), f"{path.name}: {link}"
+            assert not anchor or found.suffix != ".html" or unquote(anchor) in pages[found].names, (
+                f"{path.name}: {link}"
+            )
+
+
+@pytest.mark.slow
+def test_formulas_are_mathml_and_no_style_fetches(site):
+    science = (site / "science.html").read_text()
+    assert science.count("<math ") > 30
+    assert "$" not in re.sub(r"<(script|style).*?</\1>", "", science, flags=re.DOTALL)
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(?:https?:)?//|@import", style.read_text()), style.name
+    for path in (*site.rglob("*.html"), *site.rglob("*.js")):
+        assert str(ROOT) not in path.read_text(), path.name
+
+
+def test_a_formula_becomes_mathml():
+    pytest.importorskip("latex2mathml", reason="latex2mathml is in the extra docs")
+    made = mathml(r"\frac{a}{b}")
+    assert re.search(r"<mfrac>.*<mi>a</mi>.*<mi>b</mi>.*</mfrac>", made)
+    assert 'display="block"' in mathml("x", display="block")

@@ -1,0 +1,157 @@
+"""The metrics of two runs of one command, side by side, and which of them changed beyond chance."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from types import MappingProxyType
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.commands.evaluate.record import PREDICTIONS, PredictionArrays
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.chapters.record import chapters_of
+from vitlens.errors import InputError
+from vitlens.records import Record
+from vitlens.uncertainty import LEVEL, Estimate, bootstrap_difference, difference_of, holm, mcnemar
+
+Direction = Literal["better", "worse", ""]
+# by the first word of a metric's name: 1 where more is better, -1 where less is. Times are left out: another program on
+# the machine changes them.
+BETTER: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "accuracy": 1, "top5_accuracy": 1, "robust_accuracy": 1, "corruption_accuracy": 1, "hardened_accuracy": 1,
+        "probe_accuracy": 1, "knn_accuracy": 1, "zero_shot_accuracy": 1, "best_accuracy": 1, "median_distance": 1,
+        "calibration_error": -1, "cross_entropy": -1, "mean_error_on_corruptions": -1, "mean_corruption_error": -1,
+        "corruption_error_over_clean": -1, "dead_or_uniform_heads": -1, "sinks_off_object": -1,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MetricChange:
+    """One metric before and after; difference: after minus before, in points for a fraction.
+
+    p_holm: corrected for all metrics with an interval in both runs, None without; paired: whether the two runs' answers
+    to the same images were compared (McNemar's exact test); otherwise the two estimates count as independent, which on
+    the same images finds too few changes rather than too many.
+    """
+
+    metric: str
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    p: float | None
+    p_holm: float | None = None
+    paired: bool = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether it changed beyond chance."""
+        return self.p_holm is not None and self.p_holm <= LEVEL
+
+    @property
+    def direction(self) -> Direction:
+        """Whether a change beyond chance is for the better or the worse, "" where there is none or neither is known."""
+        sign = BETTER.get(self.metric.partition("/")[0], 0) * float(np.sign(self.difference.value))
+        return "" if not self.changed or not sign else "better" if sign > 0 else "worse"
+
+
+def require_comparable(before: Record, after: Record) -> None:
+    """Raise InputError unless the runs are of one command, done, with as many models."""
+    if before.command != after.command:
+        raise InputError(
+            f"expected two folders of one command, found {before.command} ({before.folder}) and {after.command} "
+            f"({after.folder})"
+        )
+    for record in (before, after):
+        if record.status != "done":
+            raise InputError(f"expected a run that is done in {record.folder}, found one that is {record.status}")
+    if len(before.models) != len(after.models):
+        raise InputError(
+            f"expected as many models in both folders, found {len(before.models)} in {before.folder} and "
+            f"{len(after.models)} in {after.folder}"
+        )
+
+
+def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
+    """Every metric of both runs, models matched by their place on the command line."""
+    names = _renamed(before, after)
+    found = [
+        _paired(before, after, name, other) or _change(name, before.metrics[other], after.metrics[name])
+        for name, other in names.items()
+    ]
+    tested = [change for change in found if change.p is not None]
+    corrected = iter(holm([float(change.p or 0.0) for change in tested]))
+    return tuple(replace(change, p_holm=next(corrected)) if change.p is not None else change for change in found)
+
+
+def left_out(before: Record, after: Record) -> tuple[str, ...]:
+    """The metrics that only one of the two runs has."""
+    names = _renamed(before, after)
+    alone = [name for name in after.metrics if name not in names]
+    return (*alone, *(name for name in before.metrics if name not in names.values()))
+
+
+def _renamed(before: Record, after: Record) -> dict[str, str]:
+    """The metrics of both runs: name after -> name before, which differ by the models' aliases."""
+    aliases = dict(zip(after.aliases, before.aliases))
+    declared = COMMANDS[after.command].contents.metrics
+    names: dict[str, str] = {}
+    for name in after.metrics:
+        parts = next((parts for metric in declared if (parts := metric.parts(name)) is not None), {})
+        metric = next((metric for metric in declared if metric.parts(name) is not None), None)
+        other = name if metric is None else metric(**{key: aliases.get(part, part) for key, part in parts.items()})
+        if other in before.metrics:
+            names[name] = other
+    return names
+
+
+def _change(name: str, before: Estimate, after: Estimate) -> MetricChange:
+    gap = _gap(after, before)
+    if gap.low is None or gap.high is None:
+        return MetricChange(name, before, after, gap, None)
+    arm = gap.value - gap.low if gap.value > 0 else gap.high - gap.value
+    z = NormalDist().inv_cdf(0.975) * abs(gap.value) / arm if arm > 0 else np.inf * bool(gap.value)
+    return MetricChange(name, before, after, gap, 2 * (1 - NormalDist().cdf(z)) if gap.value else 1.0)
+
+
+def _gap(first: Estimate, second: Estimate) -> Estimate:
+    """The difference of two estimates, as if of other images; of fractions in points."""
+    gap = difference_of(first, second)  # Newcombe's method needs the ends of two intervals alone, not fractions
+    if first.unit == "fraction":
+        return gap
+    low, high = (None if end is None else end / 100 for end in (gap.low, gap.high))
+    return Estimate(gap.value / 100, low, high, first.n, first.unit)
+
+
+def _paired(before: Record, after: Record, name: str, other: str) -> MetricChange | None:
+    """The change of an accuracy of which both runs keep the answers to the same images."""
+    word, _, alias = name.partition("/")
+    answers = (_predictions(before, other.partition("/")[2]), _predictions(after, alias)) if word == "accuracy" else ()
+    if not answers or any(each is None for each in answers):
+        return None
+    first, second = (each for each in answers if each is not None)
+    if not np.array_equal(first.label, second.label):
+        return None
+    was, now = _correct(first), _correct(second)
+    gap = bootstrap_difference(100.0 * now, 100.0 * was, unit="points")
+    p = mcnemar(int((now & ~was).sum()), int((was & ~now).sum()))
+    return MetricChange(name, before.metrics[other], after.metrics[name], gap, p, paired=True)
+
+
+def _predictions(record: Record, alias: str) -> PredictionArrays | None:
+    """The answers of a model in a run of evaluate, or in the chapter on it of a study or an audit."""
+    chapters: Iterator[Record] = (chapter for row, chapter in chapters_of(record) if row.word == "evaluate")
+    run = record if record.command == "evaluate" else next(chapters, None) if _has_chapters(record) else None
+    return None if run is None or not run.has(PREDICTIONS, model=alias) else run.arrays(PREDICTIONS, model=alias)
+
+
+def _has_chapters(record: Record) -> bool:
+    return "chapters" in record.tables
+
+
+def _correct(answers: PredictionArrays) -> NDArray[np.bool_]:
+    correct: NDArray[np.bool_] = np.asarray(answers.prediction) == np.asarray(answers.label)
+    return correct
