@@ -57,7 +57,8 @@ def measure(options: LookOptions) -> Path:
     name, chosen = chosen_model(options)
     if chosen and not run.quiet:
         print(for_terminal(chosen), file=sys.stderr)  # noqa: T201
-    (model,) = load_models((name,), command="look", model_options=options.model_options, options=run)
+    with one_thread():  # the passes that check a model are few and small
+        (model,) = load_models((name,), command="look", model_options=options.model_options, options=run)
     split = given_images(options.images, model, run)
     (batch,) = split.batches(len(split), device=model.device)
     with RunFolder.create(
