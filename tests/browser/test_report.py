@@ -212,3 +212,9 @@ def test_many_tokens_are_interactive_within_a_second(browser, tmp_path):
     page.point(20, 30, (37, 37))
     assert "the patch in row 20, column 30 looks" in page.words()
     page.context.close()
+
+
+def test_figures_that_were_not_scrolled_to_are_printed(opened):
+    assert opened.tab.locator("img[loading=lazy]").count() > 0
+    opened.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert opened.tab.locator("img[loading=lazy]").count() == 0

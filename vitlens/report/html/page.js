@@ -58,6 +58,13 @@
   document.addEventListener("mouseover", fit);
   document.addEventListener("focusin", fit);
 
+  // figures that were not scrolled to are missing on paper, and there is no time to decode them once printing begins
+  const decode = () => {
+    for (const image of document.querySelectorAll("img[loading=lazy]")) image.loading = "eager";
+  };
+  addEventListener("load", () => setTimeout(decode, 1500));
+  addEventListener("beforeprint", decode);
+
   // Escape closes a term's explanation
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && document.activeElement.classList.contains("term")) document.activeElement.blur();
