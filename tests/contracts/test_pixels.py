@@ -39,6 +39,8 @@ TAKES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "explain": lambda vit, batch: vitlens.explain(vit, batch, method="saliency"),
     "failures": lambda vit, batch: vitlens.failures(vit, batch, LABELS).correct,
     "features": lambda vit, batch: vitlens.features(vit, batch).at(-1),
+    "explorer": lambda vit, batch: torch.from_numpy(vitlens.explorer(vit, batch).explorer.images[0].weights),
+    "look": lambda vit, batch: vitlens.look(vit, batch).probabilities,
     "logit_lens": lambda vit, batch: vitlens.logit_lens(vit, batch).logits,
     "observe": observed,
     "patch": lambda vit, batch: vitlens.patch(vit, batch, images(vit.input_size, seed=1), "blocks.0.mlp").logits,

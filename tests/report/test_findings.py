@@ -5,7 +5,7 @@ import pytest
 from vitlens.report.findings import MOST, WEIGHTS, Kind, finding, ranked
 from vitlens.uncertainty import Estimate
 
-LEVELS: tuple[tuple[Kind, float], ...] = (("answer", 0.01), ("fact", 0.001), ("comparison", 0.001))
+LEVELS: tuple[tuple[Kind, float], ...] = (("answer", 0.01), ("comparison", 0.01), ("fact", 0.001))
 
 
 def effect(value: float, half: float) -> Estimate:
@@ -42,8 +42,8 @@ def test_an_uncertain_test_is_no_finding() -> None:
     for kind, level in LEVELS:
         assert finding("It differs.", effect(4.0, 1.0), kind=kind, p=1.1 * level) is None
         assert finding("It differs.", effect(4.0, 1.0), kind=kind, p=level) is not None
-    assert finding("It differs.", effect(1.6, 1.0), kind="comparison") is None
-    assert finding("It differs.", effect(-1.6, 1.0), kind="answer") is not None
+    assert finding("It differs.", effect(1.6, 1.0), kind="fact") is None
+    assert finding("It differs.", effect(-1.6, 1.0), kind="comparison") is not None
 
 
 def test_the_margin_goes_by_the_end_on_the_side_of_the_reference() -> None:

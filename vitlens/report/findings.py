@@ -4,8 +4,9 @@ Rank: the distance of an effect from its reference in half-widths of its 95 % in
 its kind; the answer to what a command was asked (which of two models is better) outweighs all others.
 
 A report looks at dozens of effects, and an interval of 95 % misses one in twenty. What it was not asked for therefore
-stands on the first page only where p <= 0.001, the answer where p <= 0.01: the reference must lie 1.68 (1.31) times as
-far from the effect as the end of its 95 % interval does, and the test's own p, where there is one, must be as small.
+stands on the first page only where p <= 0.001; the answer, and how models given side by side compare, where p <= 0.01
+after the correction for the number of tests. In intervals: the reference must lie 1.68 (1.31) times as far from the
+effect as the end of its 95 % interval does; and the test's own p, where there is one, must be as small.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(
 )
 MOST: Final = 7  # findings of one report
 CAP: Final = 10.0  # half-widths
-ASKED: Final = 0.01  # the largest p of the answer to what a command was asked
+ASKED: Final = 0.01  # the largest p of the answer to what a command was asked, corrected for its tests
 FOUND: Final = 0.001  # of what it was not asked for, one of many effects
 SMALLEST: Final = 0.5  # points of accuracy: a smaller difference is no finding, however certain
 
@@ -42,7 +43,7 @@ def finding(
 
     claim: one sentence without the effect's interval, which the renderers add; rows: the typed rows that back it.
     """
-    level = ASKED if kind == "answer" else FOUND
+    level = ASKED if kind in ("answer", "comparison") else FOUND
     if effect.low is None or effect.high is None or not clear(effect, reference, level):
         return None
     if p is not None and p > level:

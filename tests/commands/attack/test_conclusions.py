@@ -49,7 +49,7 @@ def _checked_on_few() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Document]:
     folder = tmp_path_factory.mktemp("attack") / "run"
-    return attacked(folder, "vit-digits", "cnn-digits", "--limit", "30", "--epsilon", "0,1,8")
+    return attacked(folder, "vit-digits", "cnn-digits", "--limit", "120", "--epsilon", "0,1,8")
 
 
 def test_the_verdict_is_that_of_the_strongest_attack_at_one(pair: tuple[Record, Document]) -> None:

@@ -46,7 +46,7 @@ def pooling(**changes: object) -> Path:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("studies") / "pooling"
-    assert pooling(options=replace(OPTIONS, out=folder)) == folder / "report.md"
+    assert pooling(options=replace(OPTIONS, out=folder)) == folder / "report.html"
     return folder
 
 
@@ -181,7 +181,7 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path, monkeypatch)
 def test_a_whole_study_is_not_trained_again(done, monkeypatch):
     before = (done / "arrays" / "correct.npz").read_bytes()
     begun = stop_in(99, monkeypatch)
-    assert study([], resume=done, options=OPTIONS) == done / "report.md"
+    assert study([], resume=done, options=OPTIONS) == done / "report.html"
     assert not begun
     assert (done / "arrays" / "correct.npz").read_bytes() == before
 
