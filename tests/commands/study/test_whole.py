@@ -7,9 +7,11 @@ import pytest
 from PIL import Image
 
 from tests.whole_folder import whole_folder
+from vitlens.commands.attack.measure import checks
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
-from vitlens.commands.study.measure import measure
+from vitlens.commands.study.measure import chapters, measure
+from vitlens.commands.study.measure.depth import USUAL
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.report import report
 from vitlens.commands.study.report.whole.chapters import Study
@@ -20,6 +22,14 @@ from vitlens.files import read_run
 OPTIONS = RunOptions(device="cpu", limit=10, batch_size=5, quiet=True, command="vitlens study mine resnet20")
 
 
+@pytest.fixture
+def _attacked_a_little(monkeypatch):
+    """The attacks of a study, their searches and self-checks are tested where they are made: here few steps will do."""
+    monkeypatch.setattr(chapters, "USUAL", replace(USUAL, attacks=("fgsm",), searched=3, search_steps=4))
+    monkeypatch.setattr(checks, "CHECKED", 2)
+
+
+@pytest.mark.usefixtures("_attacked_a_little")
 def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     out = tmp_path / "out"
     assert measure(StudyOptions((f"mine={tiny_vit}", "resnet20"), epochs=1, run=replace(OPTIONS, out=out)))
