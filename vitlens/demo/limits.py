@@ -11,7 +11,6 @@ WAITING: Final = 60.0  # seconds that a request waits for its model
 VISITORS: Final = 64  # requests that wait at a time
 EXAMPLES: Final = 24
 KEPT: Final = 1800  # seconds after the last change for which a session's images are kept in memory
-EXPORTS: Final = 4  # report folders of one session at a time
 
 
 def limit_words() -> str:

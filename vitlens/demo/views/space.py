@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.demo.limits import POINTS
 from vitlens.demo.pictures import Picture
-from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.support import require
 
@@ -35,19 +34,13 @@ class Space:
     reading: str
 
 
-def space_of(model: Model, picture: Picture, *, most: int = POINTS, floors: tuple[int, int] | None = None) -> Space:
+def space_of(model: Model, picture: Picture, *, most: int = POINTS) -> Space:
     """Where every head of every layer looks; of more than `most` points the strongest ones.
 
-    floors: the first and the last layer that are shown (None: all). Raises UnsupportedError for a model without
-    attention that is a map of the image, InputError for layers that are not there.
+    Raises UnsupportedError for a model without attention that is a map of the image.
     """
     require(model, "maps")
     maps = attention_maps(model, picture.images(model))
-    if floors is not None:
-        first, last = floors
-        if not 0 <= first <= last < len(maps):
-            raise InputError(f"expected layers from 0 to {len(maps) - 1} in ascending order, found {first} to {last}")
-        maps = maps[first : last + 1]
     parts = []
     for each in maps:
         values = each.maps[0].double().cpu().numpy()  # (heads, rows, columns)
@@ -61,19 +54,14 @@ def space_of(model: Model, picture: Picture, *, most: int = POINTS, floors: tupl
     return Space(model.alias, layer, head, row, column, share[kept], len(share), maps[-1].reading)
 
 
-def depth_of(model: Model, picture: Picture) -> int:
-    """The number of layers whose attention is a map of the image."""
-    require(model, "maps")
-    return len(attention_maps(model, picture.images(model)))
-
-
 def space_words(space: Space) -> str:
     """What is shown, and where most attention lies, in words."""
     best = int(np.argmax(space.share))
     left_out = (
-        f" Of {space.total:,} points the {len(space.share):,} strongest are shown." if space.total > len(space.share)
+        f" Of {space.total:,} points the {len(space.share):,} strongest are shown."
+        if space.total > len(space.share)
         else ""
-    )  # fmt: skip
+    )
     return (
         f"Each point is a patch that {space.reading} attends to, of {space.alias}: a floor a layer (L0 below), a plane "
         f"of patches a head; larger and brighter is more attention, 1 that of a uniform map.{left_out} The strongest is "
@@ -117,7 +105,7 @@ def space_figure(space: Space) -> "Figure":
         paper_bgcolor="rgba(0,0,0,0)",
         font={"color": "#8a8a8a"},
         scene={
-            "xaxis": {**quiet, "title": {"text": "head"}, "tickvals": middles, "ticktext": [f"H{h}" for h in range(heads)]},
+            "xaxis": {**quiet, "title": {"text": "head"}, "tickvals": middles, "ticktext": [f"H{n}" for n in range(heads)]},
             "yaxis": {**quiet, "title": {"text": "row"}, "showticklabels": False},
             "zaxis": {**quiet, "title": {"text": "layer"}, "tickvals": layers, "ticktext": [f"L{n}" for n in layers]},
             "aspectmode": "manual",

@@ -1,0 +1,147 @@
+"""The page: a picture and a model to choose, and the tabs that show what it does with it."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+import gradio
+from markupsafe import Markup
+
+from vitlens.demo.exports import forget
+from vitlens.demo.limits import KEPT, limit_words
+from vitlens.demo.markup import Card, cards, joined, sentence
+from vitlens.demo.pictures import Picture, of_example, read_upload
+from vitlens.demo.site import Component, Shown, Site, TabParts, Updates, required
+from vitlens.demo.tabs.attack import attack_tab
+from vitlens.demo.tabs.explain import explain_tab
+from vitlens.demo.tabs.intervene import intervene_tab
+from vitlens.demo.tabs.look import look_tab
+from vitlens.demo.tabs.report import report_tab
+from vitlens.demo.tabs.space import space_tab
+from vitlens.demo.telling import told, words_of
+from vitlens.demo.views.maps import picture_array
+from vitlens.errors import DataError, VitlensError
+from vitlens.figures.overlay import enlarged
+
+_QUICK: Final = {"api_visibility": "private", "show_progress": "hidden"}
+_TITLE: Final = (
+    '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers and heads count from 0 '
+    "(L3.H7). Runs on this machine alone.</p></div>"
+)
+
+
+def build(site: Site, cache: Path) -> Any:
+    """The page of gradio, not yet served; cache: where gradio keeps files of this page."""
+    with gradio.Blocks(title="vitlens demo", analytics_enabled=False, delete_cache=(60, KEPT)) as page:
+        gradio.HTML(_TITLE)
+        picture = gradio.State(None, time_to_live=KEPT)
+        active = gradio.State("Look")
+        with gradio.Row(equal_height=False):
+            with gradio.Column(scale=1, min_width=260):
+                alias, upload, gallery, card = _chooser(site)
+            with gradio.Column(scale=4, min_width=300):
+                tabs, parts = _tabs(site, Shown(picture, alias))
+        gradio.HTML(str(Markup('<p class="vl-limits">{}</p>').format(limit_words())))
+        refresh = _refreshing(site, parts, [picture, alias, active])
+        _connect(site, page, (picture, upload, gallery, card), refresh)
+        alias.input(**refresh)
+        tabs.select(_selected, None, active, queue=False, **_QUICK).then(**refresh)
+
+        def left(request: gradio.Request) -> None:
+            forget(site.place, cache, str(request.session_hash))
+
+        page.unload(left)
+    return page
+
+
+def _chooser(site: Site) -> tuple[Component, Component, Component, Component]:
+    """The model, the upload, the examples, and the picture that is shown."""
+    alias = gradio.Radio(list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model")
+    card = gradio.HTML(elem_id="picture", elem_classes=["vl-picture"])
+    upload = gradio.File(label="Your picture: drop it here, or click", elem_id="upload", height=120)
+    gallery = gradio.Gallery(
+        [(example.image, example.name) for example in site.examples],
+        label="Or an example",
+        elem_id="examples",
+        columns=3,
+        height=220,
+        object_fit="cover",
+        allow_preview=False,
+        interactive=False,
+        buttons=[],
+    )
+    return alias, upload, gallery, card
+
+
+def _tabs(site: Site, shown: Shown) -> tuple[Component, tuple[TabParts, ...]]:
+    with gradio.Tabs() as tabs:
+        with gradio.Tab("Look"):
+            look = look_tab(site, shown)
+        with gradio.Tab("Explain"):
+            explain = explain_tab(site, shown)
+        with gradio.Tab("Break"):
+            attack = attack_tab(site, shown)
+        with gradio.Tab("Intervene"):
+            intervene = intervene_tab(site, shown)
+        with gradio.Tab("3D"):
+            space = space_tab(site, shown)
+        with gradio.Tab("Report"):
+            report = report_tab(site, shown, explain.controls, attack.controls)
+    return tabs, (look, explain, attack, intervene, space, report)
+
+
+def _selected(event: gradio.SelectData) -> str:
+    return str(event.value)
+
+
+def _refreshing(site: Site, parts: Sequence[TabParts], given: list[Component]) -> dict[str, Any]:
+    """The handler that shows the picture in the tab that is open, with its inputs and outputs."""
+    ends = list(accumulate((len(part.inputs) for part in parts), initial=0))
+
+    @told
+    def refresh(picture: Picture | None, alias: str, active: str, *values: Any) -> Updates:
+        for part, start, end in zip(parts, ends, ends[1:]):
+            if part.name == active:
+                return part.refresh(required(picture), alias, *values[start:end])
+        raise DataError(f"expected a tab of this page, found {active!r:.40}")
+
+    inputs = [*given, *(each for part in parts for each in part.inputs)]
+    outputs = list(dict.fromkeys(each for part in parts for each in part.outputs))
+    return {"fn": refresh, "inputs": inputs, "outputs": outputs, **site.event}
+
+
+def _connect(site: Site, page: Any, chosen: tuple[Component, ...], refresh: dict[str, Any]) -> None:
+    """Uploads and examples become the picture, which the open tab then shows."""
+    picture, upload, gallery, card = chosen
+    models = site.pool.models
+
+    def card_of(own: Picture) -> str:
+        model = models[0]
+        pixels = enlarged(picture_array(own, model))
+        note = f"({own.note})" if own.note else ""
+        return joined(cards([Card(pixels, own.name, f"the picture: {own.name}", note)]))
+
+    def taken(file: str) -> Updates:
+        """An upload: the picture, or why it is none."""
+        try:
+            own = read_upload(Path(file), models)
+        except VitlensError as error:
+            gradio.Warning(words_of(error), duration=12)
+            return {upload: None, card: joined(sentence(f"{words_of(error)}.", "warning"))}
+        return {picture: own, upload: None, card: card_of(own)}
+
+    @told
+    def of(number: int) -> Updates:
+        if not 0 <= number < len(site.examples):
+            raise DataError(f"expected an example from 0 to {len(site.examples) - 1}, found {number}")
+        own = of_example(site.examples[number], models)
+        return {picture: own, card: card_of(own)}
+
+    def clicked(event: gradio.SelectData) -> Updates:
+        return of(event.index)  # type: ignore[no-any-return]
+
+    upload.upload(told(taken), upload, [picture, upload, card], **_QUICK).success(**refresh)
+    gallery.select(clicked, None, [picture, card], **_QUICK).success(**refresh)
+    if site.examples:
+        page.load(lambda: of(0), None, [picture, card], **_QUICK).success(**refresh)
