@@ -7,6 +7,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
+from vitlens.demo.pictures import Example
 from vitlens.display import visible
 from vitlens.report.html import pictures
 from vitlens.report.numbers import percent
@@ -46,9 +47,15 @@ def badge(words: str, state: str) -> Markup:
     return Markup('<span class="vl-badge vl-{}">{}</span>').format(state.replace(" ", "-"), words)
 
 
-def cards(shown: Iterable[Card]) -> Markup:
+def cards(shown: Iterable[Card], *, large: bool = False) -> Markup:
     """Pictures beside each other, as many as there is room for."""
-    return Markup('<div class="vl-cards">{}</div>').format(Markup("").join(map(_card, shown)))
+    kind = "vl-cards vl-large" if large else "vl-cards"
+    return Markup('<div class="{}">{}</div>').format(kind, Markup("").join(map(_card, shown)))
+
+
+def beside(*parts: Markup) -> Markup:
+    """Parts beside each other where there is room."""
+    return Markup('<div class="vl-beside">{}</div>').format(Markup("").join(parts))
 
 
 def as_bytes(pixels: NDArray[np.floating] | NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -88,11 +95,27 @@ def _row(share: Share) -> Markup:
     return Markup('<tr><th scope="row">{}</th>{}</tr>').format(visible(share.name), cells)
 
 
+def examples_html(examples: Sequence[Example]) -> str:
+    """A row of buttons, one for each example."""
+    buttons = Markup("").join(
+        Markup(
+            '<button type="button" class="vl-example" data-example="{}" title="{}" aria-label="take the example {}">'
+            '<img src="{}" alt=""></button>'
+        ).format(number, visible(each.name), visible(each.name), pictures.photograph(_small(each), most=96).uri)
+        for number, each in enumerate(examples)
+    )
+    return str(Markup('<div class="vl-examples" role="group" aria-label="Examples">{}</div>').format(buttons))
+
+
+def _small(example: Example) -> NDArray[np.uint8]:
+    return np.asarray(example.image.convert("RGB"))
+
+
 def frame(document: str, title: str) -> Markup:
     """A standalone document in a frame of its own, whose height follows its contents."""
-    return Markup(
-        '<iframe class="vl-frame" sandbox="allow-scripts" title="{}" srcdoc="{}"></iframe>'
-    ).format(title, escape(document))
+    return Markup('<iframe class="vl-frame" sandbox="allow-scripts" title="{}" srcdoc="{}"></iframe>').format(
+        title, escape(document)
+    )
 
 
 def joined(*parts: Markup) -> str:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from vitlens.demo.exports import forget
 from vitlens.demo.limits import KEPT, limit_words
-from vitlens.demo.markup import Card, cards, joined, sentence
+from vitlens.demo.markup import Card, cards, examples_html, joined, sentence
 from vitlens.demo.pictures import Picture, of_example, read_upload
 from vitlens.demo.site import Component, Shown, Site, TabParts, Updates, required
 from vitlens.demo.tabs.attack import attack_tab
@@ -24,6 +24,10 @@ from vitlens.demo.views.maps import picture_array
 from vitlens.errors import DataError, VitlensError
 from vitlens.figures.overlay import enlarged
 
+_PICK: Final = """element.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-example]");
+  if (button) trigger("picked", { number: Number(button.dataset.example) });
+});"""
 _QUICK: Final = {"api_visibility": "private", "show_progress": "hidden"}
 _TITLE: Final = (
     '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers and heads count from 0 '
@@ -33,15 +37,12 @@ _TITLE: Final = (
 
 def build(site: Site, cache: Path) -> Any:
     """The page of gradio, not yet served; cache: where gradio keeps files of this page."""
-    with gradio.Blocks(title="vitlens demo", analytics_enabled=False, delete_cache=(60, KEPT)) as page:
+    with gradio.Blocks(title="vitlens demo", analytics_enabled=False, fill_width=True, delete_cache=(60, KEPT)) as page:
         gradio.HTML(_TITLE)
         picture = gradio.State(None, time_to_live=KEPT)
         active = gradio.State("Look")
-        with gradio.Row(equal_height=False):
-            with gradio.Column(scale=1, min_width=260):
-                alias, upload, gallery, card = _chooser(site)
-            with gradio.Column(scale=4, min_width=300):
-                tabs, parts = _tabs(site, Shown(picture, alias))
+        alias, upload, gallery, card = _chooser(site)
+        tabs, parts = _tabs(site, Shown(picture, alias))
         gradio.HTML(str(Markup('<p class="vl-limits">{}</p>').format(limit_words())))
         refresh = _refreshing(site, parts, [picture, alias, active])
         _connect(site, page, (picture, upload, gallery, card), refresh)
@@ -57,25 +58,19 @@ def build(site: Site, cache: Path) -> Any:
 
 def _chooser(site: Site) -> tuple[Component, Component, Component, Component]:
     """The model, the upload, the examples, and the picture that is shown."""
-    alias = gradio.Radio(list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model")
-    card = gradio.HTML(elem_id="picture", elem_classes=["vl-picture"])
-    upload = gradio.File(label="Your picture: drop it here, or click", elem_id="upload", height=120)
-    gallery = gradio.Gallery(
-        [(example.image, example.name) for example in site.examples],
-        label="Or an example",
-        elem_id="examples",
-        columns=3,
-        height=220,
-        object_fit="cover",
-        allow_preview=False,
-        interactive=False,
-        buttons=[],
-    )
+    with gradio.Row(equal_height=False):
+        with gradio.Column(scale=3, min_width=300):
+            alias = gradio.Radio(list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model")
+            gallery = gradio.HTML(examples_html(site.examples), elem_id="examples", js_on_load=_PICK)
+        with gradio.Column(scale=1, min_width=140):
+            upload = gradio.File(label="Your picture", elem_id="upload", height=172)
+        with gradio.Column(scale=1, min_width=140):
+            card = gradio.HTML(elem_id="picture", elem_classes=["vl-picture"])
     return alias, upload, gallery, card
 
 
 def _tabs(site: Site, shown: Shown) -> tuple[Component, tuple[TabParts, ...]]:
-    with gradio.Tabs() as tabs:
+    with gradio.Tabs(overflow_behavior="wrap") as tabs:
         with gradio.Tab("Look"):
             look = look_tab(site, shown)
         with gradio.Tab("Explain"):
@@ -138,10 +133,12 @@ def _connect(site: Site, page: Any, chosen: tuple[Component, ...], refresh: dict
         own = of_example(site.examples[number], models)
         return {picture: own, card: card_of(own)}
 
-    def clicked(event: gradio.SelectData) -> Updates:
-        return of(event.index)  # type: ignore[no-any-return]
+    @told
+    def picked(event: gradio.EventData) -> Updates:
+        number = event._data.get("number") if isinstance(event._data, dict) else None
+        return of(number if isinstance(number, int) else -1)  # type: ignore[no-any-return]
 
     upload.upload(told(taken), upload, [picture, upload, card], **_QUICK).success(**refresh)
-    gallery.select(clicked, None, [picture, card], **_QUICK).success(**refresh)
+    gallery.picked(picked, None, [picture, card], **_QUICK).success(**refresh)
     if site.examples:
         page.load(lambda: of(0), None, [picture, card], **_QUICK).success(**refresh)

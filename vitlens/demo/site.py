@@ -54,7 +54,9 @@ class TabParts:
     controls: Mapping[str, Component] = field(default_factory=dict)
 
 
-NO_PICTURE: Final = "expected a picture, found none (a session forgets it after a while); choose an example or upload one"
+NO_PICTURE: Final = (
+    "expected a picture, found none (a session forgets it after a while); choose an example or upload one"
+)
 
 
 def required(picture: Picture | None) -> Picture:

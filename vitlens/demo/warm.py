@@ -8,7 +8,7 @@ from vitlens.errors import UnsupportedError
 
 
 def warm_up(pool: Pool, picture: Picture) -> None:
-    """Look at a picture with every model, and switch a head off: the lens and replay check themselves the first time."""
+    """Look at a picture with every model, and switch a head off: the lens and replay check themselves once."""
     for alias in pool.aliases:
         with pool.turn(alias) as (model,):
             look_html(look_at(model, picture), model, picture)

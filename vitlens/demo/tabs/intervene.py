@@ -18,9 +18,9 @@ _SCRIPT = (Path(__file__).parents[1] / "board.js").read_text(encoding="utf-8")
 def intervene_tab(site: Site, shown: Shown) -> TabParts:
     """A board of heads and a picture of patches to switch off; the prediction and its map answer."""
     with gradio.Row():
-        with gradio.Column(min_width=300):
+        with gradio.Column(scale=3, min_width=300):
             board = gradio.HTML(elem_id="intervene-board", js_on_load=_SCRIPT)
-        with gradio.Column(min_width=280):
+        with gradio.Column(scale=2, min_width=280):
             result = gradio.HTML(elem_id="intervene-result")
 
     def refresh(picture: Picture, alias: str) -> Updates:

@@ -33,7 +33,11 @@ def report_tab(site: Site, shown: Shown, explain: Mapping[str, Component], attac
 
     def refresh(_: Picture, alias: str) -> Updates:
         hidden = gradio.DownloadButton(visible=False)
-        return {words: joined(said(f"Nothing written yet for {alias} and this picture.")), archive: hidden, page: hidden}
+        return {
+            words: joined(said(f"Nothing written yet for {alias} and this picture.")),
+            archive: hidden,
+            page: hidden,
+        }
 
     @told
     def written(picture: Picture | None, alias: str, tab: str, *values: Any, request: gradio.Request) -> Updates:

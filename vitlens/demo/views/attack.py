@@ -14,7 +14,7 @@ from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attribution.explain import preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.demo.limits import PASSES
-from vitlens.demo.markup import Card, Share, cards, classes_table, joined, said, sentence
+from vitlens.demo.markup import Card, Share, beside, cards, classes_table, joined, said, sentence
 from vitlens.demo.pictures import Picture
 from vitlens.demo.views.look import TOP
 from vitlens.demo.views.maps import Floats, map_array
@@ -102,7 +102,9 @@ def _maps(model: Model, clean: Tensor, adversarial: Tensor) -> Iterator[tuple[st
 
 def broken_html(found: Broken) -> str:
     """What the attack did, in words, numbers and pictures."""
-    before, after = (max(found.shares, key=key).name for key in (lambda each: each.probability, lambda each: each.after))
+    before, after = (
+        max(found.shares, key=key).name for key in (lambda each: each.probability, lambda each: each.after)
+    )
     title = ATTACKS[found.attack].title
     words = (
         f"{title} with epsilon {found.epsilon:g}/255 changes the prediction of {found.alias} from {before} to {after}; "
@@ -125,4 +127,5 @@ def broken_html(found: Broken) -> str:
                 of = "" if name.startswith("attention") else f"for {before}"
                 shown.append(Card(drawn, f"{name} {when}", f"{name} {when} the attack {of}", flaw or of))
     note = "An attack that fails proves nothing: vitlens attack runs stronger ones, on many images, with self-checks."
-    return joined(said(words), classes_table(found.shares, "Probabilities"), cards(shown), sentence(note, "quiet"))
+    table = classes_table(found.shares, "Probabilities")
+    return joined(said(words), beside(table, cards(shown[:3])), cards(shown[3:]), sentence(note, "quiet"))

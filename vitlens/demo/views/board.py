@@ -44,10 +44,13 @@ def _heads(switches: Switches, attention: dict[Head, Floats]) -> Markup:
         _layer(layer, row, list(heads), attention)
         for row, (layer, heads) in enumerate(groupby(sorted(switches.heads), key=lambda each: each[0]))
     ]
+    most = 1 + max(head for _, head in switches.heads)
+    names = Markup("").join(Markup("<span>H{}</span>").format(head) for head in range(most))
     return Markup(
         '<div><p class="vl-say">Click a head to switch it off, or a layer for all its heads. Arrow keys move, space '
-        'switches.</p><div class="vl-heads" role="group" aria-label="Heads, a row each layer">{}</div></div>'
-    ).format(Markup("").join(rows))
+        'switches.</p><div class="vl-heads" role="group" aria-label="Heads, a row each layer">'
+        '<div class="vl-layer vl-names" aria-hidden="true"><span class="vl-whole"></span>{}</div>{}</div></div>'
+    ).format(names, Markup("").join(rows))
 
 
 def _layer(layer: int, row: int, heads: list[Head], attention: dict[Head, Floats]) -> Markup:

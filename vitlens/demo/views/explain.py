@@ -75,7 +75,7 @@ def sides_html(sides: tuple[tuple[Side, Model], ...], picture: Picture, badges: 
         for known in (badges.of(model, side.method),)
     ]
     signs = "Red is evidence for the class, blue against it; each map is a share of its own largest value."
-    return joined(cards(drawn), *marks, sentence(signs, "quiet"))
+    return joined(cards(drawn, large=True), *marks, sentence(signs, "quiet"))
 
 
 def _drawn(side: Side, model: Model, picture: Picture, opacity: float) -> Card:

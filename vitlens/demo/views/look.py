@@ -9,7 +9,7 @@ from vitlens.attribution.explain import preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.look.report import digits_words
 from vitlens.data.digits import CLASSES as DIGITS
-from vitlens.demo.markup import Card, Share, badge, cards, classes_table, frame, joined, sentence
+from vitlens.demo.markup import Card, Share, badge, beside, cards, classes_table, frame, joined, sentence
 from vitlens.demo.pictures import Picture
 from vitlens.demo.views.maps import Floats, drawn_over, map_array
 from vitlens.errors import LensError, UnsupportedError
@@ -67,8 +67,7 @@ def look_html(looked: Looked, model: Model, picture: Picture) -> tuple[str, str]
         pixels, title, f"{title} for {best} over {picture.name}", f"for {best}{f': {flaw}' if flaw else ''}, unchecked"
     )
     top = joined(
-        classes_table(looked.shares, f"{looked.alias}: the most probable classes"),
-        cards([card]),
+        beside(classes_table(looked.shares, f"{looked.alias}: the most probable classes"), cards([card])),
         *([sentence(digits_words(looked.alias).replace("**", ""), "warning")] if looked.digits else []),
     )
     if looked.explorer:

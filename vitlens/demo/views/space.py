@@ -1,4 +1,4 @@
-"""3D: the attention of every head in space, a floor a layer, a plane of patches a head; free of plotly but for a figure."""
+"""3D: the attention of every head in space, a floor a layer, a plane of patches a head."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.demo.limits import POINTS
 from vitlens.demo.pictures import Picture
+from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.support import require
 
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _GAP: Final = 0.15  # between planes, as a share of a plane's side
-_LARGEST: Final = 9.0  # px of a marker
+_SMALLEST: Final = 2.5  # px of a marker
+_LARGEST: Final = 11.0
 
 
 @dataclass(frozen=True)
 class Space:
     """The strongest points of all. layer, head, row, column: (points,) integers; share: of the attention of the query
-    that is read, relative to a uniform map (1: uniform); total: the points that there were; reading: that query."""
+    that is read, relative to a uniform map (1: uniform); total: the points that there were; reading: that query;
+    grid: rows and columns of a head's plane in the last layer."""
 
     alias: str
     layer: NDArray[np.int64]
@@ -32,13 +35,17 @@ class Space:
     share: NDArray[np.float64]
     total: int
     reading: str
+    grid: tuple[int, int]
 
 
-def space_of(model: Model, picture: Picture, *, most: int = POINTS) -> Space:
-    """Where every head of every layer looks; of more than `most` points the strongest ones.
+def space_of(model: Model, picture: Picture, *, share: float = 1.0, most: int = POINTS) -> Space:
+    """Where every head of every layer looks: the strongest `share` of all points, at most `most`.
 
-    Raises UnsupportedError for a model without attention that is a map of the image.
+    Raises UnsupportedError for a model without attention that is a map of the image, InputError for a share outside
+    0 to 1.
     """
+    if not 0 < share <= 1:
+        raise InputError(f"expected a share of points above 0 and at most 1, found {share:g}")
     require(model, "maps")
     maps = attention_maps(model, picture.images(model))
     parts = []
@@ -48,10 +55,12 @@ def space_of(model: Model, picture: Picture, *, most: int = POINTS) -> Space:
         layer = np.full(values.size, each.site.layer)
         parts.append((layer, *index, values.ravel() * values[0].size))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    share = columns[4]
-    kept = np.sort(np.argsort(-share, kind="stable")[:most])
+    strength = columns[4]
+    count = min(most, max(1, round(share * len(strength))))
+    kept = np.sort(np.argsort(-strength, kind="stable")[:count])
     layer, head, row, column = (each[kept].astype(np.int64) for each in columns[:4])
-    return Space(model.alias, layer, head, row, column, share[kept], len(share), maps[-1].reading)
+    grid = int(maps[-1].maps.shape[-2]), int(maps[-1].maps.shape[-1])
+    return Space(model.alias, layer, head, row, column, strength[kept], len(strength), maps[-1].reading, grid)
 
 
 def space_words(space: Space) -> str:
@@ -64,8 +73,8 @@ def space_words(space: Space) -> str:
     )
     return (
         f"Each point is a patch that {space.reading} attends to, of {space.alias}: a floor a layer (L0 below), a plane "
-        f"of patches a head; larger and brighter is more attention, 1 that of a uniform map.{left_out} The strongest is "
-        f"L{space.layer[best]}.H{space.head[best]} at row {space.row[best]}, column {space.column[best]}: "
+        f"of patches a head; larger and brighter is more attention, 1 that of a uniform map.{left_out} The strongest "
+        f"is L{space.layer[best]}.H{space.head[best]} at row {space.row[best]}, column {space.column[best]}: "
         f"{space.share[best]:.1f} times uniform."
     )
 
@@ -74,7 +83,7 @@ def space_figure(space: Space) -> "Figure":
     """The plotly figure; its colours hold on light and on dark ground."""
     from plotly import graph_objects
 
-    rows, columns = int(space.row.max()) + 1, int(space.column.max()) + 1
+    rows, columns = space.grid
     heads = int(space.head.max()) + 1
     strength = np.sqrt(np.clip(space.share / max(float(space.share.max()), 1e-12), 0, 1))
     across = space.head * (1 + _GAP) * columns + space.column
@@ -84,8 +93,8 @@ def space_figure(space: Space) -> "Figure":
         z=space.layer,
         mode="markers",
         marker={
-            "size": 1.5 + (_LARGEST - 1.5) * strength,
-            "color": np.log2(np.maximum(space.share, 2.0**-6)),
+            "size": _SMALLEST + (_LARGEST - _SMALLEST) * strength,
+            "color": np.log2(np.maximum(space.share, 0.25)),
             "colorscale": "Viridis",
             "opacity": 0.8,
             "colorbar": {"title": {"text": "× uniform"}, **_ticks(space.share), "thickness": 12, "len": 0.6},
@@ -96,28 +105,54 @@ def space_figure(space: Space) -> "Figure":
         "%{customdata[4]:.2f} × uniform<extra></extra>",
     )
     middles = [(head * (1 + _GAP) + 0.5) * columns for head in range(heads)]
+    names = [f"H{head}" for head in range(heads)]
     layers = sorted(set(space.layer.tolist()))
     quiet: dict[str, Any] = {"showbackground": False, "zeroline": False, "showgrid": False}
-    figure = graph_objects.Figure(points)
+    edges = _edges(layers, heads, space.grid)
+    planes = graph_objects.Scatter3d(
+        x=edges[0], y=edges[1], z=edges[2], mode="lines", hoverinfo="skip", line={"color": "#8a8a8a", "width": 1}
+    )
+    figure = graph_objects.Figure([planes, points])
     figure.update_layout(
-        height=620,
+        height=680,
+        showlegend=False,
         margin={"l": 0, "r": 0, "t": 0, "b": 0},
         paper_bgcolor="rgba(0,0,0,0)",
         font={"color": "#8a8a8a"},
         scene={
-            "xaxis": {**quiet, "title": {"text": "head"}, "tickvals": middles, "ticktext": [f"H{n}" for n in range(heads)]},
+            "xaxis": {
+                **quiet,
+                "title": {"text": "head"},
+                "tickvals": middles,
+                "ticktext": names,
+            },
             "yaxis": {**quiet, "title": {"text": "row"}, "showticklabels": False},
             "zaxis": {**quiet, "title": {"text": "layer"}, "tickvals": layers, "ticktext": [f"L{n}" for n in layers]},
             "aspectmode": "manual",
             "aspectratio": {"x": 1.6, "y": 0.7, "z": 1.1},
-            "camera": {"eye": {"x": 0.9, "y": -1.9, "z": 0.7}},
+            "camera": {"eye": {"x": 0.75, "y": -2.15, "z": 0.95}},
         },
     )
     return figure
 
 
+def _edges(layers: list[int], heads: int, grid: tuple[int, int]) -> tuple[list[float | None], ...]:
+    """The outline of each head's plane on each floor: x, y and z, with None between two."""
+    rows, columns = grid
+    x: list[float | None] = []
+    y: list[float | None] = []
+    z: list[float | None] = []
+    for layer in layers:
+        for head in range(heads):
+            left = head * (1 + _GAP) * columns - 0.5
+            x += [left, left + columns, left + columns, left, left, None]
+            y += [-0.5, -0.5, rows - 0.5, rows - 0.5, -0.5, None]
+            z += [*[float(layer)] * 5, None]
+    return x, y, z
+
+
 def _ticks(share: NDArray[np.float64]) -> dict[str, list[Any]]:
-    """Ticks of the colours, at powers of 4."""
+    """Ticks of the colours, at powers of 2."""
     top = int(np.ceil(np.log2(max(float(share.max()), 1.0))))
-    powers = list(range(-6, top + 1, 2))
+    powers = list(range(-2, top + 1))
     return {"tickvals": powers, "ticktext": [f"{2.0**power:.3g}" for power in powers]}
