@@ -61,7 +61,7 @@ def _chooser(site: Site) -> tuple[Component, Component, Component, Component]:
     with gradio.Row(equal_height=False):
         with gradio.Column(scale=3, min_width=300):
             alias = gradio.Radio(list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model")
-            gallery = gradio.HTML(examples_html(site.examples), elem_id="examples", js_on_load=_PICK)
+            gallery = gradio.HTML(examples_html(site.examples), elem_id="examples", apply_default_css=False, js_on_load=_PICK)
         with gradio.Column(scale=1, min_width=140):
             upload = gradio.File(label="Your picture", elem_id="upload", height=172)
         with gradio.Column(scale=1, min_width=140):

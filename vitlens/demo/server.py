@@ -89,13 +89,18 @@ def _launched(page: Any, options: DemoOptions) -> str:
             max_file_size=UPLOAD_BYTES,
             footer_links=[],
             theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
-            css=(_HERE / "page.css").read_text(encoding="utf-8"),
-            head=(_HERE / "page_head.html").read_text(encoding="utf-8"),
+            head=_head(),  # gradio's own css= puts a prefix before every rule, and loses those for narrow pages
         )
     except OSError as error:
         where = f"a free port for --port {options.port}" if options.port else "a free port from 7860 to 7959"
         raise InputError(f"expected {where}, found it taken; leave --port out, or choose another") from error
     return str(address)
+
+
+def _head() -> str:
+    """The page's style, and the script that makes frames as tall as their contents."""
+    style = (_HERE / "page.css").read_text(encoding="utf-8")
+    return f"<style>{style}</style>{(_HERE / 'page_head.html').read_text(encoding='utf-8')}"
 
 
 @contextmanager

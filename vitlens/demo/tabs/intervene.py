@@ -19,7 +19,7 @@ def intervene_tab(site: Site, shown: Shown) -> TabParts:
     """A board of heads and a picture of patches to switch off; the prediction and its map answer."""
     with gradio.Row():
         with gradio.Column(scale=3, min_width=300):
-            board = gradio.HTML(elem_id="intervene-board", js_on_load=_SCRIPT)
+            board = gradio.HTML(elem_id="intervene-board", apply_default_css=False, js_on_load=_SCRIPT)
         with gradio.Column(scale=2, min_width=280):
             result = gradio.HTML(elem_id="intervene-result")
 

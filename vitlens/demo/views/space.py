@@ -16,6 +16,7 @@ from vitlens.models.support import require
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+_BELOW: Final = {"orientation": "h", "y": 0.0, "yanchor": "bottom", "x": 0.5}  # the colour bar
 _GAP: Final = 0.15  # between planes, as a share of a plane's side
 _SMALLEST: Final = 2.5  # px of a marker
 _LARGEST: Final = 11.0
@@ -97,7 +98,7 @@ def space_figure(space: Space) -> "Figure":
             "color": np.log2(np.maximum(space.share, 0.25)),
             "colorscale": "Viridis",
             "opacity": 0.8,
-            "colorbar": {"title": {"text": "× uniform"}, **_ticks(space.share), "thickness": 12, "len": 0.6},
+            "colorbar": {"title": {"text": "× uniform"}, **_ticks(space.share), "thickness": 12, "len": 0.7, **_BELOW},
             "line": {"width": 0},
         },
         customdata=np.stack([space.layer, space.head, space.row, space.column, space.share], -1),
@@ -130,7 +131,7 @@ def space_figure(space: Space) -> "Figure":
             "zaxis": {**quiet, "title": {"text": "layer"}, "tickvals": layers, "ticktext": [f"L{n}" for n in layers]},
             "aspectmode": "manual",
             "aspectratio": {"x": 1.6, "y": 0.7, "z": 1.1},
-            "camera": {"eye": {"x": 0.75, "y": -2.15, "z": 0.95}},
+            "camera": {"eye": {"x": 0.85, "y": -2.5, "z": 1.1}},
         },
     )
     return figure
