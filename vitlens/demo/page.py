@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from vitlens.demo.exports import forget
 from vitlens.demo.limits import KEPT, limit_words
-from vitlens.demo.markup import Card, cards, examples_html, joined, sentence
+from vitlens.demo.markup import Card, cards, examples_html, joined
 from vitlens.demo.pictures import Picture, of_example, read_upload
 from vitlens.demo.site import Component, Shown, Site, TabParts, Updates, required
 from vitlens.demo.tabs.attack import attack_tab
@@ -19,9 +19,9 @@ from vitlens.demo.tabs.intervene import intervene_tab
 from vitlens.demo.tabs.look import look_tab
 from vitlens.demo.tabs.report import report_tab
 from vitlens.demo.tabs.space import space_tab
-from vitlens.demo.telling import told, words_of
+from vitlens.demo.telling import told
 from vitlens.demo.views.maps import picture_array
-from vitlens.errors import DataError, VitlensError
+from vitlens.errors import DataError
 from vitlens.figures.overlay import enlarged
 
 _PICK: Final = """element.addEventListener("click", (event) => {
@@ -61,7 +61,9 @@ def _chooser(site: Site) -> tuple[Component, Component, Component, Component]:
     with gradio.Row(equal_height=False):
         with gradio.Column(scale=3, min_width=300):
             alias = gradio.Radio(list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model")
-            gallery = gradio.HTML(examples_html(site.examples), elem_id="examples", apply_default_css=False, js_on_load=_PICK)
+            gallery = gradio.HTML(
+                examples_html(site.examples), elem_id="examples", apply_default_css=False, js_on_load=_PICK
+            )
         with gradio.Column(scale=1, min_width=140):
             upload = gradio.File(label="Your picture", elem_id="upload", height=172)
         with gradio.Column(scale=1, min_width=140):
@@ -117,13 +119,9 @@ def _connect(site: Site, page: Any, chosen: tuple[Component, ...], refresh: dict
         note = f"({own.note})" if own.note else ""
         return joined(cards([Card(pixels, own.name, f"the picture: {own.name}", note)]))
 
+    @told
     def taken(file: str) -> Updates:
-        """An upload: the picture, or why it is none."""
-        try:
-            own = read_upload(Path(file), models)
-        except VitlensError as error:
-            gradio.Warning(words_of(error), duration=12)
-            return {upload: None, card: joined(sentence(f"{words_of(error)}.", "warning"))}
+        own = read_upload(Path(file), models)
         return {picture: own, upload: None, card: card_of(own)}
 
     @told
@@ -138,7 +136,9 @@ def _connect(site: Site, page: Any, chosen: tuple[Component, ...], refresh: dict
         number = event._data.get("number") if isinstance(event._data, dict) else None
         return of(number if isinstance(number, int) else -1)  # type: ignore[no-any-return]
 
-    upload.upload(told(taken), upload, [picture, upload, card], **_QUICK).success(**refresh)
+    uploaded = upload.upload(taken, upload, [picture, upload, card], **_QUICK)
+    uploaded.success(**refresh)
+    uploaded.failure(lambda: None, None, upload, **_QUICK)  # so that another file can be dropped
     gallery.picked(picked, None, [picture, card], **_QUICK).success(**refresh)
     if site.examples:
         page.load(lambda: of(0), None, [picture, card], **_QUICK).success(**refresh)

@@ -34,6 +34,6 @@ def told(handler: Handler) -> Handler:
             raise
         except Exception as error:
             expected = isinstance(error, VitlensError) or lacks_memory(error)
-            raise gradio.Error(str(escape(words_of(error))), print_exception=not expected) from error
+            raise gradio.Error(str(escape(words_of(error))), duration=15, print_exception=not expected) from error
 
     return cast(Handler, telling)

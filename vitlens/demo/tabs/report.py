@@ -40,13 +40,13 @@ def report_tab(site: Site, shown: Shown, explain: Mapping[str, Component], attac
         }
 
     @told
-    def written(picture: Picture | None, alias: str, tab: str, *values: Any, request: gradio.Request) -> Updates:
+    def written(picture: Picture | None, alias: str, tab: str, values: tuple[Any, ...], session: str) -> Updates:
         own = required(picture)
         left, other, right, target, method, epsilon = values
         sides = (alias, other) if tab == "Explain" else (alias,)
         with site.pool.turn(*sides) as models:
             wanted = Wanted(WORDS[tab], models, (left, right), target, method, float(epsilon))
-            with place_of(site.place, str(request.session_hash), WORDS[tab]) as (place, name):
+            with place_of(site.place, session, WORDS[tab]) as (place, name):
                 files = exported(own, wanted, place, name=name)
         line = Markup("<p class='vl-say'>The same from a terminal: <code>{}</code></p>").format(files.command)
         return {
@@ -55,10 +55,26 @@ def report_tab(site: Site, shown: Shown, explain: Mapping[str, Component], attac
             page: _offered(files.page),
         }
 
+    # one parameter a control, as gradio finds the request by its place
+    def clicked(
+        picture: Picture | None,
+        alias: str,
+        tab: str,
+        left: str,
+        other: str,
+        right: str,
+        target: str,
+        method: str,
+        epsilon: float,
+        request: gradio.Request,
+    ) -> Updates:
+        values = left, other, right, target, method, epsilon
+        return written(picture, alias, tab, values, str(request.session_hash))  # type: ignore[no-any-return]
+
     given = [shown.picture, shown.alias, what]
     given += [explain[name] for name in ("left", "other", "right", "target")]
     given += [attack["attack"], attack["epsilon"]]
-    write.click(written, given, list(outputs), **site.event)
+    write.click(clicked, given, list(outputs), **site.event)
     return TabParts("Report", (), outputs, refresh)
 
 
