@@ -255,3 +255,19 @@ def test_a_port_that_is_taken_is_one_line(served: Served):
     assert done.stdout == ""
     assert done.stderr.strip().endswith("leave --port out, or choose another")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_tab_that_is_opened_again_keeps_what_was_done_in_it(visitor: Visitor):
+    visitor.open("Intervene")
+    visitor.wait("#intervene-result", "Nothing is off")
+    visitor.tab.get_by_label("switch off head L2.H2", exact=True).click()
+    visitor.wait("#intervene-result", "Without L2.H2")
+    visitor.open("Look")
+    visitor.wait("#look-top", "vit-digits")
+    visitor.open("Intervene")
+    visitor.tab.wait_for_timeout(1000)
+    visitor.wait("#intervene-result", "Without L2.H2")
+    assert visitor.tab.locator(".vl-head[aria-pressed=true]").count() == 1
+    visitor.tab.locator("#examples button").nth(1).click()
+    visitor.wait("#intervene-result", "Nothing is off")
+    assert visitor.tab.locator(".vl-head[aria-pressed=true]").count() == 0

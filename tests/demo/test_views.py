@@ -191,7 +191,10 @@ def test_a_report_is_that_of_the_command_and_names_no_folder_of_this_machine(pic
     wanted = export.Wanted("explain", (VIT, CNN), ("relevance", "gradcam"), "3")
     files = export.exported(picture, wanted, tmp_path, name="mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "mine.zip"]
-    assert files.command == "vitlens explain vit-digits cnn-digits --images scene.png --method relevance,gradcam --target 3"
+    assert (
+        files.command
+        == "vitlens explain vit-digits cnn-digits --images scene.png --method relevance,gradcam --target 3"
+    )
     assert str(tmp_path) not in files.page.read_text()
 
 

@@ -12,7 +12,7 @@ from vitlens.demo.exports import forget
 from vitlens.demo.limits import KEPT, limit_words
 from vitlens.demo.markup import Card, cards, examples_html, joined
 from vitlens.demo.pictures import Picture, of_example, read_upload
-from vitlens.demo.site import Component, Shown, Site, TabParts, Updates, required
+from vitlens.demo.site import Component, DemoSite, NowShown, TabParts, Updates, required
 from vitlens.demo.tabs.attack import attack_tab
 from vitlens.demo.tabs.explain import explain_tab
 from vitlens.demo.tabs.intervene import intervene_tab
@@ -35,14 +35,14 @@ _TITLE: Final = (
 )
 
 
-def build(site: Site, cache: Path) -> Any:
+def build(site: DemoSite, cache: Path) -> Any:
     """The page of gradio, not yet served; cache: where gradio keeps files of this page."""
     with gradio.Blocks(title="vitlens demo", analytics_enabled=False, fill_width=True, delete_cache=(60, KEPT)) as page:
         gradio.HTML(_TITLE)
         picture = gradio.State(None, time_to_live=KEPT)
         active = gradio.State("Look")
         alias, upload, gallery, card = _chooser(site)
-        tabs, parts = _tabs(site, Shown(picture, alias))
+        tabs, parts = _tabs(site, NowShown(picture, alias))
         gradio.HTML(str(Markup('<p class="vl-limits">{}</p>').format(limit_words())))
         refresh = _refreshing(site, parts, [picture, alias, active])
         _connect(site, page, (picture, upload, gallery, card), refresh)
@@ -56,7 +56,7 @@ def build(site: Site, cache: Path) -> Any:
     return page
 
 
-def _chooser(site: Site) -> tuple[Component, Component, Component, Component]:
+def _chooser(site: DemoSite) -> tuple[Component, Component, Component, Component]:
     """The model, the upload, the examples, and the picture that is shown."""
     with gradio.Row(equal_height=False):
         with gradio.Column(scale=3, min_width=300):
@@ -71,7 +71,7 @@ def _chooser(site: Site) -> tuple[Component, Component, Component, Component]:
     return alias, upload, gallery, card
 
 
-def _tabs(site: Site, shown: Shown) -> tuple[Component, tuple[TabParts, ...]]:
+def _tabs(site: DemoSite, shown: NowShown) -> tuple[Component, tuple[TabParts, ...]]:
     with gradio.Tabs(overflow_behavior="wrap") as tabs:
         with gradio.Tab("Look"):
             look = look_tab(site, shown)
@@ -92,23 +92,31 @@ def _selected(event: gradio.SelectData) -> str:
     return str(event.value)
 
 
-def _refreshing(site: Site, parts: Sequence[TabParts], given: list[Component]) -> dict[str, Any]:
+def _refreshing(site: DemoSite, parts: Sequence[TabParts], given: list[Component]) -> dict[str, Any]:
     """The handler that shows the picture in the tab that is open, with its inputs and outputs."""
     ends = list(accumulate((len(part.inputs) for part in parts), initial=0))
 
+    drawn = gradio.State({})  # what each tab shows, by its name: one that is opened again keeps what was done in it
+
     @told
-    def refresh(picture: Picture | None, alias: str, active: str, *values: Any) -> Updates:
+    def refresh(
+        picture: Picture | None, alias: str, active: str, seen: dict[str, tuple[str, str]], *values: Any
+    ) -> Updates:
+        own = required(picture)
+        wanted = own.key, alias
+        if seen.get(active) == wanted:
+            return {drawn: seen}
         for part, start, end in zip(parts, ends, ends[1:]):
             if part.name == active:
-                return part.refresh(required(picture), alias, *values[start:end])
+                return {**part.refresh(own, alias, *values[start:end]), drawn: {**seen, active: wanted}}
         raise DataError(f"expected a tab of this page, found {active!r:.40}")
 
-    inputs = [*given, *(each for part in parts for each in part.inputs)]
-    outputs = list(dict.fromkeys(each for part in parts for each in part.outputs))
+    inputs = [*given, drawn, *(each for part in parts for each in part.inputs)]
+    outputs = [drawn, *dict.fromkeys(each for part in parts for each in part.outputs)]
     return {"fn": refresh, "inputs": inputs, "outputs": outputs, **site.event}
 
 
-def _connect(site: Site, page: Any, chosen: tuple[Component, ...], refresh: dict[str, Any]) -> None:
+def _connect(site: DemoSite, page: Any, chosen: tuple[Component, ...], refresh: dict[str, Any]) -> None:
     """Uploads and examples become the picture, which the open tab then shows."""
     picture, upload, gallery, card = chosen
     models = site.pool.models
@@ -134,7 +142,7 @@ def _connect(site: Site, page: Any, chosen: tuple[Component, ...], refresh: dict
     @told
     def picked(event: gradio.EventData) -> Updates:
         number = event._data.get("number") if isinstance(event._data, dict) else None
-        return of(number if isinstance(number, int) else -1)  # type: ignore[no-any-return]
+        return of(number if isinstance(number, int) else -1)
 
     uploaded = upload.upload(taken, upload, [picture, upload, card], **_QUICK)
     uploaded.success(**refresh)

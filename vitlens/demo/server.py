@@ -59,10 +59,10 @@ def serving(options: DemoOptions) -> Iterator[str]:
         stack.enter_context(_environment({**_SILENT, "GRADIO_TEMP_DIR": str(cache)}))
         stack.enter_context(quiet_pillow())
         from vitlens.demo.page import build
-        from vitlens.demo.site import Site
+        from vitlens.demo.site import DemoSite
         from vitlens.demo.warm import warm_up
 
-        site = Site(pool, shown, found_badges(options.reports, models), root / "exports")
+        site = DemoSite(pool, shown, found_badges(options.reports, models), root / "exports")
         if shown:
             warm_up(pool, of_example(shown[0], models))
         page = build(site, cache)

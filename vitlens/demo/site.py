@@ -15,7 +15,7 @@ Updates: TypeAlias = Mapping[Component, object]
 
 
 @dataclass(frozen=True)
-class Site:
+class DemoSite:
     """The models, examples and verdicts of a page; place: a folder for exports, one a session, deleted at the end."""
 
     pool: Pool
@@ -35,7 +35,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Shown:
+class NowShown:
     """The components that say what is shown now. picture: a State of a Picture or None; alias: the chosen model."""
 
     picture: Component

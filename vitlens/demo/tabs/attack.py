@@ -6,14 +6,14 @@ import gradio
 
 from vitlens.attacks.defaults import ATTACK
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import Shown, Site, TabParts, Updates, required
+from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates, required
 from vitlens.demo.telling import told
 from vitlens.demo.views.attack import MOST, broken, broken_html, offered_attacks
 
 _EPSILON = 4.0
 
 
-def attack_tab(site: Site, shown: Shown) -> TabParts:
+def attack_tab(site: DemoSite, shown: NowShown) -> TabParts:
     """An attack on the prediction: the picture, the perturbation and the maps before and after."""
     with gradio.Row():
         method = gradio.Dropdown(

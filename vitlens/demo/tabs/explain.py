@@ -6,11 +6,12 @@ import gradio
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import Shown, Site, TabParts, Updates, required
+from vitlens.demo.pool import Pool
+from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates, required
 from vitlens.demo.telling import told
 from vitlens.demo.views.explain import (
     PREDICTED,
-    Side,
+    ExplainedSide,
     class_choices,
     explained,
     first_methods,
@@ -21,31 +22,12 @@ from vitlens.figures.explain import OPACITY
 from vitlens.models.model import Model
 
 
-def explain_tab(site: Site, shown: Shown) -> TabParts:
+def explain_tab(site: DemoSite, shown: NowShown) -> TabParts:
     """The map of a class by two methods; the left one of the page's model, the right one of any."""
     pool = site.pool
-    first, second = pool.models[0], pool.models[min(1, len(pool.models) - 1)]
-    methods = first_methods(pool.models)
-    with gradio.Row():
-        left = _method_choice("Left: method", first, methods[0], "explain-left")
-        other = gradio.Dropdown(
-            list(pool.aliases), value=second.alias, label="Right: model", elem_id="explain-model", min_width=140
-        )
-        right = _method_choice("Right: method", second, methods[1], "explain-right")
-    with gradio.Row():
-        target = gradio.Dropdown(
-            [PREDICTED],
-            value=PREDICTED,
-            allow_custom_value=True,
-            label="Class: one of the ten most probable, or type any",
-            elem_id="explain-class",
-        )
-        opacity = gradio.Slider(
-            0, 1, value=OPACITY, step=0.05, label="Opacity of the maps", elem_id="explain-opacity", min_width=160
-        )
+    inputs = left, other, right, target, opacity = _controls(pool)
     result = gradio.HTML(elem_id="explain-result")
     sides = gradio.State(())
-    inputs = (left, other, right, target, opacity)
 
     def drawn(picture: Picture, alias: str, chosen: tuple[Any, ...]) -> Updates:
         """Both maps and what is said of them."""
@@ -81,7 +63,7 @@ def explain_tab(site: Site, shown: Shown) -> TabParts:
         return {**updates, right: gradio.Dropdown(choices=_listed(model), value=two)}
 
     @told
-    def faded(picture: Picture | None, kept: tuple[Side, ...], share: float) -> str:
+    def faded(picture: Picture | None, kept: tuple[ExplainedSide, ...], share: float) -> str:
         pairs = tuple((side, pool.model(side.alias)) for side in kept)
         return sides_html(pairs, required(picture), site.badges, share) if kept else ""
 
@@ -92,6 +74,30 @@ def explain_tab(site: Site, shown: Shown) -> TabParts:
     opacity.release(faded, [shown.picture, sides, opacity], result, **{**site.event, "show_progress": "hidden"})
     controls = {"left": left, "other": other, "right": right, "target": target}
     return TabParts("Explain", inputs, (result, sides, target, left), refresh, controls)
+
+
+def _controls(pool: Pool) -> tuple[Any, ...]:
+    """The methods of both sides, the model of the right one, the class, and the opacity."""
+    first, second = pool.models[0], pool.models[min(1, len(pool.models) - 1)]
+    methods = first_methods(pool.models)
+    with gradio.Row():
+        left = _method_choice("Left: method", first, methods[0], "explain-left")
+        other = gradio.Dropdown(
+            list(pool.aliases), value=second.alias, label="Right: model", elem_id="explain-model", min_width=140
+        )
+        right = _method_choice("Right: method", second, methods[1], "explain-right")
+    with gradio.Row():
+        target = gradio.Dropdown(
+            [PREDICTED],
+            value=PREDICTED,
+            allow_custom_value=True,
+            label="Class: one of the ten most probable, or type any",
+            elem_id="explain-class",
+        )
+        opacity = gradio.Slider(
+            0, 1, value=OPACITY, step=0.05, label="Opacity of the maps", elem_id="explain-opacity", min_width=160
+        )
+    return left, other, right, target, opacity
 
 
 def _method_choice(label: str, model: Model, method: str, name: str) -> Any:

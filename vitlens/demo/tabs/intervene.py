@@ -6,7 +6,7 @@ import gradio
 
 from vitlens.demo.markup import joined, sentence
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import Shown, Site, TabParts, Updates, required
+from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates, required
 from vitlens.demo.telling import told
 from vitlens.demo.views.board import board_html
 from vitlens.demo.views.intervene import Off, answer_html, answered, read_off, switches_of
@@ -15,7 +15,7 @@ from vitlens.errors import UnsupportedError
 _SCRIPT = (Path(__file__).parents[1] / "board.js").read_text(encoding="utf-8")
 
 
-def intervene_tab(site: Site, shown: Shown) -> TabParts:
+def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
     """A board of heads and a picture of patches to switch off; the prediction and its map answer."""
     with gradio.Row():
         with gradio.Column(scale=3, min_width=300):

@@ -3,11 +3,11 @@
 import gradio
 
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import Shown, Site, TabParts, Updates
+from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates
 from vitlens.demo.views.look import look_at, look_html
 
 
-def look_tab(site: Site, _: Shown) -> TabParts:
+def look_tab(site: DemoSite, _: NowShown) -> TabParts:
     """The prediction and its map, above the attention explorer."""
     top = gradio.HTML(elem_id="look-top")
     explorer = gradio.HTML(elem_id="look-explorer")

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from vitlens.demo.exports import place_of
 from vitlens.demo.markup import joined, said
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import Component, Shown, Site, TabParts, Updates, required
+from vitlens.demo.site import Component, DemoSite, NowShown, TabParts, Updates, required
 from vitlens.demo.telling import told
 from vitlens.demo.views.export import WORDS, Wanted, exported
 
@@ -20,7 +20,9 @@ _ABOUT = (
 )
 
 
-def report_tab(site: Site, shown: Shown, explain: Mapping[str, Component], attack: Mapping[str, Component]) -> TabParts:
+def report_tab(
+    site: DemoSite, shown: NowShown, explain: Mapping[str, Component], attack: Mapping[str, Component]
+) -> TabParts:
     """What is shown, as a report folder and as one HTML file. explain, attack: the controls of those tabs."""
     what = gradio.Radio(list(WORDS), value="Look", label="Report of what this tab shows", elem_id="report-what")
     gradio.HTML(joined(Markup("<p class='vl-say quiet'>{}</p>").format(_ABOUT)))
@@ -69,7 +71,7 @@ def report_tab(site: Site, shown: Shown, explain: Mapping[str, Component], attac
         request: gradio.Request,
     ) -> Updates:
         values = left, other, right, target, method, epsilon
-        return written(picture, alias, tab, values, str(request.session_hash))  # type: ignore[no-any-return]
+        return written(picture, alias, tab, values, str(request.session_hash))
 
     given = [shown.picture, shown.alias, what]
     given += [explain[name] for name in ("left", "other", "right", "target")]

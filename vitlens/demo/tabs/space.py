@@ -4,7 +4,7 @@ import gradio
 
 from vitlens.demo.markup import joined, said
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import Shown, Site, TabParts, Updates, required
+from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates, required
 from vitlens.demo.telling import told
 from vitlens.demo.views.space import space_figure, space_of, space_words
 from vitlens.errors import UnsupportedError
@@ -12,7 +12,7 @@ from vitlens.errors import UnsupportedError
 _SHARE = 25  # % of the points at first: of all of them, those in front hide the others
 
 
-def space_tab(site: Site, shown: Shown) -> TabParts:
+def space_tab(site: DemoSite, shown: NowShown) -> TabParts:
     """The attention of all layers and heads in space."""
     share = gradio.Slider(
         1, 100, value=_SHARE, step=1, label="Share of all points that is shown, the strongest first, in %",

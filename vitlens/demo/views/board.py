@@ -64,7 +64,8 @@ def _layer(layer: int, row: int, heads: list[Head], attention: dict[Head, Floats
 def _head(head: Head, row: int, column: int, values: Floats | None) -> Markup:
     style = Markup("")
     if values is not None:
-        drawn = colormaps[MAGNITUDE](values / (float(values.max()) or 1.0))[..., :3]
+        shares = np.asarray(values / (float(values.max()) or 1.0))
+        drawn = np.asarray(colormaps[MAGNITUDE](shares))[..., :3]
         uri = pictures.photograph(np.round(drawn * 255).astype(np.uint8)).uri
         style = Markup(' style="background-image:url({})"').format(uri)
     return Markup(

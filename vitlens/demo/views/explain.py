@@ -20,7 +20,7 @@ CHOICES: Final = 10  # classes to choose from; others are typed
 
 
 @dataclass(frozen=True)
-class Side:
+class ExplainedSide:
     """One map. target: the class that it explains; values: (rows, columns), raw."""
 
     alias: str
@@ -49,14 +49,14 @@ def class_choices(model: Model, picture: Picture) -> list[str]:
     return [PREDICTED, *(each.name for each in top_classes(model, picture, CHOICES))]
 
 
-def explained(model: Model, picture: Picture, method: str, target: str) -> Side:
+def explained(model: Model, picture: Picture, method: str, target: str) -> ExplainedSide:
     """The map of one side. Raises UnknownNameError for a class that does not exist, with the nearest names."""
     wanted = "predicted" if target in ("", PREDICTED) else target
     predicted = top_classes(model, picture, 1)[0].name
     needs = ATTRIBUTIONS[method].needs_class if method in ATTRIBUTIONS else True
     maps = vitlens.explain(model, picture.images(model), targets=wanted, method=method)
     named = predicted if wanted == "predicted" else _named(model, wanted)
-    return Side(model.alias, method, named if needs else "every class", map_array(maps))
+    return ExplainedSide(model.alias, method, named if needs else "every class", map_array(maps))
 
 
 def _named(model: Model, target: str) -> str:
@@ -66,7 +66,7 @@ def _named(model: Model, target: str) -> str:
     return model.classes[class_index(target, model.classes)]
 
 
-def sides_html(sides: tuple[tuple[Side, Model], ...], picture: Picture, badges: Badges, opacity: float) -> str:
+def sides_html(sides: tuple[tuple[ExplainedSide, Model], ...], picture: Picture, badges: Badges, opacity: float) -> str:
     """The maps side by side, each with the verdict on its method."""
     drawn = [_drawn(side, model, picture, opacity) for side, model in sides]
     marks = [
@@ -78,7 +78,7 @@ def sides_html(sides: tuple[tuple[Side, Model], ...], picture: Picture, badges: 
     return joined(cards(drawn, large=True), *marks, sentence(signs, "quiet"))
 
 
-def _drawn(side: Side, model: Model, picture: Picture, opacity: float) -> Card:
+def _drawn(side: ExplainedSide, model: Model, picture: Picture, opacity: float) -> Card:
     method = ATTRIBUTIONS[side.method]
     over = partial(drawn_over, picture, model, side.values, signed=method.signed)
     pixels, flaw = over(opacity=opacity)

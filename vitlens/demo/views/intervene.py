@@ -17,6 +17,7 @@ from vitlens.demo.pictures import Picture
 from vitlens.demo.views.look import TOP
 from vitlens.demo.views.maps import Floats, drawn_over, map_array
 from vitlens.errors import InputError, LensError, UnsupportedError
+from vitlens.lens.places.changes import Change, Changes
 from vitlens.models.model import Model
 from vitlens.models.support import require
 
@@ -107,9 +108,9 @@ def _pair(value: object) -> Head:
     return _number(value[0]), _number(value[1])
 
 
-def changes_of(model: Model, off: Off) -> "dict[str, str | vitlens.KnockOut]":
+def changes_of(model: Model, off: Off) -> Changes:
     """The changes by place, as `vitlens.intervene` and `vitlens.replay` take them."""
-    changes: dict[str, str | vitlens.KnockOut] = {f"blocks.{layer}.head.{head}": "zero" for layer, head in off.heads}
+    changes: dict[str, Change] = {f"blocks.{layer}.head.{head}": "zero" for layer, head in off.heads}
     if off.patches:
         first = len(model.layout.prefix)
         keys = tuple(first + patch for patch in off.patches)

@@ -8,18 +8,17 @@ from vitlens.demo.pictures import Picture
 from vitlens.figures.explain import OPACITY, overlaid
 from vitlens.models.model import Model
 
-Floats = NDArray[np.floating]
+Floats = NDArray[np.float64]
 
 
 def picture_array(picture: Picture, model: Model) -> Floats:
     """The picture as the model sees it, (3, height, width) in [0, 1]."""
-    return picture.pixels[model.alias][0].numpy() / np.float64(255)
+    return np.asarray(picture.pixels[model.alias][0].numpy() / 255, dtype=np.float64)
 
 
 def map_array(maps: Tensor) -> Floats:
     """The first of a batch of maps, (rows, columns)."""
-    values: Floats = maps[0].detach().float().cpu().numpy()
-    return values
+    return np.asarray(maps[0].detach().double().cpu().numpy())
 
 
 def drawn_over(
