@@ -271,3 +271,15 @@ def test_a_tab_that_is_opened_again_keeps_what_was_done_in_it(visitor: Visitor):
     visitor.tab.locator("#examples button").nth(1).click()
     visitor.wait("#intervene-result", "Nothing is off")
     assert visitor.tab.locator(".vl-head[aria-pressed=true]").count() == 0
+
+
+def test_tabs_that_are_opened_in_quick_succession_all_show_the_picture(visitor: Visitor):
+    for name in ("Explain", "Break", "Intervene", "3D", "Report"):
+        visitor.open(name)
+    for name, selector, words in (
+        ("3D", "#space-words", "Each point is a patch"),
+        ("Break", "#break-result", "epsilon 4/255"),
+        ("Explain", "#explain-result", "relevance of vit-digits"),
+    ):
+        visitor.open(name)
+        visitor.wait(selector, words)

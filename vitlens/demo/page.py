@@ -28,7 +28,8 @@ _PICK: Final = """element.addEventListener("click", (event) => {
   const button = event.target.closest("[data-example]");
   if (button) trigger("picked", { number: Number(button.dataset.example) });
 });"""
-_QUICK: Final = {"api_visibility": "private", "show_progress": "hidden"}
+# by default gradio drops an event while an earlier one of the same control is under way: a tab would stay as it was
+_QUICK: Final = {"api_visibility": "private", "show_progress": "hidden", "trigger_mode": "multiple"}
 _TITLE: Final = (
     '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers and heads count from 0 '
     "(L3.H7). Runs on this machine alone.</p></div>"
@@ -113,7 +114,7 @@ def _refreshing(site: DemoSite, parts: Sequence[TabParts], given: list[Component
 
     inputs = [*given, drawn, *(each for part in parts for each in part.inputs)]
     outputs = [drawn, *dict.fromkeys(each for part in parts for each in part.outputs)]
-    return {"fn": refresh, "inputs": inputs, "outputs": outputs, **site.event}
+    return {"fn": refresh, "inputs": inputs, "outputs": outputs, **site.event, "trigger_mode": "multiple"}
 
 
 def _connect(site: DemoSite, page: Any, chosen: tuple[Component, ...], refresh: dict[str, Any]) -> None:

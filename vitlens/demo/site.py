@@ -31,6 +31,7 @@ class DemoSite:
             "concurrency_id": "models",
             "concurrency_limit": max(2, len(self.pool.models)),
             "show_progress": "minimal",
+            "trigger_mode": "always_last",
         }
 
 

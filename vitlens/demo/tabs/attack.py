@@ -46,5 +46,5 @@ def attack_tab(site: DemoSite, shown: NowShown) -> TabParts:
     inputs = (method, epsilon)
     given = [shown.picture, shown.alias, *inputs]
     method.input(again, given, [result], **site.event)
-    epsilon.release(again, given, [result], trigger_mode="always_last", **site.event)
+    epsilon.release(again, given, [result], **site.event)
     return TabParts("Break", inputs, (result,), refresh, {"attack": method, "epsilon": epsilon})

@@ -44,7 +44,6 @@ def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
         switched,
         [shown.picture, shown.alias],
         result,
-        trigger_mode="always_last",
         **{**site.event, "show_progress": "hidden"},
     )
     return TabParts("Intervene", (), (board, result), refresh)

@@ -20,9 +20,10 @@ _ABOUT = (
 )
 
 
-def report_tab(
-    site: DemoSite, shown: NowShown, explain: Mapping[str, Component], attack: Mapping[str, Component]
-) -> TabParts:
+Controls = Mapping[str, Component]
+
+
+def report_tab(site: DemoSite, shown: NowShown, explain: Controls, attack: Controls) -> TabParts:
     """What is shown, as a report folder and as one HTML file. explain, attack: the controls of those tabs."""
     what = gradio.Radio(list(WORDS), value="Look", label="Report of what this tab shows", elem_id="report-what")
     gradio.HTML(joined(Markup("<p class='vl-say quiet'>{}</p>").format(_ABOUT)))

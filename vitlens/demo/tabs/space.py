@@ -33,5 +33,5 @@ def space_tab(site: DemoSite, shown: NowShown) -> TabParts:
     def again(picture: Picture | None, alias: str, percent: float) -> Updates:
         return refresh(required(picture), alias, percent)
 
-    share.release(again, [shown.picture, shown.alias, share], [words, plot], trigger_mode="always_last", **site.event)
+    share.release(again, [shown.picture, shown.alias, share], [words, plot], **site.event)
     return TabParts("3D", (share,), (words, plot), refresh)
