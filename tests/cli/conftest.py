@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from vitlens.commands.registry import COMMANDS
+
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
@@ -23,7 +25,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
                 raise error
             return result
 
-        module = ModuleType(f"vitlens.commands.{word}.measure")
+        package = COMMANDS[word].package if word in COMMANDS else ""
+        module = ModuleType(f"{package or f'vitlens.commands.{word}'}.measure")
         module.measure = run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return calls

@@ -42,6 +42,7 @@ def test_a_command_has_the_files_that_are_told():
     told = set(re.findall(r"\b(\w+)\.py \(", TEXT))
     assert told == {"options", "record", "measure", "report"}
     for word, command in COMMANDS.items():
-        parts = {path.stem for path in (ROOT / "vitlens" / "commands" / word).iterdir()}
+        package = command.package or f"vitlens.commands.{word}"
+        parts = {path.stem for path in (ROOT / package.replace(".", "/")).iterdir()}
         assert parts >= (told if command.reports else {"options", "measure"})
     assert {path.stem for path in (ROOT / "tests/contracts/throw_away").glob("[a-z]*.py")} == told

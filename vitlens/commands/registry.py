@@ -183,6 +183,14 @@ _ENTRIES: Final = (
         reports=False,
     ),
     Command(
+        "demo",
+        "A page on this machine: a picture, its attention by layer and head, maps, attacks, heads switched off.",
+        "vitlens demo vit-digits cnn-digits",
+        "Inspect",
+        reports=False,
+        package="vitlens.demo",
+    ),
+    Command(
         "models",
         "The models that can be loaded, and which commands each supports.",
         "vitlens models deit3",

@@ -25,7 +25,7 @@ from vitlens.figures.style import SIGNED, SMALL, TALL, VERMILLION, WIDE, styled
 
 ACROSS: Final = 8  # most panels in a row that are legible on a page; further methods are for another figure
 LARGEST: Final = 99.5  # percentile of a map's absolute values from which it has the full colour
-_OPACITY = 0.85  # of the full colour over the grey image
+OPACITY: Final = 0.85  # of the full colour over the grey image
 _LINE = 0.13  # inch per line of small letters
 _LETTER = 0.064  # inch per letter
 _GAP = 0.07  # inch between panels
@@ -72,7 +72,7 @@ def attribution_overlays(
             first.imshow(enlarged(picture))
             _below(first, names[index], drawn)
             for axes, (own_maps, two_sided, reason) in zip(others, chosen, strict=True):
-                pixels, flaw = _overlay(picture, np.asarray(own_maps, dtype=np.float64)[index], signed=two_sided)
+                pixels, flaw = overlaid(picture, np.asarray(own_maps, dtype=np.float64)[index], signed=two_sided)
                 axes.imshow(pixels)
                 if flaw or reason:
                     cross_out(axes, flaw)
@@ -89,8 +89,14 @@ def attribution_overlays(
     return drawn.figure
 
 
-def _overlay(picture: Array, values: Array, *, signed: bool) -> tuple[Array, str]:
-    """The grey image with a map over it and ""; or the grey image alone and the fault of the map."""
+def overlaid(picture: Array, values: Array, *, signed: bool, opacity: float = OPACITY) -> tuple[Array, str]:
+    """Pixels (height, width, 3) of a map (rows, columns) over a picture (3, height, width) in grey, and "".
+
+    A map that is uniform or not finite is not drawn: the grey picture alone, and the fault. opacity: of the largest
+    values. Raises InputError when it is not in [0, 1].
+    """
+    if not 0 <= opacity <= 1:
+        raise InputError(f"expected opacity in [0, 1], found {opacity}")
     pixels = enlarged(picture)
     grey = np.repeat((pixels @ np.array([0.2126, 0.7152, 0.0722]))[..., None], 3, axis=2)
     if not np.isfinite(values).all():
@@ -101,7 +107,7 @@ def _overlay(picture: Array, values: Array, *, signed: bool) -> tuple[Array, str
     most = float(np.percentile(np.abs(values), LARGEST)) or float(np.abs(values).max())
     shares = upsample(np.clip(values / most, -1, 1), grey.shape[:2])
     colours = colormaps[SIGNED](0.5 + shares / 2)[..., :3]
-    weight = _OPACITY * np.abs(shares)[..., None]
+    weight = opacity * np.abs(shares)[..., None]
     return np.asarray((1 - weight) * grey + weight * colours), ""
 
 

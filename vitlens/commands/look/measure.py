@@ -60,6 +60,15 @@ def measure(options: LookOptions) -> Path:
     with one_thread():  # the passes that check a model are few and small
         (model,) = load_models((name,), command="look", model_options=options.model_options, options=run)
     split = given_images(options.images, model, run)
+    return measured(options, model, split, chosen)
+
+
+def measured(options: LookOptions, model: Model, split: Split, chosen: str = "") -> Path:
+    """Look at images that are loaded already, and write the report; returns the report's path.
+
+    chosen: how the model came to be taken, "" where it was named.
+    """
+    run = options.run
     (batch,) = split.batches(len(split), device=model.device)
     with RunFolder.create(
         "look",

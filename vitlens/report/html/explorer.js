@@ -138,6 +138,10 @@
   const tokens = make("div", { class: "ex-segments", role: "radiogroup", "aria-label": "Token" });
   const [layerField, layerInput] = slider("Layer", { min: 0, max: 0, step: 1, id: "ex-layer" }, setLayer);
   const layerText = make("output", { class: "ex-value", for: "ex-layer" });
+  const [headField, headInput] = slider("Head", { min: 0, max: 0, step: 1, id: "ex-head" }, (head) => {
+    setHead(state.layer, head);
+  });
+  const headText = make("output", { class: "ex-value", for: "ex-head" });
   const play = make("button", { type: "button", class: "ex-play", text: "▶ Play layers", onclick: toggle });
   const [opacityField] = slider("Opacity", { min: 0, max: 1, step: 0.05, value: state.opacity }, (value) => {
     state.opacity = value;
@@ -203,7 +207,7 @@
           stage,
           make("div", { class: "ex-scale" }, bar, ticks),
           shares, said, facts,
-          make("div", { class: "ex-controls" }, layerField, layerText, play, opacityField),
+          make("div", { class: "ex-controls" }, layerField, layerText, headField, headText, play, opacityField),
           make("p", { class: "ex-hint", text: "Point at a patch, or use the arrow keys on the image; [ and ] change " +
             "the layer, x switches between where a token looks and who looks at it." })),
         make("div", { class: "ex-right" }, make("div", { class: "ex-controls" }, ...boardFields),
@@ -434,6 +438,10 @@
     directions.hidden = !ofHeads;
     play.disabled = layerInput.disabled = state.view.startsWith("map:");
     layerText.textContent = `${state.layer} (of 0 to ${layerInput.max})`;
+    headField.hidden = headText.hidden = !weights || !weights.byHead;
+    headInput.max = weights ? weights.heads - 1 : 0;
+    headInput.value = state.head;
+    headText.textContent = `${state.head} (of 0 to ${headInput.max})`;
     check(tokens, state.token.special === undefined ? "patch" : String(state.token.special));
   }
 

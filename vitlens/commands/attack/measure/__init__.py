@@ -43,6 +43,16 @@ def measure(options: AttackOptions) -> Path | None:
     with processes.main_process_first():
         models = load_models(options.models, command="attack", model_options=options.model_options, options=run)
         split = load_split(models[0], options=run, data=options.data, images=options.images, beside=models[1:])
+    return measured(options, models, split, processes=processes, run=run)
+
+
+def measured(
+    options: AttackOptions, models: Sequence[Model], split: Split, *, processes: Processes, run: RunOptions
+) -> Path | None:
+    """Attack images that are loaded already; returns the report's path, None in all processes but the first.
+
+    run: the run options as they hold in this process, with `processes` as join_run gives them.
+    """
     _require_attackable(models, split, options)
     labels = [labels_of(model, split, predicted=options.predicted, doing="attack", options=run) for model in models]
     baseline = baseline_of(models, options.baseline)

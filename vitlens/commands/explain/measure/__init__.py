@@ -43,7 +43,7 @@ from vitlens.models.model import Model
 from vitlens.names import Engine
 from vitlens.shapes import Labels
 
-__all__ = ["chosen_methods", "measure"]
+__all__ = ["chosen_methods", "measure", "measured"]
 
 
 def measure(options: ExplainOptions) -> Path:
@@ -62,7 +62,14 @@ def measure(options: ExplainOptions) -> Path:
         require_substrate(model, options.substrate)
     limit = None if options.images or options.verify else EACH
     splits = load_splits(models, options=run, data=options.data, images=options.images, limit=limit, repeat=True)
-    splits = [split.starting_with(options.show) for split in splits]
+    return measured(options, models, [split.starting_with(options.show) for split in splits], methods)
+
+
+def measured(
+    options: ExplainOptions, models: Sequence[Model], splits: Sequence[Split], methods: Sequence[tuple[str, ...]]
+) -> Path:
+    """Explain images that are loaded already, a split and the methods for each model; returns the report's path."""
+    run = options.run
     works = [
         _Work(model, split, chosen_targets(options.target, model, split), names)
         for model, split, names in zip(models, splits, methods)

@@ -98,7 +98,7 @@ def _notes(row: ExplorerRow, drawn: int) -> Iterator[str]:
             f"Of the first {row.whole} images every head is shown, of the other {row.images - row.whole} the mean over "
             "the heads of each layer."
         )
-    yield "The run's folder holds weights in 8 bits: exact to 0.4 % of the largest weight of their row."
+    yield "Weights are kept in 8 bits: exact to 0.4 % of the largest weight of their row."
     if row.queries != row.keys:
         rows, columns = row.queries
         yield f"The queries are pooled to {rows}x{columns}: each is the mean of several neighbouring patches."

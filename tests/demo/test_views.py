@@ -1,0 +1,243 @@
+"""What the tabs show, without a browser and without gradio: the numbers are those of the public functions."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitlens
+from tests.demo.forms import picture_of
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read_folder
+from vitlens.demo.badges import Badges, found_badges
+from vitlens.demo.limits import PASSES
+from vitlens.demo.markup import Card, Share, cards, classes_table, sentence
+from vitlens.demo.pictures import examples, of_example
+from vitlens.demo.pool import Pool, pool_of
+from vitlens.demo.views import attack, explain, export, intervene, look, space
+from vitlens.demo.views.board import board_html
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.models.model import Model
+
+VIT, CNN = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
+POOL = Pool((VIT, CNN))
+
+
+@pytest.fixture(scope="module")
+def picture():
+    return picture_of((VIT, CNN), seed=3)
+
+
+def test_look_gives_the_probabilities_and_the_map_of_the_public_functions(picture):
+    looked = look.look_at(VIT, picture)
+    images = picture.images(VIT)
+    shares = VIT(images).softmax(-1)[0]
+    assert [each.name for each in looked.shares] == [VIT.classes[index] for index in shares.topk(5).indices]
+    assert [each.probability for each in looked.shares] == pytest.approx(shares.topk(5).values.tolist())
+    wanted = vitlens.explain(VIT, images, method="relevance")[0].numpy()
+    assert np.array_equal(looked.values, wanted)
+    assert "<!doctype html>" in looked.explorer
+    assert looked.reason == ""
+
+
+def test_look_at_a_cnn_says_why_there_is_no_explorer(picture):
+    looked = look.look_at(CNN, picture)
+    assert looked.explorer == ""
+    assert "cnn-digits" in looked.reason
+    _, below = look.look_html(looked, CNN, picture)
+    assert "no attention explorer" in below
+
+
+@pytest.mark.parametrize("model", [VIT, CNN], ids=lambda model: model.alias)
+def test_only_methods_that_are_quick_are_offered(model):
+    offered = explain.offered_methods(model)
+    assert offered
+    assert all(ATTRIBUTIONS[name].forwards + ATTRIBUTIONS[name].backwards <= PASSES for name in offered)
+
+
+def test_two_sides_explain_the_class_that_was_typed(picture):
+    side = explain.explained(VIT, picture, "gradcam", "7")
+    wanted = vitlens.explain(VIT, picture.images(VIT), targets=7, method="gradcam")[0].numpy()
+    assert np.array_equal(side.values, wanted)
+    assert side.target == "7"
+    assert explain.explained(VIT, picture, "rollout", "").target == "every class"
+    with pytest.raises(UnknownNameError, match="no class 'zebra'"):
+        explain.explained(VIT, picture, "gradcam", "zebra")
+    with pytest.raises(UnsupportedError):
+        explain.explained(CNN, picture, "rollout", "")
+
+
+def test_the_badge_is_the_verdict_of_the_league_on_these_weights(picture):
+    badges = found_badges(Path("reports"), (VIT, CNN))
+    folder = read_folder(Path("reports/explain-vit-digits"))
+    assert folder.models[0].sha256 == VIT.provenance.sha256
+    assert badges.of(VIT, "rollout").state == "fail"
+    assert badges.of(CNN, "gradcam").state == "pass"
+    assert "500 images" in badges.of(CNN, "gradcam").words
+    other = vitlens.load("vit-digits@random")
+    assert badges.of(other, "rollout").state == "not tested"
+    assert found_badges(Path("no such folder"), (VIT,)) == Badges()
+
+
+def test_a_folder_that_is_no_league_is_passed_over(tmp_path):
+    for name, text in (("a", "{"), ("b", "[]"), ("c", json.dumps({"command": "explain", "options": {"verify": True}}))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    assert found_badges(tmp_path, (VIT,)) == Badges()
+
+
+def test_an_attack_stays_within_epsilon_and_its_shares_are_the_models(picture):
+    found = attack.broken(VIT, picture, "pgd", 16.0)
+    assert found.success
+    assert found.largest <= 16.001
+    for pixels, which in ((found.clean, "probability"), (found.adversarial, "after")):
+        shares = VIT(torch.from_numpy(pixels).float()[None]).softmax(-1)[0]
+        for share in found.shares:
+            assert getattr(share, which) == pytest.approx(float(shares[VIT.classes.index(share.name)]), abs=1e-5)
+    assert "perturbation ×" in attack.broken_html(found)
+
+
+def test_an_attack_that_finds_nothing_says_so(picture):
+    found = attack.broken(CNN, picture, "fgsm", 0.0)
+    assert not found.success
+    assert found.largest == 0.0
+    assert "finds no picture" in attack.broken_html(found)
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, 17.0, math.nan])
+def test_an_epsilon_out_of_range_is_refused(epsilon, picture):
+    with pytest.raises(InputError, match="from 0 to 16"):
+        attack.broken(VIT, picture, "pgd", epsilon)
+
+
+def test_an_attack_that_takes_long_is_refused(picture):
+    with pytest.raises(InputError, match="vitlens attack runs it"):
+        attack.broken(VIT, picture, "auto", 4.0)
+
+
+def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture):
+    switches = intervene.switches_of(VIT)
+    off = intervene.read_off({"heads": [[3, 1], [0, 2]], "patches": [9, 10]}, switches)
+    assert off == intervene.Off(((0, 2), (3, 1)), (9, 10))
+    answer = intervene.answered(VIT, picture, off)
+    images, target = picture.images(VIT), VIT.classes.index(answer.target)
+    with vitlens.intervene(VIT, intervene.changes_of(VIT, off)), torch.no_grad():
+        whole = VIT(images)[0, target]
+        row = vitlens.attention(VIT, images)[2][0, 0, 5]
+    assert answer.logits[1] == pytest.approx(float(whole), abs=1e-4)
+    assert row[1 + 9] == row[1 + 10] == 0  # after CLS
+    assert answer.exact
+    clean = intervene.answered(VIT, picture, intervene.Off())
+    assert clean.logits[0] == clean.logits[1] == answer.logits[0]
+    assert np.array_equal(clean.maps[0], clean.maps[1])
+    assert not np.array_equal(answer.maps[0], answer.maps[1])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {"heads": [[6, 0]]},
+        {"heads": [[0, 4]]},
+        {"heads": [[0]]},
+        {"heads": [["0", 1]]},
+        {"heads": "all"},
+        {"patches": [64]},
+        {"patches": [-1]},
+        {"patches": [True]},
+        {"patches": [1.5]},
+    ],
+)
+def test_what_a_browser_makes_up_is_refused(data):
+    with pytest.raises(InputError, match="expected"):
+        intervene.read_off(data, intervene.switches_of(VIT))
+
+
+def test_a_cnn_has_nothing_to_switch_off():
+    with pytest.raises(UnsupportedError):
+        intervene.switches_of(CNN)
+
+
+def test_the_board_has_a_button_a_head_and_a_patch(picture):
+    html = board_html(VIT, picture, intervene.switches_of(VIT))
+    assert html.count("data-head=") == 6 * 4
+    assert html.count("data-patch=") == 8 * 8
+    without = board_html(VIT, picture, intervene.Switches(((0, 0),), None, "windows"))
+    assert "No patches of vit-digits can be switched off: windows." in without
+
+
+def test_the_strongest_points_are_kept(picture):
+    whole = space.space_of(VIT, picture)
+    assert len(whole.share) == whole.total == 6 * 4 * 64
+    weights = vitlens.attention(VIT, picture.images(VIT), rows="cls")
+    at = (whole.layer == 3) & (whole.head == 1)
+    assert np.allclose(whole.share[at], 64 * weights[3][0, 1, 0, 1:].numpy(), atol=1e-5)
+    few = space.space_of(VIT, picture, most=100)
+    assert len(few.share) == 100
+    assert few.share.min() >= np.sort(whole.share)[-100]
+    assert len(space.space_of(VIT, picture, share=0.25).share) == 384
+    assert "the 100 strongest" in space.space_words(few)
+    with pytest.raises(InputError):
+        space.space_of(VIT, picture, share=0.0)
+
+
+def test_a_report_is_that_of_the_command_and_names_no_folder_of_this_machine(picture, tmp_path):
+    wanted = export.Wanted("explain", (VIT, CNN), ("relevance", "gradcam"), "3")
+    files = export.exported(picture, wanted, tmp_path, name="mine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "mine.zip"]
+    assert (
+        files.command
+        == "vitlens explain vit-digits cnn-digits --images scene.png --method relevance,gradcam --target 3"
+    )
+    assert str(tmp_path) not in files.page.read_text()
+
+
+def test_an_attack_that_is_not_offered_is_not_exported(picture, tmp_path):
+    with pytest.raises(UnknownNameError, match="no attack on this page 'auto'"):
+        export.exported(picture, export.Wanted("attack", (VIT,), attack="auto"), tmp_path, name="mine")
+
+
+def test_names_are_escaped_everywhere(picture):
+    bad = '<img src=x onerror="alert(1)">'
+    named = replace(picture, name=bad)
+    html = [
+        str(sentence(bad)),
+        str(classes_table([Share(bad, 0.5)], bad)),
+        str(cards([Card(np.zeros((4, 4, 3)), bad, bad, bad)])),
+        look.look_html(look.look_at(CNN, named), CNN, named)[0],
+    ]
+    assert not [text for text in html if "<img src=x" in text]
+
+
+def test_only_models_with_a_classifier_are_served():
+    headless = Model(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4)),
+        alias="features",
+        anatomy=CNN.anatomy,
+        preprocessing=CNN.preprocessing,
+        classes=(),
+        provenance=CNN.provenance,
+        architecture={},
+    )
+    with pytest.raises(UnsupportedError, match="no classifier"):
+        pool_of([headless])
+
+
+def test_examples_are_scenes_for_models_of_digits_and_photographs_for_others(tmp_path):
+    shown = examples((), (VIT,), options=RunOptions())
+    assert len(shown) == 6
+    assert of_example(shown[0], (VIT, CNN)).pixels["vit-digits"].shape == (1, 3, 32, 32)
+    Image.new("RGB", (2000, 1000), "teal").save(tmp_path / "wide.png")
+    (tmp_path / "notes.png").write_text("no image")
+    given = examples((str(tmp_path),), (VIT,), options=RunOptions())
+    assert [each.name for each in given] == ["wide.png"]
+    assert max(given[0].image.size) <= 1344
+    (tmp_path / "wide.png").unlink()
+    with pytest.raises(InputError, match="found none"):
+        examples((str(tmp_path),), (VIT,), options=RunOptions())

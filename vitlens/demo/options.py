@@ -1,0 +1,34 @@
+"""The options of `vitlens demo`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitlens.commands.scaffold.flags import argument, bundle, option
+from vitlens.commands.scaffold.options import ModelOptions, images_option
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """models: those that visitors choose from (empty: the bundled pair); images: examples (empty: digits for models of
+    digits, two photographs for others); port: None for a free one; browser: whether it is opened; reports: where the
+    leagues of `vitlens explain --verify` are looked for."""
+
+    models: tuple[str, ...] = argument(
+        "MODEL...",
+        "The models to choose from, each NAME, ALIAS=NAME or NAME@WEIGHTS (default: vit-digits and cnn-digits).",
+        default=(),
+        complete="model",
+    )
+    images: tuple[str, ...] = images_option()
+    port: int | None = option(
+        "--port", "Port of the page (default: a free one from 7860).", default=None, metavar="N", low=1, high=65535
+    )
+    browser: bool = option("--browser/--no-browser", "Open the page in a browser.", default=True)
+    device: str = option("--device", "Device: auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME")
+    reports: Path = option(
+        "--reports",
+        "Where report folders of vitlens explain --verify lie, of which the page shows the verdicts on maps.",
+        default=Path("reports"),
+        metavar="DIR",
+    )
+    model_options: ModelOptions = bundle(ModelOptions)

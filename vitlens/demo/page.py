@@ -1,0 +1,153 @@
+"""The page: a picture and a model to choose, and the tabs that show what it does with it."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+import gradio
+from markupsafe import Markup
+
+from vitlens.demo.exports import forget
+from vitlens.demo.limits import KEPT, limit_words
+from vitlens.demo.markup import Card, cards, examples_html, joined
+from vitlens.demo.pictures import Picture, of_example, read_upload
+from vitlens.demo.site import Component, DemoSite, NowShown, TabParts, Updates, required
+from vitlens.demo.tabs.attack import attack_tab
+from vitlens.demo.tabs.explain import explain_tab
+from vitlens.demo.tabs.intervene import intervene_tab
+from vitlens.demo.tabs.look import look_tab
+from vitlens.demo.tabs.report import report_tab
+from vitlens.demo.tabs.space import space_tab
+from vitlens.demo.telling import told
+from vitlens.demo.views.maps import picture_array
+from vitlens.errors import DataError
+from vitlens.figures.overlay import enlarged
+
+_PICK: Final = """element.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-example]");
+  if (button) trigger("picked", { number: Number(button.dataset.example) });
+});"""
+# by default gradio drops an event while an earlier one of the same control is under way: a tab would stay as it was
+_QUICK: Final = {"api_visibility": "private", "show_progress": "hidden", "trigger_mode": "multiple"}
+_TITLE: Final = (
+    '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers and heads count from 0 '
+    "(L3.H7). Runs on this machine alone.</p></div>"
+)
+
+
+def build(site: DemoSite, cache: Path) -> Any:
+    """The page of gradio, not yet served; cache: where gradio keeps files of this page."""
+    with gradio.Blocks(title="vitlens demo", analytics_enabled=False, fill_width=True, delete_cache=(60, KEPT)) as page:
+        gradio.HTML(_TITLE)
+        picture = gradio.State(None, time_to_live=KEPT)
+        active = gradio.State("Look")
+        alias, upload, gallery, card = _chooser(site)
+        tabs, parts = _tabs(site, NowShown(picture, alias))
+        gradio.HTML(str(Markup('<p class="vl-limits">{}</p>').format(limit_words())))
+        refresh = _refreshing(site, parts, [picture, alias, active])
+        _connect(site, page, (picture, upload, gallery, card), refresh)
+        alias.input(**refresh)
+        tabs.select(_selected, None, active, queue=False, **_QUICK).then(**refresh)
+
+        def left(request: gradio.Request) -> None:
+            forget(site.place, cache, str(request.session_hash))
+
+        page.unload(left)
+    return page
+
+
+def _chooser(site: DemoSite) -> tuple[Component, Component, Component, Component]:
+    """The model, the upload, the examples, and the picture that is shown."""
+    with gradio.Row(equal_height=False):
+        with gradio.Column(scale=3, min_width=300):
+            alias = gradio.Radio(list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model")
+            gallery = gradio.HTML(
+                examples_html(site.examples), elem_id="examples", apply_default_css=False, js_on_load=_PICK
+            )
+        with gradio.Column(scale=1, min_width=140):
+            upload = gradio.File(label="Your picture", elem_id="upload", height=172)
+        with gradio.Column(scale=1, min_width=140):
+            card = gradio.HTML(elem_id="picture", elem_classes=["vl-picture"])
+    return alias, upload, gallery, card
+
+
+def _tabs(site: DemoSite, shown: NowShown) -> tuple[Component, tuple[TabParts, ...]]:
+    with gradio.Tabs(overflow_behavior="wrap") as tabs:
+        with gradio.Tab("Look"):
+            look = look_tab(site, shown)
+        with gradio.Tab("Explain"):
+            explain = explain_tab(site, shown)
+        with gradio.Tab("Break"):
+            attack = attack_tab(site, shown)
+        with gradio.Tab("Intervene"):
+            intervene = intervene_tab(site, shown)
+        with gradio.Tab("3D"):
+            space = space_tab(site, shown)
+        with gradio.Tab("Report"):
+            report = report_tab(site, shown, explain.controls, attack.controls)
+    return tabs, (look, explain, attack, intervene, space, report)
+
+
+def _selected(event: gradio.SelectData) -> str:
+    return str(event.value)
+
+
+def _refreshing(site: DemoSite, parts: Sequence[TabParts], given: list[Component]) -> dict[str, Any]:
+    """The handler that shows the picture in the tab that is open, with its inputs and outputs."""
+    ends = list(accumulate((len(part.inputs) for part in parts), initial=0))
+
+    drawn = gradio.State({})  # what each tab shows, by its name: one that is opened again keeps what was done in it
+
+    @told
+    def refresh(
+        picture: Picture | None, alias: str, active: str, seen: dict[str, tuple[str, str]], *values: Any
+    ) -> Updates:
+        own = required(picture)
+        wanted = own.key, alias
+        if seen.get(active) == wanted:
+            return {drawn: seen}
+        for part, start, end in zip(parts, ends, ends[1:]):
+            if part.name == active:
+                return {**part.refresh(own, alias, *values[start:end]), drawn: {**seen, active: wanted}}
+        raise DataError(f"expected a tab of this page, found {active!r:.40}")
+
+    inputs = [*given, drawn, *(each for part in parts for each in part.inputs)]
+    outputs = [drawn, *dict.fromkeys(each for part in parts for each in part.outputs)]
+    return {"fn": refresh, "inputs": inputs, "outputs": outputs, **site.event, "trigger_mode": "multiple"}
+
+
+def _connect(site: DemoSite, page: Any, chosen: tuple[Component, ...], refresh: dict[str, Any]) -> None:
+    """Uploads and examples become the picture, which the open tab then shows."""
+    picture, upload, gallery, card = chosen
+    models = site.pool.models
+
+    def card_of(own: Picture) -> str:
+        model = models[0]
+        pixels = enlarged(picture_array(own, model))
+        note = f"({own.note})" if own.note else ""
+        return joined(cards([Card(pixels, own.name, f"the picture: {own.name}", note)]))
+
+    @told
+    def taken(file: str) -> Updates:
+        own = read_upload(Path(file), models)
+        return {picture: own, upload: None, card: card_of(own)}
+
+    @told
+    def of(number: int) -> Updates:
+        if not 0 <= number < len(site.examples):
+            raise DataError(f"expected an example from 0 to {len(site.examples) - 1}, found {number}")
+        own = of_example(site.examples[number], models)
+        return {picture: own, card: card_of(own)}
+
+    @told
+    def picked(event: gradio.EventData) -> Updates:
+        number = event._data.get("number") if isinstance(event._data, dict) else None
+        return of(number if isinstance(number, int) else -1)
+
+    uploaded = upload.upload(taken, upload, [picture, upload, card], **_QUICK)
+    uploaded.success(**refresh)
+    uploaded.failure(lambda: None, None, upload, **_QUICK)  # so that another file can be dropped
+    gallery.picked(picked, None, [picture, card], **_QUICK).success(**refresh)
+    if site.examples:
+        page.load(lambda: of(0), None, [picture, card], **_QUICK).success(**refresh)

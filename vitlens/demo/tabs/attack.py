@@ -1,0 +1,50 @@
+"""The tab Break."""
+
+from typing import Any
+
+import gradio
+
+from vitlens.attacks.defaults import ATTACK
+from vitlens.demo.pictures import Picture
+from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates, required
+from vitlens.demo.telling import told
+from vitlens.demo.views.attack import MOST, broken, broken_html, offered_attacks
+
+_EPSILON = 4.0
+
+
+def attack_tab(site: DemoSite, shown: NowShown) -> TabParts:
+    """An attack on the prediction: the picture, the perturbation and the maps before and after."""
+    with gradio.Row():
+        method = gradio.Dropdown(
+            [(f"{attack.title}: {attack.description}", attack.name) for attack in offered_attacks()],
+            value=ATTACK,
+            label="Attack",
+            elem_id="break-attack",
+            scale=2,
+        )
+        epsilon = gradio.Slider(
+            0,
+            MOST,
+            value=_EPSILON,
+            step=0.5,
+            label="Epsilon: the most that a pixel may change, in 1/255",
+            elem_id="break-epsilon",
+            scale=2,
+        )
+    result = gradio.HTML(elem_id="break-result")
+
+    def refresh(picture: Picture, alias: str, name: str, most: float) -> Updates:
+        with site.pool.turn(alias) as (model,):
+            found = broken(model, picture, name, float(most))
+        return {result: broken_html(found)}
+
+    @told
+    def again(picture: Picture | None, *chosen: Any) -> Updates:
+        return refresh(required(picture), *chosen)
+
+    inputs = (method, epsilon)
+    given = [shown.picture, shown.alias, *inputs]
+    method.input(again, given, [result], **site.event)
+    epsilon.release(again, given, [result], **site.event)
+    return TabParts("Break", inputs, (result,), refresh, {"attack": method, "epsilon": epsilon})

@@ -1,0 +1,37 @@
+"""The tab 3D."""
+
+import gradio
+
+from vitlens.demo.markup import joined, said
+from vitlens.demo.pictures import Picture
+from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates, required
+from vitlens.demo.telling import told
+from vitlens.demo.views.space import space_figure, space_of, space_words
+from vitlens.errors import UnsupportedError
+
+_SHARE = 25  # % of the points at first: of all of them, those in front hide the others
+
+
+def space_tab(site: DemoSite, shown: NowShown) -> TabParts:
+    """The attention of all layers and heads in space."""
+    share = gradio.Slider(
+        1, 100, value=_SHARE, step=1, label="Share of all points that is shown, the strongest first, in %",
+        elem_id="space-share",
+    )  # fmt: skip
+    words = gradio.HTML(elem_id="space-words")
+    plot = gradio.Plot(elem_id="space-plot", label="Attention by layer, head and patch", show_label=False)
+
+    def refresh(picture: Picture, alias: str, percent: float) -> Updates:
+        with site.pool.turn(alias) as (model,):
+            try:
+                space = space_of(model, picture, share=percent / 100)
+            except UnsupportedError as error:
+                return {words: joined(said(f"{error}.")), plot: None}
+        return {words: joined(said(space_words(space))), plot: space_figure(space)}
+
+    @told
+    def again(picture: Picture | None, alias: str, percent: float) -> Updates:
+        return refresh(required(picture), alias, percent)
+
+    share.release(again, [shown.picture, shown.alias, share], [words, plot], **site.event)
+    return TabParts("3D", (share,), (words, plot), refresh)

@@ -1,0 +1,1 @@
+"""What each tab shows, from the public functions: no gradio, no request, no session."""
