@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torchvision.models import resnet18 as torchvision_resnet18
 
+from tests.demo.forms import every_view
 from tests.lens.tiny import images, model_of, ours, shaken, timm_model, torchvision_swin, torchvision_vit
 from vitlens import ablate, attack, compare, evaluate, explain, features, profile, rollout, statistics
 from vitlens.analysis.attention.weights import attention_maps
@@ -65,7 +66,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 QUICK = ("cls", "class-attention", "map-pooling", "headless", "windows", "channels", "resnet20")
 WITHOUT = {  # the commands that a family lacks: from what the family is, not from the code
-    "headless": {"look", "study", "audit", "predict", "evaluate", "ablate", "compare", "attack"},
+    "headless": {"look", "study", "audit", "predict", "evaluate", "ablate", "compare", "attack", "demo"},
     "channels": {"study", "rollout"},
     "channels-alone": {"study", "rollout", "attention", "stats"},
     "mixed-windows": {"study", "rollout"},
@@ -110,6 +111,7 @@ FUNCTIONS: dict[str, Callable[[Model, Tensor, Tensor], object]] = {
     "attack": lambda model, batch, _labels: attack(model, batch, "predicted", method="fgsm", epsilon=0.01),
     "features": lambda model, batch, _labels: features(model, batch),
     "profile": lambda model, _images, _labels: profile(model, batch_sizes=(1,)),
+    "demo": lambda model, batch, _labels: every_view(model, batch),
 }
 
 
@@ -180,7 +182,8 @@ LINES = {  # a command line for each, as short as it can be
 }
 
 
-ON_A_MODEL = [command for command in NEEDS if command not in ("study", "audit")]  # whose chapters are the others
+# study and audit have the others as chapters; demo runs until it is stopped
+ON_A_MODEL = [command for command in NEEDS if command not in ("study", "audit", "demo")]
 
 
 def typed(command: str, name: str, out: Path) -> list[str]:

@@ -187,6 +187,7 @@ _ENTRIES: Final = (
         "A page on this machine: a picture, its attention by layer and head, maps, attacks, heads switched off.",
         "vitlens demo vit-digits cnn-digits",
         "Inspect",
+        needs=("classifier",),
         reports=False,
         package="vitlens.demo",
     ),

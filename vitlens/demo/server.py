@@ -50,7 +50,7 @@ def serving(options: DemoOptions) -> Iterator[str]:
     """
     require_extra()
     run = RunOptions(device=options.device)
-    models = load_models(options.models or BUNDLED, model_options=options.model_options, options=run)
+    models = load_models(options.models or BUNDLED, command="demo", model_options=options.model_options, options=run)
     pool = pool_of(models)
     shown = examples(options.images, models, options=run)
     with ExitStack() as stack:
