@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.models import resnet18 as torchvision_resnet18
 
@@ -187,6 +189,10 @@ ON_A_MODEL = [command for command in NEEDS if command not in ("study", "audit", 
 
 
 def typed(command: str, name: str, out: Path) -> list[str]:
+    if command == "look":
+        picture = out.parent / "picture.png"
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(picture)
+        return [command, str(picture), "--model", name, "--out", str(out), "--device", "cpu", "--quiet"]
     names = [name, name] if command == "compare" else [name]
     options = LINES.get(command, "--data digits --limit 2")
     return [command, *names, *options.split(), "--out", str(out), "--device", "cpu", "--quiet"]

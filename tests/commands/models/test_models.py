@@ -20,8 +20,8 @@ def test_a_part_of_a_name_and_a_pattern_both_find():
     assert names("vit-mic") == ["vit-micro"]
 
 
-CNN = ["audit", "predict", "train", "evaluate", "compare", "explain", "attack", "features", "profile"]
-ALL = ["study", *CNN[:4], "attention", "rollout", "stats", "ablate", *CNN[4:]]
+CNN = ["look", "audit", "predict", "train", "evaluate", "compare", "explain", "attack", "features", "profile", "demo"]
+ALL = ["look", "study", *CNN[1:5], "attention", "rollout", "stats", "ablate", *CNN[5:]]
 HEADLESS = ["train", "attention", "rollout", "stats", "explain", "features", "profile"]
 WITHOUT_CHAIN = [word for word in ALL if word not in ("study", "rollout")]
 WITHOUT_MAPS = [word for word in WITHOUT_CHAIN if word != "attention"]
