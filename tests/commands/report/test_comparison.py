@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.backing import unbacked
 from vitlens.cli.main import run
 from vitlens.commands.report.comparison.changes import changes_between
 from vitlens.commands.report.comparison.document import ComparedRuns, document
 from vitlens.commands.scaffold.publish import read_folder
-from vitlens.report.backing import unbacked
 from vitlens.uncertainty import mcnemar
 
 Evaluated = Callable[..., Path]
