@@ -6,7 +6,7 @@ from vitlens.commands.report.comparison.changes import require_comparable
 from vitlens.commands.report.comparison.document import ComparedRuns, document
 from vitlens.commands.report.options import ReportOptions
 from vitlens.commands.report.sharing import share
-from vitlens.commands.scaffold.concluded import Concluded
+from vitlens.commands.scaffold.conclusion import Conclusion
 from vitlens.commands.scaffold.publish import PAGE, read_folder, report
 from vitlens.errors import InputError
 from vitlens.files import write_text
@@ -18,7 +18,7 @@ from vitlens.safe_paths import inside
 COMPARISON = "comparison.md"
 
 
-def measure(options: ReportOptions) -> Path | Concluded:
+def measure(options: ReportOptions) -> Path | Conclusion:
     """Make them again; returns the report's path. Raises InputError for a folder that is no run's."""
     if options.compare is not None and options.share is not None:
         raise InputError("expected --compare or --share, found both; share a folder after it was compared")
@@ -30,7 +30,7 @@ def measure(options: ReportOptions) -> Path | Concluded:
     return report(share(options.folder, options.share), html=page)
 
 
-def compared(before: Path, after: Path) -> Concluded:
+def compared(before: Path, after: Path) -> Conclusion:
     """Write what changed from one run to another, into the folder of the later one.
 
     Raises InputError for folders that are no runs of one command, done, with as many models.
@@ -41,4 +41,4 @@ def compared(before: Path, after: Path) -> Concluded:
     written = laid_out(document(comparison))
     path = inside(second.folder, COMPARISON)
     write_text(path, markdown(written, second))
-    return Concluded(path, tuple(summary_lines(written)), holds=not comparison.worse)
+    return Conclusion(path, tuple(summary_lines(written)), holds=not comparison.worse)
