@@ -34,7 +34,7 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
     if document.appendix:
         blocks.append("## Appendix")
         blocks += [block for section in document.appendix for block in _section(section, numbers, level="###")]
-    return "\n\n".join([*blocks, *_repeat(record, seconds)]) + "\n"
+    return "\n\n".join([*blocks, *_repeat(document, record, seconds)]) + "\n"
 
 
 def _first_page(document: Document, numbers: dict[str, int]) -> Iterator[str]:
@@ -91,11 +91,11 @@ def _table(table: Table) -> str:
     return f"**{as_markdown(table.caption)}**\n\n{text}"
 
 
-def _repeat(record: Record, seconds: float | None) -> Iterator[str]:
+def _repeat(document: Document, record: Record, seconds: float | None) -> Iterator[str]:
     """What was run, on what, and the command that does it again."""
     yield "## Repeat it"
-    if record.config.command_line:
-        yield as_code_block(record.config.command_line)
+    if command_line := document.command_line or record.config.command_line:
+        yield as_code_block(command_line)
     if facts := repeated_words(record, seconds):
         yield as_markdown(facts)
     yield from (f"- {as_markdown(provenance(model))}" for model in record.models)
