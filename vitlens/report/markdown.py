@@ -1,8 +1,9 @@
 """A document as markdown that reads well on GitHub and in a terminal."""
 
+import re
 from collections.abc import Iterator
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from vitlens.display import as_alternative, as_cell, as_code_block, as_markdown
 from vitlens.recorded import ModelEntry
@@ -15,6 +16,10 @@ UNFINISHED: Final = {
     "failed": "This run failed; what follows is what it had written.",
     "interrupted": "This run was interrupted; what follows is what it had written.",
 }
+
+_FIGURE: Final = re.compile(
+    r"^!\[.*\]\(figures/([^()\s/]+)\.png\)\n\n\*Figure \d+\. ", re.MULTILINE
+)  # as _figure writes it
 
 
 def markdown(document: Document, record: Record, *, seconds: float | None = None) -> str:
@@ -79,6 +84,11 @@ def _paragraphs(sentences: tuple[Sentence, ...]) -> Iterator[str]:
 def _figure(figure: FigureSpec, number: int) -> str:
     alt = as_alternative(figure.alt or figure.name.replace("_", " "))
     return f"![{alt}](figures/{quote(figure.name)}.png)\n\n*Figure {number}. {as_markdown(figure.caption)}*"
+
+
+def figures_shown(text: str) -> tuple[str, ...]:
+    """The names of the figures in a report that `markdown` wrote; pictures that it did not number are none of them."""
+    return tuple(map(unquote, _FIGURE.findall(text)))
 
 
 def _table(table: Table) -> str:
