@@ -2,7 +2,7 @@
 
 from typing import Final, get_args
 
-from vitlens.report.backing import unbacked
+from tests.backing import unbacked
 from vitlens.report.document import Document, State
 from vitlens.report.findings import MOST
 from vitlens.report.layout import FIGURES, ROWS

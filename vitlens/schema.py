@@ -73,7 +73,6 @@ Name: TypeAlias = Annotated[str, PathPart()]
 UntrustedName: TypeAlias = Annotated[str, Untrusted()]
 Text: TypeAlias = Annotated[str, Length(0, 1 << 20)]
 Count: TypeAlias = Annotated[int, Between(0, 2**53)]
-Positive: TypeAlias = Annotated[float, Between(1e-12, 1e12)]
 
 
 def is_name(text: str, *, most: int = PathPart().most) -> bool:

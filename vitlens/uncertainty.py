@@ -186,24 +186,6 @@ def median_of(values: ArrayLike, *, unit: str = "fraction") -> Estimate:
     return Estimate(middle, float(ordered[below]), float(ordered[n - 1 - below]), n, unit)
 
 
-def sign_flip_test(
-    differences: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0, draws: int = DRAWS
-) -> float:
-    """Two-sided p-value of the hypothesis that paired differences (n,) are centred on zero, by random sign flips.
-
-    groups (n,): differences of one group flip together. The smallest p-value is 1 / (draws + 1).
-    """
-    sums, _ = _by_group(_vector(differences), groups)
-    observed = abs(sums.sum()) * (1 - 1e-12)  # tolerance for rounding in another order of summation
-    generator = np.random.default_rng(seed)
-    reached = 0
-    step = max(1, _AT_ONCE // len(sums))
-    for start in range(0, draws, step):
-        signs = generator.integers(0, 2, size=(min(step, draws - start), len(sums)), dtype=np.int8) * 2 - 1
-        reached += int((np.abs(signs @ sums) >= observed).sum())
-    return (reached + 1) / (draws + 1)
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """p-values adjusted for multiple tests (Holm 1979), in the given order: reject those of at most 0.05."""
     p = np.asarray(p_values, dtype=np.float64)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.backing import unbacked
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.models.loading import load
 from vitlens.models.saved import save
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Document
 from vitlens.report.layout import METHODS
 

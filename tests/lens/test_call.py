@@ -8,9 +8,10 @@ from timm.models.swin_transformer import window_partition
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.lens.put_back import unwindow
 from tests.lens.tiny import images, timm_model, torchvision_swin
 from vitlens.analysis.attention.weights import attention_maps
-from vitlens.lens.call import AttentionCall, AttentionInputs, per_head, received, unwindow, window_index
+from vitlens.lens.call import AttentionCall, AttentionInputs, per_head, received, window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observing
 from vitlens.lens.site import Site, Windows, decide_kind

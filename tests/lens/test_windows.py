@@ -8,13 +8,14 @@ from timm.models.maxxvit import grid_partition
 from torch import Tensor
 from torchvision.models.maxvit import MaxVit, SwapAxes, WindowPartition
 
+from tests.lens.put_back import unwindow
 from tests.lens.tiny import images, model_of, shaken
 from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.attribution.explain import explain
-from vitlens.lens.call import received, row_by_row, unwindow, window_index
+from vitlens.lens.call import received, row_by_row, window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Windows

@@ -78,8 +78,8 @@ def integrated_gradients(
 ) -> Maps:
     """Integrated gradients (Sundararajan 2017) from an image of one value to the image, summed over the channels.
 
-    baseline: that value, 0 for black; steps: nodes of the Gauss-Legendre quadrature. `completeness_error` gives its
-    error against F(image) - F(baseline).
+    baseline: that value, 0 for black; steps: nodes of the Gauss-Legendre quadrature. The sum of a map is
+    F(image) - F(baseline), `logit_gain`, but for the error of the quadrature.
     """
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")
@@ -96,14 +96,6 @@ def integrated_gradients(
         total += torch.tensordot(weights[part], gradients.unflatten(0, (count, -1)), dims=1)
         done += count
     return ((images - baseline) * stem.pixel_gradients(total, images)).sum(1)
-
-
-def completeness_error(
-    model: Model, images: Images, targets: Labels, maps: Maps, *, baseline: float = BASELINE
-) -> Float[Tensor, " batch"]:
-    """The sum of each map of integrated gradients minus F(image) - F(baseline), in logits, signed."""
-    error: Tensor = maps.sum((1, 2)) - logit_gain(model, images, targets, baseline=baseline)
-    return error
 
 
 def logit_gain(model: Model, images: Images, targets: Labels, *, baseline: float = BASELINE) -> Float[Tensor, " batch"]:

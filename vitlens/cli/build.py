@@ -17,7 +17,7 @@ import typer
 from vitlens.cli.terminal import print_note, print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
-from vitlens.commands.scaffold.concluded import Concluded
+from vitlens.commands.scaffold.conclusion import Conclusion
 from vitlens.commands.scaffold.flags import Flag, flags_of
 
 _RUN: Final = "Run and report"
@@ -74,11 +74,11 @@ def command_function(command: Command) -> Callable[..., None]:
         holds = True
         if isinstance(outcome, Path) and run:
             holds = _conclude(outcome, requirements, quiet=run.quiet)
-        elif isinstance(outcome, Concluded):
+        elif isinstance(outcome, Conclusion):
             for note in outcome.lines:
                 print_note(note)
             holds = outcome.holds
-        written: object = outcome.path if isinstance(outcome, Concluded) else outcome
+        written: object = outcome.path if isinstance(outcome, Conclusion) else outcome
         for line in (written,) if isinstance(written, str | Path) else _lines(written):
             print_result(line)
         if not holds:
@@ -109,14 +109,14 @@ def _requirements(run: Any) -> Any:
 
 def _conclude(outcome: Path, requirements: Any, *, quiet: bool) -> bool:
     """Print how a run ended on standard error; whether its requirements hold."""
-    from vitlens.commands.scaffold.conclude import conclusion
+    from vitlens.commands.scaffold.conclusion import conclusion_of
 
     if quiet and not requirements:
         return True
-    lines, holds = conclusion(outcome, requirements)
-    for line in () if quiet and holds else lines:
+    conclusion = conclusion_of(outcome, requirements)
+    for line in () if quiet and conclusion.holds else conclusion.lines:
         print_note(line)
-    return holds
+    return conclusion.holds
 
 
 def _lines(outcome: object) -> Iterator[object]:

@@ -1,7 +1,7 @@
-"""Interventions on a model as plain data: listed in reports, and checked against a model before they run."""
+"""Interventions on a model as plain data, checked against a model before they run."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -87,20 +87,6 @@ class StreamPatched:
 
 Intervention = HeadReplaced | KnockedOut | MLPReplaced | BlockRemoved | StreamPatched
 Replacements = Mapping[Intervention, Tensor]
-
-_KINDS = {
-    HeadReplaced: "head",
-    KnockedOut: "attention",
-    MLPReplaced: "mlp",
-    BlockRemoved: "block",
-    StreamPatched: "stream",
-}
-
-
-def describe(intervention: Intervention) -> dict[str, object]:
-    """The intervention as plain values for a report: its kind and its fields, None and empty words left out."""
-    fields = {name: value for name, value in asdict(intervention).items() if value not in (None, "")}
-    return {"kind": _KINDS[type(intervention)], **fields}
 
 
 def needs_data(intervention: Intervention) -> bool:

@@ -135,7 +135,8 @@ class Document:
     """A whole report.
 
     limits: what could overturn it; appendix: tables and figures in full; preface: what to know before any number;
-    explorer: what the attention explorer of its HTML page shows.
+    explorer: what the attention explorer of its HTML page shows; command_line: what makes it again, where that is not
+    the command of the run ("" for that).
     """
 
     title: str
@@ -146,6 +147,7 @@ class Document:
     appendix: tuple[Section, ...] = ()
     preface: tuple[Sentence, ...] = ()
     explorer: Explorer | None = None
+    command_line: str = ""
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:

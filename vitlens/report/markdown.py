@@ -1,8 +1,9 @@
 """A document as markdown that reads well on GitHub and in a terminal."""
 
+import re
 from collections.abc import Iterator
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from vitlens.display import as_alternative, as_cell, as_code_block, as_markdown
 from vitlens.recorded import ModelEntry
@@ -15,6 +16,10 @@ UNFINISHED: Final = {
     "failed": "This run failed; what follows is what it had written.",
     "interrupted": "This run was interrupted; what follows is what it had written.",
 }
+
+_FIGURE: Final = re.compile(
+    r"^!\[.*\]\(figures/([^()\s/]+)\.png\)\n\n\*Figure \d+\. ", re.MULTILINE
+)  # as _figure writes it
 
 
 def markdown(document: Document, record: Record, *, seconds: float | None = None) -> str:
@@ -34,7 +39,7 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
     if document.appendix:
         blocks.append("## Appendix")
         blocks += [block for section in document.appendix for block in _section(section, numbers, level="###")]
-    return "\n\n".join([*blocks, *_repeat(record, seconds)]) + "\n"
+    return "\n\n".join([*blocks, *_repeat(document, record, seconds)]) + "\n"
 
 
 def _first_page(document: Document, numbers: dict[str, int]) -> Iterator[str]:
@@ -81,6 +86,11 @@ def _figure(figure: FigureSpec, number: int) -> str:
     return f"![{alt}](figures/{quote(figure.name)}.png)\n\n*Figure {number}. {as_markdown(figure.caption)}*"
 
 
+def figures_shown(text: str) -> tuple[str, ...]:
+    """The names of the figures in a report that `markdown` wrote; pictures that it did not number are none of them."""
+    return tuple(map(unquote, _FIGURE.findall(text)))
+
+
 def _table(table: Table) -> str:
     if not table.rows:
         return f"**{as_markdown(table.caption)}**: none."
@@ -91,11 +101,11 @@ def _table(table: Table) -> str:
     return f"**{as_markdown(table.caption)}**\n\n{text}"
 
 
-def _repeat(record: Record, seconds: float | None) -> Iterator[str]:
+def _repeat(document: Document, record: Record, seconds: float | None) -> Iterator[str]:
     """What was run, on what, and the command that does it again."""
     yield "## Repeat it"
-    if record.config.command_line:
-        yield as_code_block(record.config.command_line)
+    if command_line := document.command_line or record.config.command_line:
+        yield as_code_block(command_line)
     if facts := repeated_words(record, seconds):
         yield as_markdown(facts)
     yield from (f"- {as_markdown(provenance(model))}" for model in record.models)

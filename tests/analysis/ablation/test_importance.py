@@ -1,5 +1,6 @@
 """Means, intervals and tests of effects: row by row the same as alone, and as plain counting gives."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,13 +10,14 @@ from scipy import stats
 from torch import Tensor
 
 from tests.lens.tiny import images, ours
+from tests.sign_flips import sign_flip_test
 from vitlens.analysis.ablation.ablate import ablate
 from vitlens.analysis.ablation.effects import Effects, Unit
 from vitlens.analysis.ablation.importance import agreement, spearman, summarise
 from vitlens.analysis.answers.paired import intervals, resampled_means, sign_flips
 from vitlens.errors import InputError
 from vitlens.names import REPLACEMENTS
-from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm, sign_flip_test
+from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm
 
 HEADS = tuple(Unit("head", layer, head) for layer in range(2) for head in range(3))
 UNITS = (*HEADS, Unit("mlp", 0), Unit("mlp", 1))
@@ -63,6 +65,21 @@ def test_each_rows_p_value_is_the_one_it_has_alone(grouped: bool) -> None:
     for row in range(4):
         alone = sign_flip_test(values[row].numpy(), groups=None if groups is None else groups.numpy(), seed=3)
         assert float(p[row]) == pytest.approx(alone, abs=1e-12)
+
+
+def test_sign_flips_agree_with_counting_them_all() -> None:
+    differences = torch.tensor([0.3, -0.1, 0.8, 0.4, 0.2, 0.9, -0.2, 0.5], dtype=torch.float64)
+    flips = torch.tensor([*itertools.product([1.0, -1.0], repeat=8)], dtype=torch.float64)
+    exact = ((flips @ differences).abs() >= differences.sum().abs() - 1e-12).double().mean()
+    assert float(sign_flips(differences[None])[0]) == pytest.approx(float(exact), abs=0.02)
+    assert float(sign_flips(torch.zeros(1, 5))[0]) == 1.0
+    assert float(sign_flips(torch.full((1, 40), 0.1))[0]) == 1 / 10_001
+
+
+def test_copies_of_a_difference_flip_together() -> None:
+    differences = torch.tensor([[0.3, -0.1, 0.8, 0.4, -0.2, 0.9]])
+    copied = sign_flips(differences.repeat_interleave(4, 1), groups=torch.arange(6).repeat_interleave(4))
+    assert float(copied[0]) == pytest.approx(float(sign_flips(differences)[0]), abs=0.02)
 
 
 def test_draws_in_several_steps_are_the_same_draws() -> None:

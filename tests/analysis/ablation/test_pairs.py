@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.lens.tiny import images, model_of, ours, timm_model
+from tests.sign_flips import sign_flip_test
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.ablation.effects import JointEffects, Unit
 from vitlens.analysis.ablation.pairs import CrossMoments, Pairs, RedundancyStream, pairwise, redundancy, synergy
@@ -12,7 +13,7 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.replay import replaying
 from vitlens.models.resnet import resnet20
-from vitlens.uncertainty import bootstrap_mean, holm, sign_flip_test
+from vitlens.uncertainty import bootstrap_mean, holm
 
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0])
 HEADS = tuple(Unit("head", 0, head) for head in range(3))

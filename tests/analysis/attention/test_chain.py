@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
+from tests.lens.put_back import unwindow
 from tests.lens.tiny import FAMILIES, images, model_of, shaken, timm_model, torchvision_swin
 from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.chain import chain_length, chained
@@ -20,7 +21,7 @@ from vitlens.analysis.attention.relevance import gradient_rollout, gradient_roll
 from vitlens.analysis.attention.rollout import RolloutSettings, rollout, rollout_of
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens import call as call_module
-from vitlens.lens.call import row_by_row, unwindow
+from vitlens.lens.call import row_by_row
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import survey
 from vitlens.models.model import Model

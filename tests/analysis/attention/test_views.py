@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from tests.lens.put_back import unwindow
 from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model, torchvision_swin
 from vitlens.analysis.attention.views import _merged, key_maps, query_maps
 from vitlens.analysis.attention.weights import attention
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.call import unwindow
 from vitlens.lens.capture import capture_attention
 from vitlens.models.resnet import build_resnet
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.backing import unbacked
 from vitlens.analysis.failures.common_corruptions import Corrupted
 from vitlens.cli.main import run
 from vitlens.commands.attack.comparable import at_floor, informative
@@ -25,7 +26,6 @@ from vitlens.commands.attack.record.rows import (
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.records import Record, TableOf
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Document
 from vitlens.uncertainty import wilson
 

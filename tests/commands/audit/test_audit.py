@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
+from tests.backing import unbacked
 from tests.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.audit.measure import chapters
@@ -15,7 +16,6 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.chapters.record import CHAPTERS
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.records import Record
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Document
 
 SUBJECTS = ("accuracy", "calibration", "explanation", "robustness", "common corruptions", "attention health")

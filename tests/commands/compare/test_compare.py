@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.backing import unbacked
 from vitlens.analysis.failures import errors
 from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.analysis.failures.taxonomy import CATEGORIES, NOT_EXPLAINED, TESTED
@@ -51,7 +52,6 @@ from vitlens.files import read_run
 from vitlens.models.loading import load, untrained
 from vitlens.models.saved import save
 from vitlens.records import Record
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Document
 
 COUNT = 24

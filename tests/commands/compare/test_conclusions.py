@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tests.backing import unbacked
 from tests.commands.map_rows import STAYING, map_check
 from vitlens.analysis.answers.evaluate import Evaluation
 from vitlens.analysis.failures.errors import compare_answers
@@ -34,7 +35,6 @@ from vitlens.files import read_run
 from vitlens.models.loading import untrained
 from vitlens.models.saved import save
 from vitlens.records import Record
-from vitlens.report.backing import unbacked
 from vitlens.uncertainty import mcnemar
 
 REPORTS = Path(__file__).parents[3] / "reports"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.backing import unbacked
 from vitlens.analysis.answers.evaluate import Evaluation, calibration_error
 from vitlens.cli.main import run
 from vitlens.commands.evaluate.conclusions import misjudged
@@ -19,7 +20,6 @@ from vitlens.commands.scaffold.publish import read_folder
 from vitlens.commands.scaffold.requirements import Requirement, outcomes, requirements_of
 from vitlens.errors import InputError
 from vitlens.records import Record
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Document
 from vitlens.report.markdown import markdown
 from vitlens.uncertainty import calibration_test

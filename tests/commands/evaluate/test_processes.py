@@ -87,7 +87,7 @@ def test_several_processes_give_the_results_of_one(
 def test_only_the_first_process_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vitlens.commands.scaffold.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("vitlens.commands.scaffold.progress.bar.PATIENCE", 0.0)
     monkeypatch.setenv("TERM", "dumb")
     assert run_in_processes(2, lambda _: vitlens(command(tmp_path / "run")), monkeypatch) == [0, 0]
     printed = capsys.readouterr()

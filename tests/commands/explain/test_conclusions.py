@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.backing import unbacked
 from vitlens.analysis.faithfulness.league import Settings, league, random_maps
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -27,7 +28,6 @@ from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.saved import save
 from vitlens.records import Record
-from vitlens.report.backing import unbacked
 from vitlens.report.findings import ranked
 
 REPORTS = Path(__file__).parents[3] / "reports"

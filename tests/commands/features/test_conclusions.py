@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.backing import unbacked
 from vitlens.cli.main import run
 from vitlens.commands.features.conclusions import findings, verdicts
 from vitlens.commands.features.measure.classifiers import LastLayer, write_head_differences, write_pairs
@@ -31,7 +32,6 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.data.split import InMemory, Split
 from vitlens.records import Record
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Document, Finding
 from vitlens.report.findings import ranked
 from vitlens.uncertainty import wilson

@@ -134,7 +134,7 @@ def test_the_terminal_has_classes_heads_and_blocks_where_there_is_room(looked):
     side = (100 - 2) // 3 - 2
     assert len(blocks) == 3 * side // 2  # two pixels a character, three images
     assert all(line.count("▀") == 3 * side for line in blocks)
-    assert "knows nothing but the digits" in wide
+    assert "knows only the digits" in wide
     for other in (shown(record, width=40, terminal=True), shown(record, width=100, terminal=False)):
         assert "▀" not in other
         assert head.name in other

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.backing import unbacked
 from vitlens.commands.predict.options import PredictOptions
 from vitlens.commands.predict.record import IMAGES, PREDICTIONS, FirstImages, PredictionRow
 from vitlens.commands.predict.report import report
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.publish import read_folder
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Document
 from vitlens.uncertainty import wilson
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.backing import unbacked
 from vitlens.commands.profile.conclusions import findings, ratio, verdicts
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.profile.record import COSTS, EXPONENTS, LATENCY, RECORD, SPEED, CostRow, ExponentRow, SpeedRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.records import Record
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Document, Finding
 from vitlens.report.findings import ranked
 from vitlens.uncertainty import Estimate

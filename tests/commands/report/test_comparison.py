@@ -1,16 +1,18 @@
 """Two runs of one command: what changed beyond chance, on the same images by a paired test, and its exit code."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.backing import unbacked
+from tests.pages import page_problems
 from vitlens.cli.main import run
 from vitlens.commands.report.comparison.changes import changes_between
 from vitlens.commands.report.comparison.document import ComparedRuns, document
 from vitlens.commands.scaffold.publish import read_folder
-from vitlens.report.backing import unbacked
 from vitlens.uncertainty import mcnemar
 
 Evaluated = Callable[..., Path]
@@ -49,6 +51,27 @@ def test_a_worse_model_fails_by_the_paired_test(folders: dict[str, Path], capsys
     written = document(ComparedRuns.of(before, after))
     assert written.findings[0].effect == accuracy.difference
     assert list(unbacked(written)) == []
+
+
+def test_a_comparison_is_repeated_by_its_own_command(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["report", "--compare", str(folders["again"]), str(folders["new"])]
+    page = folders["new"] / "comparison.html"
+    for asked, printed in (([], "comparison.md"), (["--html"], "comparison.html"), ([], "comparison.html")):
+        capsys.readouterr()
+        assert run([*line, *asked]) == 0
+        assert capsys.readouterr().out.strip() == str(folders["new"] / printed)
+        assert page.is_file() == (printed == page.name)  # one that lies there is kept up to date
+        whole = shlex.join(["vitlens", *line, *(["--html"] if page.is_file() else [])])
+        text = (folders["new"] / "comparison.md").read_text(encoding="utf-8").partition("## Repeat it")[2]
+        assert f"\n{whole}\n" in text
+        assert "vitlens evaluate" not in text
+    written = page.read_text(encoding="utf-8")
+    assert page_problems(written) == []
+    assert "vitlens report --compare" in written
+    assert str(folders["new"].parent) not in written
+    assert not (folders["new"] / "report.html").exists()
 
 
 def test_better_is_no_regression_and_the_same_is_no_change(folders: dict[str, Path]) -> None:

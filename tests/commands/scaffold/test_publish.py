@@ -6,17 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import vitlens
 from tests.contracts.throw_away import ENTRY, WORD
+from tests.contracts.throw_away import report as throw_away
 from tests.contracts.throw_away.record import BRIGHTNESS, IMAGES, ROWS, BrightnessArrays, BrightnessRow
 from tests.pages import page_problems
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold import publish as publishing
 from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.old_figures import shown_in
 from vitlens.commands.scaffold.publish import publish, report
 from vitlens.errors import InputError, StorageError, UnknownNameError
 from vitlens.files import read_run
+from vitlens.records import Record
+from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate
 
+REPORTS = sorted((Path(vitlens.__file__).parents[1] / "reports").glob("*/report.md"))
 RESOLUTION = publishing._DOTS_PER_INCH  # before the tests' fixture lowers it
 
 
@@ -54,6 +60,45 @@ def test_written_again_it_is_the_same(run: Path) -> None:
         (run / name).unlink()
     assert report(run) == run / "report.md"
     assert {name: (run / name).read_bytes() for name in kept} == kept
+
+
+def test_figures_that_are_drawn_no_more_are_removed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = run / "figures"
+    drawn = {f"{name}{WORD}.{form}" for name in ("", "another_") for form in ("png", "svg", "pdf")}
+    one_figure = throw_away.report
+
+    def two_figures(record: Record) -> Document:
+        document = one_figure(record)
+        (section,) = document.sections
+        (figure,) = section.figures
+        both = (figure, replace(figure, name=f"another_{WORD}"))
+        return replace(document, sections=(replace(section, figures=both),))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(throw_away, "report", two_figures)
+        report(run)
+    assert {file.name for file in figures.iterdir()} == drawn
+    own = figures / f"another_{WORD}.png"
+    theirs = {  # pictures of the folder's owner: by another program, in another format, of a name that no report showed
+        f"another_{WORD}.svg": b"<svg/>",
+        f"another_{WORD}.jpg": own.read_bytes(),
+        "mine.png": own.read_bytes(),
+        f"{WORD}_older.png": own.read_bytes(),
+    }
+    for name, content in theirs.items():
+        (figures / name).write_bytes(content)
+    with (run / "report.md").open("a") as text:
+        text.write("\n![mine](figures/mine.png)\n\n![outside](figures/../../kept.png)\n\n*Figure 3. Outside.*\n")
+    (run.parent / "kept.png").write_bytes(own.read_bytes())
+    assert report(run) == run / "report.md"
+    assert {file.name for file in figures.iterdir()} == {f"{WORD}.{form}" for form in ("png", "svg", "pdf")} | {*theirs}
+    assert {name: (figures / name).read_bytes() for name in theirs} == theirs
+    assert (run.parent / "kept.png").is_file()
+
+
+@pytest.mark.parametrize("text", REPORTS, ids=lambda text: text.parent.name)
+def test_a_report_shows_the_figures_of_its_folder(text: Path) -> None:
+    assert set(shown_in(text)) == {file.stem for file in (text.parent / "figures").glob("*.png")}
 
 
 def test_a_page_is_written_where_it_is_asked_for_and_kept_up_to_date(run: Path) -> None:

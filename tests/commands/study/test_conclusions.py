@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import vitlens
+from tests.backing import unbacked
 from vitlens.commands.study.report.whole.discussion import COMMITTED, discussion
 from vitlens.commands.study.report.whole.learned import learned
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate
 

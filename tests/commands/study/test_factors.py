@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.backing import unbacked
 from vitlens.analysis.answers.seeds import accuracy_over_seeds
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.publish import read_folder
@@ -29,7 +30,6 @@ from vitlens.commands.study.record import (
 from vitlens.commands.study.report import report
 from vitlens.commands.study.report.factors import findings, verdicts
 from vitlens.records import Record
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Finding
 from vitlens.report.findings import ranked
 

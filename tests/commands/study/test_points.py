@@ -13,8 +13,8 @@ import torch
 import vitlens
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.progress.training import training_progress
 from vitlens.commands.scaffold.publish import read
-from vitlens.commands.scaffold.training_progress import training_progress
 from vitlens.commands.study.kinds import KINDS, Point
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.measure import trial as study_trial

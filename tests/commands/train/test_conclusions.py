@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.backing import unbacked
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
 from vitlens.commands.scaffold.publish import read_folder
@@ -40,7 +41,6 @@ from vitlens.commands.train.record import (
 )
 from vitlens.commands.train.report import report
 from vitlens.records import Record
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Finding
 from vitlens.report.findings import ranked
 from vitlens.training.metrics import EpochMetrics

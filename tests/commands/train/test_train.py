@@ -15,8 +15,8 @@ from tests.training_runs import train
 from tests.waiting import interrupt, interruptible
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress.training import progress_line
 from vitlens.commands.scaffold.publish import read, report
-from vitlens.commands.scaffold.training_progress import progress_line
 from vitlens.commands.train import measure as module
 from vitlens.commands.train.plan import TrainPlan
 from vitlens.errors import InputError, OutputError, UnknownNameError

@@ -11,7 +11,7 @@ from vitlens.analysis.attention.weights import LayerMaps
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.commands.attention.record import ALIKE, CHECKS, MASK_AREA, POINTING, LayerAlikeRow
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.measured_maps import map_check_row
+from vitlens.commands.scaffold.maps.measured import information_row
 from vitlens.data.split import Split
 from vitlens.uncertainty import Estimate, bootstrap_mean, student_mean
 
@@ -21,7 +21,7 @@ def write_checks(folder: RunFolder, alias: str, split: Split, layers: Sequence[L
     groups = None if split.groups is None else split.groups.numpy()
     means = [layer.maps.float().cpu().mean(1) for layer in layers]
     names = [str(layer.site.layer) for layer in layers]
-    folder.write(CHECKS, [map_check_row(name, maps, groups) for name, maps in zip(names, means)])
+    folder.write(CHECKS, [information_row(name, maps, groups) for name, maps in zip(names, means)])
     folder.write(ALIKE, [_alike_row(layers, index, groups) for index in range(len(layers))])
     if split.masks is None:
         return

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from vitlens.commands.attention.record import ALIKE, CHECKS, LAYERS, MASK_AREA, POINTING, LayerAlikeRow
-from vitlens.commands.scaffold.map_checks import UNIFORM, MapCheckRow, beyond_chance, fixed_map, uniform_map
+from vitlens.commands.scaffold.maps.information import UNIFORM, InformationRow, beyond_chance, fixed_map, uniform_map
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, Verdict
@@ -38,13 +38,13 @@ def images_in(record: Record) -> int:
     return record.config.data.images if record.config.data else 0
 
 
-def is_uniform(row: MapCheckRow, looks: int) -> bool:
+def is_uniform(row: InformationRow, looks: int) -> bool:
     """Whether the maps of a layer are shown to be uniform."""
     high = widened(row.information, looks).high
     return high is not None and high < UNIFORM
 
 
-def _uniform(rows: Sequence[MapCheckRow], layers: Sequence[int]) -> Finding | None:
+def _uniform(rows: Sequence[InformationRow], layers: Sequence[int]) -> Finding | None:
     """The layers of uniform mean maps: expected of early layers, a fault of later ones."""
     if not rows:
         return None

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
-from vitlens.commands.scaffold.map_checks import MapCheckRow
+from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
@@ -235,7 +235,7 @@ KEY = TableOf("key", KeyRow)
 TRAINING = TableOf("training", CheckpointMapRow)
 CHECKPOINT_COUNT = TableOf("kept", CheckpointCountRow)
 
-CHECKS = TableOf("map_checks", MapCheckRow, optional=True)
+CHECKS = TableOf("map_checks", InformationRow, optional=True)
 ALIKE = TableOf("alike", LayerAlikeRow, optional=True)
 
 MAPS = ArraysOf("attention", AttentionArrays)

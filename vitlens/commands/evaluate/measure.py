@@ -49,7 +49,7 @@ from vitlens.commands.scaffold.load import load_models, load_splits, read_as
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
 from vitlens.commands.scaffold.processes import join_run
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.data.split import Split
 from vitlens.models.model import Model

@@ -76,7 +76,7 @@ def _digits(record: Record, row: LookRow) -> Iterator[Sentence]:
 def digits_words(alias: str) -> str:
     """What a model of digits can say of a photograph."""
     return (
-        f"**{alias} knows nothing but the digits 0 to 9**: of a photograph of anything else every answer is wrong, "
+        f"**{alias} knows only the digits 0 to 9**: for a photograph of anything else every answer is wrong, "
         "however probable, and only shows what such a page looks like."
     )
 

@@ -8,11 +8,14 @@ from vitlens.commands.scaffold.flags import argument, option
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """folder: of an earlier run; html: whether report.html is written, too, as it is where there is one already;
-    compare: the folder of a run of the same command before it; share: a new folder for a copy to send on."""
+    """folder: of an earlier run; html: whether report.html (or comparison.html) is written, too, as it is where there
+    is one already; compare: the folder of a run of the same command before it; share: a new folder for a copy to send
+    on."""
 
     folder: Path = argument("FOLDER", "A report folder.")
-    html: bool = option("--html", "Also write report.html, one file to send on.", default=False)
+    html: bool = option(
+        "--html", "Also write report.html (with --compare: comparison.html), one file to send on.", default=False
+    )
     compare: Path | None = option(
         "--compare",
         "Write what changed beyond chance since this folder of the same command, as comparison.md; exit code 3 where "

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from vitlens.commands.rollout.record import CHECKS, MAP_PAIRS, MAPS, MASK_AREA, POINTING, MapRow
-from vitlens.commands.scaffold.map_checks import beyond_chance, fixed_map, uniform_map
+from vitlens.commands.scaffold.maps.information import beyond_chance, fixed_map, uniform_map
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, Support, Verdict

@@ -32,11 +32,11 @@ from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.explorer.measure import write_explorer
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
-from vitlens.commands.scaffold.map_checks import MapCheckRow
-from vitlens.commands.scaffold.measured_maps import map_check_row
+from vitlens.commands.scaffold.maps.information import InformationRow
+from vitlens.commands.scaffold.maps.measured import information_row
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
 from vitlens.commands.scaffold.targets import chosen_targets
@@ -149,9 +149,9 @@ def _map_rows(ways: Sequence[MethodSettings], maps: Tensor, readout: Readout | N
     return [MapRow(way.name, way.method, fusion, readout, count) for way, fusion, count in zip(ways, fusions, empty)]
 
 
-def _check_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> list[MapCheckRow]:
+def _check_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> list[InformationRow]:
     groups = None if split.groups is None else split.groups.numpy()
-    return [map_check_row(way.name, maps[:, index], groups) for index, way in enumerate(ways)]
+    return [information_row(way.name, maps[:, index], groups) for index, way in enumerate(ways)]
 
 
 def _pair_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> list[MapPairRow]:

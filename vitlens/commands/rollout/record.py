@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
-from vitlens.commands.scaffold.map_checks import MapCheckRow
+from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.names import Fusion, Readout
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
@@ -66,7 +66,7 @@ class RolloutArrays:
 
 MAPS = TableOf("methods", MapRow)
 IMAGES = TableOf("images", RolloutImageRow)
-CHECKS = TableOf("map_checks", MapCheckRow, optional=True)
+CHECKS = TableOf("map_checks", InformationRow, optional=True)
 MAP_PAIRS = TableOf("map_agreement", MapPairRow, optional=True)
 ROLLOUT = ArraysOf("rollout", RolloutArrays)
 

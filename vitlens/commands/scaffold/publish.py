@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.old_figures import remove_old_figures, shown_in
 from vitlens.commands.scaffold.run_place import require_plain
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
@@ -43,7 +44,8 @@ def report(path: Path, *, html: bool = False) -> Path:
     """Draw the figures of an earlier run and write its report.md again; returns the report's path.
 
     html: write report.html, too, and return its path; this is also done where the folder holds one, which would
-    otherwise say something else than report.md.
+    otherwise say something else than report.md. Figures that the earlier report.md showed and this one does not are
+    removed from figures/.
 
     Raises InputError when the folder is no run, holds links, or contents that no report can be made of;
     UnknownNameError when its command leaves no report.
@@ -56,7 +58,10 @@ def report(path: Path, *, html: bool = False) -> Path:
         document = COMMANDS[run.command].report(record)
         save_figures(document, record)
         page = html or inside(path, PAGE).is_file()
-        return _write(document, record, float(str(run.results["seconds"])), html=page)
+        before = shown_in(inside(path, REPORT))
+        written = _write(document, record, float(str(run.results["seconds"])), html=page)
+        remove_old_figures(path, before, keep={figure.name for figure in document.figures})
+        return written
 
 
 def read(run: RunRecord, *, escaped: bool = True) -> Record:

@@ -188,7 +188,7 @@ def page(document: Document, record: Record, folder: Path, *, seconds: float | N
         "limits": document.limits,
         "appendix": appendix,
         "terms": _terms(document),
-        "command_line": command_without_paths(record.config.command_line),
+        "command_line": command_without_paths(document.command_line or record.config.command_line),
         "repeated": plain(repeated_words(record, seconds)),
         "models": tuple(map(provenance, record.models)),
         "citation": plain(citation(record)),

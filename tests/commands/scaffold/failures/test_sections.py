@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.backing import unbacked
 from vitlens.analysis.failures.taxonomy import CATEGORIES, NOT_EXPLAINED, TESTS
 from vitlens.commands.scaffold.failures.rows import (
     FAILURE_ARRAYS,
@@ -21,7 +22,6 @@ from vitlens.commands.scaffold.failures.rows import (
 from vitlens.commands.scaffold.failures.sections import failure_sections, findings_of
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.records import Contents, Record
-from vitlens.report.backing import unbacked
 from vitlens.report.document import Document, Section
 from vitlens.report.layout import laid_out
 

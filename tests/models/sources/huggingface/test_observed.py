@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitlens
+from tests.lens.put_back import unwindow
 from tests.models.sources.huggingface.tiny import FAMILIES, TOWERS
-from vitlens.lens.call import unwindow
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observe
 

@@ -34,8 +34,8 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
-from vitlens.commands.scaffold.progress import progress
-from vitlens.commands.scaffold.progress_store import PROGRESS, ProgressStore
+from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.scaffold.progress.store import PROGRESS, ProgressStore
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.resume import require_same
 from vitlens.commands.scaffold.targets import labels_of

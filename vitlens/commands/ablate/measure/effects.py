@@ -35,7 +35,7 @@ from vitlens.commands.ablate.record import (
 from vitlens.commands.ablate.record.arrays import ClassEffectArrays, EffectArrays
 from vitlens.commands.ablate.record.rows import ClassHeadRow, ReplacementAgreementRow, UnitRow, unit_place
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.names import Replacement
 from vitlens.processes import share_of
 from vitlens.uncertainty import Estimate, bootstrap_mean

@@ -37,7 +37,7 @@ from vitlens.commands.ablate.record import (
 from vitlens.commands.ablate.record.arrays import RedundancyArrays
 from vitlens.commands.ablate.record.rows import HeadPairRow, RedundancyRow, RemovalRow
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.uncertainty import Estimate
 
 POINTS: Final = 9  # of a removal curve

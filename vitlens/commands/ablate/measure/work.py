@@ -16,7 +16,7 @@ from vitlens.archives import Form
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.scaffold.digests import batch_digest
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress_store import ProgressStore
+from vitlens.commands.scaffold.progress.store import ProgressStore
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import Replacement

@@ -29,7 +29,7 @@ from vitlens.commands.attack.measure.sweep import ModelAttack, SweptAttack, atte
 from vitlens.commands.attack.record import CHECKS
 from vitlens.commands.attack.record.rows import AttackCheckRow
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 
 CHECKED: Final = 16  # correctly classified images on which the attacks are checked
 _SLOW: Final = (6, 2)  # images and steps of slow attacks

@@ -19,7 +19,7 @@ from vitlens.commands.attack.record import (
 )
 from vitlens.commands.attack.record.rows import CorruptionKindRow, CorruptionRow
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.errors import UnknownNameError
 from vitlens.models.model import Model
 from vitlens.processes import share_of

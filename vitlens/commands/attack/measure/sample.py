@@ -18,7 +18,7 @@ from vitlens.commands.attack.measure.sweep import ModelAttack, SweptAttack
 from vitlens.commands.attack.record import SAMPLE, TRANSFER, TRANSFER_ACCURACY, TRANSFER_RATE
 from vitlens.commands.attack.record.rows import AttackSampleRow, TransferRow
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.devices import evaluating
 from vitlens.uncertainty import Estimate

@@ -15,8 +15,8 @@ from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.scaffold.digests import batch_digest
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress import Advance, progress
-from vitlens.commands.scaffold.progress_store import ProgressStore
+from vitlens.commands.scaffold.progress.bar import Advance, progress
+from vitlens.commands.scaffold.progress.store import ProgressStore
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.processes import Processes

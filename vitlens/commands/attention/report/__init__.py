@@ -27,7 +27,7 @@ from vitlens.commands.attention.report.maps import map_figures, pixels
 from vitlens.commands.attention.report.views import views
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
-from vitlens.commands.scaffold.map_checks import UNIFORM, MapCheckRow
+from vitlens.commands.scaffold.maps.information import UNIFORM, InformationRow
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table
 from vitlens.report.findings import ranked
@@ -121,7 +121,7 @@ def _check_sentences(record: Record) -> Iterator[Sentence]:
 def _check_tables(record: Record) -> Iterator[Table]:
     alike = {row.layer: row for row in record.rows(ALIKE)}
     hits = {parts["layer"]: hit for parts, hit in record.all(POINTING)}
-    columns: dict[str, Callable[[MapCheckRow], Cell]] = {
+    columns: dict[str, Callable[[InformationRow], Cell]] = {
         "layer": lambda row: int(row.maps),
         "information": lambda row: row.information,
         "fixed places": lambda row: row.by_place,

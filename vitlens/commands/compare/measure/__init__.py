@@ -41,7 +41,7 @@ from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits, read_as
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.publish import publish, read, unprotect
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split

@@ -17,7 +17,7 @@ from vitlens.commands.compare.measure.maps import Maps
 from vitlens.commands.scaffold.failures.measure import write_failures
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 

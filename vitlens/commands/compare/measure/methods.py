@@ -18,7 +18,7 @@ from vitlens.commands.scaffold.maps.judged import judged_maps
 from vitlens.commands.scaffold.maps.measured import map_checks
 from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
 from vitlens.errors import InputError

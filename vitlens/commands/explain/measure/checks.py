@@ -38,7 +38,7 @@ from vitlens.commands.explain.record import (
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.maps.measured import map_checks
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import Engine

@@ -17,7 +17,7 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.record import COMPLETENESS, MAPS, ExplainArrays, ExplainImageRow, MethodRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress import Advance
+from vitlens.commands.scaffold.progress.bar import Advance
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model

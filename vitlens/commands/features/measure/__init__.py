@@ -24,7 +24,7 @@ from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models
 from vitlens.commands.scaffold.processes import join_run
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.data.split import Split
 from vitlens.errors import InputError

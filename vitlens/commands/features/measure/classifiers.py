@@ -38,7 +38,7 @@ from vitlens.commands.features.record import (
     MarkedErrorsRow,
 )
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model

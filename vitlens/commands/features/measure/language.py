@@ -24,7 +24,7 @@ from vitlens.commands.features.record import (
     TemplateRow,
 )
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.errors import ModelError
 from vitlens.lens.layers import probe_images

@@ -20,7 +20,7 @@ from vitlens.commands.features.measure.images import FeatureSets, pixels, sample
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import CKA, SIMILARITY, SPACE, TRUSTWORTHINESS, SimilarityRow, SpaceRow
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.lens.stages import stages
 from vitlens.models.model import Model

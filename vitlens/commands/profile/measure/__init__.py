@@ -42,7 +42,7 @@ from vitlens.commands.profile.record import (
 )
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress import Advance, progress
+from vitlens.commands.scaffold.progress.bar import Advance, progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.devices import autocast, device_name
 from vitlens.models.model import Model

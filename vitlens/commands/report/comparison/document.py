@@ -33,8 +33,8 @@ class ComparedRuns:
         return tuple(change for change in self.changes if change.direction == "worse")
 
 
-def document(comparison: ComparedRuns) -> Document:
-    """What changed from the first run to the second."""
+def document(comparison: ComparedRuns, command_line: str = "") -> Document:
+    """What changed from the first run to the second; command_line: that compares them."""
     before, after = comparison.before, comparison.after
     differing = tuple(_settings(before, after))
     return Document(
@@ -45,6 +45,7 @@ def document(comparison: ComparedRuns) -> Document:
         findings=ranked(map(_finding, comparison.changes)),
         appendix=(_all(comparison),),
         preface=(Sentence(f"Before: `{before.folder.name}`. After: `{after.folder.name}`.", says="setting"),),
+        command_line=command_line,
     )
 
 

@@ -20,7 +20,7 @@ from vitlens.commands.rollout.record import (
 from vitlens.commands.rollout.report.overlays import fusion_sheets, method_sheets
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
-from vitlens.commands.scaffold.map_checks import UNIFORM, is_uniform
+from vitlens.commands.scaffold.maps.information import UNIFORM, is_uniform
 from vitlens.commands.scaffold.sheets import EACH, left_out_words
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, Section, Sentence, Table, sentences

@@ -11,7 +11,7 @@ from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.commands.rollout.conclusions import title_of
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import CHECKS, IMAGES, MAPS, PATCH_MASS, MapRow, RolloutArrays, RolloutImageRow
-from vitlens.commands.scaffold.map_checks import UNIFORM, is_uniform
+from vitlens.commands.scaffold.maps.information import UNIFORM, is_uniform
 from vitlens.commands.scaffold.sheets import EACH, sheets
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec

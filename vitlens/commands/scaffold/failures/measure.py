@@ -22,7 +22,7 @@ from vitlens.commands.scaffold.failures.rows import (
     RepairRow,
 )
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.uncertainty import Estimate
 
 

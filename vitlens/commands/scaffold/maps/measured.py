@@ -1,14 +1,19 @@
-"""The rows of the checks of one model's maps, from the results of `analysis.faithfulness.league`."""
+"""The rows of the checks of maps, measured: of each method of a model, and the information of maps."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.attention.map_checks import FEWEST, fixed_share, map_bits
 from vitlens.analysis.faithfulness.cascade import Cascade
 from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks
+from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.commands.scaffold.maps.rows import MapCheck, Margin
+from vitlens.shapes import Maps
+from vitlens.uncertainty import student_mean
 
 
 def map_checks(
@@ -41,6 +46,22 @@ def map_checks(
             cascade=cascades[name],
         )
     return rows
+
+
+def information_row(name: str, maps: Maps, groups: ArrayLike | None) -> InformationRow:
+    """The information and fixed places of the maps of one method or layer; groups: of the images (n,), or None."""
+    bits = student_mean(map_bits(maps).numpy(), groups=groups, unit="bits")
+    fixed = student_mean(fixed_share(maps).numpy(), groups=groups) if len(maps) >= FEWEST else None
+    return InformationRow(
+        name,
+        bits.value,
+        bits.low,
+        bits.high,
+        None if fixed is None else fixed.value,
+        None if fixed is None else fixed.low,
+        None if fixed is None else fixed.high,
+        len(maps),
+    )
 
 
 def _leader(by_name: Mapping[str, MethodChecks], methods: Sequence[str], cascades: Mapping[str, Cascade | None]) -> str:

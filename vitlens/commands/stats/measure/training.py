@@ -21,7 +21,7 @@ from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.stats.measure.estimates import estimate_of, finite
 from vitlens.commands.stats.record import (
     ANIMATION,

@@ -14,8 +14,8 @@ from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.expected import print_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions, begun_with
+from vitlens.commands.scaffold.progress.training import training_progress
 from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.training_progress import training_progress
 from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.commands.study.kinds import KINDS, SEEDS, Kind, Point, epochs_for
 from vitlens.commands.study.measure.trial import StudySetup, Trial, run_trial

@@ -31,7 +31,7 @@ from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vitlens.figures.study_points import StudyPoint
+    from vitlens.figures.study.points import StudyPoint
 
 _COST_RATIO: Final = 1.2  # from which on the summary states the difference in cost
 _SERIES: Final = {"vit": "ViT", "resnet": "CNN"}
@@ -164,7 +164,7 @@ def _has_one_cost(record: Record) -> bool:
 
 
 def _draw_rows(record: Record, design: DesignRow) -> "Figure":
-    from vitlens.figures.study_points import points_in_rows
+    from vitlens.figures.study.points import points_in_rows
 
     points = [_point(record, row) for row in record.rows(POINTS)]
     return points_in_rows(
@@ -173,7 +173,7 @@ def _draw_rows(record: Record, design: DesignRow) -> "Figure":
 
 
 def _draw_along(record: Record, design: DesignRow) -> "Figure":
-    from vitlens.figures.study_points import points_along
+    from vitlens.figures.study.points import points_along
 
     series = {name: list(rows) for name, rows in groupby(record.rows(POINTS), key=_series)}
     return points_along(
@@ -187,7 +187,7 @@ def _draw_along(record: Record, design: DesignRow) -> "Figure":
 
 
 def _point(record: Record, row: PointRow) -> "StudyPoint":
-    from vitlens.figures.study_points import StudyPoint
+    from vitlens.figures.study.points import StudyPoint
 
     accuracy = _accuracy(record, row)
     return StudyPoint(

@@ -13,11 +13,11 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import print_data
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.scaffold.progress.training import training_progress
 from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.trackers import require_trackers
-from vitlens.commands.scaffold.tracking import TrackerWatcher
-from vitlens.commands.scaffold.training_progress import training_progress
+from vitlens.commands.scaffold.tracking.trackers import require_trackers
+from vitlens.commands.scaffold.tracking.watcher import TrackerWatcher
 from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.commands.train.gaps import gain, generalisation_gap, is_mixed
 from vitlens.commands.train.measure.compared import compare_ways

@@ -14,7 +14,7 @@ from vitlens.commands.scaffold.budgets import budget_of, budget_of_run
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
-from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.train.measure.start import Start
 from vitlens.commands.train.options import TeacherOptions
 from vitlens.commands.train.record import (

@@ -195,7 +195,7 @@ def _curves(record: Record) -> FigureSpec:
 
 
 def _draw_curves(record: Record) -> "Figure":
-    from vitlens.figures.train import training_curves
+    from vitlens.figures.train.curves import training_curves
 
     history = [{**asdict(row), "epoch": row.epoch + 1} for row in record.rows(HISTORY)]
     return training_curves(history=history, title=record.config.title)

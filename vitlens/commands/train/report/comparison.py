@@ -115,7 +115,7 @@ def _comparison_summary(record: Record) -> tuple[Sentence, ...]:
 
 
 def _draw_comparison(record: Record) -> "Figure":
-    from vitlens.figures.train_compared import learning_compared
+    from vitlens.figures.train.compared import learning_compared
 
     ways = {
         words: [(row.epochs, row.seconds, row.accuracy) for row in record.rows(TEST_ACCURACIES) if row.way == way]

@@ -68,7 +68,7 @@ def _accuracy(row: StudentTeacherRow) -> Sentence:
 
 
 def _draw(record: Record) -> "Figure":
-    from vitlens.figures.train_beside import Bar, side_by_side
+    from vitlens.figures.train.beside import Bar, side_by_side
 
     rows = record.rows(STUDENT_AND_TEACHER)
     accuracy = [

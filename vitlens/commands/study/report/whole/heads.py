@@ -60,7 +60,7 @@ def head_board(study: Study, alias: str) -> Iterator[FigureSpec]:
     heads = known_heads(study, alias)
     if not any(head.described for head in heads.values()):
         return
-    from vitlens.figures.described_heads import layers_on_a_page
+    from vitlens.figures.study.described_heads import layers_on_a_page
 
     image, maps = _maps(study, alias)
     layers = sorted({layer for layer, _ in heads})
@@ -139,7 +139,7 @@ def _maps(study: Study, alias: str) -> tuple[NDArray[np.floating] | None, Maps]:
 
 
 def _draw(heads: Mapping[Head, KnownHead], image: NDArray[np.floating] | None, maps: Maps) -> "Figure":
-    from vitlens.figures.described_heads import DescribedHead, described_heads
+    from vitlens.figures.study.described_heads import DescribedHead, described_heads
 
     drawn = {place: DescribedHead(maps.get(place), head.label, tuple(_numbers(head))) for place, head in heads.items()}
     return described_heads(heads=drawn, image=image, title="What each head looks at, and what its ablation costs")

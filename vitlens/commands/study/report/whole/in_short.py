@@ -1,7 +1,6 @@
 """The study in short: one line for each question that a reader of the first page asks."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from vitlens.commands.attack.epsilons import epsilon_words
 from vitlens.commands.attack.record import CURVES
@@ -15,20 +14,6 @@ from vitlens.commands.study.report.whole.heads import head_sentences
 from vitlens.report.document import Section, Sentence, Verdict
 from vitlens.report.numbers import in_words
 from vitlens.uncertainty import Side, beyond
-
-# what the first page must answer; tests/commands/study/test_first_page.py asks them
-QUESTIONS: Final = (
-    "How accurate is each model, with what interval?",
-    "Which model is better, by how much, and is the difference significant?",
-    "Were the models trained with the same budget?",
-    "Can the probabilities of each model be believed?",
-    "Which map may be trusted, for each model?",
-    "Which heads matter most?",
-    "What do these heads do?",
-    "At which perturbation does each model lose half of its accuracy?",
-    "How does each model fare on common corruptions?",
-    "What was not shown?",
-)
 
 
 def in_short(study: Study, verdicts: Sequence[Verdict]) -> Section | None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.figures.reading import cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.study_points import StudyPoint, points_along, points_in_rows
+from vitlens.figures.study.points import StudyPoint, points_along, points_in_rows
 
 POINT = StudyPoint("one head", 0.42, 0.35, 0.49, (0.4, 0.43, 0.43), 21_000, 1.5e6, 3200.0)
 

@@ -3,7 +3,7 @@ import pytest
 
 from tests.figures.reading import cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.train_compared import learning_compared
+from vitlens.figures.train.compared import learning_compared
 
 FROZEN = [(epoch, 20.0 + 0.01 * epoch, 0.7 + 0.001 * epoch) for epoch in range(1, 51)]
 FULL = [(1, 60.0, 0.5), (2, 120.0, 0.8), (3, 180.0, 0.9)]

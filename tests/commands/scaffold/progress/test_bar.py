@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from vitlens.commands.scaffold.progress import progress, rate_and_left
+from vitlens.commands.scaffold.progress.bar import progress, rate_and_left
 
 
 class Clock:

@@ -3,7 +3,7 @@ import pytest
 
 from tests.figures.reading import cut_off, texts
 from vitlens.errors import InputError
-from vitlens.figures.described_heads import DescribedHead, described_heads, layers_on_a_page
+from vitlens.figures.study.described_heads import DescribedHead, described_heads, layers_on_a_page
 from vitlens.figures.style import TALL
 
 NUMBERS = (("mean +0.12", True), ("res. +0.31", False), ("object 34 %", False))

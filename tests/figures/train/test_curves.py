@@ -2,7 +2,7 @@ import pytest
 
 from tests.figures.reading import cut_off, texts
 from vitlens.errors import InputError
-from vitlens.figures.train import training_curves
+from vitlens.figures.train.curves import training_curves
 
 
 def epochs(number: int) -> list[dict[str, object]]:

@@ -4,7 +4,7 @@ import pytest
 from tests.figures.reading import cut_off, overlapping, texts
 from vitlens.errors import InputError
 from vitlens.figures.style import BLUE, VERMILLION
-from vitlens.figures.train_beside import Bar, side_by_side
+from vitlens.figures.train.beside import Bar, side_by_side
 
 STUDENT, TEACHER = Bar("vit-tiny", "taught", 0.88, 0.87, 0.89), Bar("resnet18", "its teacher", 0.93, 0.92, 0.94)
 PLAIN = Bar("vit-tiny-plain-and-long", "without a teacher", 0.86, 0.85, 0.87)

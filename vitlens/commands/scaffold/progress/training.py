@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from vitlens.commands.scaffold.progress import LINE_EVERY, PATIENCE
+from vitlens.commands.scaffold.progress.bar import LINE_EVERY, PATIENCE
 from vitlens.display import for_terminal
 from vitlens.training.metrics import Progress
 

@@ -1,4 +1,4 @@
-"""Checks of maps that several commands make, as rows: information, fixed places; and the findings from them."""
+"""How much maps tell: their information and how much of it fixed places explain, as rows, and the findings."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +13,7 @@ FIXED: Final = 0.75  # of a map's information: beyond it, what the image itself 
 
 
 @dataclass(frozen=True)
-class MapCheckRow:
+class InformationRow:
     """The maps of one method or layer, means over images with intervals. bits: information of a map relative to a
     uniform one; fixed: the share of it that the mean of the other images' maps explains (None for few images)."""
 
@@ -37,14 +37,20 @@ class MapCheckRow:
         return None if self.fixed is None else Estimate(self.fixed, self.fixed_low, self.fixed_high, self.n)
 
 
-def is_uniform(row: MapCheckRow, looks: int) -> bool:
+def is_uniform(row: InformationRow, looks: int) -> bool:
     """Whether maps are shown to be uniform, as one of so many looks: their information is below UNIFORM."""
     high = widened(row.information, looks).high
     return high is not None and high < UNIFORM
 
 
 def uniform_map(
-    row: MapCheckRow, title: str, looks: int, *, figure: str, kind: Kind = "hidden fault", rows: tuple[object, ...] = ()
+    row: InformationRow,
+    title: str,
+    looks: int,
+    *,
+    figure: str,
+    kind: Kind = "hidden fault",
+    rows: tuple[object, ...] = (),
 ) -> Finding | None:
     """That maps are uniform, where their information is shown to be below UNIFORM; rows: that back the title."""
     if not is_uniform(row, looks):
@@ -60,7 +66,7 @@ def uniform_map(
     )
 
 
-def fixed_map(row: MapCheckRow, title: str, looks: int, *, figure: str) -> Finding | None:
+def fixed_map(row: InformationRow, title: str, looks: int, *, figure: str) -> Finding | None:
     """That maps follow positions, where other images' maps are shown to explain most of their information."""
     share, low = row.by_place, None if row.by_place is None else widened(row.by_place, looks).low
     if share is None or low is None or low <= FIXED or (row.bits_low or 0.0) < UNIFORM:

@@ -1,10 +1,10 @@
-"""report/backing.py: numbers that no row holds are found, and rounded ones are not."""
+"""tests/backing.py: numbers that no row holds are found, and rounded ones are not."""
 
 from dataclasses import dataclass
 
 import pytest
 
-from vitlens.report.backing import unbacked
+from tests.backing import unbacked
 from vitlens.report.document import Document, Says, Section, Sentence
 from vitlens.uncertainty import Estimate
 

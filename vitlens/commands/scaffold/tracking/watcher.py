@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.heads.statistics import Statistics, statistics
-from vitlens.commands.scaffold.trackers import Tracker
+from vitlens.commands.scaffold.tracking.trackers import Tracker
 from vitlens.data.split import Split
 from vitlens.display import for_terminal
 from vitlens.errors import UnsupportedError

@@ -1,0 +1,1 @@
+"""What `vitlens train --track` sends to TensorBoard and Weights & Biases."""
