@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.attention.gradients import with_gradients
+from vitlens.analysis.attention.gradients import Rules, with_gradients
 from vitlens.analysis.attention.readout import readout_row
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -93,6 +93,7 @@ def chained(
     *,
     targets: Labels | None = None,
     gradient: bool = False,
+    rules: Rules = "plain",
     readout: Readout | None = None,
 ) -> Chain:
     """The chain of a batch of images; gradient: with gradients of the targets' logits (None: predicted classes).
@@ -110,7 +111,7 @@ def chained(
         )
     if gradient:
         model.require_classifier()
-        logits, calls = with_gradients(model, images, targets)
+        logits, calls = with_gradients(model, images, targets, rules=rules)
         return Chain(model, logits, calls, chosen)
     observed: list[AttentionCall] = []
     logits = observe(model, images, observed.append)
@@ -124,6 +125,7 @@ def over_batches(
     *,
     targets: Labels | None = None,
     gradient: bool = False,
+    rules: Rules = "plain",
     readout: Readout | None = None,
 ) -> Maps:
     """One map an image, computed in batches that fit in memory."""
@@ -134,7 +136,7 @@ def over_batches(
     for start in range(0, len(images), size):
         own = None if targets is None else targets[start : start + size]
         batch = images[start : start + size].to(model.device)
-        chain = chained(model, batch, targets=own, gradient=gradient, readout=readout)
+        chain = chained(model, batch, targets=own, gradient=gradient, rules=rules, readout=readout)
         with without_autocast(batch.device):
             parts.append(follow(chain))
     return torch.cat(parts)

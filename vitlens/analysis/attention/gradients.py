@@ -4,28 +4,35 @@ Where the model uses the fused kernel, autograd sees only the heads' outputs: th
 ∂logit/∂output · valueᵀ, computed on demand, so no N x N matrix is stored for the backward pass.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vitlens.errors import InputError, LensError
 from vitlens.lens.call import AttentionCall
+from vitlens.lens.libra import libra_gradients
 from vitlens.lens.observe import observe
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits
 
+Rules = Literal["plain", "libra"]  # of the backward pass
+
 
 def with_gradients(
-    model: Model, images: Images, targets: Labels | None = None
+    model: Model, images: Images, targets: Labels | None = None, *, rules: Rules = "plain"
 ) -> tuple[Logits, tuple[AttentionCall, ...]]:
     """Logits and every attention call, each with the gradient of its image's target logit.
 
-    targets: class indices (batch,); None: the predicted classes. Neither the model nor the images keep a gradient.
+    targets: class indices (batch,); None: the predicted classes; rules: of the backward pass, "libra" for LibraGrad's
+    (lens/libra.py). Neither the model nor the images keep a gradient.
     Raises InputError for a target that is no class, LensError where a layer does not affect the logit.
     """
     calls: list[AttentionCall] = []
-    logits = observe(model, images, calls.append, graph=True)
+    with libra_gradients(model) if rules == "libra" else nullcontext():
+        logits = observe(model, images, calls.append, graph=True)
     chosen = check_targets(targets, logits)
     with torch.enable_grad():
         total = logits.gather(1, chosen[:, None]).sum()

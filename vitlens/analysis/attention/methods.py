@@ -1,6 +1,7 @@
 """Attention methods with their settings, and the maps of several methods from one pass of the model.
 
-The pass has gradients where one of the methods needs them. The methods themselves are listed in registry.py.
+The pass has gradients where one of the methods needs them; methods with LibraGrad's take a pass of their own. The
+methods themselves are listed in registry.py.
 """
 
 from collections.abc import Sequence
@@ -84,16 +85,27 @@ def maps_in_one_pass(
     targets: Labels | None = None,
     readout: Readout | None = None,
 ) -> MethodMaps:
-    """The maps of several methods from one pass. targets: class indices (batch,), None: the predicted classes.
+    """The maps of several methods, from one pass for each kind of backward pass.
+
+    targets: class indices (batch,), None: the predicted classes.
 
     Raises UnsupportedError or InputError for a method that this model does not support.
     """
     require_possible(model, images, methods)
-    gradient = any(attention_method(settings.method).gradients for settings in methods)
-    chain = chained(model, images, targets=targets, gradient=gradient, readout=readout)
-    with torch.no_grad(), without_autocast(model.device):
-        maps: list[Maps] = [attention_method(each.method).maps(chain, **each.settings) for each in methods]
-    return MethodMaps(chain.logits, tuple(maps))
+    found = [attention_method(settings.method) for settings in methods]
+    maps: list[Maps | None] = [None] * len(methods)
+    logits: Logits | None = None
+    for rules in dict.fromkeys(sorted(method.rules for method in found)):
+        own = [place for place, method in enumerate(found) if method.rules == rules]
+        gradient = any(found[place].gradients for place in own)
+        chain = chained(model, images, targets=targets, gradient=gradient, rules=rules, readout=readout)
+        with torch.no_grad(), without_autocast(model.device):
+            for place in own:
+                maps[place] = found[place].maps(chain, **methods[place].settings)
+        logits = chain.logits
+    if logits is None:
+        raise InputError("expected at least one method, found none")
+    return MethodMaps(logits, tuple(each for each in maps if each is not None))
 
 
 def method_maps(

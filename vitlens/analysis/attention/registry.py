@@ -26,7 +26,7 @@ class AttentionMethod:
     forwards, backwards: about how many passes of the model an image takes; with backward passes the chain has
     gradients, and the maps are those of a target class. options: the `MethodSettings` that the function takes.
     check: "module:function" of model and images that raises where the method cannot run although `needs` is met.
-    default: whether `vitlens rollout` runs it by default.
+    default: whether `vitlens rollout` runs it by default; rules: of the backward pass, plain gradients or LibraGrad's.
     """
 
     name: str
@@ -40,6 +40,7 @@ class AttentionMethod:
     options: tuple[str, ...]
     check: str | None = None
     default: bool = False
+    rules: Literal["plain", "libra"] = "plain"
 
     @property
     def gradients(self) -> bool:
@@ -76,6 +77,18 @@ _ENTRIES: Final = (
         backwards=1.5,
         options=("start_layer",),
         default=True,
+    ),
+    AttentionMethod(
+        name="libra-relevance",
+        title="Libra relevance",
+        description="relevance with LibraGrad's gradients, which count attention, norms and activations once",
+        paper="Mehri 2025 (LibraGrad) with Chefer 2021's rule",
+        function="vitlens.analysis.attention.relevance:relevance_maps",
+        needs="chain",
+        forwards=0,
+        backwards=1.5,
+        options=("start_layer",),
+        rules="libra",
     ),
     AttentionMethod(
         name="gradient-rollout",

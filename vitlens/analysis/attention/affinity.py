@@ -1,0 +1,125 @@
+"""Refinement of patch maps by the model's own attention between patches: alike patches get alike values.
+
+S is the attention between patches, mean over layers and heads, plus its transpose, with rows scaled to sum to 1. A step
+replaces each patch's value by the mean over the patches that it attends to or that attend to it. S is similar to a
+symmetric matrix (S = D⁻¹ W with W symmetric), so its eigenvalues are real and in [-1, 1], and some are negative: where
+patches of an object attend to the background (as in vit-digits), one step exchanges the two. Two steps, S², have
+eigenvalues in [0, 1]: a patch's value becomes the mean over the patches that share its neighbours, and no contrast is
+ever reversed. So steps are counted in twos.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.analysis.attention.chain import without_autocast
+from vitlens.analysis.attention.defaults import REFINE_STEPS
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.layout import TokenLayout
+from vitlens.lens.call import AttentionCall, precise
+from vitlens.lens.layers import probe_images
+from vitlens.lens.observe import observe, survey
+from vitlens.lens.site import Site
+from vitlens.models.model import Model
+from vitlens.shapes import Images, Maps
+
+Affinity = Float[Tensor, "batch patches patches"]
+
+
+def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = None) -> Affinity:
+    """S of each image (module docstring), from one forward pass; layers: used ones, from 0 (None: all).
+
+    Raises UnsupportedError as `require_affinity`, InputError for a layer that has no such attention.
+    """
+    chosen = _layers(model, layers)
+    parts: list[Affinity] = []
+
+    def take(call: AttentionCall) -> None:
+        if call.site.layer in chosen and _between_patches(call.site, model.layout):
+            parts.append(patch_attention(call, model.layout))
+
+    observe(model, images, take)
+    return normalised(torch.stack(parts).sum(0))
+
+
+def patch_attention(call: AttentionCall, layout: TokenLayout) -> Affinity:
+    """One layer's attention between patches, mean over heads, without the prefix; rows do not sum to 1."""
+    first = len(layout.prefix)
+    means = []
+    with without_autocast(_device(call)):
+        for _, part in call.parts():
+            weights = precise(part.precise().weights())
+            means.append(weights[:, :, first:, first:].mean(1))
+    return torch.cat(means).detach()
+
+
+def normalised(attention: Affinity) -> Affinity:
+    """S of attention between patches: plus its transpose, rows scaled to sum to 1."""
+    both = attention + attention.transpose(1, 2)
+    return both / both.sum(-1, keepdim=True).clamp_min(torch.finfo(both.dtype).tiny)
+
+
+def refined(maps: Maps, similarity: Affinity, *, steps: int = REFINE_STEPS) -> Maps:
+    """Maps (batch, rows, columns) after some steps of S. Linear: signs and constants are kept.
+
+    steps: an even number, 0 for none. Raises InputError for another one, and for maps of another grid.
+    """
+    require_steps(steps)
+    patches = similarity.shape[-1]
+    if maps.shape[1] * maps.shape[2] != patches:
+        raise InputError(f"expected a map of {patches} patches to refine, found {maps.shape[1]}x{maps.shape[2]} cells")
+    flat = maps.flatten(1).to(similarity).unsqueeze(-1)
+    for _ in range(steps):
+        flat = similarity @ flat
+    smoothed: Maps = flat.squeeze(-1).unflatten(1, maps.shape[1:])
+    return smoothed
+
+
+def require_steps(steps: int) -> None:
+    """Raise InputError unless the number of steps is even: an odd one may exchange object and background."""
+    if steps < 0 or steps % 2:
+        raise InputError(
+            f"expected an even number of refinement steps, as odd ones may exchange object and background, found {steps}"
+        )
+
+
+def require_affinity(model: Model) -> None:
+    """Raise UnsupportedError for a model without attention between the patches of one grid."""
+    layout = model.anatomy.layout
+    has = layout is not None and bool(model.anatomy.attention_modules) and _sites(model)
+    if not has:
+        raise UnsupportedError(
+            f"expected attention between the patches of one grid for --refine affinity, found none in {model.alias} "
+            f"({model.anatomy.family}); use --views, which any model has"
+        )
+
+
+def _sites(model: Model) -> tuple[Site, ...]:
+    layout = model.layout
+    return tuple(site for site in survey(model, probe_images(model, 1)) if _between_patches(site, layout))
+
+
+def _layers(model: Model, layers: Sequence[int] | None) -> frozenset[int]:
+    require_affinity(model)
+    known = {site.layer for site in _sites(model)}
+    if layers is None:
+        return frozenset(known)
+    wrong = [layer for layer in layers if layer not in known]
+    if wrong or not layers:
+        found = f"layer {wrong[0]}" if wrong else "no layer"
+        raise InputError(
+            f"expected layers from {min(known)} to {max(known)} of {model.alias} to refine with, found {found}"
+        )
+    return frozenset(layers)
+
+
+def _between_patches(site: Site, layout: TokenLayout) -> bool:
+    return site.kind == "patch" and site.queries == site.keys == layout.tokens and site.windows is None
+
+
+def _device(call: AttentionCall) -> torch.device:
+    tensor = call.computed if call.inputs is None else call.inputs.query
+    assert tensor is not None  # one of both
+    return tensor.device

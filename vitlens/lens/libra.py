@@ -1,0 +1,195 @@
+"""LibraGrad (Mehri 2025): a backward pass in which attention, norms and activations count as the products they are.
+
+A gradient explains a product twice: once through each factor. LibraGrad takes one factor as constant: attention's
+weights, a norm's standard deviation, the gate of an activation, the norm of a projected vector; the gradient of a
+product of two computed tensors is halved. Nothing but the backward pass changes, so the logits are those of the plain
+model, bit for bit, and input times gradient plus bias times gradient sums to the logit (FullGrad-complete, theorem 1).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from vitlens.lens.hooks import SOFTMAX
+from vitlens.models.model import Model
+
+Rule = Callable[..., Any]  # of the function itself and its arguments
+
+
+@contextmanager
+def libra_gradients(model: Model) -> Iterator[None]:
+    """Inside, gradients through the model follow LibraGrad's rules; its logits do not change.
+
+    The model's parameters keep no gradient inside: a parameter's product is not one of two computed tensors. Restored
+    on exit. GroupNorm, and products computed by einsum or a custom kernel, keep their plain gradient.
+    """
+    required = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
+    model.module.requires_grad_(False)
+    try:
+        with LibraMode():
+            yield
+    finally:
+        for name, parameter in model.module.named_parameters():
+            parameter.requires_grad_(required.get(name, parameter.requires_grad))
+
+
+class LibraMode(TorchFunctionMode):
+    """Applies LibraGrad's rule to each function that has one. Use through `libra_gradients`."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """The function's own value, with the rule's gradient."""
+        kwargs = kwargs or {}
+        rule = RULES.get(func) if torch.is_grad_enabled() else None
+        return func(*args, **kwargs) if rule is None else rule(func, *args, **kwargs)
+
+
+class _Normed(torch.autograd.Function):
+    """A norm's value over the last axes, with the gradient of (x - mean) · constant · weight + bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,  # noqa: ARG004 - its gradient is that of the sum
+        value: Tensor,
+        scale: Tensor,
+        axes: tuple[int, ...],
+        centred: bool,
+    ) -> Tensor:
+        centre = tokens.mean(axes, keepdim=True) if centred else 0.0
+        ctx.save_for_backward((tokens - centre) * scale if ctx.needs_input_grad[1] else None, weight, scale)
+        ctx.axes, ctx.centred = axes, centred
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (normed, weight, scale) = gradients, ctx.saved_tensors
+        through = (gradient if weight is None else gradient * weight) * scale
+        own = through - through.mean(ctx.axes, keepdim=True) if ctx.centred else through
+        leading = tuple(range(gradient.dim() - len(ctx.axes)))
+        of_weight = (gradient * normed).sum(leading) if ctx.needs_input_grad[1] else None
+        of_bias = gradient.sum(leading) if ctx.needs_input_grad[2] else None
+        return own, of_weight, of_bias, None, None, None, None
+
+
+class _Gated(torch.autograd.Function):
+    """An activation's value x · gate(x), with the gradient of x · constant; slope: the gate at 0."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, value: Tensor, slope: float) -> Tensor:
+        zero = tokens == 0
+        ctx.save_for_backward(torch.where(zero, slope, value / tokens.masked_fill(zero, 1.0)))
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gate,) = ctx.saved_tensors
+        return gradients[0] * gate, None, None
+
+
+class _Halved(torch.autograd.Function):
+    """The identity, with half the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor) -> Tensor:  # noqa: ARG004
+        return tokens.view_as(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004
+        return gradients[0] / 2
+
+
+def _attention(func: Rule, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return func(query.detach(), key.detach(), value, *args, **kwargs)
+
+
+def _softmax(func: Rule, *args: Any, **kwargs: Any) -> Any:
+    weights = func(*args, **kwargs)
+    if not isinstance(weights, Tensor) or weights.dim() < 3 or not weights.requires_grad:
+        return weights  # of logits, not of attention
+    return weights.detach().requires_grad_()  # a leaf: relevance takes the gradient with respect to it
+
+
+def _layer_norm(
+    func: Rule,
+    tokens: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    axes = tuple(range(-len(shape), 0))
+    with torch.no_grad():
+        value = func(tokens, shape, weight, bias, eps)
+        scale = (tokens.var(axes, unbiased=False, keepdim=True) + eps).rsqrt()
+    return _Normed.apply(tokens, weight, bias, value, scale, axes, True)
+
+
+def _rms_norm(
+    func: Rule, tokens: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Any:
+    axes = tuple(range(-len(shape), 0))
+    with torch.no_grad():
+        value = func(tokens, shape, weight, eps)
+        added = torch.finfo(tokens.dtype).eps if eps is None else eps
+        scale = (tokens.square().mean(axes, keepdim=True) + added).rsqrt()
+    return _Normed.apply(tokens, weight, None, value, scale, axes, False)
+
+
+def _gate(slope: float) -> Rule:
+    def rule(func: Rule, tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("inplace"):  # the gate needs the input
+            kwargs = {**kwargs, "inplace": False}
+        with torch.no_grad():
+            value = func(tokens, *args, **kwargs)
+        return _Gated.apply(tokens, value, slope)
+
+    return rule
+
+
+def _constant(func: Rule, *args: Any, **kwargs: Any) -> Any:
+    """The value as a constant: a gate, or the norm that a vector is divided by."""
+    value = func(*args, **kwargs)
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _normalised(func: Rule, tokens: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Any:
+    """F.normalize with the vector's length constant."""
+    if out is not None:
+        return func(tokens, p, dim, eps, out=out)
+    return tokens / tokens.detach().norm(p, dim, keepdim=True).clamp_min(eps).expand_as(tokens)
+
+
+def _product(func: Rule, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
+    computed = [isinstance(each, Tensor) and each.grad_fn is not None for each in (first, second)]
+    if all(computed):
+        first, second = _Halved.apply(first), _Halved.apply(second)
+    return func(first, second, *args, **kwargs)
+
+
+_HALF: Final = 0.5  # of GELU, SiLU and hard swish: half of the sigmoid-like gate
+RULES: Final[Mapping[Any, Rule]] = MappingProxyType(
+    {
+        F.scaled_dot_product_attention: _attention,
+        **dict.fromkeys(SOFTMAX, _softmax),
+        F.layer_norm: _layer_norm,
+        F.rms_norm: _rms_norm,
+        F.gelu: _gate(_HALF),
+        F.silu: _gate(_HALF),
+        F.hardswish: _gate(_HALF),
+        F.mish: _gate(0.6),  # tanh(ln 2)
+        **dict.fromkeys((torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.hardsigmoid, F.softplus), _constant),
+        **dict.fromkeys((torch.norm, Tensor.norm, torch.linalg.vector_norm), _constant),
+        F.normalize: _normalised,
+        **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__), _product),
+    }
+)
