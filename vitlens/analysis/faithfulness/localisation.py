@@ -23,8 +23,8 @@ def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
     """The pointing game (Zhang 2018): whether each map's highest point lies on its object's mask.
 
     Maps are interpolated bilinearly to the masks' size. If several points are equally high up to rounding, all of them
-    must lie on the mask. A map that is uniform up to rounding has no highest point and is not a hit. Raises DataError when a mask is
-    empty.
+    must lie on the mask. A map that is uniform up to rounding has no highest point and is not a hit. Raises DataError
+    when a mask is empty.
     """
     if not masks.flatten(1).any(1).all():
         empty = int((~masks.flatten(1).any(1)).nonzero()[0])
