@@ -60,6 +60,16 @@ class Randomisation:
         """The mean correlation with all weights randomised, with its interval."""
         return bootstrap_mean(self.last.numpy(), seed=seed, unit="")
 
+    @property
+    def areas(self) -> Float[Tensor, " batch"]:
+        """The mean correlation over all stages, of the images whose map before is not constant: 1 for maps that never
+        change, about 0 for maps that change with the head already. All stages count alike."""
+        return self.correlation.mean(0)[~self.correlation[-1].isnan()]
+
+    def whole(self, *, seed: int = 0) -> Estimate:
+        """The mean correlation over the whole cascade, with its interval."""
+        return bootstrap_mean(self.areas.numpy(), seed=seed, unit="")
+
     def cascade(self, *, seed: int = 0) -> Cascade:
         """The mean correlation of every stage with its interval, judged."""
         usable = ~self.correlation[-1].isnan()
