@@ -23,6 +23,7 @@ from vitlens.analysis.faithfulness.road import imputed
 from vitlens.errors import InputError
 from vitlens.shapes import Images, Labels, Logits, Masks
 
+_RIM: Final = 32  # part of the shorter side by which an object that is imputed is widened
 _TRIES: Final = 20  # draws of a composite that exists already, after which there are taken to be no further ones
 
 
@@ -160,9 +161,16 @@ def pasted(
     known = has_edge(masks.cpu()).nonzero().squeeze(1)
     drawn = known[_drawn(labels[known.to(labels.device)], count, 2, seed)]
     objects, others = (masks.to(images.device)[drawn[:, part]] for part in (0, 1))
-    ground = imputed(images[drawn[:, 1]], others.unsqueeze(1), noise=0.0)
+    ground = imputed(images[drawn[:, 1]], _widened(others).unsqueeze(1), noise=0.0)
     canvas = torch.where(objects.unsqueeze(1), images[drawn[:, 0]], ground)
     return Composites(canvas, torch.arange(len(drawn)), labels.cpu()[drawn[:, 0]], objects.cpu(), drawn)
+
+
+def _widened(masks: Masks) -> Masks:
+    """Masks with a rim, as a mask's edge leaves some of its object's outline; unchanged where nothing would be left."""
+    reach = -(-min(masks.shape[-2:]) // _RIM)
+    wide = F.max_pool2d(masks.float().unsqueeze(1), 2 * reach + 1, stride=1, padding=reach).squeeze(1) > 0
+    return torch.where(wide.flatten(1).all(1)[:, None, None], masks, wide)
 
 
 def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "composites parts"]:

@@ -5,3 +5,4 @@ from typing import Final
 from vitlens.names import Substrate
 
 SUBSTRATE: Final[Substrate] = "blur"  # what replaces a removed patch
+OTHER_SUBSTRATES: Final[tuple[Substrate, ...]] = ("mean", "absent")  # with which rankings are compared
