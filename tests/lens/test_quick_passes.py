@@ -6,6 +6,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.lens.tiny import images, ours, timm_model
 from vitlens.lens import quick_passes as module
+from vitlens.lens.hooks import overridden
 from vitlens.lens.quick_passes import quick_batch_size, quick_passes
 from vitlens.models.loading import load
 
@@ -39,6 +40,18 @@ def test_gradients_and_watched_models_get_the_whole_batch(monkeypatch):
         model(batch)
     handle.remove()
     assert sizes == [5]
+
+    def watched(forward):
+        return lambda tokens: sizes.append(len(tokens)) or forward(tokens)
+
+    first = model.module.get_submodule(model.anatomy.blocks[0])
+    with quick_passes(model), torch.no_grad():
+        with overridden(first, watched):
+            model(batch)
+        assert sizes == [5, 5]
+        monkeypatch.setattr(model, "run", lambda prepared, run=model.run: sizes.append(len(prepared)) or run(prepared))
+        model(batch)
+    assert sizes == [5, 5, 2, 2, 1]
     pixels = batch.clone().requires_grad_(True)
     expected = torch.autograd.grad(model(pixels)[:, 0].sum(), pixels)[0]
     with quick_passes(model):

@@ -4,7 +4,7 @@ The logits are equal up to rounding. Larger batches move every activation throug
 take 1.8 times as long for 512 images at once as for 64 at a time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -26,18 +26,16 @@ _CACHE: Final = 12 << 20  # bytes of the widest activation of one forward pass t
 def quick_passes(model: Model) -> Iterator[None]:
     """Inside, forward passes without gradients of a model on a CPU are computed a few images at a time, by oneDNN.
 
-    A model with hooks, whose calls are being watched, still gets each batch at once.
+    A model that is observed (by a hook, or a replaced forward of one of its modules) still gets each batch at once.
     """
     if model.device.type != "cpu":
         yield
         return
-    with (
-        quick_linear(model.device),
-        quick_mlps(model, model.device),
-        quick_convolutions(model),
-        overridden(model, _in_parts(model, quick_batch_size(model))),
-    ):
-        yield
+    size, before = quick_batch_size(model), _replaced(model)
+    with quick_linear(model.device), quick_mlps(model, model.device), quick_convolutions(model):
+        own = _replaced(model) - before | {model}
+        with overridden(model, _in_parts(model, size, own)):
+            yield
 
 
 @once_per_model
@@ -57,12 +55,14 @@ def quick_batch_size(model: Model) -> int:
     return max(1, _CACHE // widest)
 
 
-def _in_parts(model: Model, size: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The model's forward, a few images at a time."""
+def _in_parts(
+    model: Model, size: int, own: Collection[nn.Module]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The model's forward, a few images at a time; own: modules whose forward is replaced here."""
 
     def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
         def parts(images: Tensor) -> Any:
-            if torch.is_grad_enabled() or len(images) <= size or any(map(_is_watched, model.modules())):
+            if torch.is_grad_enabled() or len(images) <= size or _is_observed(model, own):
                 return forward(images)
             return torch.cat([forward(part) for part in images.split(size)])
 
@@ -71,5 +71,10 @@ def _in_parts(model: Model, size: int) -> Callable[[Callable[..., Any]], Callabl
     return wrap
 
 
-def _is_watched(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _is_observed(model: Model, own: Collection[nn.Module]) -> bool:
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    return hooked or not _replaced(model) <= set(own)
+
+
+def _replaced(model: Model) -> set[nn.Module]:
+    return {module for module in model.modules() if "forward" in vars(module)}

@@ -1,6 +1,5 @@
 """The evidence beyond the league: rows and metrics are the functions' own, and a report says what they mean."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 from vitlens.analysis.faithfulness.composites import cell_mass, confident_images, mosaics
+from vitlens.analysis.faithfulness.defaults import OTHER_STEPS
 from vitlens.analysis.faithfulness.deletion import faithfulness
 from vitlens.analysis.faithfulness.league import BASELINES
 from vitlens.attribution.explain import explain
@@ -26,16 +26,12 @@ from vitlens.commands.explain.evidence_record import (
     SUBSTRATE_AGREEMENTS,
     SUBSTRATE_GAP,
     SUBSTRATES,
-    CompositeSetRow,
 )
 from vitlens.commands.explain.measure import measure
 from vitlens.commands.explain.measure.composites import composite_names
-from vitlens.commands.explain.measure.evidence import OTHER_STEPS
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.explain.report import report
-from vitlens.commands.explain.report.composites import composite_sections
-from vitlens.commands.explain.report.league import leagues
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
@@ -226,24 +222,3 @@ def test_power_is_that_of_the_paired_differences(record):
 
 def test_every_number_of_the_report_is_backed(record):
     assert not list(unbacked(report(record)))
-
-
-def test_a_refused_kind_has_one_line(record):
-    (league,) = leagues(record)
-    refused = CompositeSetRow("vit-digits", "pasted", "no masks", "labels", 9, 5, 0, 0, None, None, 0.2, False, 0)
-    changed = replace(league, record=_With(record, refused))
-    (section,) = composite_sections(changed)
-    assert [sentence.text for sentence in section.sentences] == ["Not made: no masks."]
-
-
-class _With:
-    """A record whose table of composites is one row."""
-
-    def __init__(self, record: Record, row: CompositeSetRow) -> None:
-        self._record, self._row = record, row
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._record, name)
-
-    def rows(self, table: object) -> object:
-        return (self._row,) if table == COMPOSITE_SETS else self._record.rows(table)  # type: ignore[arg-type]

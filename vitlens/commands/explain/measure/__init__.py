@@ -18,7 +18,7 @@ from vitlens.commands.explain.measure.evidence import EvidenceRows, evidence_row
 from vitlens.commands.explain.measure.maps import attribution_maps, image_rows, method_row, precision, write_maps
 from vitlens.commands.explain.measure.subject import subject
 from vitlens.commands.explain.options import ALL, NONE, ExplainOptions
-from vitlens.commands.explain.parts import explain_parts
+from vitlens.commands.explain.parts import composite_maps, explain_parts
 from vitlens.commands.explain.record import (
     AGREEMENTS,
     IMAGES,
@@ -170,7 +170,18 @@ class _Rows:
 def _print_expected(works: Sequence[_Work], options: ExplainOptions) -> None:
     parts = [
         tuple(
-            explain_parts(work.methods, len(work.split), verify=options.verify, counterfactuals=options.counterfactuals)
+            explain_parts(
+                work.methods,
+                len(work.split),
+                verify=options.verify,
+                counterfactuals=options.counterfactuals,
+                substrates=len([name for name in options.other_substrates if name != NONE]),
+                stability=options.stability,
+                composites=composite_maps(
+                    composite_names(options.composites, has_masks=work.split.masks is not None),
+                    options.composite_count,
+                ),
+            )
         )
         for work in works
     ]

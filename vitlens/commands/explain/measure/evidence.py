@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import median
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.faithfulness.defaults import OTHER_IMAGES, OTHER_STEPS
 from vitlens.analysis.faithfulness.deletion import faithfulness
 from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks
 from vitlens.analysis.faithfulness.masking import require_substrate
@@ -44,9 +45,6 @@ from vitlens.records import TableOf
 from vitlens.uncertainty import Estimate, power_of
 
 EvidenceRows: TypeAlias = dict[TableOf[Any], list[Any]]
-
-OTHER_IMAGES: Final = 128  # on which rankings with several substrates are compared, at most
-OTHER_STEPS: Final = 10  # of their removal curves
 
 
 def evidence_rows(

@@ -77,9 +77,8 @@ def _function(name: str, settings: Settings, engine: Engine) -> Explain:
 
 @contextmanager
 def quickly(model: Model, method: str) -> Iterator[None]:
-    """Inside, the forward passes of a method that needs neither gradients nor inner activations are quick ones."""
-    entry = ATTRIBUTIONS[method]
-    if entry.gradients or entry.needs is not None:
+    """Inside, the passes of a method that does not observe attention are quick ones."""
+    if ATTRIBUTIONS[method].needs not in (None, "cam"):
         yield
         return
     with quick_passes(model):
