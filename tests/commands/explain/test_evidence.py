@@ -117,6 +117,7 @@ def test_composites_that_the_model_does_not_see_judge_no_map(record):
     assert {"composites_mosaic-2.png", "composites_embedded.png"} <= names
 
 
+@pytest.mark.slow
 def test_pasted_objects_are_seen_and_found(tmp_path):
     found = run(
         tmp_path / "out", data="digits", composites=("pasted",), composite_count=12, stability=False, run_limit=40
@@ -131,6 +132,7 @@ def test_pasted_objects_are_seen_and_found(tmp_path):
     assert found.rows(STABILITY) == ()
 
 
+@pytest.mark.slow
 def test_too_few_images_are_refused_in_the_report(tmp_path, folder):
     found = run(tmp_path / "out", data=str(folder), run_limit=3)
     rows = found.rows(COMPOSITE_SETS)
@@ -139,6 +141,7 @@ def test_too_few_images_are_refused_in_the_report(tmp_path, folder):
     assert sections(found)["Localisation on composites: 2 x 2 mosaics"].startswith("Not made: expected confidently")
 
 
+@pytest.mark.slow
 def test_predictions_stand_in_for_missing_labels(tmp_path, folder):
     unlabelled = tmp_path / "unlabelled"
     unlabelled.mkdir()
