@@ -4,6 +4,7 @@ from scipy import stats
 
 from vitlens.errors import InputError
 from vitlens.uncertainty import (
+    POWER,
     Estimate,
     Side,
     apart,
@@ -13,6 +14,7 @@ from vitlens.uncertainty import (
     holm,
     mcnemar,
     median_of,
+    power_of,
     student_mean,
     student_test,
     widened,
@@ -178,3 +180,23 @@ def test_students_test_of_a_few_values_is_scipys() -> None:
         assert student_test(row) == pytest.approx(float(stats.ttest_1samp(row, 0).pvalue), abs=1e-12)
     assert student_test([0.1, 0.1, 0.1]) < 1e-12
     assert student_test([0.0, 0.0]) == student_test([3.0]) == 1.0
+
+
+def test_a_detectable_difference_is_found_with_the_power_that_is_stated() -> None:
+    random = np.random.default_rng(0)
+    values = random.normal(0, 0.3, (2000, 56))
+    known = [power_of(row) for row in values]
+    assert known[0].error == pytest.approx(float(stats.sem(values[0])))
+    assert known[0].detectable == pytest.approx(2.8016 * known[0].error, rel=1e-4)
+    effect = 2.8016 * 0.3 / np.sqrt(56)
+    found = np.mean([student_test(row + effect) < 0.05 for row in values])
+    assert found == pytest.approx(POWER, abs=0.03)
+
+
+def test_power_counts_groups_not_copies() -> None:
+    values = np.random.default_rng(0).normal(0, 1, 20)
+    alone, copied = power_of(values), power_of(np.repeat(values, 5), groups=np.repeat(np.arange(20), 5))
+    assert copied.detectable == pytest.approx(alone.detectable)
+    assert (copied.n, copied.groups) == (100, 20)
+    assert power_of([1.0]) is None
+    assert power_of([1.0, 2.0], groups=[3, 3]) is None

@@ -12,6 +12,7 @@ from vitlens.errors import InputError
 
 DRAWS = 10_000  # of bootstrap and sign flips
 LEVEL = 0.05  # significance level, after the correction for multiple tests
+POWER = 0.8  # probability with which a test finds the smallest effect that counts as detectable
 _AT_ONCE = 4_000_000  # numbers drawn at once: bounds memory to tens of megabytes
 _EXACT = 5000  # predictions up to which calibration is tested exactly
 _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
@@ -167,6 +168,31 @@ def bootstrap_difference(
     if len(first_values) != len(second_values):
         raise InputError(f"expected the same images twice, found {len(first_values)} and {len(second_values)} values")
     return bootstrap_mean(first_values - second_values, groups=groups, seed=seed, draws=draws, unit=unit)
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a paired comparison can see: error: the standard error of the mean difference; detectable: the smallest true
+    difference that a two-sided test at LEVEL finds with a probability of POWER; n: images, groups: independent ones."""
+
+    error: float
+    detectable: float
+    n: int
+    groups: int
+
+
+def power_of(differences: ArrayLike, *, groups: ArrayLike | None = None) -> Power | None:
+    """The minimal detectable effect of paired differences (n,), by the normal approximation (Cohen 1988).
+
+    groups (n,): differences of one group are not independent. None for fewer than 2 values (or groups).
+    """
+    values = _vector(differences)
+    sums, counts = _by_group(values, groups)
+    if len(sums) < 2:
+        return None
+    residuals = sums - values.mean() * counts
+    error = float(np.sqrt((residuals**2).sum() * len(sums) / (len(sums) - 1)) / len(values))
+    return Power(error, (_Z + NormalDist().inv_cdf(POWER)) * error, len(values), len(sums))
 
 
 def median_of(values: ArrayLike, *, unit: str = "fraction") -> Estimate:

@@ -108,19 +108,36 @@ def test_a_map_at_random_has_no_gap_and_its_reverse_has_the_opposite():
     assert gap.n == 200
 
 
+def test_a_relevance_gain_of_a_linear_model_is_that_of_its_logits():
+    """The logit falls by what the removed patches are worth, so the gain follows from their sorted worths."""
+    model = linear_model()
+    batch = images((16, 16), batch=3)
+    truth = worth(model, batch)
+    (found,) = faithfulness(model, batch, torch.zeros(3, dtype=torch.long), [truth], steps=None, substrate="black")
+    high, low = (truth.flatten(1).sort(1, descending=order).values.cumsum(1) for order in (True, False))
+    mean = (high - low)[:, :-1].sum(1) / truth[0].numel()
+    torch.testing.assert_close(found.relevance_gains, mean, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found.insertion.logit[:, -1], found.deletion.logit[:, 0])
+
+
 def test_areas_by_hand():
     curve = RemovalCurve(
         torch.tensor([0.0, 0.5, 1.0]),
         torch.tensor([[1.0, 0.5, 0.0], [1.0, 0.0, 0.0]]),
         torch.tensor([[True, True, False], [True, False, False]]),
+        torch.tensor([[4.0, 2.0, 0.0], [4.0, 0.0, -2.0]]),
     )
+    assert curve.logit_areas.tolist() == [2.0, 0.5]
     assert curve.areas.tolist() == [0.5, 0.25]
     assert curve.kept_areas.tolist() == [0.75, 0.25]
-    both = Faithfulness(curve, RemovalCurve(curve.shares, 1 - curve.probability, curve.kept))
+    both = Faithfulness(curve, RemovalCurve(curve.shares, 1 - curve.probability, curve.kept, 1 + curve.logit))
     assert both.gaps.tolist() == [0.0, 0.5]
+    assert both.relevance_gains.tolist() == [1.0, 1.0]
     assert both.insertion.probability[1].tolist() == [1.0, 1.0, 0.0]
     assert both.insertion.areas.tolist() == both.least_first.areas.tolist()
-    absent = RemovalCurve(torch.tensor([0.0, 0.5]), torch.tensor([[1.0, 1.0]]), torch.ones(1, 2, dtype=torch.bool))
+    absent = RemovalCurve(
+        torch.tensor([0.0, 0.5]), torch.tensor([[1.0, 1.0]]), torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2)
+    )
     assert absent.areas.tolist() == [1.0]  # over the range that there is
 
 

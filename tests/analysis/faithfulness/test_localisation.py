@@ -83,6 +83,15 @@ def test_what_no_knowledge_gives():
     torch.testing.assert_close(mass_inside(constant, masks), areas)
 
 
+@pytest.mark.parametrize("value", [1.0, 0.1, 1 / 3])
+def test_a_uniform_map_ranks_nothing_in_any_size(value):
+    """Interpolation from 6x6 to 36x48 pixels rounds, and rounding must not rank pixels."""
+    inside = torch.zeros(2, 36, 48, dtype=torch.bool)
+    inside[:, 18:, :24] = True
+    assert roc_auc(torch.full((2, 6, 6), value), inside).tolist() == [0.5, 0.5]
+    assert average_precision(torch.full((2, 6, 6), value), inside).tolist() == [0.25, 0.25]
+
+
 def test_a_perfect_map_and_its_opposite():
     _, masks = made()
     maps = masks.float()

@@ -111,6 +111,14 @@ def test_a_method_that_knows_no_model_is_flagged_and_relevance_is_not():
     assert estimate.n == 4
 
 
+def test_the_whole_cascade_is_one_number():
+    never = Randomisation(("head", "block 0"), torch.ones(2, 3))
+    assert never.whole().value == 1.0
+    half = Randomisation(("head", "block 0"), torch.tensor([[1.0, 0.5, torch.nan], [0.0, 0.1, torch.nan]]))
+    assert half.areas.tolist() == pytest.approx([0.5, 0.3])
+    assert (half.whole().value, half.whole().n) == (pytest.approx(0.4), 2)
+
+
 def test_constant_maps():
     before = Randomisation(("head",), torch.tensor([[torch.nan, torch.nan]]))
     assert before.flagged  # nothing to change

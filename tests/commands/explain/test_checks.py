@@ -84,7 +84,8 @@ def test_every_method_and_baseline_is_in_the_table(record):
 def test_the_folder_is_complete(record):
     titles = [section.title for section in report(record).sections]
     checks = ["Checks of the methods", "Localisation", "Randomisation check", "Agreement between methods"]
-    rest = ["Counterfactuals", "Methods and their cost", "Images"]
+    evidence = ["What replaces a removed patch", "Stability of the maps"]
+    rest = ["Counterfactuals", *evidence, "Methods and their cost", "Images"]
     assert titles == ["Which map to trust", "Maps", *checks, *rest]
     assert {path.name for path in (record.folder / "figures").iterdir()} == {
         "explain.png", "league.png", "faithfulness.png", "counterfactuals.png",

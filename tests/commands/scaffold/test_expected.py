@@ -62,6 +62,13 @@ def test_maps_cost_what_the_registry_says():
     assert (maps.forwards, maps.backwards) == (5120, 10)
     assert checks.forwards > maps.forwards
     assert searched.shorter == "--no-counterfactuals"
+    more = {"substrates": 2, "stability": True, "composites": 50}
+    others, steady, composites = list(
+        explain_parts(["gradcam", "rise"], 10, verify=True, counterfactuals=False, **more)
+    )[2:]
+    assert (others.forwards, others.shorter) == (2 * 2 * 10 * 4 * 10, "--other-substrates none")
+    assert (steady.forwards, steady.backwards, steady.shorter) == (512 * 40, 40, "--no-stability")
+    assert (composites.forwards, composites.shorter) == (512 * 50, "--composites none")
 
 
 def test_removals_cost_about_what_they_are_measured_to(tiny_vit):

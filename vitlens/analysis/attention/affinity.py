@@ -81,7 +81,7 @@ def require_steps(steps: int) -> None:
     """Raise InputError unless the number of steps is even: an odd one may exchange object and background."""
     if steps < 0 or steps % 2:
         raise InputError(
-            f"expected an even number of refinement steps, as odd ones may exchange object and background, found {steps}"
+            f"expected an even number of steps (an odd one may exchange object and background), found {steps}"
         )
 
 

@@ -33,12 +33,13 @@ class RemovalCurve:
     """The target's probability as patches are removed.
 
     shares: of the patches removed, from 0 to 1 (with the substrate "absent" to all but one patch); probability: of the
-    target (batch, points), a fraction; kept: whether the target is still the prediction.
+    target (batch, points), a fraction; kept: whether the target is still the prediction; logit: of the target.
     """
 
     shares: Float[Tensor, " points"]
     probability: Float[Tensor, "batch points"]
     kept: Bool[Tensor, "batch points"]
+    logit: Float[Tensor, "batch points"]
 
     @property
     def areas(self) -> Float[Tensor, " batch"]:
@@ -49,6 +50,11 @@ class RemovalCurve:
     def kept_areas(self) -> Float[Tensor, " batch"]:
         """The area under `kept`, the fraction still predicted as the target: with labels as targets, the accuracy."""
         return _areas(self.shares, self.kept.float())
+
+    @property
+    def logit_areas(self) -> Float[Tensor, " batch"]:
+        """The area under each image's logit curve, divided by the range of shares."""
+        return _areas(self.shares, self.logit)
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,22 @@ class Faithfulness:
     def insertion(self) -> RemovalCurve:
         """The curve of inserting the most relevant patches first; its shares are of the patches inserted."""
         curve = self.least_first
-        return RemovalCurve((1 - curve.shares).flip(0), curve.probability.flip(1), curve.kept.flip(1))
+        return RemovalCurve(
+            (1 - curve.shares).flip(0), curve.probability.flip(1), curve.kept.flip(1), curve.logit.flip(1)
+        )
 
     @property
     def gaps(self) -> Float[Tensor, " batch"]:
         """Area of insertion minus area of deletion, per image: 0 for a random order, greater is better."""
         return self.least_first.areas - self.deletion.areas
+
+    @property
+    def relevance_gains(self) -> Float[Tensor, " batch"]:
+        """The symmetric relevance gain (Blücher 2024): LeRF minus MoRF of the target's logit, per image, in logits.
+
+        0 for a random order. Unlike a probability, a logit does not saturate where the model is confident.
+        """
+        return self.least_first.logit_areas - self.deletion.logit_areas
 
 
 def faithfulness(
@@ -184,15 +200,18 @@ def removed_sets(ranks: Ranks, counts: Int[Tensor, " points"]) -> Bool[Tensor, "
 def _curve(
     answers: Float[Tensor, "batch points classes"], targets: Labels, shares: Float[Tensor, " points"]
 ) -> RemovalCurve:
-    probabilities = answers.softmax(-1)
     own = targets.to(answers.device)[:, None]
-    chosen = probabilities.gather(2, own.unsqueeze(-1).expand(-1, answers.shape[1], -1)).squeeze(-1)
-    return RemovalCurve(shares.float().cpu(), chosen.cpu(), (answers.argmax(-1) == own).cpu())
+    index = own.unsqueeze(-1).expand(-1, answers.shape[1], -1)
+    chosen, logit = (each.gather(2, index).squeeze(-1).cpu() for each in (answers.softmax(-1), answers))
+    return RemovalCurve(shares.float().cpu(), chosen, (answers.argmax(-1) == own).cpu(), logit)
 
 
 def _joined(parts: Sequence[RemovalCurve]) -> RemovalCurve:
     return RemovalCurve(
-        parts[0].shares, torch.cat([part.probability for part in parts]), torch.cat([part.kept for part in parts])
+        parts[0].shares,
+        torch.cat([part.probability for part in parts]),
+        torch.cat([part.kept for part in parts]),
+        torch.cat([part.logit for part in parts]),
     )
 
 

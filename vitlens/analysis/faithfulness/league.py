@@ -37,7 +37,7 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 RANDOM, CENTRE = "random", "centre"  # the baselines' names
 BASELINES: Final = (RANDOM, CENTRE)
 RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
-COST_IMAGES = 4  # images on which the cost in forward passes is counted
+COST_IMAGES = 1  # on which the cost in forward passes is counted: it is the same for every image
 
 SCORES: Final[Mapping[str, Callable[[Maps, Masks], Float[Tensor, " batch"]]]] = {
     "roc_auc": roc_auc,
@@ -133,7 +133,9 @@ def league(
                 imputed[place],
                 turned,
                 _scores(sound[name], masks),
-                None if explain is None else _randomised(model, images, targets, explain, settings.seed, kept),
+                None
+                if explain is None
+                else _randomised(model, images, targets, explain, known[name][0], settings, kept),
                 known[name][1],
                 None if explain is None else forward_equivalents(model, *cost_batch, explain),
             )
@@ -179,12 +181,19 @@ def _scores(maps: Maps, masks: Masks | None) -> dict[str, Float[Tensor, " masked
 
 
 def _randomised(
-    model: Model, images: Images, targets: Labels, explain: Explain, seed: int, kept: Bool[Tensor, "stages randomised"]
+    model: Model,
+    images: Images,
+    targets: Labels,
+    explain: Explain,
+    maps: Maps,
+    settings: Settings,
+    kept: Bool[Tensor, "stages randomised"],
 ) -> Randomisation | None:
-    batch = images[:RANDOMISED], targets[:RANDOMISED]
-    if not bool(explain(model, *batch).isfinite().all()):
+    """The randomisation check of the first images, whose maps are known; None where they are not finite."""
+    batch, before = (images[:RANDOMISED], targets[:RANDOMISED]), maps[:RANDOMISED]
+    if not bool(before.isfinite().all()):
         return None
-    return randomisation(model, *batch, explain, seed=seed, kept=kept)
+    return randomisation(model, *batch, explain, seed=settings.seed, kept=kept, before=before)
 
 
 _CENTRE_WIDTH = 1 / 4  # standard deviation of the centre Gaussian as a share of each side

@@ -22,16 +22,16 @@ _ROUNDING: Final = 1e-6  # of a map's greatest value; differences below it are n
 def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
     """The pointing game (Zhang 2018): whether each map's highest point lies on its object's mask.
 
-    Maps are interpolated bilinearly to the masks' size. If several points are equally high, all of them must lie on the
-    mask. A map that is uniform up to rounding has no highest point and is not a hit. Raises DataError when a mask is
-    empty.
+    Maps are interpolated bilinearly to the masks' size. If several points are equally high up to rounding, all of them
+    must lie on the mask. A map that is uniform up to rounding has no highest point and is not a hit. Raises DataError
+    when a mask is empty.
     """
     if not masks.flatten(1).any(1).all():
         empty = int((~masks.flatten(1).any(1)).nonzero()[0])
         raise DataError(f"expected an object in every mask, found an empty one (image {empty})")
     large = F.interpolate(maps.float().unsqueeze(1), size=masks.shape[-2:], mode="bilinear", align_corners=False)
     flat = large.flatten(1)
-    highest = flat == flat.amax(1, keepdim=True)
+    highest = flat >= flat.amax(1, keepdim=True) - _ROUNDING * flat.abs().amax(1, keepdim=True)
     return ~(highest & ~masks.flatten(1)).any(1) & ~_uniform(maps)
 
 
@@ -107,8 +107,9 @@ def _precision(values: NDArray[np.float64], inside: NDArray[np.bool_]) -> float:
 
 
 def _pixels(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    values = enlarged(maps.float(), _size(maps, masks)).flatten(1).double().cpu().numpy()
-    return values, masks.flatten(1).cpu().numpy()
+    large = enlarged(maps.float(), _size(maps, masks)).flatten(1).double()
+    values = large.masked_fill(_uniform(maps)[:, None], 0.0)  # interpolation's rounding would rank its pixels
+    return values.cpu().numpy(), masks.flatten(1).cpu().numpy()
 
 
 def _marked(maps: AnyMaps, masks: Masks) -> tuple[Tensor, Tensor]:

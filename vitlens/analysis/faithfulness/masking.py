@@ -18,6 +18,7 @@ from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.onednn import quick_linear, quick_mlps
+from vitlens.lens.quick_passes import quick_passes
 from vitlens.lens.replay_check import Entry, entry_of
 from vitlens.models.model import Model
 from vitlens.names import SUBSTRATES, Substrate
@@ -155,9 +156,10 @@ def _by_pixels(
     batch_size: int | None,
 ) -> Iterator[Logits]:
     other = substrate_images(images, substrate)
-    for batch in torch.arange(len(which), device=images.device).split(batch_size or fitting_batch_size(model)):
-        masked = pixel_masks(removed[batch], grid, model.input_size)
-        yield model(torch.where(masked, other[which[batch]], images[which[batch]])).float()
+    with quick_passes(model):
+        for batch in torch.arange(len(which), device=images.device).split(batch_size or fitting_batch_size(model)):
+            masked = pixel_masks(removed[batch], grid, model.input_size)
+            yield model(torch.where(masked, other[which[batch]], images[which[batch]])).float()
 
 
 def _by_tokens(

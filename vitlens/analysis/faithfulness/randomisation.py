@@ -60,6 +60,16 @@ class Randomisation:
         """The mean correlation with all weights randomised, with its interval."""
         return bootstrap_mean(self.last.numpy(), seed=seed, unit="")
 
+    @property
+    def areas(self) -> Float[Tensor, " batch"]:
+        """The mean correlation over all stages, of the images whose map before is not constant: 1 for maps that never
+        change, about 0 for maps that change with the head already. All stages count alike."""
+        return self.correlation.mean(0)[~self.correlation[-1].isnan()]
+
+    def whole(self, *, seed: int = 0) -> Estimate:
+        """The mean correlation over the whole cascade, with its interval."""
+        return bootstrap_mean(self.areas.numpy(), seed=seed, unit="")
+
     def cascade(self, *, seed: int = 0) -> Cascade:
         """The mean correlation of every stage with its interval, judged."""
         usable = ~self.correlation[-1].isnan()
@@ -93,15 +103,17 @@ def randomisation(
     parts: int = PARTS,
     seed: int = 0,
     kept: Bool[Tensor, "stages batch"] | None = None,
+    before: Maps | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Randomisation:
     """Compare the maps of a method before and after the weights are randomised, stage by stage, for the same targets.
 
     parts: number of groups of blocks (head and embedding are groups of their own); kept: see `predictions_kept`, the
-    same for every method. The model's weights are restored on return and after an exception. Raises InputError where
-    the method's maps of the model are not finite.
+    same for every method; before: the method's maps of the trained model, where they are known. The model's weights are
+    restored on return and after an exception. Raises InputError where the method's maps of the model are not finite.
     """
-    before = explain(model, images, targets)
+    if before is None:
+        before = explain(model, images, targets)
     if not bool(before.isfinite().all()):
         raise InputError("expected finite maps to compare, found NaN or infinity")
     steps, rows = weight_groups(model, parts=parts), []

@@ -21,6 +21,7 @@ from vitlens.analysis.faithfulness.masking import Cells, distinct_variants, pixe
 from vitlens.analysis.faithfulness.resampled import AnyMaps, removal_grid
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
+from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 
@@ -56,7 +57,7 @@ def road(
         batch = resized(model, batch)
         place, back = distinct_variants(which, removed)
         logits = []
-        with evaluating(model):
+        with evaluating(model), quick_passes(model):
             for part in place.split(size):
                 variants = part.to(removed.device)
                 holes = pixel_masks(removed[variants], cells, model.input_size)

@@ -6,13 +6,16 @@ from math import hypot
 from typing import Final
 
 from vitlens.analysis.faithfulness.cascade import Cascade, RandomisedStage, judged_cascade
+from vitlens.analysis.faithfulness.steadiness import JUMPY
+from vitlens.commands.explain.evidence_record import SHIFTS, STABILITY, STEADY, SWAPPED
 from vitlens.commands.explain.record import CHECKS, LEAGUE, METHODS, SETTINGS, LeagueRow
-from vitlens.commands.scaffold.maps.findings import map_findings, uniform_finding
+from vitlens.commands.scaffold.maps.findings import listed, map_findings, uniform_finding
 from vitlens.commands.scaffold.maps.judged import explanation_verdict
 from vitlens.commands.scaffold.maps.rows import BASELINES, MapCheck, Margin
 from vitlens.records import Record
 from vitlens.report.document import Finding, Verdict
-from vitlens.uncertainty import Estimate
+from vitlens.report.findings import finding
+from vitlens.uncertainty import Estimate, widened
 
 UNTESTED: Final = "no check was run; add --verify"
 
@@ -31,6 +34,49 @@ def findings(record: Record) -> Iterator[Finding | None]:
         rows = [row for row in record.rows(METHODS) if row.model == alias]
         unusable = {row.method: row.constant + row.not_finite for row in rows}
         yield uniform_finding(alias, unusable, max((row.maps for row in rows), default=0), rows)
+        yield _jumping(record, alias)
+        yield _swapping(record, alias)
+
+
+def _jumping(record: Record, alias: str) -> Finding | None:
+    """The method whose maps jump most when images are shifted by at most one pixel."""
+    rows = [row for row in record.rows(STABILITY) if (row.model, row.disturbance) == (alias, SHIFTS)]
+    flagged = [row for row in rows if row.state == "jumps"]
+    if not flagged:
+        return None
+    worst = max(flagged, key=lambda row: row.jumped or 0.0)
+    share = record.metric(STEADY(model=alias, score="jumped", disturbance=SHIFTS, method=worst.method))
+    others = [row.method for row in flagged if row is not worst]
+    also = f" Flagged for the same: {listed(others)}." if others else ""
+    return finding(
+        f"The top point of **{worst.method}**'s maps of **{alias}** jumps on this share of the images when they are "
+        f"shifted by at most one pixel.{also}",
+        _within(widened(share, len(rows))),
+        kind="hidden fault",
+        reference=JUMPY,
+        rows=tuple(flagged),
+    )
+
+
+def _within(share: Estimate) -> Estimate:
+    """A fraction whose widened interval ends at 0 and 1."""
+    low, high = (None if end is None else min(max(end, 0.0), 1.0) for end in (share.low, share.high))
+    return Estimate(share.value, low, high, share.n, share.unit)
+
+
+def _swapping(record: Record, alias: str) -> Finding | None:
+    """Two methods that change places with what replaces a removed patch."""
+    rows = [row for row in record.rows(SWAPPED) if row.model == alias]
+    if not rows:
+        return None
+    worst = max(rows, key=lambda row: min(row.in_first.value, -row.in_second.value))
+    return finding(
+        f"Which map is more faithful to **{alias}** depends on what replaces a removed patch: with {worst.first} "
+        f"{worst.better} is above {worst.worse}, with {worst.second} below it (difference there).",
+        worst.in_second,
+        kind="hidden fault",
+        rows=tuple(rows),
+    )
 
 
 def checks_of(record: Record, alias: str) -> tuple[MapCheck, ...]:

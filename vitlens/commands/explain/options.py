@@ -3,15 +3,18 @@
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from vitlens.analysis.faithfulness.defaults import SUBSTRATE
+from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, COMPOSITES
+from vitlens.analysis.faithfulness.defaults import OTHER_SUBSTRATES, SUBSTRATE
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
 from vitlens.commands.scaffold.parsing import names_of
-from vitlens.names import Engine, Substrate
+from vitlens.names import SUBSTRATES, Engine, Substrate
 from vitlens.schema import Untrusted
 
 ALL: Final = "all"
+AUTO: Final = "auto"
+NONE: Final = "none"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,10 @@ class ExplainOptions:
     name or index. verify: whether every check is run on every method, by default on all methods and all images; without
     it and without a limit, a few images of a data set are explained. substrate: what replaces the patches that the
     checks remove. counterfactuals: whether the checks search for sets of patches whose removal changes the prediction.
-    show: file names of the images that figures draw (none: the first ones).
+    show: file names of the images that figures draw (none: the first ones). composites: kinds of composite images on
+    which the checks score localisation, "auto" for the default kinds where masks are not known, or "none";
+    composite_count: at most so many of each kind. other_substrates: with which deletion and insertion are repeated, as
+    far as the model has them, or "none". stability: whether the checks disturb the images by shifts and a flip.
     """
 
     models: tuple[str, ...] = several_models()
@@ -62,6 +68,29 @@ class ExplainOptions:
         metavar="LIST",
         parse=names_of,
         shown=False,
+    )
+    composites: tuple[str, ...] = choices(
+        "--composites",
+        f"With --verify: {', '.join(COMPOSITE_KINDS)}, {NONE}, or {AUTO}: "
+        f"{' and '.join(kind.name for kind in COMPOSITE_KINDS.values() if kind.default)} where masks are not known.",
+        (*COMPOSITE_KINDS, AUTO, NONE),
+        default=(AUTO,),
+        shown=AUTO,
+    )
+    composite_count: int = option(
+        "--composite-count", "Composite images of each kind, at most.", default=COMPOSITES, metavar="N", low=2
+    )
+    other_substrates: tuple[str, ...] = choices(
+        "--other-substrates",
+        f"With --verify: {', '.join(SUBSTRATES)}, or {NONE}: what else replaces removed patches, to compare rankings.",
+        (*SUBSTRATES, NONE),
+        default=OTHER_SUBSTRATES,
+        shown=", ".join(OTHER_SUBSTRATES),
+    )
+    stability: bool = option(
+        "--stability/--no-stability",
+        "With --verify: whether maps follow shifts of the images by 1/4, 1/2 and 1 px, and a flip.",
+        default=True,
     )
     model_options: ModelOptions = bundle(ModelOptions)
     run: RunOptions = bundle(RunOptions)

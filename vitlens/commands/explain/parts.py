@@ -3,17 +3,29 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS
+from vitlens.analysis.faithfulness.defaults import OTHER_IMAGES, OTHER_STEPS
 from vitlens.analysis.faithfulness.deletion import STEPS
 from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED
 from vitlens.analysis.faithfulness.randomisation import PARTS
+from vitlens.analysis.faithfulness.steadiness import DISTURBANCES, STEADY_IMAGES
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
 
 _SEARCHED: Final = 16  # passes of the search for a counterfactual, by image and method, about
 
 
-def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterfactuals: bool) -> Iterator[Part]:
-    """Maps by each method, and the checks of each."""
+def explain_parts(
+    methods: Sequence[str],
+    images: int,
+    *,
+    verify: bool,
+    counterfactuals: bool,
+    substrates: int = 0,
+    stability: bool = False,
+    composites: int = 0,
+) -> Iterator[Part]:
+    """Maps by each method, and the checks of each. substrates: the number of others; composites: maps on them."""
     forwards = sum(ATTRIBUTIONS[name].forwards for name in methods)
     backwards = sum(ATTRIBUTIONS[name].backwards for name in methods)
     slow = [name for name in methods if ATTRIBUTIONS[name].slow]
@@ -27,3 +39,16 @@ def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterf
         if counterfactuals:
             searched = _SEARCHED * len(methods) * images
             yield Part("counterfactuals", searched, shorter="--no-counterfactuals")
+        if substrates:
+            repeated = substrates * 2 * OTHER_STEPS * (len(methods) + len(BASELINES)) * min(images, OTHER_IMAGES)
+            yield Part("other substrates", repeated, shorter="--other-substrates none")
+        if stability:
+            disturbed = len(DISTURBANCES) * min(images, STEADY_IMAGES)
+            yield Part("stability", forwards * disturbed, backwards * disturbed, "--no-stability")
+        if composites:
+            yield Part("composites", forwards * composites, backwards * composites, "--composites none")
+
+
+def composite_maps(kinds: Sequence[str], count: int) -> int:
+    """The number of maps of each method on at most count composites of each kind."""
+    return sum(COMPOSITE_KINDS[name].explained for name in kinds) * count

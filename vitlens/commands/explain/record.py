@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.explain.evidence_record import EVIDENCE
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.names import Substrate
@@ -60,7 +61,8 @@ class LeagueRow:
     the weights are randomised, by the part that is randomised in addition (None: undefined). seconds, forwards: the
     cost for an image; faults: of the maps, in words, empty where there are none; flagged: by the
     randomisation check; check: paired differences from the baselines and the judged cascade (None: a baseline, or a
-    folder of a version before them).
+    folder of a version before them). relevance_gain: LeRF minus MoRF of the target's logit; cascade: the mean
+    correlation over all stages of the randomisation (None: a folder of a version before them).
     """
 
     model: str
@@ -87,6 +89,8 @@ class LeagueRow:
     flagged: bool
     verdict: str
     check: MapCheck | None = None
+    relevance_gain: float | None = None
+    cascade: float | None = None
 
 
 @dataclass(frozen=True)
@@ -192,10 +196,12 @@ CHECKS: Final[Mapping[str, MetricName]] = {
     "mass": MetricName("localisation/{model}/mass/{method}"),
     "pointing": MetricName("localisation/{model}/pointing/{method}"),
     "randomisation": MetricName("randomisation/{model}/{method}"),
+    "relevance_gain": MetricName("faithfulness/{model}/relevance_gain/{method}"),
+    "cascade": MetricName("randomisation_cascade/{model}/{method}"),
 }
 
 RECORD = Contents(
-    metrics=(COMPLETENESS, *CHECKS.values(), SECONDS, FORWARDS, TURNED, SIZE_SEARCHED, AGREEMENT),
-    tables=(METHODS, IMAGES, LEAGUE, AGREEMENTS, SETTINGS, EXPLORER),
-    arrays=(MAPS, CURVES, COUNTERFACTUALS, EXPLORER_ARRAYS),
+    metrics=(COMPLETENESS, *CHECKS.values(), SECONDS, FORWARDS, TURNED, SIZE_SEARCHED, AGREEMENT, *EVIDENCE.metrics),
+    tables=(METHODS, IMAGES, LEAGUE, AGREEMENTS, SETTINGS, EXPLORER, *EVIDENCE.tables),
+    arrays=(MAPS, CURVES, COUNTERFACTUALS, EXPLORER_ARRAYS, *EVIDENCE.arrays),
 )

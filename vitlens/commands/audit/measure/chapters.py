@@ -44,6 +44,7 @@ from vitlens.models.naming import ModelName
 
 EXPLAINED: Final = 50  # images on which the methods are checked
 NO_LABELS: Final = "it needs labelled images"
+_CHECKS: Final = "--verify --no-counterfactuals --composites none --other-substrates none --no-stability"
 
 
 class AuditChapters(ChapterRunner):
@@ -113,12 +114,12 @@ class AuditChapters(ChapterRunner):
             self._leave_out("explain", f"none of the methods that are checked is defined for {self.alias}")
             return
         limit = self._at_most(EXPLAINED)
-        line = f"explain {self.name} {self.images.typed} --method {','.join(methods)} --verify --no-counterfactuals"
+        line = f"explain {self.name} {self.images.typed} --method {','.join(methods)} {_CHECKS}"
         self.run(
             "explain", self.alias, f"{line} --limit {limit}",
             lambda run: ExplainOptions(
-                (self.name,), method=methods, verify=True, counterfactuals=False, run=replace(run, limit=limit),
-                **self._common,
+                (self.name,), method=methods, verify=True, counterfactuals=False, composites=("none",),
+                other_substrates=("none",), stability=False, run=replace(run, limit=limit), **self._common,
             ),
         )  # fmt: skip
 

@@ -11,10 +11,14 @@ from vitlens.analysis.faithfulness.league import Settings
 from vitlens.analysis.faithfulness.masking import require_substrate
 from vitlens.attribution.explain import methods_for, require_method
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.commands.explain.evidence_record import EVIDENCE
 from vitlens.commands.explain.measure.checks import check_methods
+from vitlens.commands.explain.measure.composites import composite_names, composite_rows
+from vitlens.commands.explain.measure.evidence import EvidenceRows, evidence_rows
 from vitlens.commands.explain.measure.maps import attribution_maps, image_rows, method_row, precision, write_maps
-from vitlens.commands.explain.options import ALL, ExplainOptions
-from vitlens.commands.explain.parts import explain_parts
+from vitlens.commands.explain.measure.subject import subject
+from vitlens.commands.explain.options import ALL, NONE, ExplainOptions
+from vitlens.commands.explain.parts import composite_maps, explain_parts
 from vitlens.commands.explain.record import (
     AGREEMENTS,
     IMAGES,
@@ -95,6 +99,8 @@ def measured(
         folder.write(LEAGUE, rows.league)
         folder.write(AGREEMENTS, rows.agreements)
         folder.write(SETTINGS, rows.settings)
+        for table in EVIDENCE.tables:
+            folder.write(table, rows.evidence.get(table, []))
         folder.write(EXPLORER, _explorer_rows(folder, works, drawn))
         return publish(folder)
 
@@ -153,12 +159,29 @@ class _Rows:
     league: list[LeagueRow] = field(default_factory=list)
     agreements: list[MethodAgreementRow] = field(default_factory=list)
     settings: list[LeagueSettingsRow] = field(default_factory=list)
+    evidence: EvidenceRows = field(default_factory=dict)
+
+    def add(self, rows: EvidenceRows) -> None:
+        """Add rows of evidence to their tables."""
+        for table, own in rows.items():
+            self.evidence.setdefault(table, []).extend(own)
 
 
 def _print_expected(works: Sequence[_Work], options: ExplainOptions) -> None:
     parts = [
         tuple(
-            explain_parts(work.methods, len(work.split), verify=options.verify, counterfactuals=options.counterfactuals)
+            explain_parts(
+                work.methods,
+                len(work.split),
+                verify=options.verify,
+                counterfactuals=options.counterfactuals,
+                substrates=len([name for name in options.other_substrates if name != NONE]),
+                stability=options.stability,
+                composites=composite_maps(
+                    composite_names(options.composites, has_masks=work.split.masks is not None),
+                    options.composite_count,
+                ),
+            )
         )
         for work in works
     ]
@@ -182,13 +205,11 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
     rows.images.extend(image_rows(model, split, logits, classes))
     if not options.verify:
         return
-    checked = check_methods(
-        folder,
+    checked = subject(
         model,
         split,
         classes,
         methods=work.methods,
-        made={attribution.method: (attribution.maps, attribution.seconds) for attribution in maps},
         settings=Settings(
             substrate=options.substrate,
             counterfactuals=options.counterfactuals,
@@ -196,8 +217,21 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
             batch_size=run.batch_size,
         ),
         engine=options.engine,
-        options=run,
     )
-    rows.league.extend(checked.league)
-    rows.agreements.extend(checked.agreements)
-    rows.settings.append(checked.settings)
+    made = {attribution.method: (attribution.maps, attribution.seconds) for attribution in maps}
+    found = check_methods(folder, checked, made=made, options=run)
+    rows.league.extend(found.league)
+    rows.agreements.extend(found.agreements)
+    rows.settings.append(found.settings)
+    rows.add(
+        evidence_rows(
+            folder,
+            checked,
+            found.results,
+            substrates=tuple(name for name in options.other_substrates if name != NONE),
+            steadiness=options.stability,
+            options=run,
+        )
+    )
+    kinds = composite_names(options.composites, has_masks=split.masks is not None)
+    rows.add(composite_rows(folder, checked, kinds=kinds, count=options.composite_count, options=run))

@@ -9,15 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import accuracy, answers
+from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.answers.paired import estimates
 from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overlap
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, by_search
 from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks, Settings, checks_in, league
-from vitlens.analysis.faithfulness.masking import require_substrate
-from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
-from vitlens.attribution.explain import explain, methods_for, require_method
+from vitlens.commands.explain.measure.subject import Subject
 from vitlens.commands.explain.measure.verdict import evidence, masked_groups, verdict
 from vitlens.commands.explain.record import (
     AGREEMENT,
@@ -41,72 +39,57 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.names import Engine
 from vitlens.shapes import Images
 from vitlens.uncertainty import Estimate
 
 SEARCHED: Final = 32  # images of the greedy search, at most
 _DRAWN: Final = 5  # images whose counterfactuals are drawn
+_UNITS: Final = {"relevance_gain": "logits"}  # of columns that are no fractions
 
 
 @dataclass(frozen=True)
 class CheckedMethods:
-    """The rows of one model: the league, the greatest insertion minus deletion first; pairs of methods; settings."""
+    """The rows of one model: the league, the greatest insertion minus deletion first; pairs of methods; settings;
+    results: of the checks, image by image."""
 
     league: tuple[LeagueRow, ...]
     agreements: tuple[MethodAgreementRow, ...]
     settings: LeagueSettingsRow
+    results: tuple[MethodChecks, ...]
 
 
 def check_methods(
     folder: RunFolder,
-    model: Model,
-    split: Split,
-    targets: Tensor | None,
+    checked: Subject,
     *,
-    methods: Sequence[str] | None = None,
     made: Mapping[str, tuple[Tensor, float]] | None = None,
-    settings: Settings | None = None,
-    engine: Engine = "vitlens",
     options: RunOptions,
 ) -> CheckedMethods:
     """Run every check on every method and write metrics and arrays; returns the rows.
 
-    targets: class indices (n,), None: the predictions; methods: names of the registry (None: all that are defined for
-    the model); made: maps that were computed before, with the seconds for each image. Raises UnsupportedError or
-    UnknownNameError before any work.
+    made: maps that were computed before, with the seconds for each image.
     """
-    names = tuple(methods or methods_for(model, engine=engine))
-    for name in names:
-        require_method(model, name, engine=engine)
-    settings = settings or Settings(seed=options.seed, batch_size=options.batch_size)
-    require_substrate(model, settings.substrate)
-    images = torch.cat([batch.images for batch in split.batches(256, device=model.device)])
-    if targets is None:
-        targets = answers(model, split, batch_size=options.batch_size).argmax(-1)
-    classes = targets.to(model.device)
-    masks = None if split.masks is None else split.masks.to(model.device)
-    functions: dict[str, Explain] = {name: _function(name, settings, engine) for name in names}
-    with progress("Checking explanations", checks_in(len(names)), unit="checks", quiet=options.quiet) as advance:
-        checked = league(
-            model, images, classes, functions, masks=masks, computed=made, settings=settings, advance=advance
+    model, split, settings, images = checked.model, checked.split, checked.settings, checked.images
+    total = checks_in(len(checked.functions))
+    with progress("Checking explanations", total, unit="checks", quiet=options.quiet) as advance:
+        results = league(
+            model,
+            images,
+            checked.classes,
+            checked.functions,
+            masks=checked.masks,
+            computed=made,
+            settings=settings,
+            advance=advance,
         )
     searched = _searched_sets(model, images, settings) if settings.counterfactuals else None
-    rows = _league_rows(folder, checked, split, settings, model.alias)
-    agreements = _agreement_rows(folder, checked, model, split)
+    rows = _league_rows(folder, results, split, settings, model.alias)
+    agreements = _agreement_rows(folder, results, model, split)
     if searched is not None:
-        _write_counterfactuals(folder, checked, searched, split, model)
-    folder.save(CURVES, _curves(checked), model=model.alias)
-    used = LeagueSettingsRow(model.alias, **asdict(settings), images=len(split), randomised=_randomised(checked))
-    return CheckedMethods(rows, agreements, used)
-
-
-def _function(name: str, settings: Settings, engine: Engine) -> Explain:
-    def maps(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-        size, seed = settings.batch_size, settings.seed
-        return explain(model, images, targets=targets, method=name, engine=engine, batch_size=size, seed=seed)
-
-    return maps
+        _write_counterfactuals(folder, results, searched, split, model)
+    folder.save(CURVES, _curves(results), model=model.alias)
+    used = LeagueSettingsRow(model.alias, **asdict(settings), images=len(split), randomised=_randomised(results))
+    return CheckedMethods(rows, agreements, used, results)
 
 
 def _curves(checked: Sequence[MethodChecks]) -> LeagueArrays:
@@ -177,7 +160,7 @@ def _estimates(checked: Sequence[MethodChecks], split: Split, settings: Settings
     """The mean of every check with its interval, by method and column of the league."""
     means: dict[str, dict[str, Estimate]] = {checks.name: {} for checks in checked}
     for column, values, groups in _columns(checked, split):
-        for checks, estimate in zip(checked, estimates(values, groups=groups, unit="fraction")):
+        for checks, estimate in zip(checked, estimates(values, groups=groups, unit=_UNITS.get(column, "fraction"))):
             means[checks.name][column] = estimate
     groups = masked_groups(split)
     for checks in checked:
@@ -185,6 +168,7 @@ def _estimates(checked: Sequence[MethodChecks], split: Split, settings: Settings
             means[checks.name]["pointing"] = accuracy(checks.scores["pointing"] > 0.5, groups=groups)
         if checks.randomisation is not None and len(checks.randomisation.last):
             means[checks.name]["randomisation"] = checks.randomisation.estimate(seed=settings.seed)
+            means[checks.name]["cascade"] = checks.randomisation.whole(seed=settings.seed)
     return means
 
 
@@ -198,6 +182,7 @@ def _columns(checked: Sequence[MethodChecks], split: Split) -> list[tuple[str, T
         "deletion": values(lambda checks: checks.fidelity.deletion.areas),
         "insertion": values(lambda checks: checks.fidelity.least_first.areas),
         "gap": values(lambda checks: checks.fidelity.gaps),
+        "relevance_gain": values(lambda checks: checks.fidelity.relevance_gains),
         "deletion_accuracy": values(lambda checks: checks.fidelity.deletion.kept_areas),
         "insertion_accuracy": values(lambda checks: checks.fidelity.least_first.kept_areas),
     }

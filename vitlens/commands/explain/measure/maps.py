@@ -14,6 +14,7 @@ from vitlens.attribution.explain import explain
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.package import PROVENANCE
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.explain.measure.subject import quickly
 from vitlens.commands.explain.record import COMPLETENESS, MAPS, ExplainArrays, ExplainImageRow, MethodRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
@@ -53,7 +54,7 @@ def attribution_maps(
     maps, gains, seconds = [], [], 0.0
     for batch in split.batches(size, device=model.device):
         own = None if targets is None else targets[batch.indices].to(model.device)
-        with autocast(model.device, precision(options)):
+        with autocast(model.device, precision(options)), quickly(model, method):
             start = time.perf_counter()
             batch_maps = explain(
                 model, batch.images, targets=own, method=method, engine=engine, batch_size=size, seed=options.seed

@@ -8,6 +8,8 @@ from vitlens.commands.explain.conclusions import findings, verdicts
 from vitlens.commands.explain.options import ALL, ExplainOptions
 from vitlens.commands.explain.record import COMPLETENESS, IMAGES, MAPS, METHODS, ExplainImageRow, MethodRow
 from vitlens.commands.explain.report.checks import check_sections
+from vitlens.commands.explain.report.composites import composite_sections
+from vitlens.commands.explain.report.evidence import evidence_sections
 from vitlens.commands.explain.report.explorer import explain_explorer
 from vitlens.commands.explain.report.league import League, league_section, leagues
 from vitlens.commands.explain.report.maps import has_classifier, map_figures, methods_of, target_words
@@ -38,7 +40,7 @@ def report(record: Record) -> Document:
         figures=tuple(figure for alias in record.aliases for figure in map_figures(record, alias)),
         leading=True,
     )
-    checks = [section for league in known for section in (league_section(league), *check_sections(league))]
+    checks = [section for league in known for section in _sections(league)]
     methods = Section(
         "Methods and their cost",
         tables=tuple(_method_table(alias, methods_of(record, alias)) for alias in record.aliases),
@@ -59,6 +61,14 @@ def report(record: Record) -> Document:
         ),
         explorer=explain_explorer(record),
     )
+
+
+def _sections(league: League) -> Iterator[Section]:
+    """The checks of one model, one by one."""
+    yield league_section(league)
+    yield from check_sections(league)
+    yield from composite_sections(league)
+    yield from evidence_sections(league)
 
 
 def _unchecked(record: Record) -> Iterator[Sentence]:

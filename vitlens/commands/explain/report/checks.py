@@ -76,20 +76,28 @@ def _randomisation(league: League) -> Iterator[Section]:
         return
     stages = tuple(stage.name for stage in checked[0][1].stages)
     rows: list[tuple[Cell, ...]] = [
-        (method, cascade_words(cascade), cascade.first_below or "none", *map(_similarity, cascade.stages))
+        (
+            method,
+            cascade_words(cascade),
+            in_three_decimals(league.estimate("cascade", method)),
+            cascade.first_below or "none",
+            *map(_similarity, cascade.stages),
+        )
         for method, cascade in checked
     ]
     known = [[stage.kept for stage in cascade.stages] for _, cascade in checked]
     kept = next((shares for shares in known if None not in shares), None)
     if kept is not None:
-        rows.append(("predictions kept", "", "", *(f"{100 * (share or 0.0):.0f} %" for share in kept)))
+        rows.append(("predictions kept", "", "", "", *(f"{100 * (share or 0.0):.0f} %" for share in kept)))
     words = (
         "Rank correlation (Spearman, mean over images) of the maps before and after the weights are randomised; each "
         "column randomises its part in addition to those before it. For a method that depends on the learned weights "
-        "the correlation falls towards 0."
+        "the correlation falls towards 0. Whole cascade: its mean over all stages, 1 for maps that never change."
     )
     table = Table(
-        "Correlation with the trained model's own maps", ("method", "check", "first below at", *stages), tuple(rows)
+        "Correlation with the trained model's own maps",
+        ("method", "check", "whole cascade", "first below at", *stages),
+        tuple(rows),
     )
     cascades = tuple(cascade for _, cascade in checked)
     answer = Sentence(_randomisation_answer(league.alias, checked), (*cascades, league.settings, len(checked)))

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from vitlens.commands.explain.conclusions import is_paired
+from vitlens.commands.explain.evidence_record import SUBSTRATE_AGREEMENTS
 from vitlens.commands.explain.record import COUNTERFACTUALS, SEARCH, SIZE_SEARCHED
+from vitlens.commands.explain.report.evidence import power_sentences
 from vitlens.commands.explain.report.league import League, curves_figure, league_figure, leagues
 from vitlens.commands.explain.report.maps import target_words
 from vitlens.commands.scaffold.maps.judged import CHECK_WORDS, JudgedMap, cascade_words, in_three_decimals
@@ -22,7 +24,7 @@ def trust_section(league: League) -> Section:
     """Which map may be trusted: the five best methods with one verdict each, and the curves behind it."""
     return Section(
         f"Which map to trust{league.of}",
-        (*_trusted(league), *_unpaired(league), Sentence(CHECK_WORDS, says="method")),
+        (*_trusted(league), *power_sentences(league), *_unpaired(league), Sentence(CHECK_WORDS, says="method")),
         (_trust_table(league),),
         (league_figure(league), curves_figure(league)),
         leading=True,
@@ -34,8 +36,8 @@ def league_limits(record: Record) -> Iterator[Sentence]:
     for league in list(leagues(record))[:1]:
         best, settings = league.judged[0].check, league.settings
         yield Sentence(
-            f"{_SUBSTRATES}; patches were replaced by {league.substrate} only. {_road_words(league)}",
-            (best, *league.methods),
+            f"{_SUBSTRATES}; the verdicts are those of patches replaced by {league.substrate}. {_other_words(league)}",
+            (best, *league.methods, *record.rows(SUBSTRATE_AGREEMENTS)),
         )
         yield Sentence(
             f"The intervals of {league.alias} cover the choice of {settings.images:,} images, whose maps explain "
@@ -65,11 +67,23 @@ def league_limits(record: Record) -> Iterator[Sentence]:
             )
 
 
+def _other_words(league: League) -> str:
+    """What other replacements say: the least agreement of the rankings, or ROAD's best method."""
+    rows = [row for row in league.record.rows(SUBSTRATE_AGREEMENTS) if row.model == league.alias]
+    if not rows:
+        return _road_words(league)
+    least, swapped = min(rows, key=lambda row: row.tau), sum(row.swapped for row in rows)
+    places = (
+        f"{swapped} times a pair of methods is shown to change" if swapped else "no pair of methods is shown to change"
+    )
+    return f"With others {places} places (Kendall's τ {least.tau:.2f} at least). {_road_words(league)}"
+
+
 def _road_words(league: League) -> str:
     """Whether ROAD, which imputes removed patches, has the same best method."""
     known = [row for row in league.methods if row.road is not None]
     if not known:
-        return "No other replacement was tried."
+        return "ROAD, which imputes removed patches, was not run."
     first = max(known, key=lambda row: row.road or 0.0)
     best = league.judged[0].check.method
     if first.method == best:

@@ -7,6 +7,7 @@ from typing import Any
 
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
+from vitlens.analysis.faithfulness.defaults import OTHER_SUBSTRATES
 from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.attack.measure.expected import attack_parts
@@ -218,7 +219,9 @@ def _parts(model: Model, images: int, depth: Depth, replacements: tuple[Replacem
         yield from stats_parts(images, checkpoints=0)
         yield from ablate_parts(units_of(model), images, AblateOptions(model.alias, replace=replacements))
     methods = supported_methods(model, depth.explained)
-    yield from explain_parts(methods, min(images, depth.checked), verify=True, counterfactuals=True)
+    checked = min(images, depth.checked)
+    others = len(OTHER_SUBSTRATES)
+    yield from explain_parts(methods, checked, verify=True, counterfactuals=True, substrates=others, stability=True)
     attacks = AttackOptions((model.alias,), attacks=depth.attacks)
     yield from attack_parts(attacks, min(images, depth.attacked))
     yield from features_parts(featured, min(depth.bank, default_bank(featured)))
