@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from vitlens.report.backing import unbacked
 
 from vitlens.analysis.faithfulness.composites import cell_mass, confident_images, mosaics
 from vitlens.analysis.faithfulness.defaults import OTHER_STEPS
@@ -38,7 +39,6 @@ from vitlens.data.digits import digits
 from vitlens.files import read_run
 from vitlens.models.loading import load
 from vitlens.records import Record
-from vitlens.report.backing import unbacked
 from vitlens.uncertainty import power_of
 
 METHODS = ("relevance", "rollout")
