@@ -4,8 +4,8 @@ To add one, write its function (a model, images and target classes in, raw maps 
 method (analysis/attention/registry.py) becomes an attribution by an entry that names it.
 
 Attention-aware LRP (AttnLRP, Achtibat 2024) is not included: its library, LXT, is under the Clear BSD licence, which
-grants no patent rights, whereas ours, Apache-2.0, does, so LXT cannot be a dependency; LRP itself is patented (US 12061966
-B2, EP 3271863 B1). The closest methods here are relevance (Chefer 2021) and libra-relevance.
+grants no patent rights, whereas ours, Apache-2.0, does, so LXT cannot be a dependency; LRP itself is patented (US
+12061966 B2, EP 3271863 B1). The closest methods here are relevance (Chefer 2021) and libra-relevance.
 """
 
 from collections.abc import Callable, Mapping
