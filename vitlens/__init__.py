@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.explain import explain as explain
     from vitlens.attribution.look import look as look
+    from vitlens.attribution.refinement import Refinement as Refinement
     from vitlens.commands.scaffold.explorer.public import explorer as explorer
     from vitlens.commands.scaffold.reading import read as read
     from vitlens.data.catalogue import load_data as load_data
@@ -59,6 +60,7 @@ _HOMES = {
     "KnockOut": ("vitlens.lens.places.changes", "KnockOut"),
     "Model": ("vitlens.models.model", "Model"),
     "Place": ("vitlens.lens.places.place", "Place"),
+    "Refinement": ("vitlens.attribution.refinement", "Refinement"),
     "Split": ("vitlens.data.split", "Split"),
     "Statistics": ("vitlens.analysis.heads.statistics", "Statistics"),
     "ablate": ("vitlens.analysis.ablation.ablate", "ablate"),
@@ -106,6 +108,7 @@ __all__ = [
     "KnockOut",
     "Model",
     "Place",
+    "Refinement",
     "Split",
     "Statistics",
     "__version__",

@@ -1,6 +1,7 @@
 """`vitlens.explain`: attribution maps by any method, and the methods that a model supports."""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.answers.targets import predicted_classes
 from vitlens.attribution.package import package_maps, packaged
+from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, Attribution, attribution
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
@@ -24,6 +26,7 @@ def explain(
     *,
     targets: Targets = "predicted",
     method: str = "relevance",
+    refinement: Refinement | None = None,
     engine: Engine = "vitlens",
     batch_size: int | None = None,
     seed: int = DEFAULT_SEED,
@@ -34,13 +37,14 @@ def explain(
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets: "predicted", "label"
     (of a Split or class folders), a class by name or index, or class indices (batch,); method: a name of
-    `vitlens.list_methods()`; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
-    KernelSHAP; options: further ones of the method, as its own function has them (rollout: fusion, discard, alpha,
-    start_layer, readout; integrated-gradients: steps, baseline; rise: masks). engine: "grad-cam" gives the grad-cam
-    package's own maps instead, for the methods that it has: after its ReLU, scaled to [0, 1] by their smallest and
-    largest value, in the size of the model's input. Raises UnknownNameError for an unknown method, option or engine,
-    UnsupportedError for a method that this model or engine does not support (without a classifier: any that explains
-    a class), and InputError for a class that does not exist.
+    `vitlens.list_methods()`; refinement: what is done with its maps (`vitlens.Refinement`: attention between patches,
+    views, another map, the image's edges), None for nothing; batch_size: images at a time (None: chosen to fit); seed:
+    of SmoothGrad, RISE and KernelSHAP; options: further ones of the method, as its own function has them (rollout:
+    fusion, discard, alpha, start_layer, readout; integrated-gradients: steps, baseline; rise: masks). engine:
+    "grad-cam" gives the grad-cam package's own maps instead, for the methods that it has: after its ReLU, scaled to [0,
+    1] by their smallest and largest value, in the size of the model's input. Raises UnknownNameError for an unknown
+    method, option or engine, UnsupportedError for a method that this model or engine does not support (without a
+    classifier: any that explains a class), and InputError for a class that does not exist.
 
     >>> import torch, vitlens
     >>> cnn = vitlens.load("cnn-digits")
@@ -49,21 +53,37 @@ def explain(
     >>> vit = vitlens.load("vit-digits")
     >>> vitlens.explain(vit, torch.rand(2, 3, 32, 32), method="rollout", fusion="max").shape
     torch.Size([2, 8, 8])
+    >>> twice = vitlens.Refinement(refine="affinity", views=2)
+    >>> vitlens.explain(vit, torch.rand(2, 3, 32, 32), refinement=twice).shape
+    torch.Size([2, 16, 16])
     """
     images, targets = as_images(images), as_targets(targets)
+    refinement = refinement or Refinement()
     require(model, *needs_of("explain"))
     require_method(model, method, engine=engine)
     require_options(method, options, engine=engine)
+    if refinement.changes:
+        if refinement.times is not None:
+            require_method(model, refinement.times, engine=engine)
+        require_refinement(model, method, refinement)
     size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
     classes = _checked(model, images, targets) if targets is not None else predicted_classes(model, images, size)
     maps = []
     for start in range(0, len(images), size):
         part = slice(start, start + size)
         batch, batch_targets = images[part].to(model.device), classes[part].to(model.device)
-        if engine == "grad-cam":
-            maps.append(package_maps(model, batch, batch_targets, method=method))
-        else:
-            maps.append(_maps(model, batch, batch_targets, ATTRIBUTIONS[method], seed, options))
+
+        def maps_of(seen: Images, name: str, targets: Labels = batch_targets, **own: Any) -> Maps:
+            if engine == "grad-cam":
+                return package_maps(model, seen, targets, method=name)
+            return _maps(model, seen, targets, ATTRIBUTIONS[name], seed, own)
+
+        if not refinement.changes:
+            maps.append(maps_of(batch, method, **options))
+            continue
+        other = refinement.times
+        factor = None if other is None else partial(maps_of, name=other)
+        maps.append(refined_maps(model, batch, partial(maps_of, name=method, **options), refinement, factor=factor))
     return torch.cat(maps)
 
 

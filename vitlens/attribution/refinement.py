@@ -1,0 +1,141 @@
+"""Refinement of any method's maps: by attention between patches, by views, by another map, by the image's own edges."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.attention.affinity import affinity, refined, require_affinity, require_steps
+from vitlens.analysis.attention.defaults import REFINE_STEPS
+from vitlens.analysis.faithfulness.resampled import AnyMaps, enlarged, removal_grid
+from vitlens.attribution.registry import ATTRIBUTIONS, attribution
+from vitlens.attribution.views import over_views, require_views
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.models.model import Model
+from vitlens.names import REFINEMENTS, UPSAMPLINGS, Refining, Upsampling
+from vitlens.shapes import Images
+
+MapsOf = Callable[[Images], AnyMaps]
+_EDGES = 1e-2  # of the guided filter: variance of a colour (squared, of [0, 1]) below which a region counts as flat
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What is done with a method's maps; by default nothing.
+
+    refine: "affinity", steps of the attention between patches (affinity.py), of layers (None: all), an even number;
+    times: a method whose map is multiplied (refined in the same way; both without their negative values and divided by
+    their mean); views: shifted and mirrored views that are averaged (views.py); upsample: "image", to the image's
+    pixels by a filter that follows its edges. Raises InputError and UnknownNameError.
+    """
+
+    refine: Refining | None = None
+    layers: tuple[int, ...] | None = None
+    steps: int = REFINE_STEPS
+    times: str | None = None
+    views: int = 1
+    upsample: Upsampling | None = None
+
+    def __post_init__(self) -> None:
+        if self.refine is not None and self.refine not in REFINEMENTS:
+            raise UnknownNameError("refinement", self.refine, REFINEMENTS)
+        if self.upsample is not None and self.upsample not in UPSAMPLINGS:
+            raise UnknownNameError("upsampling", self.upsample, UPSAMPLINGS)
+        if self.times is not None:
+            attribution(self.times)
+        require_steps(self.steps)
+        require_views(self.views)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it does anything."""
+        return self != Refinement(layers=self.layers, steps=self.steps)
+
+    @property
+    def words(self) -> str:
+        """What is done, for a caption: "refined by attention between patches, mean of 2 views"; empty for nothing."""
+        parts = []
+        if self.times is not None:
+            parts.append(f"times {ATTRIBUTIONS[self.times].title}")
+        if self.refine is not None and self.steps:
+            chosen = "" if self.layers is None else f" of layers {', '.join(map(str, self.layers))}"
+            parts.append(f"refined by attention between patches{chosen} ({self.steps} steps)")
+        if self.views > 1:
+            parts.append(f"mean of {self.views} views")
+        if self.upsample is not None:
+            parts.append("enlarged along the image's edges")
+        return ", ".join(parts)
+
+
+def require_refinement(model: Model, method: str, refinement: Refinement) -> None:
+    """Raise UnsupportedError where this model, or this method's maps, cannot be refined so, InputError for a method
+    times itself."""
+    if method == refinement.times:
+        raise InputError(f"expected another method for --times than {method}, found the same")
+    if refinement.refine is None:
+        return
+    require_affinity(model)
+    for name in (method, *((refinement.times,) if refinement.times else ())):
+        if attribution(name).resolution == "pixel":
+            patches = [each for each, entry in ATTRIBUTIONS.items() if entry.resolution == "patch"]
+            raise UnsupportedError(
+                f"expected a map of patches for --refine affinity, found {name}, a map of pixels; use --views, or one "
+                f"of {', '.join(patches)}"
+            )
+
+
+def refined_maps(
+    model: Model, images: Images, maps_of: MapsOf, refinement: Refinement, *, factor: MapsOf | None = None
+) -> AnyMaps:
+    """The maps that maps_of gives for images (or views of them), refined; factor: the maps of the method `times`."""
+
+    def once(batch: Images) -> AnyMaps:
+        similarity = affinity(model, batch, layers=refinement.layers) if refinement.refine else None
+
+        def smooth(maps: AnyMaps) -> AnyMaps:
+            return maps if similarity is None else refined(maps, similarity, steps=refinement.steps)
+
+        maps = maps_of(batch)
+        return smooth(maps) if factor is None else product(smooth(maps), smooth(factor(batch)))
+
+    maps = over_views(once, images, views=refinement.views, cells=removal_grid(model))
+    return along_edges(maps, images) if refinement.upsample else maps
+
+
+def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:
+    """The product of two maps' positive parts, each divided by its mean; the coarser is enlarged to the finer."""
+    size = max(first.shape[-2], second.shape[-2]), max(first.shape[-1], second.shape[-1])
+    return evidence(enlarged(first, size)) * evidence(enlarged(second, size))
+
+
+def evidence(maps: AnyMaps) -> AnyMaps:
+    """A map's positive part divided by its mean; 0 where it has none."""
+    positive = maps.clamp_min(0)
+    return positive / positive.mean((1, 2), keepdim=True).clamp_min(torch.finfo(positive.dtype).tiny)
+
+
+def along_edges(maps: AnyMaps, images: Images) -> Float[Tensor, "batch height width"]:
+    """Maps enlarged to the images' pixels by a guided filter (He 2010): they change where the image does.
+
+    The radius is a cell of the map; the mean of the filters of the three channels.
+    """
+    height, width = images.shape[-2:]
+    radius = max(1, round(height / maps.shape[-2]))
+    large = enlarged(maps, (height, width)).unsqueeze(1).to(images)
+    scale = large.abs().amax((2, 3), keepdim=True).clamp_min(torch.finfo(large.dtype).tiny)
+    signal, guides = (large / scale), images
+    mean_guide, mean_signal = _box(guides, radius), _box(signal, radius)
+    covariance = _box(guides * signal, radius) - mean_guide * mean_signal
+    slope = covariance / (_box(guides * guides, radius) - mean_guide**2 + _EDGES)
+    offset = mean_signal - slope * mean_guide
+    filtered = (_box(slope, radius) * guides + _box(offset, radius)).mean(1)
+    return filtered * scale[:, 0]
+
+
+def _box(values: Tensor, radius: int) -> Tensor:
+    """The mean over a square of 2 · radius + 1 pixels; edges repeat."""
+    padded = F.pad(values, (radius,) * 4, mode="replicate")
+    return F.avg_pool2d(padded, 2 * radius + 1, 1)
