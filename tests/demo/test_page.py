@@ -1,5 +1,6 @@
 """The page in a real Chromium: every tab with a mouse, good and bad uploads, two sessions, a narrow window, limits."""
 
+import json
 import re
 import subprocess
 import sys
@@ -134,8 +135,22 @@ def test_the_view_in_space_says_what_it_shows(visitor: Visitor):
     visitor.tab.locator("#space-plot .plotly, #space-plot .js-plotly-plot").first.wait_for()
 
 
-@pytest.mark.parametrize("tab", ["Look", "Explain", "Break"])
+SHOWS = {  # of each tab, what it shows at first
+    "Look": ("#look-top", "vit-digits"),
+    "Explain": ("#explain-result", "relevance of vit-digits"),
+    "Break": ("#break-result", "epsilon 4/255"),
+    "Intervene": ("#intervene-result", "Nothing is off"),
+    "3D": ("#space-words", "Each point is a patch"),
+}
+
+
+@pytest.mark.parametrize("tab", SHOWS)
 def test_a_report_is_written_as_a_folder_and_as_one_file(tab: str, visitor: Visitor, served: Served, tmp_path: Path):
+    visitor.open(tab)
+    visitor.wait(*SHOWS[tab])
+    if tab == "Intervene":
+        visitor.tab.get_by_label("switch off head L3.H1", exact=True).click()
+        visitor.wait("#intervene-result", "Without L3.H1")
     visitor.open("Report")
     visitor.tab.locator("#report-what").get_by_label(tab, exact=True).check()
     visitor.tab.get_by_role("button", name="Write the report").click()
@@ -148,12 +163,30 @@ def test_a_report_is_written_as_a_folder_and_as_one_file(tab: str, visitor: Visi
         found.value.save_as(files[name])
     with zipfile.ZipFile(files["archive"]) as archive:
         names = {Path(name).name for name in archive.namelist()}
+        (results,) = [json.loads(archive.read(name)) for name in archive.namelist() if name.endswith("results.json")]
     assert {"report.md", "report.html", "results.json", "config.json"} <= names
+    if tab == "Intervene":
+        assert results["tables"]["heads_off"] == [{"layer": 3, "head": 1}]
     assert "<!doctype html>" in files["page"].read_text(encoding="utf-8")[:200].lower()
     token = files["page"].stem.rpartition("-")[2]
     assert list(served.files.rglob(f"*{token}*"))
     visitor.tab.close()  # which ends the session
     assert eventually(lambda: not list(served.files.rglob(f"*{token}*")))
+
+
+def test_a_tab_that_shows_another_picture_is_not_exported(visitor: Visitor):
+    visitor.open("Report")
+    visitor.tab.locator("#report-what").get_by_label("Intervene", exact=True).check()
+    visitor.tab.get_by_role("button", name="Write the report").click()
+    visitor.tab.get_by_text("open Intervene first", exact=False).first.wait_for()
+
+
+def test_clicks_in_quick_succession_are_all_in_the_answer(visitor: Visitor):
+    visitor.open("Intervene")
+    visitor.wait("#intervene-result", "Nothing is off")
+    for head in range(4):
+        visitor.tab.get_by_label(f"switch off head L2.H{head}", exact=True).click()
+    visitor.wait("#intervene-result", "Without L2.H0, L2.H1, L2.H2, L2.H3")
 
 
 def eventually(holds: Any, seconds: float = 15.0) -> bool:
@@ -196,7 +229,7 @@ BAD = {
     "enormous.png": (enormous, "expected at most 64 megapixels"),
     "text.png": (lambda path: path.write_text("no image"), "expected an image"),
     "empty.png": (lambda path: path.write_bytes(b""), "expected an image"),
-    "heavy.jpg": (heavy, "ize"),
+    "heavy.jpg": (heavy, "expected a file of at most 20 MB, found 21.0 MB"),
 }
 
 

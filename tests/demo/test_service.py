@@ -181,7 +181,7 @@ def test_the_extra_is_asked_for_before_torch_is_imported():
 
 def test_the_options_are_those_of_the_command_line():
     assert COMMANDS["demo"].options is DemoOptions
-    assert not COMMANDS["demo"].reports
+    assert COMMANDS["demo"].serves
     assert DemoOptions().browser
     assert DemoOptions().port is None
 

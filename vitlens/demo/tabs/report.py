@@ -10,21 +10,32 @@ from markupsafe import Markup
 from vitlens.demo.exports import place_of
 from vitlens.demo.markup import joined, said
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import Component, DemoSite, NowShown, TabParts, Updates, required
+from vitlens.demo.site import Asked, Component, DemoSite, Newest, NowShown, TabParts, Updates, asked
 from vitlens.demo.telling import told
 from vitlens.demo.views.export import WORDS, Wanted, exported
+from vitlens.errors import DataError
 
 _ABOUT = (
-    "The report that the command of the same analysis writes, of this picture and the settings of that tab: a folder "
-    "(report.md, figures, results.json, arrays) as an archive, and report.html, one file to send on."
+    "What the chosen tab shows of this picture, with its settings, as a report: a folder (report.md, figures, "
+    "results.json, arrays) as an archive, and report.html, one file to send on. Look, Explain and Break give the "
+    "report of the command of the same name (Break: vitlens attack)."
 )
+_NAME = "Report"
+_READ = (  # the tab and the name of each control that a report is made of
+    ("Explain", "left"),
+    ("Explain", "other"),
+    ("Explain", "right"),
+    ("Explain", "target"),
+    ("Break", "attack"),
+    ("Break", "epsilon"),
+    ("Intervene", "off"),
+    ("3D", "share"),
+)
+Controls = Mapping[str, Mapping[str, Component]]
 
 
-Controls = Mapping[str, Component]
-
-
-def report_tab(site: DemoSite, shown: NowShown, explain: Controls, attack: Controls) -> TabParts:
-    """What is shown, as a report folder and as one HTML file. explain, attack: the controls of those tabs."""
+def report_tab(site: DemoSite, shown: NowShown, controls: Controls) -> TabParts:
+    """What is shown, as a report folder and as one HTML file. controls: of the other tabs, by their names."""
     what = gradio.Radio(list(WORDS), value="Look", label="Report of what this tab shows", elem_id="report-what")
     gradio.HTML(joined(Markup("<p class='vl-say quiet'>{}</p>").format(_ABOUT)))
     write = gradio.Button("Write the report", variant="primary", elem_id="report-write")
@@ -34,51 +45,57 @@ def report_tab(site: DemoSite, shown: NowShown, explain: Controls, attack: Contr
         page = gradio.DownloadButton("One HTML file", visible=False, elem_id="report-page")
     outputs = (words, archive, page)
 
-    def refresh(_: Picture, alias: str) -> Updates:
+    def refresh(now: Asked) -> Updates:
         hidden = gradio.DownloadButton(visible=False)
         return {
-            words: joined(said(f"Nothing written yet for {alias} and this picture.")),
+            words: joined(said(f"Nothing written yet for {now.alias} and this picture.")),
             archive: hidden,
             page: hidden,
         }
 
-    @told
-    def written(picture: Picture | None, alias: str, tab: str, values: tuple[Any, ...], session: str) -> Updates:
-        own = required(picture)
-        left, other, right, target, method, epsilon = values
-        sides = (alias, other) if tab == "Explain" else (alias,)
-        with site.pool.turn(*sides) as models:
-            wanted = Wanted(WORDS[tab], models, (left, right), target, method, float(epsilon))
+    def written(now: Asked, tab: str, values: Mapping[tuple[str, str], Any], session: str) -> Updates:
+        sides = (now.alias, values["Explain", "other"]) if tab == "Explain" else (now.alias,)
+        with site.pool.turn(*sides, wanted=now.wanted) as models:
+            wanted = Wanted(
+                WORDS[tab],
+                models,
+                (values["Explain", "left"], values["Explain", "right"]),
+                values["Explain", "target"],
+                values["Break", "attack"],
+                float(values["Break", "epsilon"]),
+                values["Intervene", "off"],
+                float(values["3D", "share"]) / 100,
+            )
             with place_of(site.place, session, WORDS[tab]) as (place, name):
-                files = exported(own, wanted, place, name=name)
-        line = Markup("<p class='vl-say'>The same from a terminal: <code>{}</code></p>").format(files.command)
+                files = exported(now.picture, wanted, place, name=name)
+        how = "The same page from a terminal" if tab in ("Intervene", "3D") else "The same from a terminal"
+        line = Markup("<p class='vl-say'>{}: <code>{}</code></p>").format(how, files.command)
         return {
             words: joined(said(f"Written: the report of {tab} for {' and '.join(dict.fromkeys(sides))}."), line),
             archive: _offered(files.archive),
             page: _offered(files.page),
         }
 
-    # one parameter a control, as gradio finds the request by its place
+    @told
     def clicked(
         picture: Picture | None,
         alias: str,
-        tab: str,
-        left: str,
-        other: str,
-        right: str,
-        target: str,
-        method: str,
-        epsilon: float,
+        newest: Newest,
         request: gradio.Request,
+        drawn: Mapping[str, tuple[str, str]],
+        tab: str,
+        *values: Any,
     ) -> Updates:
-        values = left, other, right, target, method, epsilon
-        return written(picture, alias, tab, values, str(request.session_hash))
+        now = asked(_NAME, picture, alias, newest)
+        if drawn.get(tab) != (now.picture.key, alias):
+            raise DataError(
+                f"expected {tab} to show this picture and {alias}, found it not opened since; open {tab} first"
+            )
+        return written(now, tab, dict(zip(_READ, values, strict=True)), str(request.session_hash))
 
-    given = [shown.picture, shown.alias, what]
-    given += [explain[name] for name in ("left", "other", "right", "target")]
-    given += [attack["attack"], attack["epsilon"]]
+    given = [*shown.inputs, shown.drawn, what, *(controls[tab][name] for tab, name in _READ)]
     write.click(clicked, given, list(outputs), **site.event)
-    return TabParts("Report", (), outputs, refresh)
+    return TabParts(_NAME, (), outputs, refresh)
 
 
 def _offered(path: Path) -> Any:

@@ -4,11 +4,12 @@ import gradio
 
 from vitlens.demo.markup import joined, said
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates, required
+from vitlens.demo.site import Asked, DemoSite, Newest, NowShown, TabParts, Updates, asked
 from vitlens.demo.telling import told
 from vitlens.demo.views.space import space_figure, space_of, space_words
 from vitlens.errors import UnsupportedError
 
+_NAME = "3D"
 _SHARE = 25  # % of the points at first: of all of them, those in front hide the others
 
 
@@ -21,17 +22,17 @@ def space_tab(site: DemoSite, shown: NowShown) -> TabParts:
     words = gradio.HTML(elem_id="space-words")
     plot = gradio.Plot(elem_id="space-plot", label="Attention by layer, head and patch", show_label=False)
 
-    def refresh(picture: Picture, alias: str, percent: float) -> Updates:
-        with site.pool.turn(alias) as (model,):
+    def refresh(now: Asked, percent: float) -> Updates:
+        with site.pool.turn(now.alias, wanted=now.wanted) as (model,):
             try:
-                space = space_of(model, picture, share=percent / 100)
+                space = space_of(model, now.picture, share=percent / 100)
             except UnsupportedError as error:
                 return {words: joined(said(f"{error}.")), plot: None}
         return {words: joined(said(space_words(space))), plot: space_figure(space)}
 
     @told
-    def again(picture: Picture | None, alias: str, percent: float) -> Updates:
-        return refresh(required(picture), alias, percent)
+    def again(picture: Picture | None, alias: str, newest: Newest, percent: float) -> Updates:
+        return refresh(asked(_NAME, picture, alias, newest), percent)
 
-    share.release(again, [shown.picture, shown.alias, share], [words, plot], **site.event)
-    return TabParts("3D", (share,), (words, plot), refresh)
+    share.release(again, [*shown.inputs, share], [words, plot], **site.event)
+    return TabParts(_NAME, (share,), (words, plot), refresh, {"share": share})
