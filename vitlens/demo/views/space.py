@@ -87,7 +87,7 @@ def space_figure(space: Space) -> "Figure":
 
     rows = space.grid[0]
     heads = int(space.head.max()) + 1
-    powers, names = ticks(space.share)
+    powers, names = (each[::2] for each in ticks(space.share))  # every other one is legible on a narrow page
     points = graph_objects.Scatter3d(
         x=across(space.head, space.column, space.grid),
         y=rows - 1 - space.row,
@@ -137,7 +137,7 @@ def space_figure(space: Space) -> "Figure":
             "domain": {"y": [_BAR, 1.0]},
             "aspectmode": "manual",
             "aspectratio": {"x": 1.6, "y": 0.7, "z": 1.1},
-            "camera": {"eye": {"x": 0.85, "y": -2.5, "z": 1.1}, "center": {"x": 0.0, "y": 0.0, "z": -0.08}},
+            "camera": {"eye": {"x": 0.85, "y": -2.5, "z": 1.1}, "center": {"x": 0.0, "y": 0.0, "z": -0.15}},
         },
     )
     return figure
