@@ -30,14 +30,14 @@ def test_look_shows_the_prediction_and_the_explorer_answers_to_the_mouse(visitor
     explorer = visitor.tab.frame_locator("#look-explorer iframe")
     explorer.locator(".ex-stage").wait_for()
     explorer.locator(".ex-board button").nth(2 * 4 + 1).click()
-    assert explorer.locator(".ex-said").inner_text().startswith("L2.H1: where CLS looks")
+    explorer.locator(".ex-said").filter(has_text="L2.H1: where CLS looks").wait_for()
     stage = explorer.locator(".ex-stage").bounding_box()
     explorer.locator(".ex-stage").click(position={"x": stage["width"] * 4.5 / 8, "y": stage["height"] * 2.5 / 8})
-    assert "row 2, column 4" in explorer.locator(".ex-said").inner_text()
+    explorer.locator(".ex-said").filter(has_text="row 2, column 4").wait_for()
     explorer.get_by_role("radio", name="who looks at it").click()
     explorer.get_by_label("Head", exact=True).fill("3")
     explorer.get_by_label("Layer", exact=True).fill("1")
-    assert explorer.locator(".ex-said").inner_text().startswith("L1.H3: ")
+    explorer.locator(".ex-said").filter(has_text="L1.H3: who looks at the patch in row 2, column 4").wait_for()
 
 
 def test_a_model_without_attention_says_so_in_every_tab(visitor: Visitor):
