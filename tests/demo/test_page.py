@@ -78,6 +78,18 @@ def test_a_class_is_typed_and_one_that_does_not_exist_is_a_sentence(visitor: Vis
     visitor.tab.get_by_text("no class 'zebra'", exact=False).first.wait_for()
 
 
+def test_an_epsilon_that_is_typed_out_of_range_is_a_sentence_and_other_tabs_work(visitor: Visitor):
+    visitor.open("Break")
+    visitor.wait("#break-result", "epsilon 4/255")
+    field = visitor.tab.locator("#break-epsilon input[type=number]")
+    field.fill("99")
+    field.press("Enter")
+    field.blur()
+    visitor.tab.get_by_text("expected an epsilon from 0 to 16", exact=False).first.wait_for()
+    visitor.open("Intervene")
+    visitor.wait("#intervene-result", "Nothing is off")
+
+
 def test_break_finds_a_perturbation_and_says_how_much_it_is_amplified(visitor: Visitor):
     visitor.open("Break")
     visitor.wait("#break-result", "epsilon 4/255")

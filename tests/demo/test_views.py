@@ -78,6 +78,27 @@ def test_two_sides_explain_the_class_that_was_typed(picture):
         explain.explained(CNN, picture, "rollout", "")
 
 
+def test_a_second_model_without_the_class_explains_its_own_prediction_and_says_so(picture):
+    other = Model(
+        VIT.module,
+        alias="letters",
+        anatomy=VIT.anatomy,
+        preprocessing=VIT.preprocessing,
+        classes=tuple("abcdefghij"),
+        provenance=VIT.provenance,
+        architecture=VIT.architecture,
+    )
+    shown = replace(picture, pixels={**picture.pixels, "letters": picture.pixels["vit-digits"]})
+    left, right = explain.both_explained((CNN, other), shown, ("gradcam", "relevance"), "8")
+    assert (left.target, left.lacks) == ("8", "")
+    assert (right.target, right.lacks) == (other.classes[int(VIT(picture.images(VIT)).argmax())], "8")
+    assert "as it has no class" in explain.sides_html(((left, CNN), (right, other)), shown, Badges(), 0.5)
+    with pytest.raises(UnknownNameError, match="no class 'a'"):
+        explain.both_explained((CNN, other), shown, ("gradcam", "relevance"), "a")
+    with pytest.raises(UnsupportedError):
+        explain.both_explained((other, CNN), shown, ("gradcam", "rollout"), "a")
+
+
 def test_the_badge_is_the_verdict_of_the_league_on_these_weights(picture):
     badges = found_badges(Path("reports"), (VIT, CNN))
     folder = read_folder(Path("reports/explain-vit-digits"))

@@ -7,6 +7,7 @@ import gradio
 from vitlens.attacks.defaults import ATTACK
 from vitlens.demo.pictures import Picture
 from vitlens.demo.site import Asked, DemoSite, Newest, NowShown, TabParts, Updates, asked
+from vitlens.demo.tabs.slider import open_slider
 from vitlens.demo.telling import told
 from vitlens.demo.views.attack import MOST, broken, broken_html, offered_attacks
 
@@ -24,7 +25,7 @@ def attack_tab(site: DemoSite, shown: NowShown) -> TabParts:
             elem_id="break-attack",
             scale=2,
         )
-        epsilon = gradio.Slider(
+        epsilon = open_slider(
             0,
             MOST,
             value=_EPSILON,
@@ -34,11 +35,12 @@ def attack_tab(site: DemoSite, shown: NowShown) -> TabParts:
             scale=2,
         )
     result = gradio.HTML(elem_id="break-result")
+    done = gradio.State(())  # the attack and epsilon of the result that is shown
 
     def refresh(now: Asked, name: str, most: float) -> Updates:
         with site.pool.turn(now.alias, wanted=now.wanted) as (model,):
             found = broken(model, now.picture, name, float(most))
-        return {result: broken_html(found)}
+        return {result: broken_html(found), done: (name, float(most))}
 
     @told
     def again(picture: Picture | None, alias: str, newest: Newest, *chosen: Any) -> Updates:
@@ -46,6 +48,6 @@ def attack_tab(site: DemoSite, shown: NowShown) -> TabParts:
 
     inputs = (method, epsilon)
     given = [*shown.inputs, *inputs]
-    method.input(again, given, [result], **site.event)
-    epsilon.release(again, given, [result], **site.event)
-    return TabParts(_NAME, inputs, (result,), refresh, {"attack": method, "epsilon": epsilon})
+    method.input(again, given, [result, done], **site.event)
+    epsilon.release(again, given, [result, done], **site.event)
+    return TabParts(_NAME, inputs, (result, done), refresh, {"done": done})

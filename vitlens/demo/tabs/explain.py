@@ -8,11 +8,12 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import Pool
 from vitlens.demo.site import Asked, DemoSite, Newest, NowShown, TabParts, Updates, asked, required
+from vitlens.demo.tabs.slider import open_slider
 from vitlens.demo.telling import told
 from vitlens.demo.views.explain import (
     PREDICTED,
+    both_explained,
     class_choices,
-    explained,
     first_methods,
     offered_methods,
     sides_html,
@@ -34,7 +35,7 @@ def explain_tab(site: DemoSite, shown: NowShown) -> TabParts:
         """Both maps and what is said of them."""
         one, second_alias, two, wanted, share = chosen
         with pool.turn(now.alias, second_alias, wanted=now.wanted) as models:
-            pair = tuple(explained(model, now.picture, name, wanted) for model, name in zip(models, (one, two)))
+            pair = both_explained(models, now.picture, (one, two), wanted)
             html = sides_html(tuple(zip(pair, models)), now.picture, site.badges, share)
         return {result: html, sides: ((now.picture.key, now.alias, *chosen[:4]), pair)}
 
@@ -77,8 +78,7 @@ def explain_tab(site: DemoSite, shown: NowShown) -> TabParts:
         control.input(again, given, [result, sides], **site.event)
     other.input(another, given, [result, sides, right], **site.event)
     opacity.release(faded, [*given, sides], [result, sides], **{**site.event, "show_progress": "hidden"})
-    controls = {"left": left, "other": other, "right": right, "target": target}
-    return TabParts(_NAME, inputs, (result, sides, target, left), refresh, controls)
+    return TabParts(_NAME, inputs, (result, sides, target, left), refresh, {"sides": sides})
 
 
 def _controls(pool: Pool) -> tuple[Any, ...]:
@@ -99,7 +99,7 @@ def _controls(pool: Pool) -> tuple[Any, ...]:
             label="Class: one of the ten most probable, or type any",
             elem_id="explain-class",
         )
-        opacity = gradio.Slider(
+        opacity = open_slider(
             0, 1, value=OPACITY, step=0.05, label="Opacity of the maps", elem_id="explain-opacity", min_width=160
         )
     return left, other, right, target, opacity

@@ -32,7 +32,8 @@ def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
             try:
                 switches = switches_of(model)
             except UnsupportedError as error:
-                return {board: joined(sentence(f"{error}.")), result: "", is_off: Off()}
+                others = sentence("Look, Explain, Break and Report work for this model.", "quiet")
+                return {board: joined(sentence(f"{error}."), others), result: "", is_off: Off()}
             answer = answered(model, now.picture, Off())
             html = board_html(model, now.picture, switches), answer_html(answer, model, now.picture)
         return {**dict(zip((board, result), html)), is_off: Off()}

@@ -1,6 +1,7 @@
 """The tab Report."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,7 @@ _ABOUT = (
     "report of the command of the same name (Break: vitlens attack)."
 )
 _NAME = "Report"
-_READ = (  # the tab and the name of each control that a report is made of
-    ("Explain", "left"),
-    ("Explain", "other"),
-    ("Explain", "right"),
-    ("Explain", "target"),
-    ("Break", "attack"),
-    ("Break", "epsilon"),
-    ("Intervene", "off"),
-    ("3D", "share"),
-)
+_READ = (("Explain", "sides"), ("Break", "done"), ("Intervene", "off"), ("3D", "done"))  # what these tabs show
 Controls = Mapping[str, Mapping[str, Component]]
 
 
@@ -53,21 +45,25 @@ def report_tab(site: DemoSite, shown: NowShown, controls: Controls) -> TabParts:
             page: hidden,
         }
 
-    def written(now: Asked, tab: str, values: Mapping[tuple[str, str], Any], session: str) -> Updates:
-        sides = (now.alias, values["Explain", "other"]) if tab == "Explain" else (now.alias,)
-        with site.pool.turn(*sides, wanted=now.wanted) as models:
-            wanted = Wanted(
-                WORDS[tab],
-                models,
-                (values["Explain", "left"], values["Explain", "right"]),
-                values["Explain", "target"],
-                values["Break", "attack"],
-                float(values["Break", "epsilon"]),
-                values["Intervene", "off"],
-                float(values["3D", "share"]) / 100,
-            )
-            with place_of(site.place, session, WORDS[tab]) as (place, name):
-                files = exported(now.picture, wanted, place, name=name)
+    def written(now: Asked, tab: str, seen: Mapping[str, Any], session: str) -> Updates:
+        wanted = partial(Wanted, WORDS[tab])
+        sides: tuple[str, ...] = (now.alias,)
+        if tab == "Explain":
+            (*_, target), kept = seen[tab]
+            shown_sides = [side for side in kept if not side.lacks]  # a report is of one class
+            sides = tuple(side.alias for side in shown_sides)
+            wanted = partial(wanted, methods=tuple(side.method for side in shown_sides), target=target)
+        elif tab == "Break":
+            wanted = partial(wanted, attack=seen[tab][0], epsilon=seen[tab][1])
+        elif tab == "Intervene":
+            wanted = partial(wanted, off=seen[tab])
+        elif tab == "3D":
+            wanted = partial(wanted, share=seen[tab][0])
+        with (
+            site.pool.turn(*sides, wanted=now.wanted) as models,
+            place_of(site.place, session, WORDS[tab]) as (place, name),
+        ):
+            files = exported(now.picture, wanted(models), place, name=name)
         how = "The same page from a terminal" if tab in ("Intervene", "3D") else "The same from a terminal"
         line = Markup("<p class='vl-say'>{}: <code>{}</code></p>").format(how, files.command)
         return {
@@ -91,7 +87,8 @@ def report_tab(site: DemoSite, shown: NowShown, controls: Controls) -> TabParts:
             raise DataError(
                 f"expected {tab} to show this picture and {alias}, found it not opened since; open {tab} first"
             )
-        return written(now, tab, dict(zip(_READ, values, strict=True)), str(request.session_hash))
+        seen = dict(zip((name for name, _ in _READ), values, strict=True))
+        return written(now, tab, seen, str(request.session_hash))
 
     given = [*shown.inputs, shown.drawn, what, *(controls[tab][name] for tab, name in _READ)]
     write.click(clicked, given, list(outputs), **site.event)
