@@ -328,3 +328,17 @@ def test_tabs_that_are_opened_in_quick_succession_all_show_the_picture(visitor: 
     ):
         visitor.open(name)
         visitor.wait(selector, words)
+
+
+def test_a_click_on_the_board_of_the_last_picture_does_not_keep_the_next_one_away(visitor: Visitor):
+    visitor.open("Intervene")
+    visitor.wait("#intervene-result", "Nothing is off")
+    before = visitor.tab.locator("[data-board]").get_attribute("data-board")
+    visitor.tab.evaluate(  # shortly after another, so that the click is on the board as it was
+        "() => { document.querySelectorAll('#examples button')[1].click(); "
+        "setTimeout(() => document.querySelector('.vl-head').click(), 40); }"
+    )
+    visitor.tab.wait_for_function("old => document.querySelector('[data-board]')?.dataset.board !== old", arg=before)
+    visitor.tab.wait_for_timeout(1500)
+    off = visitor.tab.locator(".vl-head[aria-pressed=true]").count()
+    visitor.wait("#intervene-result", "Without L0.H0" if off else "Nothing is off")

@@ -148,12 +148,20 @@ def test_requests_for_a_model_are_served_in_the_order_in_which_they_came():
 
 def test_an_answer_that_a_newer_request_replaces_is_not_computed():
     pool, newest = Pool((VIT,)), Newest()
-    first, second, other = newest.request("Break"), newest.request("Break"), newest.request("3D")
+    first, second, other = newest.click("Break"), newest.click("Break"), newest.click("3D")
     with pytest.raises(OutdatedError), pool.turn("vit-digits", wanted=first):
         pass
     for wanted in (second, other):
         with pool.turn("vit-digits", wanted=wanted):
             pass
+
+
+def test_a_click_replaces_no_picture_that_its_tab_is_still_to_show():
+    newest = Newest()
+    before, picture, after = newest.click("Intervene"), newest.picture("Intervene"), newest.click("Intervene")
+    assert [before(), picture(), after()] == [False, True, True]
+    another = newest.picture("Intervene")
+    assert [picture(), after(), another()] == [False, False, True]
 
 
 def test_an_upload_is_read_for_every_model_and_deleted(tmp_path):

@@ -12,7 +12,7 @@ from vitlens.demo.exports import forget
 from vitlens.demo.limits import KEPT, UPLOAD_BYTES, limit_words
 from vitlens.demo.markup import Card, cards, examples_html, joined
 from vitlens.demo.pictures import Picture, of_example, read_upload, require_size
-from vitlens.demo.site import Component, DemoSite, Newest, NowShown, TabParts, Updates, asked, required
+from vitlens.demo.site import Asked, Component, DemoSite, Newest, NowShown, TabParts, Updates, required
 from vitlens.demo.tabs.attack import attack_tab
 from vitlens.demo.tabs.explain import explain_tab
 from vitlens.demo.tabs.intervene import intervene_tab
@@ -112,12 +112,13 @@ def _refreshing(site: DemoSite, parts: Sequence[TabParts], shown: NowShown, acti
         seen: dict[str, tuple[str, str]],
         *values: Any,
     ) -> Updates:
-        wanted = required(picture).key, alias
+        own = required(picture)
+        wanted = own.key, alias
         if seen.get(active) == wanted:
             return {drawn: seen}
         for part, start, end in zip(parts, ends, ends[1:]):
             if part.name == active:
-                updates = part.refresh(asked(active, picture, alias, newest), *values[start:end])
+                updates = part.refresh(Asked(own, alias, newest.picture(active)), *values[start:end])
                 return {**updates, drawn: {**seen, active: wanted}}
         raise DataError(f"expected a tab of this page, found {active!r:.40}")
 

@@ -40,15 +40,25 @@ class DemoSite:
 
 
 class Newest:
-    """Which of one visitor's requests for each tab is the newest: an earlier one that still waits is not answered."""
+    """Which of one visitor's requests for each tab is the newest: an earlier one that still waits is not answered.
+
+    A picture or model that a tab is to show is replaced by a later one alone, never by a click in the tab as it was.
+    """
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
+        self._pictures: dict[str, int] = {}
+        self._clicks: dict[str, int] = {}
 
-    def request(self, tab: str) -> Callable[[], bool]:
-        """A new request for a tab; the function says whether it is still the newest."""
-        number = self._numbers[tab] = self._numbers.get(tab, 0) + 1
-        return lambda: self._numbers[tab] == number
+    def picture(self, tab: str) -> Callable[[], bool]:
+        """A request to show another picture or model in a tab; the function says whether it is still the newest."""
+        number = self._pictures[tab] = self._pictures.get(tab, 0) + 1
+        return lambda: self._pictures[tab] == number
+
+    def click(self, tab: str) -> Callable[[], bool]:
+        """A request of a control of a tab; the function says whether it is still the newest."""
+        picture = self._pictures.get(tab, 0)
+        number = self._clicks[tab] = self._clicks.get(tab, 0) + 1
+        return lambda: self._pictures.get(tab, 0) == picture and self._clicks[tab] == number
 
 
 @dataclass(frozen=True)
@@ -101,5 +111,5 @@ def required(picture: Picture | None) -> Picture:
 
 
 def asked(tab: str, picture: Picture | None, alias: str, newest: Newest) -> Asked:
-    """A new request for a tab. Raises DataError where no picture is chosen."""
-    return Asked(required(picture), alias, newest.request(tab))
+    """A new request of a control of a tab. Raises DataError where no picture is chosen."""
+    return Asked(required(picture), alias, newest.click(tab))

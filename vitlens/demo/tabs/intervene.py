@@ -7,7 +7,7 @@ import gradio
 from vitlens.demo.markup import joined, sentence
 from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import OutdatedError
-from vitlens.demo.site import Asked, DemoSite, Newest, NowShown, TabParts, Updates, asked
+from vitlens.demo.site import Asked, DemoSite, Newest, NowShown, TabParts, Updates, asked, required
 from vitlens.demo.telling import told
 from vitlens.demo.views.board import board_html, board_key
 from vitlens.demo.views.intervene import Off, answer_html, answered, read_off, switches_of
@@ -40,11 +40,12 @@ def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
 
     @told
     def switched(picture: Picture | None, alias: str, newest: Newest, event: gradio.EventData) -> Updates:
+        board_of = event._data.get("board") if isinstance(event._data, dict) else None
+        if board_of is not None and board_of != board_key(site.pool.model(alias), required(picture)):
+            raise OutdatedError("expected a click on the board of this picture and model, found one on another's")
         now = asked(_NAME, picture, alias, newest)
         with site.pool.turn(alias, wanted=now.wanted) as (model,):
             off = read_off(event._data, switches_of(model))
-            if event._data.get("board") != board_key(model, now.picture):
-                raise OutdatedError("expected a click on the board of this picture and model, found one on another's")
             return {result: answer_html(answered(model, now.picture, off), model, now.picture), is_off: off}
 
     board.switched(switched, shown.inputs, [result, is_off], **{**site.event, "show_progress": "hidden"})
