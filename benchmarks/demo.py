@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+PATIENCE = 60.0  # seconds that a visitor waits for an answer
 TABS = {
     "Look": "#look-top table",
     "Explain": "#explain-result img",
@@ -46,15 +47,21 @@ class Visitor:
     def __init__(self, tab, folder: Path, number: int, seconds: dict[str, list[float]]) -> None:
         self.tab, self.folder, self.number, self.seconds = tab, folder, number, seconds
         self.uploads = 0
+        self.tabs = dict(TABS)  # which tabs the model has, and what is seen in them
         self.errors: list[str] = []
-        tab.set_default_timeout(60_000)
+        tab.set_default_timeout(1000 * PATIENCE)
         tab.on("pageerror", lambda error: self.errors.append(str(error)))
 
     async def timed(self, name: str, wanted: str, act, **values: object) -> None:
-        """Act, and wait until `wanted`, a condition in JavaScript, holds."""
+        """Act, and wait until `wanted`, a condition in JavaScript, holds; an answer that does not come is an error."""
+        from playwright.async_api import TimeoutError as NoAnswerError
+
         start = time.monotonic()
-        await act
-        await self.tab.wait_for_function(wanted, **values)
+        try:
+            await act
+            await self.tab.wait_for_function(wanted, **values)
+        except NoAnswerError:
+            self.errors.append(f"{name}: no answer within {PATIENCE:.0f} s")
         self.seconds[name].append(time.monotonic() - start)
         toast = self.tab.locator(".toast-body")
         if await toast.count():
@@ -77,7 +84,7 @@ class Visitor:
             f"open {name}",
             "what => [...document.querySelectorAll(what)].some(e => e.offsetParent)",
             self.tab.get_by_role("tab", name=name, exact=True).first.click(),
-            arg=TABS[name],
+            arg=self.tabs[name],
         )
 
     async def head(self) -> None:
@@ -93,7 +100,7 @@ class Visitor:
 
     async def act(self) -> None:
         """Anything that a visitor does."""
-        kind = random.choice(["upload", "head", "head", *TABS])
+        kind = random.choice(["upload", *(["head"] * 2 if "Intervene" in self.tabs else []), *self.tabs])
         if kind == "upload":
             await self.upload()
         elif kind == "head":
@@ -135,6 +142,9 @@ async def measure(address: str, aliases: list[str], users: int, lasting: float, 
         visitors = [
             await visit(browser, address, folder, 100 + number, aliases[0], seconds) for number in range(users)
         ]  # fmt: skip
+        if not await intervenes(visitors[0]):
+            for visitor in visitors:
+                visitor.tabs = {name: seen for name, seen in TABS.items() if name not in ("Intervene", "3D")}
         seconds.clear()
         end = time.monotonic() + lasting
 
@@ -153,7 +163,7 @@ async def measure(address: str, aliases: list[str], users: int, lasting: float, 
 async def intervenes(visitor: Visitor) -> bool:
     """Whether the model has heads to switch off."""
     await visitor.tab.get_by_role("tab", name="Intervene", exact=True).first.click()
-    await visitor.tab.wait_for_function("document.querySelector('#intervene-board')?.innerText.length > 20")
+    await visitor.tab.wait_for_selector("#intervene-board .vl-head, #intervene-board .vl-say")
     return bool(await visitor.tab.locator(".vl-head").count())
 
 

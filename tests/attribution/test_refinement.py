@@ -50,7 +50,7 @@ def test_two_steps_never_reverse_a_contrast_and_one_may() -> None:
 
 
 def test_the_contrast_with_any_map_is_kept_in_sign(model: Model, images: Tensor) -> None:
-    """S² is similar to a positive semidefinite matrix: D-weighted, a map's product with its refined one is not negative."""
+    """S² is similar to a positive semidefinite matrix: weighted by D, a map times its refined one is not negative."""
     similarity = affinity(model, images)
     generator = torch.Generator().manual_seed(3)
     first = len(model.layout.prefix)
@@ -121,9 +121,9 @@ def test_explain_takes_a_refinement(model: Model, images: Tensor) -> None:
 
 def test_what_cannot_be_refined_says_what_applies(model: Model, images: Tensor) -> None:
     cnn = vitlens.load("cnn-digits")
-    with pytest.raises(UnsupportedError, match="attention between the patches .* use --views"):
+    with pytest.raises(UnsupportedError, match=r"attention between the patches .* use --views"):
         vitlens.explain(cnn, images, method="gradcam", refinement=Refinement(refine="affinity"))
-    with pytest.raises(UnsupportedError, match="found saliency, a map of pixels; use --views"):
+    with pytest.raises(UnsupportedError, match=r"found saliency, a map of pixels; use --views"):
         vitlens.explain(model, images, method="saliency", refinement=Refinement(refine="affinity"))
     with pytest.raises(InputError, match="expected layers from 0 to 5"):
         vitlens.explain(model, images, refinement=Refinement(refine="affinity", layers=(6,)))

@@ -62,7 +62,8 @@ SMALL = {  # what makes a command short; another one is given four images
 }
 QUICK = ("look", "predict", "evaluate", "attention", "explain")
 OF_TRAININGS = ("train", "study")  # take no trained model alone; a study shows what the others do
-WORDS = [word for word, command in COMMANDS.items() if command.reports and word not in OF_TRAININGS]
+SERVED = tuple(word for word, command in COMMANDS.items() if command.serves)  # tests/demo shows names in theirs
+WORDS = [word for word, command in COMMANDS.items() if command.reports and word not in (*OF_TRAININGS, *SERVED)]
 LINES = {word: SMALL.get(word, "--limit 4") for word in WORDS}
 LINES["explain --verify"] = "--method gradcam,rollout --limit 4"
 

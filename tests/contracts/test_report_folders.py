@@ -45,7 +45,8 @@ LINES = {
     "study of points": "study --kind pooling --seeds 2 --epochs 1 --limit 20 --batch-size 10",
     "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
 }  # the study with all its chapters is tests/commands/study/test_whole.py's
-OTHERS = {word for word, command in COMMANDS.items() if command.reports} - {line.split()[0] for line in LINES.values()}
+MADE = {word for word, command in COMMANDS.items() if command.reports and not command.serves}  # others: tests/demo
+OTHERS = MADE - {line.split()[0] for line in LINES.values()}
 LINES |= {word: f"{word} {{vit}} --data digits --limit 4" for word in OTHERS}  # a command that was added
 
 # long ones whose parts tests/commands makes too, by hand

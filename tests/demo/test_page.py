@@ -1,5 +1,6 @@
 """The page in a real Chromium: every tab with a mouse, good and bad uploads, two sessions, a narrow window, limits."""
 
+import json
 import re
 import subprocess
 import sys
@@ -29,14 +30,14 @@ def test_look_shows_the_prediction_and_the_explorer_answers_to_the_mouse(visitor
     explorer = visitor.tab.frame_locator("#look-explorer iframe")
     explorer.locator(".ex-stage").wait_for()
     explorer.locator(".ex-board button").nth(2 * 4 + 1).click()
-    assert explorer.locator(".ex-said").inner_text().startswith("L2.H1: where CLS looks")
+    explorer.locator(".ex-said").filter(has_text="L2.H1: where CLS looks").wait_for()
     stage = explorer.locator(".ex-stage").bounding_box()
     explorer.locator(".ex-stage").click(position={"x": stage["width"] * 4.5 / 8, "y": stage["height"] * 2.5 / 8})
-    assert "row 2, column 4" in explorer.locator(".ex-said").inner_text()
+    explorer.locator(".ex-said").filter(has_text="row 2, column 4").wait_for()
     explorer.get_by_role("radio", name="who looks at it").click()
     explorer.get_by_label("Head", exact=True).fill("3")
     explorer.get_by_label("Layer", exact=True).fill("1")
-    assert explorer.locator(".ex-said").inner_text().startswith("L1.H3: ")
+    explorer.locator(".ex-said").filter(has_text="L1.H3: who looks at the patch in row 2, column 4").wait_for()
 
 
 def test_a_model_without_attention_says_so_in_every_tab(visitor: Visitor):
@@ -75,6 +76,18 @@ def test_a_class_is_typed_and_one_that_does_not_exist_is_a_sentence(visitor: Vis
         if seen:
             visitor.wait("#explain-result", seen)
     visitor.tab.get_by_text("no class 'zebra'", exact=False).first.wait_for()
+
+
+def test_an_epsilon_that_is_typed_out_of_range_is_a_sentence_and_other_tabs_work(visitor: Visitor):
+    visitor.open("Break")
+    visitor.wait("#break-result", "epsilon 4/255")
+    field = visitor.tab.locator("#break-epsilon input[type=number]")
+    field.fill("99")
+    field.press("Enter")
+    field.blur()
+    visitor.tab.get_by_text("expected an epsilon from 0 to 16", exact=False).first.wait_for()
+    visitor.open("Intervene")
+    visitor.wait("#intervene-result", "Nothing is off")
 
 
 def test_break_finds_a_perturbation_and_says_how_much_it_is_amplified(visitor: Visitor):
@@ -134,8 +147,22 @@ def test_the_view_in_space_says_what_it_shows(visitor: Visitor):
     visitor.tab.locator("#space-plot .plotly, #space-plot .js-plotly-plot").first.wait_for()
 
 
-@pytest.mark.parametrize("tab", ["Look", "Explain", "Break"])
+SHOWS = {  # of each tab, what it shows at first
+    "Look": ("#look-top", "vit-digits"),
+    "Explain": ("#explain-result", "relevance of vit-digits"),
+    "Break": ("#break-result", "epsilon 4/255"),
+    "Intervene": ("#intervene-result", "Nothing is off"),
+    "3D": ("#space-words", "Each point is a patch"),
+}
+
+
+@pytest.mark.parametrize("tab", SHOWS)
 def test_a_report_is_written_as_a_folder_and_as_one_file(tab: str, visitor: Visitor, served: Served, tmp_path: Path):
+    visitor.open(tab)
+    visitor.wait(*SHOWS[tab])
+    if tab == "Intervene":
+        visitor.tab.get_by_label("switch off head L3.H1", exact=True).click()
+        visitor.wait("#intervene-result", "Without L3.H1")
     visitor.open("Report")
     visitor.tab.locator("#report-what").get_by_label(tab, exact=True).check()
     visitor.tab.get_by_role("button", name="Write the report").click()
@@ -148,12 +175,30 @@ def test_a_report_is_written_as_a_folder_and_as_one_file(tab: str, visitor: Visi
         found.value.save_as(files[name])
     with zipfile.ZipFile(files["archive"]) as archive:
         names = {Path(name).name for name in archive.namelist()}
+        (results,) = [json.loads(archive.read(name)) for name in archive.namelist() if name.endswith("results.json")]
     assert {"report.md", "report.html", "results.json", "config.json"} <= names
+    if tab == "Intervene":
+        assert results["tables"]["heads_off"] == [{"layer": 3, "head": 1}]
     assert "<!doctype html>" in files["page"].read_text(encoding="utf-8")[:200].lower()
     token = files["page"].stem.rpartition("-")[2]
     assert list(served.files.rglob(f"*{token}*"))
     visitor.tab.close()  # which ends the session
     assert eventually(lambda: not list(served.files.rglob(f"*{token}*")))
+
+
+def test_a_tab_that_shows_another_picture_is_not_exported(visitor: Visitor):
+    visitor.open("Report")
+    visitor.tab.locator("#report-what").get_by_label("Intervene", exact=True).check()
+    visitor.tab.get_by_role("button", name="Write the report").click()
+    visitor.tab.get_by_text("open Intervene first", exact=False).first.wait_for()
+
+
+def test_clicks_in_quick_succession_are_all_in_the_answer(visitor: Visitor):
+    visitor.open("Intervene")
+    visitor.wait("#intervene-result", "Nothing is off")
+    for head in range(4):
+        visitor.tab.get_by_label(f"switch off head L2.H{head}", exact=True).click()
+    visitor.wait("#intervene-result", "Without L2.H0, L2.H1, L2.H2, L2.H3")
 
 
 def eventually(holds: Any, seconds: float = 15.0) -> bool:
@@ -196,7 +241,7 @@ BAD = {
     "enormous.png": (enormous, "expected at most 64 megapixels"),
     "text.png": (lambda path: path.write_text("no image"), "expected an image"),
     "empty.png": (lambda path: path.write_bytes(b""), "expected an image"),
-    "heavy.jpg": (heavy, "ize"),
+    "heavy.jpg": (heavy, "expected a file of at most 20 MB, found 21.0 MB"),
 }
 
 
@@ -283,3 +328,17 @@ def test_tabs_that_are_opened_in_quick_succession_all_show_the_picture(visitor: 
     ):
         visitor.open(name)
         visitor.wait(selector, words)
+
+
+def test_a_click_on_the_board_of_the_last_picture_does_not_keep_the_next_one_away(visitor: Visitor):
+    visitor.open("Intervene")
+    visitor.wait("#intervene-result", "Nothing is off")
+    before = visitor.tab.locator("[data-board]").get_attribute("data-board")
+    visitor.tab.evaluate(  # shortly after another, so that the click is on the board as it was
+        "() => { document.querySelectorAll('#examples button')[1].click(); "
+        "setTimeout(() => document.querySelector('.vl-head').click(), 40); }"
+    )
+    visitor.tab.wait_for_function("old => document.querySelector('[data-board]')?.dataset.board !== old", arg=before)
+    visitor.tab.wait_for_timeout(1500)
+    off = visitor.tab.locator(".vl-head[aria-pressed=true]").count()
+    visitor.wait("#intervene-result", "Without L0.H0" if off else "Nothing is off")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -12,17 +13,23 @@ import pytest
 from PIL import Image
 
 import vitlens
+from tests.demo.forms import picture_of
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.decode import quiet_pillow
+from vitlens.deadline import TooLongError, deadline, require_time
 from vitlens.demo import server
 from vitlens.demo.exports import forget, place_of, token_of
 from vitlens.demo.limits import UPLOAD_BYTES, limit_words
 from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import read_upload
-from vitlens.demo.pool import BusyError, Pool
+from vitlens.demo.pool import BusyError, OutdatedError, Pool
+from vitlens.demo.site import Newest
 from vitlens.demo.telling import words_of
+from vitlens.demo.views import export, look
 from vitlens.errors import DataError, UnknownNameError
+from vitlens.models.model import Model
 
 VIT, CNN = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
 
@@ -73,6 +80,88 @@ def test_a_request_waits_for_a_limited_time_and_a_failed_one_lets_the_next_in():
         pass
     with pytest.raises(UnknownNameError, match="no model on this page 'another'"), pool.turn("another"):
         pass
+
+
+def hooks_of(model: Model) -> list[object]:
+    return [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
+
+
+@pytest.mark.parametrize("model", [VIT, CNN], ids=lambda model: model.alias)
+def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_was(model):
+    picture, pool = picture_of((VIT, CNN)), Pool((VIT, CNN))
+    images = picture.images(model)
+    before = look.look_at(model, picture)
+    with (
+        pytest.raises(TooLongError, match=r"expected an answer within 0 s"),
+        replace(pool, running=0.0).turn(model.alias),
+    ):
+        look.look_at(model, picture)
+    slow = model.module.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    started = time.monotonic()
+    with pytest.raises(TooLongError, match="found that it takes longer"), replace(pool, running=0.2).turn(model.alias):
+        vitlens.attack(model, images, "predicted", method="pgd", epsilon=1 / 255, steps=40)
+    assert time.monotonic() - started < 1.5
+    slow.remove()
+    assert hooks_of(model) == []
+    assert not model.training
+    with pool.turn(model.alias) as (served,):  # the next visitor
+        after = look.look_at(served, picture)
+    assert after.shares == before.shares
+    assert np.array_equal(after.values, before.values)
+    assert hooks_of(model) == []
+
+
+def test_a_report_that_takes_too_long_is_stopped_and_nothing_of_it_is_left(tmp_path):
+    picture, pool = picture_of((VIT,)), Pool((VIT,), running=0.0)
+    with pytest.raises(TooLongError), pool.turn("vit-digits") as models, place_of(tmp_path, "one", "look") as place:
+        export.exported(picture, export.Wanted("look", models), place[0], name=place[1])
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_deadline_holds_inside_alone_and_each_figure_and_each_step_checks_it():
+    require_time()
+    with deadline(60.0):
+        with pytest.raises(TooLongError), deadline(0.0):
+            require_time()
+        require_time()
+        with deadline(0.0), progress("steps", 2, quiet=True) as advance, pytest.raises(TooLongError):
+            advance(1)
+    require_time()
+
+
+def test_requests_for_a_model_are_served_in_the_order_in_which_they_came():
+    pool, served = Pool((VIT,)), []
+
+    def ask(number: int) -> None:
+        with pool.turn("vit-digits"):
+            served.append(number)
+
+    with pool.turn("vit-digits"):
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(5)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert served == [0, 1, 2, 3, 4]
+
+
+def test_an_answer_that_a_newer_request_replaces_is_not_computed():
+    pool, newest = Pool((VIT,)), Newest()
+    first, second, other = newest.click("Break"), newest.click("Break"), newest.click("3D")
+    with pytest.raises(OutdatedError), pool.turn("vit-digits", wanted=first):
+        pass
+    for wanted in (second, other):
+        with pool.turn("vit-digits", wanted=wanted):
+            pass
+
+
+def test_a_click_replaces_no_picture_that_its_tab_is_still_to_show():
+    newest = Newest()
+    before, picture, after = newest.click("Intervene"), newest.picture("Intervene"), newest.click("Intervene")
+    assert [before(), picture(), after()] == [False, True, True]
+    another = newest.picture("Intervene")
+    assert [picture(), after(), another()] == [False, False, True]
 
 
 def test_an_upload_is_read_for_every_model_and_deleted(tmp_path):
@@ -181,10 +270,13 @@ def test_the_extra_is_asked_for_before_torch_is_imported():
 
 def test_the_options_are_those_of_the_command_line():
     assert COMMANDS["demo"].options is DemoOptions
-    assert not COMMANDS["demo"].reports
+    assert COMMANDS["demo"].serves
     assert DemoOptions().browser
     assert DemoOptions().port is None
 
 
 def test_the_page_says_its_limits():
-    assert all(words in limit_words() for words in ("20 MB", "64 megapixels", "100 passes", "60 s", "first frame"))
+    assert all(
+        words in limit_words()
+        for words in ("20 MB", "64 megapixels", "100 passes", "90 s", "60 s of computing", "first frame")
+    )

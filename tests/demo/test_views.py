@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from PIL import Image
 
 import vitlens
 from tests.demo.forms import picture_of
+from tests.nasty import problems
+from tests.pages import page_problems
+from tests.whole_folder import whole_folder
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read_folder
@@ -20,6 +24,7 @@ from vitlens.demo.limits import PASSES
 from vitlens.demo.markup import Card, Share, cards, classes_table, sentence
 from vitlens.demo.pictures import examples, of_example
 from vitlens.demo.pool import Pool, pool_of
+from vitlens.demo.record import CLASSES, HEADS_OFF, INTERVENED, INTERVENED_ARRAYS, PATCHES_OFF, POINTS, SPACE
 from vitlens.demo.views import attack, explain, export, intervene, look, space
 from vitlens.demo.views.board import board_html
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -71,6 +76,27 @@ def test_two_sides_explain_the_class_that_was_typed(picture):
         explain.explained(VIT, picture, "gradcam", "zebra")
     with pytest.raises(UnsupportedError):
         explain.explained(CNN, picture, "rollout", "")
+
+
+def test_a_second_model_without_the_class_explains_its_own_prediction_and_says_so(picture):
+    other = Model(
+        VIT.module,
+        alias="letters",
+        anatomy=VIT.anatomy,
+        preprocessing=VIT.preprocessing,
+        classes=tuple("abcdefghij"),
+        provenance=VIT.provenance,
+        architecture=VIT.architecture,
+    )
+    shown = replace(picture, pixels={**picture.pixels, "letters": picture.pixels["vit-digits"]})
+    left, right = explain.both_explained((CNN, other), shown, ("gradcam", "relevance"), "8")
+    assert (left.target, left.lacks) == ("8", "")
+    assert (right.target, right.lacks) == (other.classes[int(VIT(picture.images(VIT)).argmax())], "8")
+    assert "as it has no class" in explain.sides_html(((left, CNN), (right, other)), shown, Badges(), 0.5)
+    with pytest.raises(UnknownNameError, match="no class 'a'"):
+        explain.both_explained((CNN, other), shown, ("gradcam", "relevance"), "a")
+    with pytest.raises(UnsupportedError):
+        explain.both_explained((other, CNN), shown, ("gradcam", "rollout"), "a")
 
 
 def test_the_badge_is_the_verdict_of_the_league_on_these_weights(picture):
@@ -196,6 +222,44 @@ def test_a_report_is_that_of_the_command_and_names_no_folder_of_this_machine(pic
         == "vitlens explain vit-digits cnn-digits --images scene.png --method relevance,gradcam --target 3"
     )
     assert str(tmp_path) not in files.page.read_text()
+
+
+@pytest.mark.parametrize("word", ["intervene", "space"])
+def test_what_intervene_and_3d_show_is_a_whole_report_folder(word, picture, tmp_path):
+    named = replace(picture, name="[a](b) <i>m`$.png")
+    off = intervene.Off(((0, 2), (3, 1)), (9, 10))
+    files = export.exported(named, export.Wanted(word, (VIT,), off=off, share=0.25), tmp_path, name=word)
+    shutil.unpack_archive(files.archive, tmp_path)
+    out = tmp_path / word
+    whole_folder(out, "demo")
+    assert problems((out / "report.md").read_text(encoding="utf-8")) == []
+    assert page_problems((out / "report.html").read_text(encoding="utf-8")) == []
+    assert files.page.read_bytes() == (out / "report.html").read_bytes()
+    record = read_folder(out)
+    if word == "space":
+        shown, points = space.space_of(VIT, picture, share=0.25), record.arrays(POINTS)
+        assert record.rows(SPACE)[0].shown == len(shown.share) == 384
+        assert np.array_equal(points.row, shown.row)
+        assert points.share == pytest.approx(shown.share, rel=1e-6)
+        return
+    answer = intervene.answered(VIT, picture, off)
+    (row,) = record.rows(INTERVENED)
+    assert (row.logit_before, row.logit_after) == answer.logits
+    assert [(each.layer, each.head) for each in record.rows(HEADS_OFF)] == [(0, 2), (3, 1)]
+    assert [(each.row, each.column, each.key) for each in record.rows(PATCHES_OFF)] == [(1, 1, 10), (1, 2, 11)]
+    first = record.rows(CLASSES)[0]
+    images, target = picture.images(VIT), VIT.classes.index(answer.target)
+    with vitlens.intervene(VIT, intervene.changes_of(VIT, off)), torch.no_grad():
+        assert first.logit_after == pytest.approx(float(VIT(images)[0, target]), abs=1e-4)
+    arrays = record.arrays(INTERVENED_ARRAYS)
+    assert arrays.after == pytest.approx(answer.maps[1], abs=1e-6)
+    assert np.array_equal(arrays.pixels, picture.pixels["vit-digits"].numpy())
+
+
+def test_heads_that_a_model_lacks_are_not_exported(picture, tmp_path):
+    wanted = export.Wanted("intervene", (VIT,), off=intervene.Off(((6, 0),)))
+    with pytest.raises(InputError, match="expected heads and patches of this model"):
+        export.exported(picture, wanted, tmp_path, name="mine")
 
 
 def test_an_attack_that_is_not_offered_is_not_exported(picture, tmp_path):

@@ -23,8 +23,9 @@ class Command:
 
     help: its first line in --help; example: a line that can be typed at once; needs: what a model must have for it
     (models/support.py), None where it takes no model; reports: whether it leaves a report folder; untrained: whether it
-    needs no trained weights; html: whether it writes report.html unless --no-html is given; package: where its parts
-    are, if elsewhere than in vitlens.commands.<word>.
+    needs no trained weights; html: whether it writes report.html unless --no-html is given; serves: whether it serves a
+    page until it is stopped, from which visitors export its report folders; package: where its parts are, if elsewhere
+    than in vitlens.commands.<word>.
     """
 
     word: str
@@ -35,6 +36,7 @@ class Command:
     reports: bool = True
     untrained: bool = False
     html: bool = False
+    serves: bool = False
     package: str = ""
 
     @property
@@ -188,7 +190,8 @@ _ENTRIES: Final = (
         "vitlens demo vit-digits cnn-digits",
         "Inspect",
         needs=("classifier",),
-        reports=False,
+        serves=True,
+        html=True,
         package="vitlens.demo",
     ),
     Command(

@@ -30,7 +30,7 @@ class Badges:
     known: Mapping[tuple[str, str], Badge] = field(default_factory=dict)
 
     def of(self, model: Model, method: str) -> Badge:
-        """The verdict on a method's maps of these very weights, or how to get one."""
+        """The verdict on a method's maps of exactly these weights, or how to get one."""
         found = self.known.get((model.provenance.sha256 or "", method))
         return found or Badge("not tested", "not checked; vitlens explain --verify on labelled images checks it")
 

@@ -5,6 +5,7 @@ const all = (what) => [...element.querySelectorAll(what)];
 
 function tell() {
   trigger("switched", {
+    board: element.querySelector("[data-board]").dataset.board,
     heads: all("[data-head]").filter(pressed).map((button) => button.dataset.head.split(".").map(Number)),
     patches: all("[data-patch]").filter(pressed).map((button) => Number(button.dataset.patch)),
   });

@@ -9,10 +9,10 @@ import gradio
 from markupsafe import Markup
 
 from vitlens.demo.exports import forget
-from vitlens.demo.limits import KEPT, limit_words
+from vitlens.demo.limits import KEPT, UPLOAD_BYTES, limit_words
 from vitlens.demo.markup import Card, cards, examples_html, joined
-from vitlens.demo.pictures import Picture, of_example, read_upload
-from vitlens.demo.site import Component, DemoSite, NowShown, TabParts, Updates, required
+from vitlens.demo.pictures import Picture, of_example, read_upload, require_size
+from vitlens.demo.site import Asked, Component, DemoSite, Newest, NowShown, TabParts, Updates, required
 from vitlens.demo.tabs.attack import attack_tab
 from vitlens.demo.tabs.explain import explain_tab
 from vitlens.demo.tabs.intervene import intervene_tab
@@ -28,6 +28,7 @@ _PICK: Final = """element.addEventListener("click", (event) => {
   const button = event.target.closest("[data-example]");
   if (button) trigger("picked", { number: Number(button.dataset.example) });
 });"""
+_UPLOAD: Final = (Path(__file__).parent / "upload.js").read_text(encoding="utf-8")
 # by default gradio drops an event while an earlier one of the same control is under way: a tab would stay as it was
 _QUICK: Final = {"api_visibility": "private", "show_progress": "hidden", "trigger_mode": "multiple"}
 _TITLE: Final = (
@@ -43,9 +44,10 @@ def build(site: DemoSite, cache: Path) -> Any:
         picture = gradio.State(None, time_to_live=KEPT)
         active = gradio.State("Look")
         alias, upload, gallery, card = _chooser(site)
-        tabs, parts = _tabs(site, NowShown(picture, alias))
+        shown = NowShown(picture, alias, gradio.State(Newest()), gradio.State({}))
+        tabs, parts = _tabs(site, shown)
         gradio.HTML(str(Markup('<p class="vl-limits">{}</p>').format(limit_words())))
-        refresh = _refreshing(site, parts, [picture, alias, active])
+        refresh = _refreshing(site, parts, shown, active)
         _connect(site, page, (picture, upload, gallery, card), refresh)
         alias.input(**refresh)
         tabs.select(_selected, None, active, queue=False, **_QUICK).then(**refresh)
@@ -68,7 +70,7 @@ def _chooser(site: DemoSite) -> tuple[Component, Component, Component, Component
         with gradio.Column(scale=1, min_width=140):
             upload = gradio.File(label="Your picture", elem_id="upload", height=172)
         with gradio.Column(scale=1, min_width=140):
-            card = gradio.HTML(elem_id="picture", elem_classes=["vl-picture"])
+            card = gradio.HTML(elem_id="picture", elem_classes=["vl-picture"], js_on_load=_UPLOAD, most=UPLOAD_BYTES)
     return alias, upload, gallery, card
 
 
@@ -85,7 +87,7 @@ def _tabs(site: DemoSite, shown: NowShown) -> tuple[Component, tuple[TabParts, .
         with gradio.Tab("3D"):
             space = space_tab(site, shown)
         with gradio.Tab("Report"):
-            report = report_tab(site, shown, explain.controls, attack.controls)
+            report = report_tab(site, shown, {part.name: part.controls for part in (explain, attack, intervene, space)})
     return tabs, (look, explain, attack, intervene, space, report)
 
 
@@ -93,15 +95,22 @@ def _selected(event: gradio.SelectData) -> str:
     return str(event.value)
 
 
-def _refreshing(site: DemoSite, parts: Sequence[TabParts], given: list[Component]) -> dict[str, Any]:
-    """The handler that shows the picture in the tab that is open, with its inputs and outputs."""
-    ends = list(accumulate((len(part.inputs) for part in parts), initial=0))
+def _refreshing(site: DemoSite, parts: Sequence[TabParts], shown: NowShown, active: Component) -> dict[str, Any]:
+    """The handler that shows the picture in the tab that is open, with its inputs and outputs.
 
-    drawn = gradio.State({})  # what each tab shows, by its name: one that is opened again keeps what was done in it
+    A tab that is opened again keeps what was done in it.
+    """
+    ends = list(accumulate((len(part.inputs) for part in parts), initial=0))
+    drawn = shown.drawn
 
     @told
     def refresh(
-        picture: Picture | None, alias: str, active: str, seen: dict[str, tuple[str, str]], *values: Any
+        picture: Picture | None,
+        alias: str,
+        newest: Newest,
+        active: str,
+        seen: dict[str, tuple[str, str]],
+        *values: Any,
     ) -> Updates:
         own = required(picture)
         wanted = own.key, alias
@@ -109,12 +118,13 @@ def _refreshing(site: DemoSite, parts: Sequence[TabParts], given: list[Component
             return {drawn: seen}
         for part, start, end in zip(parts, ends, ends[1:]):
             if part.name == active:
-                return {**part.refresh(own, alias, *values[start:end]), drawn: {**seen, active: wanted}}
+                updates = part.refresh(Asked(own, alias, newest.picture(active)), *values[start:end])
+                return {**updates, drawn: {**seen, active: wanted}}
         raise DataError(f"expected a tab of this page, found {active!r:.40}")
 
-    inputs = [*given, drawn, *(each for part in parts for each in part.inputs)]
+    inputs = [*shown.inputs, active, drawn, *(each for part in parts for each in part.inputs)]
     outputs = [drawn, *dict.fromkeys(each for part in parts for each in part.outputs)]
-    return {"fn": refresh, "inputs": inputs, "outputs": outputs, **site.event, "trigger_mode": "multiple"}
+    return {"fn": refresh, "inputs": inputs, "outputs": outputs, **site.event}
 
 
 def _connect(site: DemoSite, page: Any, chosen: tuple[Component, ...], refresh: dict[str, Any]) -> None:
@@ -145,6 +155,12 @@ def _connect(site: DemoSite, page: Any, chosen: tuple[Component, ...], refresh: 
         number = event._data.get("number") if isinstance(event._data, dict) else None
         return of(number if isinstance(number, int) else -1)
 
+    @told
+    def refused(event: gradio.EventData) -> None:
+        size = event._data.get("bytes") if isinstance(event._data, dict) else None
+        require_size(size if isinstance(size, int) else UPLOAD_BYTES + 1)
+
+    card.refused(refused, None, None, **_QUICK)
     uploaded = upload.upload(taken, upload, [picture, upload, card], **_QUICK)
     uploaded.success(**refresh)
     uploaded.failure(lambda: None, None, upload, **_QUICK)  # so that another file can be dropped

@@ -62,10 +62,7 @@ def read_upload(path: Path, models: Sequence[Model], *, name: str = "") -> Pictu
     """
     try:
         size = path.stat().st_size
-        if size > UPLOAD_BYTES:
-            raise DataError(
-                f"expected a file of at most {UPLOAD_BYTES // 1_000_000} MB, found {size / 1e6:.1f} MB; make it smaller"
-            )
+        require_size(size)
         try:
             decoded = _by_preprocessing(models, lambda model: decode_file(path, model.preprocessing))
         except UnreadableError as reason:
@@ -74,6 +71,15 @@ def read_upload(path: Path, models: Sequence[Model], *, name: str = "") -> Pictu
         path.unlink(missing_ok=True)
     note = next(iter(decoded.values())).header.note or ""
     return Picture(_key(), name or path.name, note, {alias: each.pixels[None] for alias, each in decoded.items()})
+
+
+def require_size(size: int) -> None:
+    """Raise DataError for a file of more bytes than one may upload."""
+    if size > UPLOAD_BYTES:
+        raise DataError(
+            f"expected a file of at most {UPLOAD_BYTES // 1_000_000} MB, found {size / 1e6:.1f} MB; save the picture "
+            "smaller, or as JPEG"
+        )
 
 
 def of_example(example: Example, models: Sequence[Model]) -> Picture:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 
 from markupsafe import escape
 
+from vitlens.demo.pool import OutdatedError
 from vitlens.display import for_terminal
 from vitlens.errors import VitlensError, lacks_memory
 
@@ -22,7 +23,10 @@ def words_of(error: BaseException) -> str:
 
 
 def told(handler: Handler) -> Handler:
-    """A handler of the page whose errors are shown as sentences; unexpected ones are printed in the terminal, too."""
+    """A handler of the page whose errors are shown as sentences; unexpected ones are printed in the terminal, too.
+
+    An answer that nobody waits for any longer changes nothing.
+    """
 
     @wraps(handler)
     def telling(*args: Any, **kwargs: Any) -> Any:
@@ -32,6 +36,8 @@ def told(handler: Handler) -> Handler:
             return handler(*args, **kwargs)
         except gradio.Error:
             raise
+        except OutdatedError:
+            return gradio.skip()
         except Exception as error:
             expected = isinstance(error, VitlensError) or lacks_memory(error)
             raise gradio.Error(str(escape(words_of(error))), duration=15, print_exception=not expected) from error

@@ -9,11 +9,10 @@ from vitlens.errors import UnsupportedError
 
 def warm_up(pool: Pool, picture: Picture) -> None:
     """Look at a picture with every model, and switch a head off: the lens and replay check themselves once."""
-    for alias in pool.aliases:
-        with pool.turn(alias) as (model,):
-            look_html(look_at(model, picture), model, picture)
-            try:
-                heads = switches_of(model).heads
-            except UnsupportedError:
-                continue
-            answered(model, picture, Off(heads[:1]))
+    for model in pool.models:  # before anyone is served: without a limit on time
+        look_html(look_at(model, picture), model, picture)
+        try:
+            heads = switches_of(model).heads
+        except UnsupportedError:
+            continue
+        answered(model, picture, Off(heads[:1]))

@@ -11,6 +11,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.old_figures import remove_old_figures, shown_in
 from vitlens.commands.scaffold.run_place import require_plain
+from vitlens.deadline import require_time
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
 from vitlens.records import Record
@@ -92,6 +93,7 @@ def save_figures(document: Document, record: Record, *, copy: bool = False) -> N
     """
     formats = tuple(dict.fromkeys(["png", *record.config.formats]))
     for spec in document.figures:
+        require_time()
         files = _files(record.folder, "figures", spec.name, formats)
         chapter, name = spec.chapter
         drawn = _files(record.folder, f"{chapter}/figures", name, formats) if copy and chapter else ()

@@ -6,10 +6,12 @@ import gradio
 
 from vitlens.attacks.defaults import ATTACK
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates, required
+from vitlens.demo.site import Asked, DemoSite, Newest, NowShown, TabParts, Updates, asked
+from vitlens.demo.tabs.slider import open_slider
 from vitlens.demo.telling import told
 from vitlens.demo.views.attack import MOST, broken, broken_html, offered_attacks
 
+_NAME = "Break"
 _EPSILON = 4.0
 
 
@@ -23,7 +25,7 @@ def attack_tab(site: DemoSite, shown: NowShown) -> TabParts:
             elem_id="break-attack",
             scale=2,
         )
-        epsilon = gradio.Slider(
+        epsilon = open_slider(
             0,
             MOST,
             value=_EPSILON,
@@ -33,18 +35,19 @@ def attack_tab(site: DemoSite, shown: NowShown) -> TabParts:
             scale=2,
         )
     result = gradio.HTML(elem_id="break-result")
+    done = gradio.State(())  # the attack and epsilon of the result that is shown
 
-    def refresh(picture: Picture, alias: str, name: str, most: float) -> Updates:
-        with site.pool.turn(alias) as (model,):
-            found = broken(model, picture, name, float(most))
-        return {result: broken_html(found)}
+    def refresh(now: Asked, name: str, most: float) -> Updates:
+        with site.pool.turn(now.alias, wanted=now.wanted) as (model,):
+            found = broken(model, now.picture, name, float(most))
+        return {result: broken_html(found), done: (name, float(most))}
 
     @told
-    def again(picture: Picture | None, *chosen: Any) -> Updates:
-        return refresh(required(picture), *chosen)
+    def again(picture: Picture | None, alias: str, newest: Newest, *chosen: Any) -> Updates:
+        return refresh(asked(_NAME, picture, alias, newest), *chosen)
 
     inputs = (method, epsilon)
-    given = [shown.picture, shown.alias, *inputs]
-    method.input(again, given, [result], **site.event)
-    epsilon.release(again, given, [result], **site.event)
-    return TabParts("Break", inputs, (result,), refresh, {"attack": method, "epsilon": epsilon})
+    given = [*shown.inputs, *inputs]
+    method.input(again, given, [result, done], **site.event)
+    epsilon.release(again, given, [result, done], **site.event)
+    return TabParts(_NAME, inputs, (result, done), refresh, {"done": done})

@@ -6,12 +6,14 @@ import gradio
 
 from vitlens.demo.markup import joined, sentence
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates, required
+from vitlens.demo.pool import OutdatedError
+from vitlens.demo.site import Asked, DemoSite, Newest, NowShown, TabParts, Updates, asked, required
 from vitlens.demo.telling import told
-from vitlens.demo.views.board import board_html
+from vitlens.demo.views.board import board_html, board_key
 from vitlens.demo.views.intervene import Off, answer_html, answered, read_off, switches_of
 from vitlens.errors import UnsupportedError
 
+_NAME = "Intervene"
 _SCRIPT = (Path(__file__).parents[1] / "board.js").read_text(encoding="utf-8")
 
 
@@ -22,28 +24,29 @@ def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
             board = gradio.HTML(elem_id="intervene-board", apply_default_css=False, js_on_load=_SCRIPT)
         with gradio.Column(scale=2, min_width=280):
             result = gradio.HTML(elem_id="intervene-result")
+    is_off = gradio.State(Off())  # in the result that is shown
 
-    def refresh(picture: Picture, alias: str) -> Updates:
+    def refresh(now: Asked) -> Updates:
         """Another picture or model: everything on."""
-        with site.pool.turn(alias) as (model,):
+        with site.pool.turn(now.alias, wanted=now.wanted) as (model,):
             try:
                 switches = switches_of(model)
             except UnsupportedError as error:
-                return {board: joined(sentence(f"{error}.")), result: ""}
-            answer = answered(model, picture, Off())
-            return {board: board_html(model, picture, switches), result: answer_html(answer, model, picture)}
+                others = sentence("Look, Explain, Break and Report work for this model.", "quiet")
+                return {board: joined(sentence(f"{error}."), others), result: "", is_off: Off()}
+            answer = answered(model, now.picture, Off())
+            html = board_html(model, now.picture, switches), answer_html(answer, model, now.picture)
+        return {**dict(zip((board, result), html)), is_off: Off()}
 
     @told
-    def switched(picture: Picture | None, alias: str, event: gradio.EventData) -> str:
-        own = required(picture)
-        with site.pool.turn(alias) as (model,):
+    def switched(picture: Picture | None, alias: str, newest: Newest, event: gradio.EventData) -> Updates:
+        board_of = event._data.get("board") if isinstance(event._data, dict) else None
+        if board_of is not None and board_of != board_key(site.pool.model(alias), required(picture)):
+            raise OutdatedError("expected a click on the board of this picture and model, found one on another's")
+        now = asked(_NAME, picture, alias, newest)
+        with site.pool.turn(alias, wanted=now.wanted) as (model,):
             off = read_off(event._data, switches_of(model))
-            return answer_html(answered(model, own, off), model, own)
+            return {result: answer_html(answered(model, now.picture, off), model, now.picture), is_off: off}
 
-    board.switched(
-        switched,
-        [shown.picture, shown.alias],
-        result,
-        **{**site.event, "show_progress": "hidden"},
-    )
-    return TabParts("Intervene", (), (board, result), refresh)
+    board.switched(switched, shown.inputs, [result, is_off], **{**site.event, "show_progress": "hidden"})
+    return TabParts(_NAME, (), (board, result, is_off), refresh, {"off": is_off})

@@ -2,8 +2,7 @@
 
 import gradio
 
-from vitlens.demo.pictures import Picture
-from vitlens.demo.site import DemoSite, NowShown, TabParts, Updates
+from vitlens.demo.site import Asked, DemoSite, NowShown, TabParts, Updates
 from vitlens.demo.views.look import look_at, look_html
 
 
@@ -12,9 +11,9 @@ def look_tab(site: DemoSite, _: NowShown) -> TabParts:
     top = gradio.HTML(elem_id="look-top")
     explorer = gradio.HTML(elem_id="look-explorer")
 
-    def refresh(picture: Picture, alias: str) -> Updates:
-        with site.pool.turn(alias) as (model,):
-            html = look_html(look_at(model, picture), model, picture)
+    def refresh(now: Asked) -> Updates:
+        with site.pool.turn(now.alias, wanted=now.wanted) as (model,):
+            html = look_html(look_at(model, now.picture), model, now.picture)
         return dict(zip((top, explorer), html, strict=True))
 
     return TabParts("Look", (), (top, explorer), refresh)

@@ -1,6 +1,7 @@
 """The tab Report."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,23 @@ from markupsafe import Markup
 from vitlens.demo.exports import place_of
 from vitlens.demo.markup import joined, said
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import Component, DemoSite, NowShown, TabParts, Updates, required
+from vitlens.demo.site import Asked, Component, DemoSite, Newest, NowShown, TabParts, Updates, asked
 from vitlens.demo.telling import told
 from vitlens.demo.views.export import WORDS, Wanted, exported
+from vitlens.errors import DataError
 
 _ABOUT = (
-    "The report that the command of the same analysis writes, of this picture and the settings of that tab: a folder "
-    "(report.md, figures, results.json, arrays) as an archive, and report.html, one file to send on."
+    "What the chosen tab shows of this picture, with its settings, as a report: a folder (report.md, figures, "
+    "results.json, arrays) as an archive, and report.html, one file to send on. Look, Explain and Break give the "
+    "report of the command of the same name (Break: vitlens attack)."
 )
+_NAME = "Report"
+_READ = (("Explain", "sides"), ("Break", "done"), ("Intervene", "off"), ("3D", "done"))  # what these tabs show
+Controls = Mapping[str, Mapping[str, Component]]
 
 
-Controls = Mapping[str, Component]
-
-
-def report_tab(site: DemoSite, shown: NowShown, explain: Controls, attack: Controls) -> TabParts:
-    """What is shown, as a report folder and as one HTML file. explain, attack: the controls of those tabs."""
+def report_tab(site: DemoSite, shown: NowShown, controls: Controls) -> TabParts:
+    """What is shown, as a report folder and as one HTML file. controls: of the other tabs, by their names."""
     what = gradio.Radio(list(WORDS), value="Look", label="Report of what this tab shows", elem_id="report-what")
     gradio.HTML(joined(Markup("<p class='vl-say quiet'>{}</p>").format(_ABOUT)))
     write = gradio.Button("Write the report", variant="primary", elem_id="report-write")
@@ -34,51 +37,62 @@ def report_tab(site: DemoSite, shown: NowShown, explain: Controls, attack: Contr
         page = gradio.DownloadButton("One HTML file", visible=False, elem_id="report-page")
     outputs = (words, archive, page)
 
-    def refresh(_: Picture, alias: str) -> Updates:
+    def refresh(now: Asked) -> Updates:
         hidden = gradio.DownloadButton(visible=False)
         return {
-            words: joined(said(f"Nothing written yet for {alias} and this picture.")),
+            words: joined(said(f"Nothing written yet for {now.alias} and this picture.")),
             archive: hidden,
             page: hidden,
         }
 
-    @told
-    def written(picture: Picture | None, alias: str, tab: str, values: tuple[Any, ...], session: str) -> Updates:
-        own = required(picture)
-        left, other, right, target, method, epsilon = values
-        sides = (alias, other) if tab == "Explain" else (alias,)
-        with site.pool.turn(*sides) as models:
-            wanted = Wanted(WORDS[tab], models, (left, right), target, method, float(epsilon))
-            with place_of(site.place, session, WORDS[tab]) as (place, name):
-                files = exported(own, wanted, place, name=name)
-        line = Markup("<p class='vl-say'>The same from a terminal: <code>{}</code></p>").format(files.command)
+    def written(now: Asked, tab: str, seen: Mapping[str, Any], session: str) -> Updates:
+        wanted = partial(Wanted, WORDS[tab])
+        sides: tuple[str, ...] = (now.alias,)
+        if tab == "Explain":
+            (*_, target), kept = seen[tab]
+            shown_sides = [side for side in kept if not side.lacks]  # a report is of one class
+            sides = tuple(side.alias for side in shown_sides)
+            wanted = partial(wanted, methods=tuple(side.method for side in shown_sides), target=target)
+        elif tab == "Break":
+            wanted = partial(wanted, attack=seen[tab][0], epsilon=seen[tab][1])
+        elif tab == "Intervene":
+            wanted = partial(wanted, off=seen[tab])
+        elif tab == "3D":
+            wanted = partial(wanted, share=seen[tab][0])
+        with (
+            site.pool.turn(*sides, wanted=now.wanted) as models,
+            place_of(site.place, session, WORDS[tab]) as (place, name),
+        ):
+            files = exported(now.picture, wanted(models), place, name=name)
+        how = "The same page from a terminal" if tab in ("Intervene", "3D") else "The same from a terminal"
+        line = Markup("<p class='vl-say'>{}: <code>{}</code></p>").format(how, files.command)
         return {
             words: joined(said(f"Written: the report of {tab} for {' and '.join(dict.fromkeys(sides))}."), line),
             archive: _offered(files.archive),
             page: _offered(files.page),
         }
 
-    # one parameter a control, as gradio finds the request by its place
+    @told
     def clicked(
         picture: Picture | None,
         alias: str,
-        tab: str,
-        left: str,
-        other: str,
-        right: str,
-        target: str,
-        method: str,
-        epsilon: float,
+        newest: Newest,
         request: gradio.Request,
+        drawn: Mapping[str, tuple[str, str]],
+        tab: str,
+        *values: Any,
     ) -> Updates:
-        values = left, other, right, target, method, epsilon
-        return written(picture, alias, tab, values, str(request.session_hash))
+        now = asked(_NAME, picture, alias, newest)
+        if drawn.get(tab) != (now.picture.key, alias):
+            raise DataError(
+                f"expected {tab} to show this picture and {alias}, found it not opened since; open {tab} first"
+            )
+        seen = dict(zip((name for name, _ in _READ), values, strict=True))
+        return written(now, tab, seen, str(request.session_hash))
 
-    given = [shown.picture, shown.alias, what]
-    given += [explain[name] for name in ("left", "other", "right", "target")]
-    given += [attack["attack"], attack["epsilon"]]
+    given = [*shown.inputs, shown.drawn, what, *(controls[tab][name] for tab, name in _READ)]
     write.click(clicked, given, list(outputs), **site.event)
-    return TabParts("Report", (), outputs, refresh)
+    return TabParts(_NAME, (), outputs, refresh)
 
 
 def _offered(path: Path) -> Any:

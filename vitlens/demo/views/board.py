@@ -21,11 +21,16 @@ from vitlens.report.html import pictures
 def board_html(model: Model, picture: Picture, switches: Switches) -> str:
     """Everything on: a button a head, with its attention on the picture, and a button a patch over the picture."""
     return joined(
-        Markup('<div class="vl-switches">{}{}</div>').format(
-            _patches(model, picture, switches), _heads(switches, _attention(model, picture))
+        Markup('<div class="vl-switches" data-board="{}">{}{}</div>').format(
+            board_key(model, picture), _patches(model, picture, switches), _heads(switches, _attention(model, picture))
         ),
         Markup('<p class="vl-say"><button type="button" class="vl-reset" data-reset>Everything on</button></p>'),
     )
+
+
+def board_key(model: Model, picture: Picture) -> str:
+    """What tells the board of a model and a picture from all others."""
+    return f"{picture.key} {model.alias}"
 
 
 def _attention(model: Model, picture: Picture) -> dict[Head, Floats]:

@@ -1,6 +1,7 @@
 """Explain: the map of a class by two methods, of one model or two, side by side."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -13,6 +14,7 @@ from vitlens.demo.markup import Card, badge, cards, joined, sentence
 from vitlens.demo.pictures import Picture
 from vitlens.demo.views.look import top_classes
 from vitlens.demo.views.maps import Floats, drawn_over, map_array
+from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
 
 PREDICTED: Final = "the predicted class"
@@ -21,12 +23,14 @@ CHOICES: Final = 10  # classes to choose from; others are typed
 
 @dataclass(frozen=True)
 class ExplainedSide:
-    """One map. target: the class that it explains; values: (rows, columns), raw."""
+    """One map. target: the class that it explains; values: (rows, columns), raw; lacks: the class that was asked for
+    where the model has none of that name, so that the map explains the predicted one; else ""."""
 
     alias: str
     method: str
     target: str
     values: Floats
+    lacks: str = ""
 
 
 def offered_methods(model: Model) -> tuple[str, ...]:
@@ -59,6 +63,25 @@ def explained(model: Model, picture: Picture, method: str, target: str) -> Expla
     return ExplainedSide(model.alias, method, named if needs else "every class", map_array(maps))
 
 
+def both_explained(
+    models: Sequence[Model], picture: Picture, methods: tuple[str, str], target: str
+) -> tuple[ExplainedSide, ExplainedSide]:
+    """The maps of both sides; where the right model has other classes and no `target`, of the class that it predicts.
+
+    Raises UnknownNameError for a class that the left model does not have.
+    """
+    left, right = models
+    one = explained(left, picture, methods[0], target)
+    try:
+        if target in left.classes and target not in right.classes:  # nor the index of one, where names are digits
+            raise UnknownNameError("class", target, right.classes)
+        return one, explained(right, picture, methods[1], target)
+    except InputError:  # of the class; one of the method comes again
+        if right.classes == left.classes:
+            raise
+        return one, replace(explained(right, picture, methods[1], PREDICTED), lacks=target)
+
+
 def _named(model: Model, target: str) -> str:
     """The class as the model names it."""
     from vitlens.analysis.answers.targets import class_index
@@ -83,5 +106,6 @@ def _drawn(side: ExplainedSide, model: Model, picture: Picture, opacity: float) 
     over = partial(drawn_over, picture, model, side.values, signed=method.signed)
     pixels, flaw = over(opacity=opacity)
     what = f"{method.title} of {side.alias}"
-    note = f"for {side.target}{f'; the map is {flaw}' if flaw else ''}"
+    lacks = f", as it has no class {side.lacks!r}" if side.lacks else ""
+    note = f"for {side.target}{lacks}{f'; the map is {flaw}' if flaw else ''}"
     return Card(pixels, what, f"{what} for {side.target} over {picture.name}", note)

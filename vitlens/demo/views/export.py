@@ -3,7 +3,7 @@
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,18 +18,27 @@ from vitlens.commands.scaffold.processes import join_run
 from vitlens.demo.pictures import Picture
 from vitlens.demo.views.attack import offered_attacks
 from vitlens.demo.views.explain import PREDICTED
+from vitlens.demo.views.intervene import Off
+from vitlens.demo.views.written import write_intervened, write_space
 from vitlens.errors import UnknownNameError
 from vitlens.models.model import Model
 
-Word = Literal["look", "explain", "attack"]
-WORDS: Final[Mapping[str, Word]] = {"Look": "look", "Explain": "explain", "Break": "attack"}
-"""The tabs that can be exported, and the commands that write their reports."""
+Word = Literal["look", "explain", "attack", "intervene", "space"]
+WORDS: Final[Mapping[str, Word]] = {
+    "Look": "look",
+    "Explain": "explain",
+    "Break": "attack",
+    "Intervene": "intervene",
+    "3D": "space",
+}
+"""The tabs that can be exported, and by what name: that of the command that writes the same report, where one does."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is exported. word: the command; models, methods: of the sides of Explain, the first model alone of the other
-    two; target: a class, "" for the predicted one; attack, epsilon (in 1/255): of Break."""
+    """What is exported. word: of which tab; models, methods: of the sides of Explain, the first model alone of the
+    others; target: a class, "" for the predicted one; attack, epsilon (in 1/255): of Break; off: of Intervene; share:
+    of the points of 3D."""
 
     word: Word
     models: tuple[Model, ...]
@@ -37,6 +46,8 @@ class Wanted:
     target: str = ""
     attack: str = "pgd"
     epsilon: float = 4.0
+    off: Off = field(default_factory=Off)
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,10 @@ def exported(picture: Picture, wanted: Wanted, place: Path, *, name: str) -> Exp
         page = _looked(picture, wanted, run)
     elif wanted.word == "explain":
         page = _explained(picture, wanted, run)
+    elif wanted.word == "intervene":
+        page = write_intervened(wanted.models[0], picture, wanted.off, run)
+    elif wanted.word == "space":
+        page = write_space(wanted.models[0], picture, wanted.share, run)
     else:
         page = _attacked(picture, wanted, run)
     alone = place / f"{name}.html"
@@ -71,6 +86,8 @@ def command_line(picture: Picture, wanted: Wanted) -> str:
     names = [model.provenance.name for model in wanted.models]
     if wanted.word == "look":
         return shlex.join(["vitlens", "look", picture.name, "--model", names[0]])
+    if wanted.word in ("intervene", "space"):
+        return shlex.join(["vitlens", "demo", names[0], "--images", picture.name])
     line = ["vitlens", wanted.word, *dict.fromkeys(names), "--images", picture.name]
     if wanted.word == "explain":
         target = [] if _target(wanted) == "predicted" else ["--target", _target(wanted)]

@@ -48,13 +48,15 @@ class Off:
 @dataclass(frozen=True)
 class Answer:
     """A prediction before and after. target: the class predicted at first, of which logits are its logits before and
-    after, and maps (rows, columns) of it by `method`; exact: whether replay was exact, else `note` says why not."""
+    after, and maps (rows, columns) of it by `method`; shares: the leading classes, of which class_logits are the logits
+    before and after; exact: whether replay was exact, else `note` says why not."""
 
     alias: str
     off: Off
     target: str
     logits: tuple[float, float]
     shares: tuple[Share, ...]
+    class_logits: tuple[tuple[float, float], ...]
     method: str
     maps: tuple[Floats, Floats]
     exact: bool
@@ -125,7 +127,7 @@ def answered(model: Model, picture: Picture, off: Off) -> Answer:
         before = replay.logits[0].float()
         after = replay.run([changes])[0, 0].float() if off else before
         exact, note = replay.exact, replay.note
-    target, method = before.argmax().reshape(1), preferred_method(model)
+    target, method, leading = before.argmax().reshape(1), preferred_method(model), _leading(before, after)
     maps = [map_array(vitlens.explain(model, images, targets=target, method=method))]
     if off:
         with vitlens.intervene(model, changes):
@@ -135,7 +137,8 @@ def answered(model: Model, picture: Picture, off: Off) -> Answer:
         off,
         model.classes[int(target)],
         (float(before[target]), float(after[target])),
-        tuple(_shares(model, before, after)),
+        tuple(_shares(model, before, after, leading)),
+        tuple((float(before[index]), float(after[index])) for index in leading),
         method,
         (maps[0], maps[-1]),
         exact,
@@ -143,9 +146,13 @@ def answered(model: Model, picture: Picture, off: Off) -> Answer:
     )
 
 
-def _shares(model: Model, before: Tensor, after: Tensor) -> Iterator[Share]:
+def _leading(before: Tensor, after: Tensor) -> tuple[int, ...]:
+    """The most probable classes before, and that after."""
+    return tuple(dict.fromkeys((*before.topk(min(TOP, len(before))).indices.tolist(), int(torch.argmax(after)))))
+
+
+def _shares(model: Model, before: Tensor, after: Tensor, leading: Sequence[int]) -> Iterator[Share]:
     first, then = before.softmax(-1), after.softmax(-1)
-    leading = dict.fromkeys((*first.topk(min(TOP, len(first))).indices.tolist(), int(torch.argmax(then))))
     for index in leading:
         yield Share(model.classes[index], float(first[index]), float(then[index]))
 

@@ -10,6 +10,7 @@ from vitlens.analysis.attention.weights import attention_maps
 from vitlens.demo.limits import POINTS
 from vitlens.demo.pictures import Picture
 from vitlens.errors import InputError
+from vitlens.figures.space import across, colours_of, middles, outlines, strengths, ticks
 from vitlens.models.model import Model
 from vitlens.models.support import require
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _BELOW: Final = {"orientation": "h", "y": 0.0, "yanchor": "bottom", "x": 0.5}  # the colour bar
-_GAP: Final = 0.15  # between planes, as a share of a plane's side
+_BAR: Final = 0.16  # of the height, for the colour bar
 _SMALLEST: Final = 2.5  # px of a marker
 _LARGEST: Final = 11.0
 
@@ -84,38 +85,42 @@ def space_figure(space: Space) -> "Figure":
     """The plotly figure; its colours hold on light and on dark ground."""
     from plotly import graph_objects
 
-    rows, columns = space.grid
+    rows = space.grid[0]
     heads = int(space.head.max()) + 1
-    strength = np.sqrt(np.clip(space.share / max(float(space.share.max()), 1e-12), 0, 1))
-    across = space.head * (1 + _GAP) * columns + space.column
+    powers, names = (each[::2] for each in ticks(space.share))  # every other one is legible on a narrow page
     points = graph_objects.Scatter3d(
-        x=across,
+        x=across(space.head, space.column, space.grid),
         y=rows - 1 - space.row,
         z=space.layer,
         mode="markers",
         marker={
-            "size": _SMALLEST + (_LARGEST - _SMALLEST) * strength,
-            "color": np.log2(np.maximum(space.share, 0.25)),
+            "size": _SMALLEST + (_LARGEST - _SMALLEST) * strengths(space.share),
+            "color": colours_of(space.share),
             "colorscale": "Viridis",
             "opacity": 0.8,
-            "colorbar": {"title": {"text": "× uniform"}, **_ticks(space.share), "thickness": 12, "len": 0.7, **_BELOW},
+            "colorbar": {
+                "title": {"text": "× uniform"},
+                "tickvals": powers,
+                "ticktext": names,
+                "tickangle": 0,
+                "thickness": 12,
+                "len": 0.7,
+                **_BELOW,
+            },
             "line": {"width": 0},
         },
         customdata=np.stack([space.layer, space.head, space.row, space.column, space.share], -1),
         hovertemplate="L%{customdata[0]}.H%{customdata[1]}, row %{customdata[2]}, column %{customdata[3]}: "
         "%{customdata[4]:.2f} × uniform<extra></extra>",
     )
-    middles = [(head * (1 + _GAP) + 0.5) * columns for head in range(heads)]
-    names = [f"H{head}" for head in range(heads)]
     layers = sorted(set(space.layer.tolist()))
     quiet: dict[str, Any] = {"showbackground": False, "zeroline": False, "showgrid": False}
-    edges = _edges(layers, heads, space.grid)
+    x, y, z = outlines(layers, heads, space.grid)
     planes = graph_objects.Scatter3d(
-        x=edges[0], y=edges[1], z=edges[2], mode="lines", hoverinfo="skip", line={"color": "#8a8a8a", "width": 1}
+        x=x, y=y, z=z, mode="lines", hoverinfo="skip", line={"color": "#8a8a8a", "width": 1}
     )
     figure = graph_objects.Figure([planes, points])
     figure.update_layout(
-        height=680,
         showlegend=False,
         margin={"l": 0, "r": 0, "t": 0, "b": 0},
         paper_bgcolor="rgba(0,0,0,0)",
@@ -124,36 +129,15 @@ def space_figure(space: Space) -> "Figure":
             "xaxis": {
                 **quiet,
                 "title": {"text": "head"},
-                "tickvals": middles,
-                "ticktext": names,
+                "tickvals": middles(heads, space.grid),
+                "ticktext": [f"H{head}" for head in range(heads)],
             },
             "yaxis": {**quiet, "title": {"text": "row"}, "showticklabels": False},
             "zaxis": {**quiet, "title": {"text": "layer"}, "tickvals": layers, "ticktext": [f"L{n}" for n in layers]},
+            "domain": {"y": [_BAR, 1.0]},
             "aspectmode": "manual",
             "aspectratio": {"x": 1.6, "y": 0.7, "z": 1.1},
-            "camera": {"eye": {"x": 0.85, "y": -2.5, "z": 1.1}},
+            "camera": {"eye": {"x": 0.85, "y": -2.5, "z": 1.1}, "center": {"x": 0.0, "y": 0.0, "z": -0.15}},
         },
     )
     return figure
-
-
-def _edges(layers: list[int], heads: int, grid: tuple[int, int]) -> tuple[list[float | None], ...]:
-    """The outline of each head's plane on each floor: x, y and z, with None between two."""
-    rows, columns = grid
-    x: list[float | None] = []
-    y: list[float | None] = []
-    z: list[float | None] = []
-    for layer in layers:
-        for head in range(heads):
-            left = head * (1 + _GAP) * columns - 0.5
-            x += [left, left + columns, left + columns, left, left, None]
-            y += [-0.5, -0.5, rows - 0.5, rows - 0.5, -0.5, None]
-            z += [*[float(layer)] * 5, None]
-    return x, y, z
-
-
-def _ticks(share: NDArray[np.float64]) -> dict[str, list[Any]]:
-    """Ticks of the colours, at powers of 2."""
-    top = int(np.ceil(np.log2(max(float(share.max()), 1.0))))
-    powers = list(range(-2, top + 1))
-    return {"tickvals": powers, "ticktext": [f"{2.0**power:.3g}" for power in powers]}

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from vitlens.deadline import require_time
 from vitlens.display import for_terminal
 
 Advance = Callable[[int], None]
@@ -39,6 +40,7 @@ def progress(
 
     def advance(count: int) -> None:
         nonlocal done, shown
+        require_time()
         done += count
         now = clock()
         if quiet or now - start < PATIENCE:
