@@ -126,7 +126,7 @@ def _from_constant(layer: Layer, streams: list[Tokens]) -> Callable[[Forward], F
             args, kwargs = as_call({**given, layer.stream: given[layer.stream].detach().requires_grad_()})
             with torch.enable_grad():
                 streams.append(forward(*args, **kwargs))
-            return streams[-1].detach()
+            return streams[-1]
 
         return run
 
