@@ -21,6 +21,7 @@ NEEDS: Final = {  # what a model must have, by the names of models/support.py, i
     "heads": "heads whose output can be replaced",
     "features": "blocks or stages",
     "cam": "a target layer for class activation maps",
+    "depths": "a classifier that can read the output of every block",
 }
 _SHARED_TEXT: Final = """\
 # What all commands share

@@ -23,6 +23,7 @@ from vitlens.models.model import Family, Model
 from vitlens.models.support import CHECKS
 
 CHAINED = tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == "chain")
+DEPTHS = tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == "depths")
 CAMS = tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == "cam")
 RANDOM = tuple(name for name, method in ATTRIBUTIONS.items() if method.random)
 PACKAGED = tuple(name for name, method in ATTRIBUTIONS.items() if method.package)
@@ -64,7 +65,8 @@ def test_the_registry_is_one_literal_list():
 
 
 def test_the_groups_that_follow_from_the_registry():
-    assert (len(CHAINED), len(CAMS), len(ATTENTION)) == (3, 8, 4)
+    assert (len(CHAINED), len(CAMS), len(ATTENTION)) == (3, 8, 5)
+    assert DEPTHS == ("legrad",)
     assert RANDOM == ("smoothgrad", "rise", "kernel-shap")
     assert PACKAGED == CAMS
     assert SLOW == ("scorecam", "ablationcam", "smoothgrad", "integrated-gradients", "rise", "kernel-shap")
@@ -205,12 +207,12 @@ def test_an_engine_supports_its_own_methods(monkeypatch):
 
 def test_a_model_has_the_methods_of_its_family():
     assert methods_for(ours()) == tuple(ATTRIBUTIONS)
-    assert methods_for(FAMILIES["swin"]()) == tuple(ATTRIBUTIONS)
+    assert methods_for(FAMILIES["swin"]()) == tuple(name for name in ATTRIBUTIONS if name not in DEPTHS)
     without_attention = tuple(name for name in ATTRIBUTIONS if name not in ATTENTION)
     assert methods_for(cnn()) == without_attention
     assert methods_for(linear()) == tuple(name for name in without_attention if name not in CAMS)
     channels = timm_model("xcit_nano_12_p16_224", embed_dim=64)
-    assert methods_for(channels) == tuple(name for name in ATTRIBUTIONS if name not in CHAINED)
+    assert methods_for(channels) == tuple(name for name in ATTRIBUTIONS if name not in (*CHAINED, *DEPTHS))
 
 
 @pytest.mark.parametrize("name", ["swin", "torchvision-swin", "torchvision-vit", "siglip", "cait", "deit-distilled"])

@@ -74,7 +74,7 @@ def test_the_documentation_lists_every_attribution():
     rows = [cells for cells in rows if "--method" not in cells[0]]
     named = {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in rows}
     assert list(named) == list(ATTRIBUTIONS)
-    models = {"chain": "ViT", "maps": "ViT", "cam": "map", None: "any"}
+    models = {"chain": "ViT", "maps": "ViT", "cam": "map", "depths": "tokens", None: "any"}
     for name, cells in named.items():
         entry = ATTRIBUTIONS[name]
         assert cells[:3] == [models[entry.needs], entry.resolution, "yes" if entry.signed else "no"]

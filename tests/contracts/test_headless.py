@@ -108,7 +108,7 @@ def test_a_method_needs_a_class_where_its_maps_change_with_it():
     """The registry's field is what the functions do: maps of two classes differ, or are the same to the bit."""
     vit = vitlens.load("vit-digits")
     batch = some_images(vit)
-    for name in ("relevance", "rollout", "gradient-rollout", "attention", "gradcam", "eigencam", "saliency"):
+    for name in ("relevance", "rollout", "gradient-rollout", "attention", "legrad", "gradcam", "eigencam", "saliency"):
         one, two = (vitlens.explain(vit, batch, method=name, targets=torch.full((2,), k)) for k in (3, 8))
         assert torch.equal(one, two) != ATTRIBUTIONS[name].needs_class
 

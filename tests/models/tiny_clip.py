@@ -18,6 +18,12 @@ ARCHITECTURES = {
         "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
         "text_cfg": _TEXT,
     },
+    "tiny-clip-deep": {
+        "embed_dim": 16,
+        "quick_gelu": True,
+        "vision_cfg": {"image_size": 32, "layers": 3, "width": 32, "head_width": 16, "patch_size": 8},
+        "text_cfg": _TEXT,
+    },
     # SigLIP's kind: pooling by attention, a bias on the logits
     "tiny-sigmoid": {
         "embed_dim": 64,

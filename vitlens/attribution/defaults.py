@@ -10,3 +10,4 @@ MASKS: Final = 512  # of RISE
 COALITIONS: Final = 512  # of KernelSHAP; four per patch where that is more
 PATCHES: Final = 196  # that occlusion removes one by one: 14 x 14 of a ViT at 224 px
 CHANNELS: Final = 192  # of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
+LAST_BLOCKS: Final = 2  # of a language-image model that LeGrad sums

@@ -12,6 +12,7 @@ from vitlens.attribution.package import package_maps, packaged
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, Attribution, attribution
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
 from vitlens.models.support import meets, needs_of, require
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
@@ -106,13 +107,17 @@ def _supports(model: Model, method: Attribution) -> bool:
 
 
 def preferred_method(model: Model) -> str:
-    """The default method of comparisons: the first by preference that this model supports."""
+    """The default method of comparisons: the first by preference that this model supports (LeGrad for CLIP)."""
     return preferred_methods(model, 1)[0]
 
 
 def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
     """The methods of comparisons that this model supports, by preference, at most so many; slow ones only as first."""
-    ranked = sorted((entry.preference, name) for name, entry in ATTRIBUTIONS.items() if entry.preference is not None)
+    ranks = {name: entry.preference for name, entry in ATTRIBUTIONS.items()}
+    if has_text_tower(model):
+        own = {name: entry.preference_with_texts for name, entry in ATTRIBUTIONS.items()}
+        ranks.update({name: rank for name, rank in own.items() if rank is not None})
+    ranked = sorted((rank, name) for name, rank in ranks.items() if rank is not None)
     found: list[str] = []
     for _, name in ranked:  # each is checked as late as possible: a check may take passes of the model
         if len(found) < most and not (found and ATTRIBUTIONS[name].slow) and _supports(model, ATTRIBUTIONS[name]):

@@ -36,7 +36,8 @@ class Attribution:
     F(image) - F(black), so that its completeness error is reported.
     forwards, backwards: about how many passes of the model one image takes.
     default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens study` checks it;
-    preference: its rank among those of which a comparison takes the best of a model's first ones; None: not used.
+    preference: its rank among those of which a comparison takes the best of a model's first ones; None: not used;
+    preference_with_texts: that of a language-image model, where it is another.
     package: its class in the grad-cam package, None where the package has none.
     """
 
@@ -51,13 +52,14 @@ class Attribution:
     backwards: int | float = 0
     arguments: Mapping[str, object] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-    needs: Literal["chain", "maps", "cam"] | None = None
+    needs: Literal["chain", "maps", "cam", "depths"] | None = None
     families: tuple[str, ...] = _ANY
     needs_class: bool = True
     complete: bool = False
     default: bool = False
     studied: bool = False
     preference: int | None = None
+    preference_with_texts: int | None = None
     package: str | None = None
 
     @property
@@ -123,6 +125,20 @@ _ENTRIES: Final = (
     _from_attention("libra-relevance"),
     _from_attention("gradient-rollout"),
     _from_attention("attention", preference=3),
+    Attribution(
+        name="legrad",
+        title="LeGrad",
+        description="the attention of each block that raises the target's logit of the block's output, over all blocks",
+        paper="Bousselham 2025",
+        function="vitlens.attribution.legrad:legrad",
+        options=("start_layer", "readout"),
+        resolution="patch",
+        signed=False,
+        needs="depths",
+        families=("vit",),
+        backwards=1,
+        preference_with_texts=-1,
+    ),
     _cam(
         "gradcam",
         title="GradCAM",

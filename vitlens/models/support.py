@@ -14,7 +14,9 @@ from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.references import resolved
 
-Need = Literal["classifier", "new head", "attention", "maps", "chain", "statistics", "heads", "features", "cam"]
+Need = Literal[
+    "classifier", "new head", "attention", "maps", "chain", "statistics", "heads", "features", "cam", "depths"
+]
 
 CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
     {  # module:function that takes a model and raises UnsupportedError
@@ -27,6 +29,7 @@ CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
         "heads": "vitlens.analysis.ablation.ablate:require_heads",
         "features": "vitlens.lens.stages:stages",
         "cam": "vitlens.attribution.target_layer:target_layer",
+        "depths": "vitlens.attribution.legrad:require_legrad",
     }
 )
 _SUPPORTS = " supports "  # precedes the supported commands at the end of every reason

@@ -4,6 +4,7 @@ Where the model uses the fused kernel, autograd sees only the heads' outputs: th
 ∂logit/∂output · valueᵀ, computed on demand, so no N x N matrix is stored for the backward pass.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
@@ -36,11 +37,19 @@ def with_gradients(
     chosen = check_targets(targets, logits)
     with torch.enable_grad():
         total = logits.gather(1, chosen[:, None]).sum()
+    return logits.detach(), differentiated(total, calls)
+
+
+def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
+    """The calls, detached, each with the gradient of a number in whose autograd graph they are.
+
+    Raises LensError where a call does not affect the number.
+    """
     gradients = torch.autograd.grad(total, [_traced(call) for call in calls], allow_unused=True)
     without_gradient = [call.site.module for call, gradient in zip(calls, gradients) if gradient is None]
     if without_gradient:
         raise LensError(f"expected a gradient in every attention layer, found none in {without_gradient[0]!r}")
-    return logits.detach(), tuple(_with_gradient(call, gradient) for call, gradient in zip(calls, gradients))
+    return tuple(_with_gradient(call, gradient) for call, gradient in zip(calls, gradients))
 
 
 def check_targets(targets: Labels | None, logits: Logits) -> Labels:

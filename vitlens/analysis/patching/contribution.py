@@ -94,8 +94,12 @@ def logits_by_depth(model: Model, images: Images) -> Float[Tensor, "batch depths
     depths: blocks + 1; the last is the model's own logits. Raises UnsupportedError where the classifier reads more
     than one residual stream, or reads it through attention (SigLIP, CaiT, Swin, a CNN).
     """
+    return read_by_depth(model, images, blocks_of(model))
+
+
+def read_by_depth(model: Model, images: Images, blocks: Sequence[str]) -> Float[Tensor, "batch depths classes"]:
+    """As logits_by_depth, of given blocks. Raises UnsupportedError unless the last depth is the model's own logits."""
     streams: list[Tokens] = []
-    blocks = blocks_of(model)
     _require_batch_first(model, layers(model) if model.anatomy.attention else ())
 
     def after(name: str, arguments: Arguments, output: Any) -> None:
@@ -105,7 +109,7 @@ def logits_by_depth(model: Model, images: Images) -> Float[Tensor, "batch depths
     with evaluating(model), torch.no_grad():
         with watching(model.module, blocks, after):
             logits = model(images)
-        lens = torch.stack([logits_from(model, stream) for stream in streams], dim=1)
+        lens = torch.stack([logits_from(model, stream, blocks=blocks) for stream in streams], dim=1)
     difference = (lens[:, -1] - logits).abs().max().item()
     if not difference <= TOLERANCE * max(1.0, logits.abs().max().item()):
         raise UnsupportedError(

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import UnsupportedError
 from vitlens.lens.hooks import overridden
+from vitlens.lens.stages import stages
 from vitlens.models.model import Model
 from vitlens.shapes import Labels, Logits, Tokens
 
@@ -38,15 +39,38 @@ def blocks_of(model: Model) -> tuple[str, ...]:
             f"expected a vision transformer whose classifier reads one residual stream (CLS or mean), found {reader} "
             f"in {model.alias}; try vitlens ablate, which needs none"
         )
-    parent = parents.pop()
-    kinds = {type(model.module.get_submodule(name)) for name in anatomy.blocks}  # not a stem or head in the same list
+    return _with_siblings(model, parents.pop(), anatomy.blocks)
+
+
+def blocks_before_readout(model: Model) -> tuple[str, ...]:
+    """As blocks_of, also where the classifier reads the stream of the patches by attention (SigLIP, CaiT).
+
+    Blocks of the pooling itself (CaiT's class attention) are not among them.
+    """
+    if model.anatomy.family != "vit" or model.anatomy.readout != "pool":
+        return blocks_of(model)
+    names = [stage.module for stage in stages(model)]
+    parents = {name.rpartition(".")[0] for name in names}
+    if len(parents) != 1:
+        raise UnsupportedError(
+            f"expected blocks that add to one residual stream, found blocks in {len(parents)} places in {model.alias}"
+        )
+    return _with_siblings(model, parents.pop(), names)
+
+
+def _with_siblings(model: Model, parent: str, names: Sequence[str]) -> tuple[str, ...]:
+    """The children of parent that are of the named blocks' types, pruned blocks without heads included."""
+    kinds = {type(model.module.get_submodule(name)) for name in names}  # not a stem or head in the same list
     children = model.module.get_submodule(parent).named_children()
     return tuple(f"{parent}.{name}" if parent else name for name, child in children if type(child) in kinds)
 
 
-def logits_from(model: Model, stream: Tokens) -> Logits:
-    """The logits of a residual stream after the last block; the model's own blocks do not run."""
-    names = blocks_of(model)
+def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = None) -> Logits:
+    """The logits of a residual stream after the last block; the model's own blocks do not run.
+
+    blocks: their names in forward order (None: blocks_of).
+    """
+    names = blocks_of(model) if blocks is None else blocks
     blank = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
     with ExitStack() as stack:
         for name in names:

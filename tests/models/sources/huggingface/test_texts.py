@@ -8,6 +8,7 @@ import torch
 import vitlens
 from tests.models.sources.huggingface.tiny import save_family
 from vitlens.analysis.features.zero_shot import prompted, zero_shot
+from vitlens.attribution.explain import preferred_method
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.models.language_image import has_text_tower, text_tower
 
@@ -59,6 +60,8 @@ def test_a_zero_shot_classifier_is_observed_and_explained(whole):
     assert model.classes == ("cat", "dog")
     assert model.layout.grid == (4, 4)
     assert vitlens.rollout(model, pixels()).shape == (2, 4, 4)
+    assert preferred_method(model) == "legrad"
+    assert vitlens.explain(model, pixels(), method="legrad").flatten(1).std(1).min() > 0
 
 
 def test_texts_that_are_too_long_and_models_that_cannot_be_trained(whole):
