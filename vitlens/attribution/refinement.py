@@ -32,17 +32,17 @@ class Refinement:
     pixels by a filter that follows its edges. Raises InputError and UnknownNameError.
     """
 
-    refine: Refining | None = None
+    refine: Refining = "none"
     layers: tuple[int, ...] | None = None
     steps: int = REFINE_STEPS
     times: str | None = None
     views: int = 1
-    upsample: Upsampling | None = None
+    upsample: Upsampling = "none"
 
     def __post_init__(self) -> None:
-        if self.refine is not None and self.refine not in REFINEMENTS:
+        if self.refine not in REFINEMENTS:
             raise UnknownNameError("refinement", self.refine, REFINEMENTS)
-        if self.upsample is not None and self.upsample not in UPSAMPLINGS:
+        if self.upsample not in UPSAMPLINGS:
             raise UnknownNameError("upsampling", self.upsample, UPSAMPLINGS)
         if self.times is not None:
             attribution(self.times)
@@ -60,12 +60,12 @@ class Refinement:
         parts = []
         if self.times is not None:
             parts.append(f"times {ATTRIBUTIONS[self.times].title}")
-        if self.refine is not None and self.steps:
+        if self.refine == "affinity" and self.steps:
             chosen = "" if self.layers is None else f" of layers {', '.join(map(str, self.layers))}"
             parts.append(f"refined by attention between patches{chosen} ({self.steps} steps)")
         if self.views > 1:
             parts.append(f"mean of {self.views} views")
-        if self.upsample is not None:
+        if self.upsample == "image":
             parts.append("enlarged along the image's edges")
         return ", ".join(parts)
 
@@ -75,7 +75,7 @@ def require_refinement(model: Model, method: str, refinement: Refinement) -> Non
     times itself."""
     if method == refinement.times:
         raise InputError(f"expected another method for --times than {method}, found the same")
-    if refinement.refine is None:
+    if refinement.refine == "none":
         return
     require_affinity(model)
     for name in (method, *((refinement.times,) if refinement.times else ())):
@@ -93,7 +93,7 @@ def refined_maps(
     """The maps that maps_of gives for images (or views of them), refined; factor: the maps of the method `times`."""
 
     def once(batch: Images) -> AnyMaps:
-        similarity = affinity(model, batch, layers=refinement.layers) if refinement.refine else None
+        similarity = affinity(model, batch, layers=refinement.layers) if refinement.refine == "affinity" else None
 
         def smooth(maps: AnyMaps) -> AnyMaps:
             return maps if similarity is None else refined(maps, similarity, steps=refinement.steps)
@@ -102,7 +102,7 @@ def refined_maps(
         return smooth(maps) if factor is None else product(smooth(maps), smooth(factor(batch)))
 
     maps = over_views(once, images, views=refinement.views, cells=removal_grid(model))
-    return along_edges(maps, images) if refinement.upsample else maps
+    return along_edges(maps, images) if refinement.upsample == "image" else maps
 
 
 def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:

@@ -8,79 +8,14 @@ grants no patent rights, whereas ours, Apache-2.0, does, so LXT cannot be a depe
 12061966 B2, EP 3271863 B1). The closest methods here are relevance (Chefer 2021) and libra-relevance.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.attribution.defaults import CHANNELS, COALITIONS, MASKS, PATCHES, SAMPLES, STEPS
+from vitlens.attribution.entry import Attribution as Attribution
 from vitlens.errors import UnknownNameError
-from vitlens.references import resolved
-
-_ANY: Final = ("vit", "windowed", "cnn", "other")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attribution:
-    """One attribution method.
-
-    title: in figures and tables; description: what its maps show, in a sentence; paper: where it is defined.
-    function: "module:function" of (model, images, targets) that gives maps (batch, rows, columns); arguments: further
-    ones that it is always called with; options: further ones that it takes by name, also through `vitlens.explain`,
-    "seed" where something is random.
-    resolution: "patch" (a ViT's patches, a CNN's last map or as many cells as a ViT would have) or "pixel" (of the
-    input images); signed: whether it has negative values, which are evidence against the target.
-    needs: the requirement that the model must meet (models/support.py); families: of the models that support it.
-    needs_class: whether it explains a class, so that the model needs a classifier; complete: whether a map sums to
-    F(image) - F(black), so that its completeness error is reported.
-    forwards, backwards: about how many passes of the model one image takes.
-    default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens study` checks it;
-    preference: its rank among those of which a comparison takes the best of a model's first ones; None: not used;
-    preference_with_texts: that of a language-image model, where it is another.
-    package: its class in the grad-cam package, None where the package has none.
-    """
-
-    name: str
-    title: str
-    description: str
-    paper: str
-    function: str
-    resolution: Literal["patch", "pixel"]
-    signed: bool
-    forwards: int | float = 0
-    backwards: int | float = 0
-    arguments: Mapping[str, object] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    needs: Literal["chain", "maps", "cam", "depths"] | None = None
-    families: tuple[str, ...] = _ANY
-    needs_class: bool = True
-    complete: bool = False
-    default: bool = False
-    studied: bool = False
-    preference: int | None = None
-    preference_with_texts: int | None = None
-    package: str | None = None
-
-    @property
-    def gradients(self) -> bool:
-        """Whether it needs gradients."""
-        return self.backwards > 0
-
-    @property
-    def random(self) -> bool:
-        """Whether its maps depend on a seed."""
-        return "seed" in self.options
-
-    @property
-    def slow(self) -> bool:
-        """Whether it takes so many passes that a run without it is much shorter."""
-        return self.forwards + self.backwards > PATCHES / 2
-
-    @property
-    def maps(self) -> Callable[..., Any]:
-        """Its function."""
-        return resolved(self.function)  # type: ignore[no-any-return]
 
 
 def _from_attention(name: str, **fields: Any) -> Attribution:
@@ -138,6 +73,19 @@ _ENTRIES: Final = (
         families=("vit",),
         backwards=1,
         preference_with_texts=-1,
+    ),
+    Attribution(
+        name="best",
+        title="best",
+        description="where relevance, GradCAM and HiResCAM agree, made alike between patches that attend alike",
+        paper="vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020 and Mehri 2025",
+        function="vitlens.attribution.best:best_maps",
+        resolution="patch",
+        signed=False,
+        needs="chain",
+        families=("vit",),
+        forwards=4,
+        backwards=3,
     ),
     _cam(
         "gradcam",

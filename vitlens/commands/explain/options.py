@@ -3,18 +3,46 @@
 from dataclasses import dataclass
 from typing import Annotated, Final
 
+from vitlens.analysis.attention.defaults import REFINE_STEPS
 from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, COMPOSITES
 from vitlens.analysis.faithfulness.defaults import OTHER_SUBSTRATES, SUBSTRATE
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
-from vitlens.commands.scaffold.parsing import names_of
-from vitlens.names import SUBSTRATES, Engine, Substrate
+from vitlens.commands.scaffold.parsing import layers_of, names_of
+from vitlens.names import SUBSTRATES, Engine, Refining, Substrate, Upsampling
 from vitlens.schema import Untrusted
 
 ALL: Final = "all"
 AUTO: Final = "auto"
 NONE: Final = "none"
+
+
+@dataclass(frozen=True)
+class RefineOptions:
+    """What is done with every map (attribution/refinement.py). times: a method of the registry, "none" for no other."""
+
+    refine: Refining = option(
+        "--refine", "affinity: maps of patches smoothed by the model's attention between patches.", default="none"
+    )
+    layers: tuple[int, ...] | None = option(
+        "--refine-layers",
+        "With --refine: the layers whose attention is used, from 0.",
+        default=None,
+        metavar="LIST",
+        parse=layers_of,
+        shown="all",
+    )
+    steps: int = option(
+        "--refine-steps", "With --refine: steps, an even number.", default=REFINE_STEPS, metavar="N", low=0
+    )
+    views: int = option(
+        "--views", "Mean over so many views: shifts by half a patch, then mirrored.", default=1, metavar="N", low=1
+    )
+    times: str = option("--times", "Multiply by the map of this method.", default=NONE, metavar="METHOD")
+    upsample: Upsampling = option(
+        "--upsample", "image: enlarge maps to pixels along the image's edges.", default="none"
+    )
 
 
 @dataclass(frozen=True)
@@ -92,5 +120,6 @@ class ExplainOptions:
         "With --verify: whether maps follow shifts of the images by 1/4, 1/2 and 1 px, and a flip.",
         default=True,
     )
+    refine: RefineOptions = bundle(RefineOptions)
     model_options: ModelOptions = bundle(ModelOptions)
     run: RunOptions = bundle(RunOptions)

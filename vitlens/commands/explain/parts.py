@@ -24,10 +24,17 @@ def explain_parts(
     substrates: int = 0,
     stability: bool = False,
     composites: int = 0,
+    views: int = 1,
+    times: str | None = None,
 ) -> Iterator[Part]:
-    """Maps by each method, and the checks of each. substrates: the number of others; composites: maps on them."""
-    forwards = sum(ATTRIBUTIONS[name].forwards for name in methods)
-    backwards = sum(ATTRIBUTIONS[name].backwards for name in methods)
+    """Maps by each method, and the checks of each.
+
+    substrates: the number of others; composites: maps on them; views: of each image; times: the method whose maps all
+    others are multiplied by.
+    """
+    computed = [ATTRIBUTIONS[name] for each in methods for name in (each, *((times,) if times else ()))]
+    forwards = views * sum(method.forwards for method in computed)
+    backwards = views * sum(method.backwards for method in computed)
     slow = [name for name in methods if ATTRIBUTIONS[name].slow]
     shorter = f"--method without {', '.join(slow)}" if slow else ""
     yield Part("maps", forwards * images, backwards * images, shorter)

@@ -85,6 +85,14 @@ def counts(option: str, text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
+def layers_of(option: str, text: str) -> tuple[int, ...]:
+    """Layers, from 0, "0,4,5", each once, in rising order. Raises InputError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(_is_whole(part) and int(part) >= 0 for part in parts):
+        raise InputError(f"expected {option} with layers from 0, found {text!r}; e.g. {option} 0,4,5")
+    return tuple(sorted({int(part) for part in parts}))
+
+
 def amounts(option: str, text: str) -> tuple[float, ...]:
     """Finite numbers "0,0.5,1", each once, in rising order. Raises InputError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]

@@ -7,9 +7,11 @@ from pathlib import Path
 import torch
 
 from vitlens.analysis.answers.evaluate import answers
+from vitlens.analysis.attention.affinity import require_affinity
 from vitlens.analysis.faithfulness.league import Settings
 from vitlens.analysis.faithfulness.masking import require_substrate
 from vitlens.attribution.explain import methods_for, require_method
+from vitlens.attribution.refinement import Refinement, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.explain.evidence_record import EVIDENCE
 from vitlens.commands.explain.measure.checks import check_methods
@@ -17,7 +19,7 @@ from vitlens.commands.explain.measure.composites import composite_names, composi
 from vitlens.commands.explain.measure.evidence import EvidenceRows, evidence_rows
 from vitlens.commands.explain.measure.maps import attribution_maps, image_rows, method_row, precision, write_maps
 from vitlens.commands.explain.measure.subject import subject
-from vitlens.commands.explain.options import ALL, NONE, ExplainOptions
+from vitlens.commands.explain.options import ALL, NONE, ExplainOptions, RefineOptions
 from vitlens.commands.explain.parts import composite_maps, explain_parts
 from vitlens.commands.explain.record import (
     AGREEMENTS,
@@ -42,7 +44,7 @@ from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
-from vitlens.errors import UnknownNameError
+from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
 from vitlens.names import Engine
 from vitlens.shapes import Labels
@@ -60,7 +62,10 @@ def measure(options: ExplainOptions) -> Path:
     for model in models if options.verify else ():
         model.require_classifier()
     methods = chosen_methods(
-        models, (ALL,) if options.verify and not options.method else options.method, engine=options.engine
+        models,
+        (ALL,) if options.verify and not options.method else options.method,
+        engine=options.engine,
+        refinement=_refinement(options.refine),
     )
     for model in models if options.verify else ():
         require_substrate(model, options.substrate)
@@ -116,15 +121,35 @@ def _explorer_rows(folder: RunFolder, works: "Sequence[_Work]", drawn: int) -> l
     return rows
 
 
+def _refinement(options: RefineOptions) -> Refinement:
+    times = None if options.times == NONE else options.times
+    return Refinement(options.refine, options.layers, options.steps, times, options.views, options.upsample)
+
+
 def chosen_methods(
-    models: Sequence[Model], method: Sequence[str], *, engine: Engine = "vitlens"
+    models: Sequence[Model],
+    method: Sequence[str],
+    *,
+    engine: Engine = "vitlens",
+    refinement: Refinement | None = None,
 ) -> list[tuple[str, ...]]:
     """The methods of each model, in the order of `method`; without any, the default ones.
 
-    Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, and for a
-    model that has none of them.
+    refinement: what is done with the maps; of methods that are not named, those whose maps it does not apply to are
+    left out. Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, for a
+    model that has none of them, and for a refinement that does not apply.
     """
-    defined = [methods_for(model, engine=engine) for model in models]
+    refinement = refinement or Refinement()
+    defined = [
+        tuple(name for name in methods_for(model, engine=engine) if name in method or _applies(model, name, refinement))
+        for model in models
+    ]
+    for model in models:
+        for name in methods_for(model, engine=engine) if method and ALL not in method else ():
+            if name in method:
+                require_refinement(model, name, refinement)
+        if refinement.times is not None:
+            require_method(model, refinement.times, engine=engine)
     if ALL in method:
         return defined
     names = tuple(dict.fromkeys(method or default_methods()))
@@ -138,6 +163,17 @@ def chosen_methods(
         if not own:
             require_method(model, names[0], engine=engine)
     return chosen
+
+
+def _applies(model: Model, method: str, refinement: Refinement) -> bool:
+    """Whether the refinement applies to the method's maps. Raises UnsupportedError where it applies to no method."""
+    if refinement.refine == "affinity":
+        require_affinity(model)
+    try:
+        require_refinement(model, method, refinement)
+    except InputError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -177,6 +213,8 @@ def _print_expected(works: Sequence[_Work], options: ExplainOptions) -> None:
                 counterfactuals=options.counterfactuals,
                 substrates=len([name for name in options.other_substrates if name != NONE]),
                 stability=options.stability,
+                views=options.refine.views,
+                times=_refinement(options.refine).times,
                 composites=composite_maps(
                     composite_names(options.composites, has_masks=work.split.masks is not None),
                     options.composite_count,
@@ -191,17 +229,20 @@ def _print_expected(works: Sequence[_Work], options: ExplainOptions) -> None:
 def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOptions, drawn: int) -> None:
     """Explain one model's images, write its metrics and arrays, and add its rows. drawn: images in figures."""
     model, split, run = work.model, work.split, options.run
+    refinement = _refinement(options.refine)
     logits = answers(model, split, batch_size=run.batch_size, precision=precision(run))
     classes = work.targets
     if classes is None and model.has_classifier:
         classes = logits.argmax(-1)
     with progress(f"Explaining {model.alias}", len(work.methods) * len(split), quiet=run.quiet) as advance:
         maps = [
-            attribution_maps(model, split, classes, name, engine=options.engine, options=run, advance=advance)
+            attribution_maps(
+                model, split, classes, name, engine=options.engine, refinement=refinement, options=run, advance=advance
+            )
             for name in work.methods
         ]
     write_maps(folder, model, split, maps, drawn=drawn)
-    rows.methods.extend(method_row(model, attribution, options.engine) for attribution in maps)
+    rows.methods.extend(method_row(model, attribution, options.engine, refinement) for attribution in maps)
     rows.images.extend(image_rows(model, split, logits, classes))
     if not options.verify:
         return
@@ -217,6 +258,7 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
             batch_size=run.batch_size,
         ),
         engine=options.engine,
+        refinement=refinement,
     )
     made = {attribution.method: (attribution.maps, attribution.seconds) for attribution in maps}
     found = check_methods(folder, checked, made=made, options=run)

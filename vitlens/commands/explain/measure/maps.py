@@ -13,6 +13,7 @@ from vitlens.analysis.faithfulness.map_shares import map_faults
 from vitlens.attribution.explain import explain
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.package import PROVENANCE
+from vitlens.attribution.refinement import Refinement
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.measure.subject import quickly
 from vitlens.commands.explain.record import COMPLETENESS, MAPS, ExplainArrays, ExplainImageRow, MethodRow
@@ -46,22 +47,31 @@ def attribution_maps(
     method: str,
     *,
     engine: Engine = "vitlens",
+    refinement: Refinement | None = None,
     options: RunOptions,
     advance: Advance = lambda _: None,
 ) -> AttributionMaps:
     """One method on every image of a split, for target classes (n,); None for a model without a classifier."""
     size = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
     maps, gains, seconds = [], [], 0.0
+    complete = ATTRIBUTIONS[method].complete and not (refinement and refinement.changes)  # a refined map sums to less
     for batch in split.batches(size, device=model.device):
         own = None if targets is None else targets[batch.indices].to(model.device)
         with autocast(model.device, precision(options)), quickly(model, method):
             start = time.perf_counter()
             batch_maps = explain(
-                model, batch.images, targets=own, method=method, engine=engine, batch_size=size, seed=options.seed
+                model,
+                batch.images,
+                targets=own,
+                method=method,
+                refinement=refinement,
+                engine=engine,
+                batch_size=size,
+                seed=options.seed,
             )
             maps.append(batch_maps.cpu())  # waits for an asynchronous device
             seconds += time.perf_counter() - start
-            if ATTRIBUTIONS[method].complete and own is not None:
+            if complete and own is not None:
                 gains.append(logit_gain(model, batch.images, own).cpu())
         advance(len(batch_maps))
     return AttributionMaps(method, torch.cat(maps), seconds / len(split), torch.cat(gains) if gains else None)
@@ -89,17 +99,20 @@ def write_maps(
     folder.save(MAPS, ExplainArrays(split.source.read(shown).numpy(), maps, masks), model=model.alias)
 
 
-def method_row(model: Model, attribution: AttributionMaps, engine: Engine) -> MethodRow:
-    """The method, the faults of its maps, and their cost."""
+def method_row(
+    model: Model, attribution: AttributionMaps, engine: Engine, refinement: Refinement | None = None
+) -> MethodRow:
+    """The method and what was done with its maps, their faults, and their cost."""
     method, faults = ATTRIBUTIONS[attribution.method], map_faults(attribution.maps)
-    own = engine == "vitlens"
+    own, done = engine == "vitlens", refinement.words if refinement is not None else ""
+    title = method.title if own else f"{method.title} (grad-cam package)"
     return MethodRow(
         model=model.alias,
         method=method.name,
-        title=method.title if own else f"{method.title} (grad-cam package)",
+        title=f"{title}, {done}" if done else title,
         source=method.paper if own else PROVENANCE,
         map="x".join(str(side) for side in attribution.maps.shape[1:]),
-        signed=method.signed and own,
+        signed=method.signed and own and (refinement is None or refinement.times is None),
         maps=len(attribution.maps),
         constant=int(faults.constant.sum()),
         not_finite=int(faults.not_finite.sum()),

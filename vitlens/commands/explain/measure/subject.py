@@ -12,6 +12,7 @@ from vitlens.analysis.faithfulness.league import Settings
 from vitlens.analysis.faithfulness.masking import require_substrate
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.attribution.explain import explain, methods_for, require_method
+from vitlens.attribution.refinement import Refinement
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.data.split import Split
 from vitlens.lens.quick_passes import quick_passes
@@ -52,6 +53,7 @@ def subject(
     methods: Sequence[str] | None = None,
     settings: Settings,
     engine: Engine = "vitlens",
+    refinement: Refinement | None = None,
 ) -> Subject:
     """What is checked. targets: class indices (n,), None: the predictions; methods: names of the registry (None: all
     that are defined for the model). Raises UnsupportedError or UnknownNameError before any work."""
@@ -62,15 +64,24 @@ def subject(
     images = torch.cat([batch.images for batch in split.batches(256, device=model.device)])
     if targets is None:
         targets = answers(model, split, batch_size=settings.batch_size).argmax(-1)
-    functions = {name: _function(name, settings, engine) for name in names}
+    functions = {name: _function(name, settings, engine, refinement) for name in names}
     return Subject(model, split, images, targets.to(model.device), functions, settings)
 
 
-def _function(name: str, settings: Settings, engine: Engine) -> Explain:
+def _function(name: str, settings: Settings, engine: Engine, refinement: Refinement | None) -> Explain:
     def maps(model: Model, images: Tensor, targets: Tensor) -> Tensor:
         size, seed = settings.batch_size, settings.seed
         with quickly(model, name):
-            return explain(model, images, targets=targets, method=name, engine=engine, batch_size=size, seed=seed)
+            return explain(
+                model,
+                images,
+                targets=targets,
+                method=name,
+                refinement=refinement,
+                engine=engine,
+                batch_size=size,
+                seed=seed,
+            )
 
     return maps
 
