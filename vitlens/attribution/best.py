@@ -4,8 +4,8 @@ Gradient-weighted rollout (G) covers all layers but separates several objects in
 them but on some models points beside the object; HiResCAM with LibraGrad's gradients (N) lies between the two. Each is
 made alike between patches that attend alike (S², analysis/attention/affinity.py) and divided by its mean. Their product
 V = S²G · (S²C⁺ + S²N⁺), averaged over two views half a patch apart, says where the object is, but no longer which of
-its patches count most; G, unsmoothed, does. The map is V² · G. The form was chosen on one half of the evidence and is
-reported on the other, with what it does not reach (benchmarks/best_map.md).
+its patches count most; G, unsmoothed, does. The map is V³ · G. benchmarks/best_map.md has the sets that the choice looked
+at, those kept aside, and what it does not reach.
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 VIEWS_OF_BEST: Final = 2
-_POWER: Final = 2  # of V
+_POWER: Final = 3  # of V: 1 keeps more of which patches count, 4 more of where the object is
 
 
 def best_maps(model: Model, images: Images, targets: Labels) -> AnyMaps:
