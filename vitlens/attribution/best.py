@@ -4,8 +4,8 @@ Gradient-weighted rollout (G) covers all layers but separates several objects in
 them but on some models points beside the object; HiResCAM with LibraGrad's gradients (N) lies between the two. Each is
 made alike between patches that attend alike (S², analysis/attention/affinity.py) and divided by its mean. Their product
 V = S²G · (S²C⁺ + S²N⁺), averaged over two views half a patch apart, says where the object is, but no longer which of
-its patches count most; G, unsmoothed, does. The map is V³ · G. benchmarks/best_map.md has the sets that the choice looked
-at, those kept aside, and what it does not reach.
+its patches count most; G, unsmoothed, does. The map is V³ · G. benchmarks/best_map.md has the sets that the choice
+looked at, those kept aside, and what it does not reach.
 """
 
 from typing import Final
