@@ -71,13 +71,13 @@ class Refinement:
 
 
 def require_refinement(model: Model, method: str, refinement: Refinement) -> None:
-    """Raise UnsupportedError where this model, or this method's maps, cannot be refined so, InputError for a method
-    times itself."""
+    """Raise UnsupportedError where this model, or this method's maps, cannot be refined so, InputError for a layer
+    that the model does not have, and for a method times itself."""
     if method == refinement.times:
         raise InputError(f"expected another method for --times than {method}, found the same")
     if refinement.refine == "none":
         return
-    require_affinity(model)
+    require_affinity(model, refinement.layers)
     for name in (method, *((refinement.times,) if refinement.times else ())):
         if attribution(name).resolution == "pixel":
             patches = [each for each, entry in ATTRIBUTIONS.items() if entry.resolution == "patch"]
