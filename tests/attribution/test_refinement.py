@@ -5,9 +5,12 @@ import torch
 from torch import Tensor
 
 import vitlens
+from tests.lens.tiny import images as tiny_images
+from tests.lens.tiny import ours
 from vitlens.analysis.attention.affinity import affinity, normalised, refined
 from vitlens.analysis.faithfulness.localisation import roc_auc
-from vitlens.attribution.refinement import Refinement, along_edges, product
+from vitlens.attribution.refinement import Refinement, along_edges, product, refinable
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.attribution.views import VIEWS, over_views
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -135,6 +138,16 @@ def test_explain_takes_a_refinement(model: Model, images: Tensor) -> None:
     whole = Refinement(refine="affinity", times="gradcam", views=2, upsample="image")
     assert vitlens.explain(model, images, refinement=whole).shape == (3, 32, 32)
     assert torch.equal(vitlens.explain(model, images, refinement=Refinement()), plain)
+
+
+@pytest.mark.parametrize("method", [name for name in ATTRIBUTIONS if refinable(name)])
+def test_every_method_that_can_be_refined_is(method: str) -> None:
+    """On a grid that is not square: the refined map is S² of the method's own."""
+    tiny = ours()
+    batch = tiny_images(tiny.input_size)
+    plain = vitlens.explain(tiny, batch, method=method)
+    found = vitlens.explain(tiny, batch, method=method, refinement=Refinement(refine="affinity"))
+    torch.testing.assert_close(found, refined(plain, affinity(tiny, batch)))
 
 
 def test_what_cannot_be_refined_says_what_applies(model: Model, images: Tensor) -> None:

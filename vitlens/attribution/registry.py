@@ -81,6 +81,7 @@ _ENTRIES: Final = (
         paper="vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020 and Mehri 2025",
         function="vitlens.attribution.best:best_maps",
         resolution="patch",
+        refined=True,
         signed=False,
         needs="chain",
         families=("vit",),

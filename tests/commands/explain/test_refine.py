@@ -20,7 +20,7 @@ from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.loading import load
 
-OF_PATCHES = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch")
+OF_PATCHES = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch" and name != "best")
 
 
 @pytest.fixture
@@ -135,6 +135,8 @@ def test_checks_are_of_the_refined_maps(tiny_vit, tmp_path):
         ("--method saliency --refine affinity", "found saliency, a map of pixels; use --views"),
         ("--method gradcam,saliency --refine affinity", "found saliency, a map of pixels; use --views"),
         ("--method gradcam --refine affinity --times saliency", "found saliency, a map of pixels; use --views"),
+        ("--method best --refine affinity", "found best, refined already; use it as it is"),
+        ("--method gradcam --times best --refine affinity", "found best, refined already; use it as it is"),
         ("--method gradcam --times gradcam", "another method for --times than gradcam, found the same"),
         ("--method gradcam --times gradcm", "did you mean 'gradcam'"),
         ("--refine affinity --refine-layers 2", "expected layers from 0 to 1 of tiny-vit"),
