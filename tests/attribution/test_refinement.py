@@ -5,9 +5,14 @@ import torch
 from torch import Tensor
 
 import vitlens
+from tests.lens.tiny import images as tiny_images
+from tests.lens.tiny import ours
 from vitlens.analysis.attention.affinity import affinity, normalised, refined
-from vitlens.attribution.refinement import Refinement, along_edges, product
+from vitlens.analysis.faithfulness.localisation import roc_auc
+from vitlens.attribution.refinement import Refinement, along_edges, product, refinable
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.attribution.views import VIEWS, over_views
+from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture_attention
 from vitlens.models.model import Model
@@ -60,6 +65,22 @@ def test_the_contrast_with_any_map_is_kept_in_sign(model: Model, images: Tensor)
         maps = torch.randn(3, 8, 8, generator=generator)
         after = refined(maps, similarity, steps=2).flatten(1)
         assert bool(((degrees * maps.flatten(1) * after).sum(1) >= 0).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "auc"), [(0, 0.927), (1, 0.058), (2, 0.956)])
+def test_one_step_exchanges_digit_and_background_and_two_do_not(model: Model, steps: int, auc: float) -> None:
+    """The numbers of docs/explain.md, on 150 scenes."""
+    split = digits("test").limit(150)
+    (batch,) = split.batches(150)
+    maps = vitlens.explain(model, batch.images, targets=batch.labels, method="relevance")
+    similarity = affinity(model, batch.images)
+    flat = maps.flatten(1).unsqueeze(-1)
+    for _ in range(steps):
+        flat = similarity @ flat
+    assert split.masks is not None
+    found = roc_auc(flat.view_as(maps), split.masks).mean().item()
+    assert found == pytest.approx(auc, abs=2e-3)
 
 
 def test_refinement_is_linear_and_keeps_constants(model: Model, images: Tensor) -> None:
@@ -117,6 +138,16 @@ def test_explain_takes_a_refinement(model: Model, images: Tensor) -> None:
     whole = Refinement(refine="affinity", times="gradcam", views=2, upsample="image")
     assert vitlens.explain(model, images, refinement=whole).shape == (3, 32, 32)
     assert torch.equal(vitlens.explain(model, images, refinement=Refinement()), plain)
+
+
+@pytest.mark.parametrize("method", [name for name in ATTRIBUTIONS if refinable(name)])
+def test_every_method_that_can_be_refined_is(method: str) -> None:
+    """On a grid that is not square: the refined map is S² of the method's own."""
+    tiny = ours()
+    batch = tiny_images(tiny.input_size)
+    plain = vitlens.explain(tiny, batch, method=method)
+    found = vitlens.explain(tiny, batch, method=method, refinement=Refinement(refine="affinity"))
+    torch.testing.assert_close(found, refined(plain, affinity(tiny, batch)))
 
 
 def test_what_cannot_be_refined_says_what_applies(model: Model, images: Tensor) -> None:

@@ -41,6 +41,8 @@ CASES = [
     if not (name == "cnn" and method in ATTENTION) and not (name == "registers" and method in SLOW)
 ]
 TARGETS = torch.tensor([3, 0, 4])
+FINER = "best"  # the mean of two views, half a patch apart
+ONE_SEQUENCE = (*DEPTHS, FINER)  # not of windows
 
 
 def expected_shape(method: str, model: Model, batch: Tensor) -> tuple[int, ...]:
@@ -48,7 +50,9 @@ def expected_shape(method: str, model: Model, batch: Tensor) -> tuple[int, ...]:
         return len(batch), *batch.shape[2:]
     if method in CAMS and model.anatomy.layout is None:
         return len(batch), 4, 6
-    return len(batch), *removal_grid(model)
+    rows, columns = removal_grid(model)
+    finer = 2 if method == FINER else 1
+    return len(batch), finer * rows, finer * columns
 
 
 def test_the_registry_is_one_literal_list():
@@ -65,7 +69,8 @@ def test_the_registry_is_one_literal_list():
 
 
 def test_the_groups_that_follow_from_the_registry():
-    assert (len(CHAINED), len(CAMS), len(ATTENTION)) == (3, 8, 5)
+    assert (len(CHAINED), len(CAMS), len(ATTENTION)) == (5, 8, 7)
+    assert {name for name in CHAINED if name not in ATTENTION_METHODS} == {FINER}
     assert DEPTHS == ("legrad",)
     assert RANDOM == ("smoothgrad", "rise", "kernel-shap")
     assert PACKAGED == CAMS
@@ -207,7 +212,7 @@ def test_an_engine_supports_its_own_methods(monkeypatch):
 
 def test_a_model_has_the_methods_of_its_family():
     assert methods_for(ours()) == tuple(ATTRIBUTIONS)
-    assert methods_for(FAMILIES["swin"]()) == tuple(name for name in ATTRIBUTIONS if name not in DEPTHS)
+    assert methods_for(FAMILIES["swin"]()) == tuple(name for name in ATTRIBUTIONS if name not in ONE_SEQUENCE)
     without_attention = tuple(name for name in ATTRIBUTIONS if name not in ATTENTION)
     assert methods_for(cnn()) == without_attention
     assert methods_for(linear()) == tuple(name for name in without_attention if name not in CAMS)
@@ -216,7 +221,7 @@ def test_a_model_has_the_methods_of_its_family():
 
 
 @pytest.mark.parametrize("name", ["swin", "torchvision-swin", "torchvision-vit", "siglip", "cait", "deit-distilled"])
-@pytest.mark.parametrize("method", ["gradcam", "relevance", "occlusion"])
+@pytest.mark.parametrize("method", ["gradcam", "relevance", "libra-relevance", "occlusion"])
 def test_other_families(name, method):
     model = FAMILIES[name]()
     maps = explain(model, images(model.input_size), method=method)

@@ -69,6 +69,7 @@ TAKES_NONE = {
     "places": "a model",
     "profile": "draws its own",
     "read": "a folder",
+    "Refinement": "says what is done with maps",
     "shape_bias": "files of cue conflicts, whose pixels are 8 bits",
     "show": "draws them: tests/test_notebook.py",
     "show_board": "draws tables",

@@ -71,20 +71,30 @@ class Refinement:
 
 
 def require_refinement(model: Model, method: str, refinement: Refinement) -> None:
-    """Raise UnsupportedError where this model, or this method's maps, cannot be refined so, InputError for a method
-    times itself."""
+    """Raise UnsupportedError where this model, or this method's maps, cannot be refined so, InputError for a layer
+    that the model does not have, and for a method times itself."""
     if method == refinement.times:
         raise InputError(f"expected another method for --times than {method}, found the same")
     if refinement.refine == "none":
         return
-    require_affinity(model)
+    require_affinity(model, refinement.layers)
     for name in (method, *((refinement.times,) if refinement.times else ())):
-        if attribution(name).resolution == "pixel":
-            patches = [each for each, entry in ATTRIBUTIONS.items() if entry.resolution == "patch"]
-            raise UnsupportedError(
-                f"expected a map of patches for --refine affinity, found {name}, a map of pixels; use --views, or one "
-                f"of {', '.join(patches)}"
+        if not refinable(name):
+            found = (
+                "a map of pixels; use --views"
+                if attribution(name).resolution == "pixel"
+                else "refined already; use it as it is"
             )
+            raise UnsupportedError(
+                f"expected a map of patches for --refine affinity, found {name}, {found}, or one of "
+                f"{', '.join(filter(refinable, ATTRIBUTIONS))}"
+            )
+
+
+def refinable(method: str) -> bool:
+    """Whether a method's maps have one value a patch, which the attention between patches can refine."""
+    entry = attribution(method)
+    return entry.resolution == "patch" and not entry.refined
 
 
 def refined_maps(

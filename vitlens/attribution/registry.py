@@ -77,10 +77,11 @@ _ENTRIES: Final = (
     Attribution(
         name="best",
         title="best",
-        description="where relevance, GradCAM and HiResCAM agree, made alike between patches that attend alike",
+        description="where gradient-weighted rollout, GradCAM and HiResCAM agree, smoothed by patches' attention",
         paper="vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020 and Mehri 2025",
         function="vitlens.attribution.best:best_maps",
         resolution="patch",
+        refined=True,
         signed=False,
         needs="chain",
         families=("vit",),

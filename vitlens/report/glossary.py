@@ -30,6 +30,11 @@ _TERMS: Final = (
         "replacing an activation of one run by that of another image, to find which activations carry an answer",
     ),
     Term(
+        "affinity refinement",
+        "smoothing a map so that patches which attend to the same patches get alike values",
+        ("refined by attention between patches",),
+    ),
+    Term(
         "attention distance",
         "the mean distance in pixels between a patch and the patches that it attends to, weighted by attention",
     ),

@@ -14,6 +14,7 @@ from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_met
 from vitlens.analysis.attention.relevance import gradient_rollout, relevance
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention_maps
+from vitlens.attribution.explain import explain
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
@@ -22,6 +23,7 @@ from vitlens.models.support import CHECKS
 PUBLIC: dict[str, Callable[[Model, Tensor, Tensor], Tensor]] = {
     "rollout": lambda model, batch, _targets: rollout(model, batch),
     "relevance": lambda model, batch, targets: relevance(model, batch, targets=targets),
+    "libra-relevance": lambda model, batch, targets: explain(model, batch, targets=targets, method="libra-relevance"),
     "gradient-rollout": lambda model, batch, targets: gradient_rollout(model, batch, targets=targets),
     "attention": lambda model, batch, _targets: attention_maps(model, batch)[-1].maps.mean(1),
     "flow": lambda model, batch, _targets: flow(model, batch),

@@ -85,14 +85,24 @@ def require_steps(steps: int) -> None:
         )
 
 
-def require_affinity(model: Model) -> None:
-    """Raise UnsupportedError for a model without attention between the patches of one grid."""
+def require_affinity(model: Model, layers: Sequence[int] | None = None) -> None:
+    """Raise UnsupportedError for a model without attention between the patches of one grid, InputError for a layer
+    without it."""
     layout = model.anatomy.layout
     has = layout is not None and bool(model.anatomy.attention_modules) and _sites(model)
     if not has:
         raise UnsupportedError(
             f"expected attention between the patches of one grid for --refine affinity, found none in {model.alias} "
             f"({model.anatomy.family}); use --views, which any model has"
+        )
+    if layers is None:
+        return
+    known = {site.layer for site in _sites(model)}
+    wrong = [layer for layer in layers if layer not in known]
+    if wrong or not layers:
+        found = f"layer {wrong[0]}" if wrong else "no layer"
+        raise InputError(
+            f"expected layers from {min(known)} to {max(known)} of {model.alias} to refine with, found {found}"
         )
 
 
@@ -102,17 +112,8 @@ def _sites(model: Model) -> tuple[Site, ...]:
 
 
 def _layers(model: Model, layers: Sequence[int] | None) -> frozenset[int]:
-    require_affinity(model)
-    known = {site.layer for site in _sites(model)}
-    if layers is None:
-        return frozenset(known)
-    wrong = [layer for layer in layers if layer not in known]
-    if wrong or not layers:
-        found = f"layer {wrong[0]}" if wrong else "no layer"
-        raise InputError(
-            f"expected layers from {min(known)} to {max(known)} of {model.alias} to refine with, found {found}"
-        )
-    return frozenset(layers)
+    require_affinity(model, layers)
+    return frozenset(site.layer for site in _sites(model)) if layers is None else frozenset(layers)
 
 
 def _between_patches(site: Site, layout: TokenLayout) -> bool:

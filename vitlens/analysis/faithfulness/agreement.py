@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
 from vitlens.analysis.faithfulness.resampled import AnyMaps, on_grid
@@ -18,6 +17,8 @@ def spearman(first: AnyMaps, second: AnyMaps) -> PerImage:
 
     Maps of different resolutions are compared at the coarser one along each axis. Ties have their mean rank.
     """
+    from scipy import stats  # takes half a second to import
+
     resampled = _on_one_grid(first, second)
     ranks = [stats.rankdata(maps.flatten(1).double().cpu().numpy(), axis=1) for maps in resampled]
     centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]

@@ -166,9 +166,10 @@ def chosen_methods(
 
 
 def _applies(model: Model, method: str, refinement: Refinement) -> bool:
-    """Whether the refinement applies to the method's maps. Raises UnsupportedError where it applies to no method."""
+    """Whether the refinement applies to the method's maps. Raises UnsupportedError where it applies to no method, and
+    InputError for a layer that the model does not have."""
     if refinement.refine == "affinity":
-        require_affinity(model)
+        require_affinity(model, refinement.layers)
     try:
         require_refinement(model, method, refinement)
     except InputError:
