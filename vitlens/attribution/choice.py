@@ -154,15 +154,15 @@ def chosen_by_evidence(
 ) -> MethodChoice:
     """The choice between methods given as functions of (model, images, targets). targets: class indices (n,), None for
     the predictions; advance: called with the number of methods just done, in each of the two checks."""
-    found = len(split) if split.groups is None else len(split.groups.unique())
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:IMAGES].sort().values
+    used = split.pick(order)
+    found = len(used) if used.groups is None else len(used.groups.unique())
     if found < LEAST:
-        what = "images" if split.groups is None else "groups of images"
+        what = "images" if used.groups is None else "groups of images"
         reason = f"expected at least {LEAST} {what} to choose by, found {found}"
         method = preferred_method(model)
         default = method if method in functions else next(iter(functions))
         return MethodChoice(default, tuple(functions), reason, seed=seed)
-    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:IMAGES].sort().values
-    used = split.pick(order)
     logits = answers(model, used, batch_size=batch_size).float().cpu()
     classes = logits.argmax(-1) if targets is None else targets.cpu()[order]
     (batch,) = used.batches(len(used), device=model.device)
