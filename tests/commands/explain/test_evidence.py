@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vitlens.report.backing import unbacked
 
+from tests.backing import unbacked
 from vitlens.analysis.faithfulness.composites import cell_mass, confident_images, mosaics
 from vitlens.analysis.faithfulness.defaults import OTHER_STEPS
 from vitlens.analysis.faithfulness.deletion import faithfulness
