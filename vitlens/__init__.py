@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitlens.analysis.patching.public import direct_logit_attribution as direct_logit_attribution
     from vitlens.analysis.patching.public import logit_lens as logit_lens
     from vitlens.attacks.attack import attack as attack
+    from vitlens.attribution.choice import choose_method as choose_method
     from vitlens.attribution.explain import explain as explain
     from vitlens.attribution.look import look as look
     from vitlens.attribution.refinement import Refinement as Refinement
@@ -67,6 +68,7 @@ _HOMES = {
     "attack": ("vitlens.attacks.attack", "attack"),
     "attention": ("vitlens.analysis.attention.weights", "attention"),
     "capture": ("vitlens.lens.places.capture", "capture"),
+    "choose_method": ("vitlens.attribution.choice", "choose_method"),
     "compare": ("vitlens.analysis.failures.compare", "compare"),
     "direct_logit_attribution": ("vitlens.analysis.patching.public", "direct_logit_attribution"),
     "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
@@ -116,6 +118,7 @@ __all__ = [
     "attack",
     "attention",
     "capture",
+    "choose_method",
     "compare",
     "direct_logit_attribution",
     "evaluate",

@@ -69,6 +69,7 @@ LABELS = torch.tensor([0, 1])
 REFUSED: dict[str, Callable[[Model], object]] = {
     "ablate": lambda vit: vitlens.ablate(vit, some_images(vit), LABELS),
     "attack": lambda vit: vitlens.attack(vit, some_images(vit), "predicted"),
+    "choose_method": lambda vit: vitlens.choose_method(vit, some_images(vit)),
     "compare": lambda vit: vitlens.compare(vit, vitlens.load("vit-digits"), digits("test").limit(2)),
     "compare, as the second": lambda vit: vitlens.compare(vitlens.load("vit-digits"), vit, digits("test").limit(2)),
     "evaluate": lambda vit: vitlens.evaluate(vit, digits("test").limit(2)),
@@ -123,6 +124,7 @@ COMMANDS_REFUSED = {
     "compare": ("compare", "vit-digits@random", NAME, *DIGITS),
     "explain": ("explain", NAME, *DIGITS, "--method", "gradcam"),
     "explain a class": ("explain", NAME, *DIGITS, "--target", "3"),
+    "explain --auto": ("explain", NAME, *DIGITS, "--auto"),
     "explain --verify": ("explain", NAME, *DIGITS, "--verify"),
     "rollout": ("rollout", NAME, *DIGITS, "--method", "rollout,relevance"),
     "rollout of a class": ("rollout", NAME, *DIGITS, "--target", "3"),

@@ -65,6 +65,7 @@ OF_TRAININGS = ("train", "study")  # take no trained model alone; a study shows 
 SERVED = tuple(word for word, command in COMMANDS.items() if command.serves)  # tests/demo shows names in theirs
 WORDS = [word for word, command in COMMANDS.items() if command.reports and word not in (*OF_TRAININGS, *SERVED)]
 LINES = {word: SMALL.get(word, "--limit 4") for word in WORDS}
+LINES["explain --auto"] = "--method gradcam,saliency --limit 24"
 LINES["explain --verify"] = "--method gradcam,rollout --limit 4"
 
 

@@ -32,6 +32,7 @@ TAKES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "ablate": lambda vit, batch: vitlens.ablate(vit, batch, LABELS).delta_loss,
     "attack": lambda vit, batch: vitlens.attack(vit, batch, "predicted", epsilon=0.1, steps=1).images,
     "attention": lambda vit, batch: vitlens.attention(vit, batch)[0],
+    "choose_method": lambda vit, batch: torch.tensor(len(vitlens.choose_method(vit, batch).candidates)),
     "compare": lambda vit, batch: vitlens.compare(vit, vit, batch, LABELS).first.confidence,
     "evaluate": lambda vit, batch: vitlens.evaluate(vit, batch, LABELS).logits,
     "capture": lambda vit, batch: vitlens.capture(vit, batch, "blocks.0.mlp")["blocks.0.mlp"],

@@ -64,6 +64,7 @@ TAKES: dict[str, Callable[[Model, object, Tensor | None], Tensor]] = {
     "statistics": lambda vit, given, _: vitlens.statistics(vit, given).distance,
 }
 ELSEWHERE = {
+    "choose_method": "takes 20 images or more: tests/attribution/test_choice.py",
     "shape_bias": "needs files of cue conflicts: tests/analysis/failures/test_shape_bias.py",
     "show": "tests/test_notebook.py",
     "show_heads": "tests/test_notebook.py",
@@ -182,7 +183,7 @@ def test_no_function_with_targets_is_forgotten():
         for name in vitlens.__all__
         if inspect.isfunction(found := getattr(vitlens, name)) and "targets" in inspect.signature(found).parameters
     }
-    assert named == {"attack", *TARGETED} - {"gradient-rollout"}
+    assert named == {"attack", "choose_method", *TARGETED} - {"gradient-rollout"}
 
 
 @pytest.mark.parametrize("name", TARGETED)

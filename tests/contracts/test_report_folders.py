@@ -28,6 +28,7 @@ LINES = {
     "--method attention,saliency --target true",
     "explain": "explain {vit} {cnn} --data digits --limit 4 --method relevance,gradcam,integrated-gradients,occlusion",
     "explain by every method": "explain {vit} --images {pictures} --method all --target 3",
+    "explain by a chosen method": "explain {vit} {cnn} --data digits --limit 20 --auto --method gradcam,saliency",
     "explain verified": "explain {vit} --data digits --limit 4 --method relevance,saliency --verify",
     "attack": "attack {vit} {cnn} --data digits --limit 6 --steps 2 --attack fgsm,pgd,cw,patch "
     "--epsilon 0,8,64 --no-corruptions",

@@ -19,10 +19,12 @@ from vitlens.preprocessing import Preprocessing
 CLASSES = ("a", "b", "c", "d", "e")
 
 
-def model_of(module: nn.Module, *, alias: str = "tiny", size: tuple[int, int] = (32, 32)) -> Model:
+def model_of(
+    module: nn.Module, *, alias: str = "tiny", size: tuple[int, int] = (32, 32), classes: tuple[str, ...] = CLASSES
+) -> Model:
     """A model around a model, as load would make it: evaluation mode, frozen."""
     model = assemble(
-        module, Architecture("timm", alias), Preprocessing(size), CLASSES, alias, Provenance(alias, "random")
+        module, Architecture("timm", alias), Preprocessing(size), classes, alias, Provenance(alias, "random")
     )
     return model.eval().requires_grad_(False)
 

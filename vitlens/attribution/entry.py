@@ -28,6 +28,8 @@ class Attribution:
     default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens study` checks it;
     preference: its rank among those of which a comparison takes the best of a model's first ones; None: not used;
     preference_with_texts: that of a language-image model, where it is another.
+    candidate: its rank among those of which `--auto` chooses, the first few that a model supports: methods that explain
+    a class and are not slow; None: not among them.
     package: its class in the grad-cam package, None where the package has none.
     """
 
@@ -51,6 +53,7 @@ class Attribution:
     studied: bool = False
     preference: int | None = None
     preference_with_texts: int | None = None
+    candidate: int | None = None
     package: str | None = None
 
     @property

@@ -55,10 +55,10 @@ def _cam(name: str, *, rule: str, **fields: Any) -> Attribution:
 
 
 _ENTRIES: Final = (
-    _from_attention("relevance", default=True, studied=True, preference=1),
+    _from_attention("relevance", default=True, studied=True, preference=1, candidate=2),
     _from_attention("rollout", default=True, studied=True),
-    _from_attention("libra-relevance"),
-    _from_attention("gradient-rollout"),
+    _from_attention("libra-relevance", candidate=4),
+    _from_attention("gradient-rollout", candidate=5),
     _from_attention("attention", preference=3),
     Attribution(
         name="legrad",
@@ -73,6 +73,7 @@ _ENTRIES: Final = (
         families=("vit",),
         backwards=1,
         preference_with_texts=-1,
+        candidate=6,
     ),
     Attribution(
         name="best",
@@ -87,6 +88,7 @@ _ENTRIES: Final = (
         families=("vit",),
         forwards=4,
         backwards=3,
+        candidate=1,
     ),
     _cam(
         "gradcam",
@@ -98,6 +100,7 @@ _ENTRIES: Final = (
         default=True,
         studied=True,
         preference=2,
+        candidate=3,
     ),
     _cam(
         "gradcam++",
@@ -106,6 +109,7 @@ _ENTRIES: Final = (
         paper="Chattopadhyay 2018",
         rule="vitlens.attribution.cam:gradcam_plus_plus",
         package="GradCAMPlusPlus",
+        candidate=9,
     ),
     _cam(
         "layercam",
@@ -115,6 +119,7 @@ _ENTRIES: Final = (
         rule="vitlens.attribution.cam:layercam",
         package="LayerCAM",
         preference=5,
+        candidate=7,
     ),
     _cam(
         "hirescam",
@@ -123,6 +128,7 @@ _ENTRIES: Final = (
         paper="Draelos 2020",
         rule="vitlens.attribution.cam:hirescam",
         package="HiResCAM",
+        candidate=8,
     ),
     _cam(
         "xgradcam",
@@ -131,6 +137,7 @@ _ENTRIES: Final = (
         paper="Fu 2020",
         rule="vitlens.attribution.cam:xgradcam",
         package="XGradCAM",
+        candidate=10,
     ),
     Attribution(
         name="eigencam",
@@ -179,6 +186,7 @@ _ENTRIES: Final = (
         signed=False,
         backwards=1,
         preference=6,
+        candidate=11,
     ),
     Attribution(
         name="input-x-gradient",

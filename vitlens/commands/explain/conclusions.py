@@ -7,6 +7,7 @@ from typing import Final
 
 from vitlens.analysis.faithfulness.cascade import Cascade, RandomisedStage, judged_cascade
 from vitlens.analysis.faithfulness.steadiness import JUMPY
+from vitlens.commands.explain.choice_record import CHOICE
 from vitlens.commands.explain.evidence_record import SHIFTS, STABILITY, STEADY, SWAPPED
 from vitlens.commands.explain.record import CHECKS, LEAGUE, METHODS, SETTINGS, LeagueRow
 from vitlens.commands.scaffold.maps.findings import listed, map_findings, uniform_finding
@@ -18,12 +19,15 @@ from vitlens.report.findings import finding
 from vitlens.uncertainty import Estimate, widened
 
 UNTESTED: Final = "no check was run; add --verify"
+CHOSEN: Final = "only the checks of the choice were run; add --verify"
 
 
 def verdicts(record: Record) -> Iterator[Verdict]:
     """Which map of each model may be trusted on these images."""
+    chosen = {row.model for row in record.rows(CHOICE) if not row.reason}
     for alias in record.aliases:
-        yield explanation_verdict(alias, checks_of(record, alias), untested=UNTESTED)
+        untested = CHOSEN if alias in chosen else UNTESTED
+        yield explanation_verdict(alias, checks_of(record, alias), untested=untested)
 
 
 def findings(record: Record) -> Iterator[Finding | None]:

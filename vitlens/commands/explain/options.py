@@ -50,6 +50,7 @@ class ExplainOptions:
     """Attribution maps of one model or several.
 
     method: names of the registry, or "all" (none: the default methods); each model gets those that are defined for it.
+    auto: whether one of them, or of the registry's candidates, is chosen for each model by checks on the images.
     engine: "grad-cam" for the maps of the grad-cam package, of its methods. target: "predicted", "true", or a class by
     name or index. verify: whether every check is run on every method, by default on all methods and all images; without
     it and without a limit, a few images of a data set are explained. substrate: what replaces the patches that the
@@ -69,6 +70,11 @@ class ExplainOptions:
         (*ATTRIBUTIONS, ALL),
         default=(),
         shown=f"{', '.join(default_methods())}, as far as a model has them",
+    )
+    auto: bool = option(
+        "--auto",
+        "Choose a method by quick checks on half of up to 40 images; the other half judges it (--method: candidates).",
+        default=False,
     )
     engine: Engine = option(
         "--engine",

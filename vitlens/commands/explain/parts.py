@@ -9,6 +9,8 @@ from vitlens.analysis.faithfulness.deletion import STEPS
 from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED
 from vitlens.analysis.faithfulness.randomisation import PARTS
 from vitlens.analysis.faithfulness.steadiness import DISTURBANCES, STEADY_IMAGES
+from vitlens.attribution.choice import IMAGES, KIND, MOSAICS
+from vitlens.attribution.choice import STEPS as CHOICE_STEPS
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
 
@@ -59,3 +61,18 @@ def explain_parts(
 def composite_maps(kinds: Sequence[str], count: int) -> int:
     """The number of maps of each method on at most count composites of each kind."""
     return sum(COMPOSITE_KINDS[name].explained for name in kinds) * count
+
+
+def choice_part(candidates: Sequence[str], images: int, *, has_masks: bool, views: int = 1) -> Part:
+    """The choice between candidates: maps of the images and mosaics by each, and removal curves."""
+    used = min(images, IMAGES)
+    maps = views * (used if has_masks else used + 2 * MOSAICS * COMPOSITE_KINDS[KIND].explained)
+    curves = 2 * CHOICE_STEPS * (len(candidates) + len(BASELINES)) * used
+    entries = [ATTRIBUTIONS[name] for name in candidates]
+    forwards, backwards = sum(entry.forwards for entry in entries), sum(entry.backwards for entry in entries)
+    return Part("choosing a method", curves + forwards * maps, backwards * maps, "--method with fewer candidates")
+
+
+def costliest(methods: Sequence[str]) -> str:
+    """The method of the most passes."""
+    return max(methods, key=lambda name: ATTRIBUTIONS[name].forwards + ATTRIBUTIONS[name].backwards)

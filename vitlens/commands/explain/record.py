@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.explain.choice_record import CHOICES
 from vitlens.commands.explain.evidence_record import EVIDENCE
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.maps.rows import MapCheck
@@ -201,7 +202,17 @@ CHECKS: Final[Mapping[str, MetricName]] = {
 }
 
 RECORD = Contents(
-    metrics=(COMPLETENESS, *CHECKS.values(), SECONDS, FORWARDS, TURNED, SIZE_SEARCHED, AGREEMENT, *EVIDENCE.metrics),
-    tables=(METHODS, IMAGES, LEAGUE, AGREEMENTS, SETTINGS, EXPLORER, *EVIDENCE.tables),
+    metrics=(
+        COMPLETENESS,
+        *CHECKS.values(),
+        SECONDS,
+        FORWARDS,
+        TURNED,
+        SIZE_SEARCHED,
+        AGREEMENT,
+        *EVIDENCE.metrics,
+        *CHOICES.metrics,
+    ),
+    tables=(METHODS, IMAGES, LEAGUE, AGREEMENTS, SETTINGS, EXPLORER, *EVIDENCE.tables, *CHOICES.tables),
     arrays=(MAPS, CURVES, COUNTERFACTUALS, EXPLORER_ARRAYS, *EVIDENCE.arrays),
 )

@@ -1,26 +1,26 @@
 """Attribution maps of images by several methods, of one model or several, and the checks of the methods."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from vitlens.analysis.answers.evaluate import answers
-from vitlens.analysis.attention.affinity import require_affinity
 from vitlens.analysis.faithfulness.league import Settings
 from vitlens.analysis.faithfulness.masking import require_substrate
-from vitlens.attribution.explain import methods_for, require_method
-from vitlens.attribution.refinement import Refinement, require_refinement
-from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
+from vitlens.commands.explain.choice_record import CHOICES
 from vitlens.commands.explain.evidence_record import EVIDENCE
 from vitlens.commands.explain.measure.checks import check_methods
+from vitlens.commands.explain.measure.choice import chosen_method
 from vitlens.commands.explain.measure.composites import composite_names, composite_rows
 from vitlens.commands.explain.measure.evidence import EvidenceRows, evidence_rows
 from vitlens.commands.explain.measure.maps import attribution_maps, image_rows, method_row, precision, write_maps
+from vitlens.commands.explain.measure.methods import chosen_methods, methods_of, refinement_of
 from vitlens.commands.explain.measure.subject import subject
-from vitlens.commands.explain.options import ALL, NONE, ExplainOptions, RefineOptions
-from vitlens.commands.explain.parts import composite_maps, explain_parts
+from vitlens.commands.explain.options import NONE, ExplainOptions
+from vitlens.commands.explain.parts import choice_part, composite_maps, costliest, explain_parts
 from vitlens.commands.explain.record import (
     AGREEMENTS,
     IMAGES,
@@ -34,7 +34,7 @@ from vitlens.commands.explain.record import (
     MethodRow,
 )
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import print_expected
+from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.explorer.measure import explorer_row
 from vitlens.commands.scaffold.explorer.record import EXPLORER, ExplorerRow
 from vitlens.commands.scaffold.folder import RunFolder
@@ -44,9 +44,7 @@ from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
-from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
-from vitlens.names import Engine
 from vitlens.shapes import Labels
 
 __all__ = ["chosen_methods", "measure", "measured"]
@@ -61,15 +59,10 @@ def measure(options: ExplainOptions) -> Path:
     models = load_models(options.models, command="explain", model_options=options.model_options, options=run)
     for model in models if options.verify else ():
         model.require_classifier()
-    methods = chosen_methods(
-        models,
-        (ALL,) if options.verify and not options.method else options.method,
-        engine=options.engine,
-        refinement=_refinement(options.refine),
-    )
+    methods = methods_of(options, models)
     for model in models if options.verify else ():
         require_substrate(model, options.substrate)
-    limit = None if options.images or options.verify else EACH
+    limit = None if options.images or options.verify else CHOICE_IMAGES if options.auto else EACH
     splits = load_splits(models, options=run, data=options.data, images=options.images, limit=limit, repeat=True)
     return measured(options, models, [split.starting_with(options.show) for split in splits], methods)
 
@@ -98,13 +91,14 @@ def measured(
         print_left_out(drawn, len(split), quiet=run.quiet, more="maps are in arrays/")
         rows = _Rows()
         for work in works:
-            _explain(folder, work, rows, options, drawn)
+            own = _chosen(folder, work, rows, options) if options.auto else work
+            _explain(folder, own, rows, options, drawn)
         folder.write(METHODS, rows.methods)
         folder.write(IMAGES, rows.images)
         folder.write(LEAGUE, rows.league)
         folder.write(AGREEMENTS, rows.agreements)
         folder.write(SETTINGS, rows.settings)
-        for table in EVIDENCE.tables:
+        for table in (*EVIDENCE.tables, *CHOICES.tables):
             folder.write(table, rows.evidence.get(table, []))
         folder.write(EXPLORER, _explorer_rows(folder, works, drawn))
         return publish(folder)
@@ -119,62 +113,6 @@ def _explorer_rows(folder: RunFolder, works: "Sequence[_Work]", drawn: int) -> l
         if not rows[-1].reason:
             break
     return rows
-
-
-def _refinement(options: RefineOptions) -> Refinement:
-    times = None if options.times == NONE else options.times
-    return Refinement(options.refine, options.layers, options.steps, times, options.views, options.upsample)
-
-
-def chosen_methods(
-    models: Sequence[Model],
-    method: Sequence[str],
-    *,
-    engine: Engine = "vitlens",
-    refinement: Refinement | None = None,
-) -> list[tuple[str, ...]]:
-    """The methods of each model, in the order of `method`; without any, the default ones.
-
-    refinement: what is done with the maps; of methods that are not named, those whose maps it does not apply to are
-    left out. Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, for a
-    model that has none of them, and for a refinement that does not apply.
-    """
-    refinement = refinement or Refinement()
-    defined = [
-        tuple(name for name in methods_for(model, engine=engine) if name in method or _applies(model, name, refinement))
-        for model in models
-    ]
-    for model in models:
-        for name in methods_for(model, engine=engine) if method and ALL not in method else ():
-            if name in method:
-                require_refinement(model, name, refinement)
-        if refinement.times is not None:
-            require_method(model, refinement.times, engine=engine)
-    if ALL in method:
-        return defined
-    names = tuple(dict.fromkeys(method or default_methods()))
-    for name in names:
-        if name not in ATTRIBUTIONS:
-            raise UnknownNameError("method", name, (*ATTRIBUTIONS, ALL))
-        if method and not any(name in own for own in defined):
-            require_method(models[0], name, engine=engine)
-    chosen = [tuple(name for name in names if name in own) for own in defined]
-    for model, own in zip(models, chosen):
-        if not own:
-            require_method(model, names[0], engine=engine)
-    return chosen
-
-
-def _applies(model: Model, method: str, refinement: Refinement) -> bool:
-    """Whether the refinement applies to the method's maps. Raises UnsupportedError where it applies to no method, and
-    InputError for a layer that the model does not have."""
-    if refinement.refine == "affinity":
-        require_affinity(model, refinement.layers)
-    try:
-        require_refinement(model, method, refinement)
-    except InputError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -204,33 +142,56 @@ class _Rows:
             self.evidence.setdefault(table, []).extend(own)
 
 
+def _chosen(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOptions) -> _Work:
+    """The same with the one method that is chosen among its candidates; adds the rows of the choice."""
+    method, own = chosen_method(
+        folder,
+        work.model,
+        work.split,
+        work.targets,
+        work.methods,
+        engine=options.engine,
+        refinement=refinement_of(options.refine),
+        options=options.run,
+    )
+    rows.add(own)
+    return replace(work, methods=(method,))
+
+
 def _print_expected(works: Sequence[_Work], options: ExplainOptions) -> None:
     parts = [
-        tuple(
-            explain_parts(
-                work.methods,
+        (
+            *_choice_parts(work, options),
+            *explain_parts(
+                (costliest(work.methods),) if options.auto else work.methods,
                 len(work.split),
                 verify=options.verify,
                 counterfactuals=options.counterfactuals,
                 substrates=len([name for name in options.other_substrates if name != NONE]),
                 stability=options.stability,
                 views=options.refine.views,
-                times=_refinement(options.refine).times,
+                times=refinement_of(options.refine).times,
                 composites=composite_maps(
                     composite_names(options.composites, has_masks=work.split.masks is not None),
                     options.composite_count,
                 ),
-            )
+            ),
         )
         for work in works
     ]
     print_expected([(work.model, work.split, own) for work, own in zip(works, parts)], options.run)
 
 
+def _choice_parts(work: _Work, options: ExplainOptions) -> tuple[Part, ...]:
+    """What --auto passes through a model before anything is explained."""
+    has_masks, views = work.split.masks is not None, options.refine.views
+    return (choice_part(work.methods, len(work.split), has_masks=has_masks, views=views),) if options.auto else ()
+
+
 def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOptions, drawn: int) -> None:
     """Explain one model's images, write its metrics and arrays, and add its rows. drawn: images in figures."""
     model, split, run = work.model, work.split, options.run
-    refinement = _refinement(options.refine)
+    refinement = refinement_of(options.refine)
     logits = answers(model, split, batch_size=run.batch_size, precision=precision(run))
     classes = work.targets
     if classes is None and model.has_classifier:

@@ -64,8 +64,15 @@ def subject(
     images = torch.cat([batch.images for batch in split.batches(256, device=model.device)])
     if targets is None:
         targets = answers(model, split, batch_size=settings.batch_size).argmax(-1)
-    functions = {name: _function(name, settings, engine, refinement) for name in names}
+    functions = method_functions(names, settings, engine, refinement)
     return Subject(model, split, images, targets.to(model.device), functions, settings)
+
+
+def method_functions(
+    names: Sequence[str], settings: Settings, engine: Engine, refinement: Refinement | None
+) -> dict[str, Explain]:
+    """The methods as functions of (model, images, targets), by name."""
+    return {name: _function(name, settings, engine, refinement) for name in names}
 
 
 def _function(name: str, settings: Settings, engine: Engine, refinement: Refinement | None) -> Explain:

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from vitlens.commands.explain.choice_record import CHOICE
 from vitlens.commands.explain.conclusions import findings, verdicts
 from vitlens.commands.explain.options import ALL, ExplainOptions
 from vitlens.commands.explain.record import COMPLETENESS, IMAGES, MAPS, METHODS, ExplainImageRow, MethodRow
 from vitlens.commands.explain.report.checks import check_sections
+from vitlens.commands.explain.report.choice import choice_limits, choice_sections
 from vitlens.commands.explain.report.composites import composite_sections
 from vitlens.commands.explain.report.evidence import evidence_sections
 from vitlens.commands.explain.report.explorer import explain_explorer
@@ -47,8 +49,15 @@ def report(record: Record) -> Document:
     )
     return Document(
         record.config.title,
-        (*map(trust_section, known), maps, *checks, methods, Section("Images", tables=(_image_table(record),))),
-        limits=(*league_limits(record), *_map_limits(record)),
+        (
+            *choice_sections(record),
+            *map(trust_section, known),
+            maps,
+            *checks,
+            methods,
+            Section("Images", tables=(_image_table(record),)),
+        ),
+        limits=(*league_limits(record), *choice_limits(record), *_map_limits(record)),
         verdicts=tuple(verdicts(record)),
         findings=ranked(findings(record)),
         preface=(
@@ -73,7 +82,7 @@ def _sections(league: League) -> Iterator[Section]:
 
 def _unchecked(record: Record) -> Iterator[Sentence]:
     """The answer of a run without --verify."""
-    if not record.options(ExplainOptions).verify:
+    if not record.options(ExplainOptions).verify and not _by_evidence(record):
         rows = record.rows(METHODS)
         names = list(dict.fromkeys(row.title for row in rows))
         yield Sentence(
@@ -81,6 +90,12 @@ def _unchecked(record: Record) -> Iterator[Sentence]:
             "model uses; `--verify` checks them.",
             rows,
         )
+
+
+def _by_evidence(record: Record) -> bool:
+    """Whether all methods were chosen by their checks on the images (--auto)."""
+    rows = record.rows(CHOICE)
+    return bool(rows) and not any(row.reason for row in rows)
 
 
 def _agreeing(known: Sequence[League]) -> Iterator[Sentence]:
@@ -96,7 +111,7 @@ def _agreeing(known: Sequence[League]) -> Iterator[Sentence]:
 
 def _map_limits(record: Record) -> Iterator[Sentence]:
     """The limits of maps that were not checked."""
-    if record.options(ExplainOptions).verify:
+    if record.options(ExplainOptions).verify or _by_evidence(record):
         return
     count = len(dict.fromkeys(row.method for row in record.rows(METHODS)))
     yield Sentence(
@@ -145,6 +160,7 @@ def _left_out_methods(record: Record) -> Iterator[Sentence]:
     names = record.options(ExplainOptions).method
     for alias in record.aliases:
         own = {row.method for row in methods_of(record, alias)}
+        own |= {name for row in record.rows(CHOICE) if row.model == alias for name in row.candidates}
         missing = [name for name in names if name not in own and name != ALL]
         if missing:
             why = "not defined for its family" if has_classifier(record, alias) else "it has no classifier"
