@@ -41,6 +41,7 @@ from vitlens.analysis.patching.public import direct_logit_attribution, logit_len
 from vitlens.analysis.robustness.inside import cosines, shifts
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
+from vitlens.attribution.choice import choose_method
 from vitlens.attribution.explain import explain
 from vitlens.attribution.look import look
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -207,6 +208,11 @@ def run_training_contexts(model: Model, batch: Tensor) -> None:
         torch.autograd.grad(model(leaf).sum(), leaf)
 
 
+def choose_few(model: Model, batch: Tensor) -> object:
+    """The choice of a method, on as many images as it needs."""
+    return choose_method(model, batch.repeat(20, 1, 1, 1)[:20], methods=["saliency", "input-x-gradient"])
+
+
 def run_randomised(model: Model, batch: Tensor) -> None:
     """A pass with the head's weights randomised."""
     with randomised(model, randomised_parts(model)[:2]), torch.no_grad():
@@ -299,6 +305,7 @@ _LISTED = (
     Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
     Use("look", look, EVERYWHERE),
+    Use("choose_method", choose_few, EVERYWHERE),
     Use("explorer", explorer, PLAIN),
     Use("compare", lambda model, batch: compare(model, model, split_of(model, batch)), EVERYWHERE),
     Use("evaluate", lambda model, batch: evaluate(model, split_of(model, batch)), EVERYWHERE),

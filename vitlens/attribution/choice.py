@@ -78,10 +78,10 @@ def choose_method(
     that it does not have, InputError for fewer than two candidates.
 
     >>> import vitlens
-    >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=40)
+    >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20)
     >>> choice = vitlens.choose_method(vit, digits, methods=["relevance", "gradcam"])
     >>> choice.method, choice.runner_up, len(choice.selection), len(choice.report)
-    ('relevance', 'gradcam', 20, 20)
+    ('relevance', 'gradcam', 10, 10)
     """
     split = as_split(images)
     require(model, *needs_of("explain"))
