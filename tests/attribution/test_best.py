@@ -127,7 +127,7 @@ def moved(image: Tensor) -> Tensor:
 
 
 def best_by_loops(model: Model, image: Tensor, target: int) -> Tensor:
-    """V² · G with V = S²G · (S²C⁺ + S²N⁺), mean of two views, each of V and G divided by its mean."""
+    """V³ · G with V = S²G · (S²C⁺ + S²N⁺), mean of two views, each of V and G divided by its mean."""
     module = model.module.double().requires_grad_(True)
     places = torch.zeros(2 * GRID, 2 * GRID, dtype=torch.double)
     first_rollout: list[float] = []
@@ -149,7 +149,7 @@ def best_by_loops(model: Model, image: Tensor, target: int) -> Tensor:
                 places[row, column] += large[max(row - view, 0)][max(column - view, 0)] / 2
         first_rollout = first_rollout or rollout
     raw = torch.tensor(doubled([max(value, 0.0) for value in first_rollout]), dtype=torch.double)
-    return (places / places.mean()) ** 2 * raw / (sum(first_rollout) / len(first_rollout))
+    return (places / places.mean()) ** 3 * raw / (sum(first_rollout) / len(first_rollout))
 
 
 def test_it_is_its_equation(scenes):

@@ -77,7 +77,7 @@ _ENTRIES: Final = (
     ),
     Attribution(
         name="best",
-        title="best",
+        title="combined map (best)",
         description="where gradient-weighted rollout, GradCAM and HiResCAM agree, smoothed by patches' attention",
         paper="vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020 and Mehri 2025",
         function="vitlens.attribution.best:best_maps",
