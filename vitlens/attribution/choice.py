@@ -48,7 +48,7 @@ from vitlens.uncertainty import Side, beyond
 
 MOST: Final = 6  # candidates, where none are named
 IMAGES: Final = 40  # of both halves together, at most
-STEPS: Final = 10  # of the removal curves
+STEPS: Final = 6  # of the removal curves, which take most of the time
 MOSAICS: Final = 12  # of each half, at most
 KIND: Final = "mosaic-2"  # of the composites
 REFERENCES: Final = ("relevance", "gradcam")  # with which the chosen method is compared where they are candidates
