@@ -30,6 +30,10 @@ class Refinement:
     times: a method whose map is multiplied (refined in the same way; both without their negative values and divided by
     their mean); views: shifted and mirrored views that are averaged (views.py); upsample: "image", to the image's
     pixels by a filter that follows its edges. Raises InputError and UnknownNameError.
+
+    >>> import vitlens
+    >>> vitlens.Refinement(refine="affinity", views=2).words
+    'refined by attention between patches (2 steps), mean of 2 views'
     """
 
     refine: Refining = "none"

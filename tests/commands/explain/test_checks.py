@@ -24,11 +24,18 @@ from vitlens.records import Record
 
 RUN = RunOptions(device="cpu", quiet=True, limit=6)
 METHODS = ("relevance", "attention")
+BRIEF = {"composites": ("none",), "other_substrates": ("none",), "stability": False}  # those are in test_evidence.py
 
 
-def run(out: Path, *models: Path, methods: tuple[str, ...] = METHODS) -> Record:
+def run(out: Path, *models: Path, methods: tuple[str, ...] = METHODS, **changes: object) -> Record:
     options = ExplainOptions(
-        tuple(map(str, models)), data="digits", method=methods, target="true", verify=True, run=replace(RUN, out=out)
+        tuple(map(str, models)),
+        data="digits",
+        method=methods,
+        target="true",
+        verify=True,
+        run=replace(RUN, out=out),
+        **changes,  # type: ignore[arg-type]
     )
     measure(options)
     return read(read_run(out))
@@ -95,7 +102,7 @@ def test_the_folder_is_complete(record):
 
 
 def test_two_models_stand_beside_each_other(tiny_vit, tiny_cnn, tmp_path):
-    record = run(tmp_path / "out", tiny_vit, tiny_cnn, methods=("saliency",))
+    record = run(tmp_path / "out", tiny_vit, tiny_cnn, methods=("saliency",), **BRIEF)
     assert {row.model for row in record.rows(LEAGUE)} == {"tiny-vit", "tiny-cnn"}
     for alias in ("tiny-vit", "tiny-cnn"):
         for column in ("gap", "randomisation"):

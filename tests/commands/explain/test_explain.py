@@ -27,6 +27,7 @@ from vitlens.models.saved import save
 from vitlens.records import Record
 
 RUN = RunOptions(device="cpu", limit=5, batch_size=3, quiet=True)
+BRIEF = {"composites": ("none",), "other_substrates": ("none",), "stability": False}  # those are in test_evidence.py
 
 
 def run(models: list[Path | str], out: Path, *, seed: int = 0, **changes: object) -> Record:
@@ -106,7 +107,7 @@ def test_methods_that_cannot_be(tiny_vit, tiny_cnn, pictures, tmp_path):
 
 
 def test_a_verified_run_has_the_league_beside_the_maps(tiny_vit, tmp_path):
-    record = run([tiny_vit], tmp_path / "out", data="digits", method=("relevance", "gradcam"), verify=True)
+    record = run([tiny_vit], tmp_path / "out", data="digits", method=("relevance", "gradcam"), verify=True, **BRIEF)
     assert {row.method for row in record.rows(LEAGUE)} == {"relevance", "gradcam", "random", "centre"}
     assert record.metric(CHECKS["gap"](model="tiny-vit", method="gradcam")).n == 5
     assert (tmp_path / "out" / "report.md").read_text().count("## Limits") == 1
