@@ -160,6 +160,8 @@ def test_what_cannot_be_refined_says_what_applies(model: Model, images: Tensor) 
         vitlens.explain(model, images, refinement=Refinement(refine="affinity", layers=(6,)))
     with pytest.raises(InputError, match="found the same"):
         vitlens.explain(model, images, refinement=Refinement(times="relevance"))
+    with pytest.raises(InputError, match="with --refine-layers, found no --refine"):
+        Refinement(layers=(1,))
     with pytest.raises(InputError, match="1 to 8 views, found 9"):
         Refinement(views=9)
     with pytest.raises(UnknownNameError):

@@ -50,13 +50,15 @@ class Refinement:
             raise UnknownNameError("upsampling", self.upsample, UPSAMPLINGS)
         if self.times is not None:
             attribution(self.times)
+        if self.layers is not None and self.refine == "none":
+            raise InputError("expected --refine affinity with --refine-layers, found no --refine; add it")
         require_steps(self.steps)
         require_views(self.views)
 
     @property
     def changes(self) -> bool:
         """Whether it does anything."""
-        return self != Refinement(layers=self.layers, steps=self.steps)
+        return self != Refinement(steps=self.steps)
 
     @property
     def words(self) -> str:

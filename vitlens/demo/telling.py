@@ -25,7 +25,7 @@ def words_of(error: BaseException) -> str:
 def told(handler: Handler) -> Handler:
     """A handler of the page whose errors are shown as sentences; unexpected ones are printed in the terminal, too.
 
-    An answer that nobody waits for any longer changes nothing.
+    A late answer, to a request that a newer one has replaced, changes nothing.
     """
 
     @wraps(handler)

@@ -41,7 +41,7 @@ def with_gradients(
 
 
 def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
-    """The calls, detached, each with the gradient of a number in whose autograd graph they are.
+    """The calls, detached, each with its gradient of a number computed from them.
 
     Raises LensError where a call does not affect the number.
     """

@@ -229,5 +229,5 @@ def _alike(table: Table, first: int, second: int) -> bool:
 
 
 def _confirmation(difference: Estimate) -> Confirmation:
-    side = beyond(difference, 0.0)
-    return {Side.ABOVE: "confirmed", Side.BELOW: "contradicted"}.get(side, "not confirmed")  # type: ignore[return-value]
+    words: dict[Side, Confirmation] = {Side.ABOVE: "confirmed", Side.BELOW: "contradicted"}
+    return words.get(beyond(difference, 0.0), "not confirmed")

@@ -1,6 +1,6 @@
 """The tab Report."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,23 @@ _READ = (("Explain", "sides"), ("Break", "done"), ("Intervene", "off"), ("3D", "
 Controls = Mapping[str, Mapping[str, Component]]
 
 
+def _wanted(tab: str, alias: str, seen: Mapping[str, Any]) -> tuple[tuple[str, ...], Callable[..., Wanted]]:
+    """The models of a tab's report by their aliases, and what the report is of, but for the models themselves."""
+    wanted = partial(Wanted, WORDS[tab])
+    if tab == "Explain":
+        (*_, target), kept = seen[tab]
+        shown = [side for side in kept if not side.lacks]  # a report is of one class
+        methods = tuple(side.method for side in shown)
+        return tuple(side.alias for side in shown), partial(wanted, methods=methods, target=target)
+    if tab == "Break":
+        return (alias,), partial(wanted, attack=seen[tab][0], epsilon=seen[tab][1])
+    if tab == "Intervene":
+        return (alias,), partial(wanted, off=seen[tab])
+    if tab == "3D":
+        return (alias,), partial(wanted, share=seen[tab][0])
+    return (alias,), wanted
+
+
 def report_tab(site: DemoSite, shown: NowShown, controls: Controls) -> TabParts:
     """What is shown, as a report folder and as one HTML file. controls: of the other tabs, by their names."""
     what = gradio.Radio(list(WORDS), value="Look", label="Report of what this tab shows", elem_id="report-what")
@@ -46,19 +63,7 @@ def report_tab(site: DemoSite, shown: NowShown, controls: Controls) -> TabParts:
         }
 
     def written(now: Asked, tab: str, seen: Mapping[str, Any], session: str) -> Updates:
-        wanted = partial(Wanted, WORDS[tab])
-        sides: tuple[str, ...] = (now.alias,)
-        if tab == "Explain":
-            (*_, target), kept = seen[tab]
-            shown_sides = [side for side in kept if not side.lacks]  # a report is of one class
-            sides = tuple(side.alias for side in shown_sides)
-            wanted = partial(wanted, methods=tuple(side.method for side in shown_sides), target=target)
-        elif tab == "Break":
-            wanted = partial(wanted, attack=seen[tab][0], epsilon=seen[tab][1])
-        elif tab == "Intervene":
-            wanted = partial(wanted, off=seen[tab])
-        elif tab == "3D":
-            wanted = partial(wanted, share=seen[tab][0])
+        sides, wanted = _wanted(tab, now.alias, seen)
         with (
             site.pool.turn(*sides, wanted=now.wanted) as models,
             place_of(site.place, session, WORDS[tab]) as (place, name),
