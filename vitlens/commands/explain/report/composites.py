@@ -80,7 +80,9 @@ def _seen(league: League, made: CompositeSetRow) -> Sentence:
     )
     if made.seen:
         return Sentence(
-            f"{named}: it sees the parts, so a map without mass on them misses what it explains.", (made, share, number)
+            f"{named}. On those maps it sees the part, and a map without mass on it misses what it explains; on the "
+            "others it may not, and the map is not to be blamed.",
+            (made, share, number),
         )
     return Sentence(
         f"**These composites do not judge the maps of {made.model}**: {named}, so it is not shown to see the parts, "
