@@ -165,6 +165,17 @@ def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture):
     assert not np.array_equal(answer.maps[0], answer.maps[1])
 
 
+def test_a_click_computes_only_what_it_changes(picture, monkeypatch):
+    off, whole = intervene.Off(((3, 1),)), intervene.answered(VIT, picture, intervene.Off())
+    wanted = intervene.answered(VIT, picture, off)
+    explain, calls = vitlens.explain, []
+    monkeypatch.setattr(vitlens, "explain", lambda *args, **options: calls.append(1) or explain(*args, **options))
+    answer = intervene.answered(VIT, picture, off, whole=whole)
+    assert len(calls) == 1
+    assert answer.logits == wanted.logits
+    assert all(np.array_equal(*maps) for maps in zip(answer.maps, wanted.maps))
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -10,7 +10,7 @@ from vitlens.demo.pool import OutdatedError
 from vitlens.demo.site import Asked, DemoSite, Newest, NowShown, TabParts, Updates, asked, required
 from vitlens.demo.telling import told
 from vitlens.demo.views.board import board_html, board_key
-from vitlens.demo.views.intervene import Off, answer_html, answered, read_off, switches_of
+from vitlens.demo.views.intervene import Answer, Off, answer_html, answered, read_off, switches_of
 from vitlens.errors import UnsupportedError
 
 _NAME = "Intervene"
@@ -25,6 +25,7 @@ def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
         with gradio.Column(scale=2, min_width=280):
             result = gradio.HTML(elem_id="intervene-result")
     is_off = gradio.State(Off())  # in the result that is shown
+    whole = gradio.State({})  # by the board's key: what the model says of the picture with nothing off
 
     def refresh(now: Asked) -> Updates:
         """Another picture or model: everything on."""
@@ -33,20 +34,23 @@ def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
                 switches = switches_of(model)
             except UnsupportedError as error:
                 others = sentence("Look, Explain, Break and Report work for this model.", "quiet")
-                return {board: joined(sentence(f"{error}."), others), result: "", is_off: Off()}
+                return {board: joined(sentence(f"{error}."), others), result: "", is_off: Off(), whole: {}}
             answer = answered(model, now.picture, Off())
             html = board_html(model, now.picture, switches), answer_html(answer, model, now.picture)
-        return {**dict(zip((board, result), html)), is_off: Off()}
+        return {**dict(zip((board, result), html)), is_off: Off(), whole: {board_key(model, now.picture): answer}}
 
     @told
-    def switched(picture: Picture | None, alias: str, newest: Newest, event: gradio.EventData) -> Updates:
+    def switched(
+        picture: Picture | None, alias: str, newest: Newest, known: dict[str, Answer], event: gradio.EventData
+    ) -> Updates:
         board_of = event._data.get("board") if isinstance(event._data, dict) else None
         if board_of is not None and board_of != board_key(site.pool.model(alias), required(picture)):
             raise OutdatedError("expected a click on the board of this picture and model, found one on another's")
         now = asked(_NAME, picture, alias, newest)
         with site.pool.turn(alias, wanted=now.wanted) as (model,):
             off = read_off(event._data, switches_of(model))
-            return {result: answer_html(answered(model, now.picture, off), model, now.picture), is_off: off}
+            answer = answered(model, now.picture, off, whole=known.get(board_key(model, now.picture)))
+            return {result: answer_html(answer, model, now.picture), is_off: off}
 
-    board.switched(switched, shown.inputs, [result, is_off], **{**site.event, "show_progress": "hidden"})
-    return TabParts(_NAME, (), (board, result, is_off), refresh, {"off": is_off})
+    board.switched(switched, [*shown.inputs, whole], [result, is_off], **{**site.event, "show_progress": "hidden"})
+    return TabParts(_NAME, (), (board, result, is_off, whole), refresh, {"off": is_off})

@@ -120,18 +120,22 @@ def changes_of(model: Model, off: Off) -> Changes:
     return changes
 
 
-def answered(model: Model, picture: Picture, off: Off) -> Answer:
-    """The prediction and the map of the class predicted at first, before and after."""
+def answered(model: Model, picture: Picture, off: Off, *, whole: Answer | None = None) -> Answer:
+    """The prediction and the map of the class predicted at first, before and after.
+
+    whole: the answer of this model and picture with nothing off, whose map is then not computed again.
+    """
     images, changes = picture.images(model), changes_of(model, off)
     with vitlens.replay(model, images) as replay:
         before = replay.logits[0].float()
         after = replay.run([changes])[0, 0].float() if off else before
         exact, note = replay.exact, replay.note
     target, method, leading = before.argmax().reshape(1), preferred_method(model), _leading(before, after)
-    maps = [map_array(vitlens.explain(model, images, targets=target, method=method))]
+    first = whole.maps[0] if whole else map_array(vitlens.explain(model, images, targets=target, method=method))
+    then = first
     if off:
         with vitlens.intervene(model, changes):
-            maps.append(map_array(vitlens.explain(model, images, targets=target, method=method)))
+            then = map_array(vitlens.explain(model, images, targets=target, method=method))
     return Answer(
         model.alias,
         off,
@@ -140,7 +144,7 @@ def answered(model: Model, picture: Picture, off: Off) -> Answer:
         tuple(_shares(model, before, after, leading)),
         tuple((float(before[index]), float(after[index])) for index in leading),
         method,
-        (maps[0], maps[-1]),
+        (first, then),
         exact,
         note,
     )
