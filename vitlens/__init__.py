@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vitlens.analysis.heads.statistics import statistics as statistics
     from vitlens.analysis.patching.public import direct_logit_attribution as direct_logit_attribution
     from vitlens.analysis.patching.public import logit_lens as logit_lens
+    from vitlens.analysis.walkthrough.public import walkthrough as walkthrough
     from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.choice import choose_method as choose_method
     from vitlens.attribution.explain import explain as explain
@@ -101,6 +102,7 @@ _HOMES = {
     "similarity": ("vitlens.analysis.features.similarity", "similarity"),
     "statistics": ("vitlens.analysis.heads.statistics", "statistics"),
     "train": ("vitlens.training.loop", "fit"),
+    "walkthrough": ("vitlens.analysis.walkthrough.public", "walkthrough"),
     "wrap": ("vitlens.models.wrap", "wrap"),
     "zero_shot": ("vitlens.analysis.features.zero_shot", "zero_shot"),
 }
@@ -151,6 +153,7 @@ __all__ = [
     "similarity",
     "statistics",
     "train",
+    "walkthrough",
     "wrap",
     "zero_shot",
 ]

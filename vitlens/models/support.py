@@ -15,7 +15,17 @@ from vitlens.models.model import Model
 from vitlens.references import resolved
 
 Need = Literal[
-    "classifier", "new head", "attention", "maps", "chain", "statistics", "heads", "features", "cam", "depths"
+    "classifier",
+    "new head",
+    "attention",
+    "maps",
+    "chain",
+    "statistics",
+    "heads",
+    "features",
+    "cam",
+    "depths",
+    "walkthrough",
 ]
 
 CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
@@ -30,6 +40,7 @@ CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
         "features": "vitlens.lens.stages:stages",
         "cam": "vitlens.attribution.target_layer:target_layer",
         "depths": "vitlens.attribution.legrad:require_legrad",
+        "walkthrough": "vitlens.analysis.walkthrough.public:require_walkthrough",
     }
 )
 _SUPPORTS = " supports "  # precedes the supported commands at the end of every reason

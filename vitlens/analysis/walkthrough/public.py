@@ -1,0 +1,254 @@
+"""`vitlens.walkthrough`: one head of one layer, step by step, on one image."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitlens.analysis.attention.chain import without_autocast
+from vitlens.analysis.attention.tokens import require_token_attention
+from vitlens.analysis.walkthrough.embedding import Embedding, added_positions, patch_embedding
+from vitlens.analysis.walkthrough.head import (
+    LayerSteps,
+    StepCheck,
+    layer_steps,
+    require_places,
+    require_queries,
+    unscaled,
+)
+from vitlens.analysis.walkthrough.registry import STEPS
+from vitlens.analysis.walkthrough.without import (
+    Changed,
+    Entropies,
+    Permutation,
+    changed_answers,
+    entropies,
+    entropy,
+    permutations,
+)
+from vitlens.devices import evaluating
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.call import AttentionCall
+from vitlens.lens.layers import Layer, layers, probe_images
+from vitlens.lens.observe import observe, survey
+from vitlens.lens.places.capture import capture
+from vitlens.models.model import Model
+from vitlens.models.support import require
+from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.shapes import Images
+from vitlens.summary import Line, Summary
+
+
+@dataclass(frozen=True, repr=False)
+class Walkthrough(Summary):
+    """One head of one layer on one image, step by step; tensors on the CPU, without a batch axis.
+
+    layer, head: counted from 0; heads: of the layer; scale: what scores are multiplied by, 1/sqrt(head_dim); query: the
+    position of the token that is followed, the one that the classifier reads, or the patch in the middle; key: the
+    token to which it attends most, among the patches.
+    patches, filters, embedded: of the patch embedding (embedding.py), and positions: what is added to it; None for a
+    model whose patches are not cut by one convolution.
+    input: the residual stream that enters the block; normed: what enters its attention; queries, keys, values: of the
+    head; products: q kᵀ; scores: scaled; weights: after the softmax; unscaled: the weights without scaling; outputs: of
+    the head; projected: its part of the output projection; head_norms: the norm of each head's part, by token;
+    attention, mlp, after: outputs of the attention, the MLP and the block.
+    checks: each step against the model's own; entropies: of all heads; permutations, changed: what happens without
+    (without.py); order: of the permuted patches; logits: the model's own.
+    """
+
+    layer: int
+    head: int
+    heads: int
+    scale: float
+    query: int
+    key: int
+    embedding: Embedding | None
+    positions: Float[Tensor, "patches dim"] | None
+    input: Float[Tensor, "tokens dim"]
+    normed: Float[Tensor, "tokens dim"]
+    queries: Float[Tensor, "tokens head_dim"]
+    keys: Float[Tensor, "tokens head_dim"]
+    values: Float[Tensor, "tokens value_dim"]
+    products: Float[Tensor, "query key"]
+    scores: Float[Tensor, "query key"]
+    weights: Float[Tensor, "query key"]
+    unscaled: Float[Tensor, "query key"]
+    outputs: Float[Tensor, "tokens value_dim"]
+    projected: Float[Tensor, "tokens dim"]
+    head_norms: Float[Tensor, "heads tokens"]
+    attention: Float[Tensor, "tokens dim"]
+    mlp: Float[Tensor, "tokens dim"]
+    after: Float[Tensor, "tokens dim"]
+    checks: tuple[StepCheck, ...]
+    entropies: Entropies
+    order: Int[Tensor, " patches"]
+    permutations: tuple[Permutation, ...]
+    changed: tuple[Changed, ...]
+    logits: Float[Tensor, " classes"]
+
+    def summary(self) -> Iterator[Line]:
+        """The shapes of the steps, and how closely each equals the model's own."""
+        yield Line("head", f"L{self.layer}.H{self.head}")
+        for name in ("queries", "keys", "values", "scores", "weights", "outputs", "projected", "after"):
+            yield Line(name, getattr(self, name))
+        for check in self.checks:
+            if check.difference is not None:
+                yield Line(f"{STEPS[check.step].title}: largest difference", check.difference)
+
+
+@takes_images
+def walkthrough(
+    model: Model, images: AnyImages, *, layer: int | None = None, head: int | None = None, seed: int = 0
+) -> Walkthrough:
+    """One head's attention on one image, from patches to the residual stream, every step computed again by hand.
+
+    images: one image (1, 3, height, width) in [0, 1], or any form of one that `vitlens.images` takes; layer, head:
+    from 0 (None: the middle layer, the head whose weights have the least entropy); seed: of the permutation. Each of
+    `.checks` holds the largest difference of a step from what the model itself computed; `.permutations` and
+    `.changed` tell what happens without positions, scaling and CLS. Raises UnsupportedError for a model in which not
+    all tokens attend to all tokens (a CNN, Swin), InputError for another number of images and for a layer or head that
+    is not there.
+
+    >>> import torch, vitlens
+    >>> walk = vitlens.walkthrough(vitlens.load("vit-digits"), torch.rand(1, 3, 32, 32), layer=3, head=1)
+    >>> walk.scores.shape, walk.queries.shape  # 64 patches and CLS
+    (torch.Size([65, 65]), torch.Size([65, 32]))
+    >>> max(check.difference for check in walk.checks) < 1e-4
+    True
+    """
+    images = as_images(images).to(model.device)
+    require(model, "walkthrough")
+    if len(images) != 1:
+        raise InputError(f"expected one image, found {len(images)}; give images[:1]")
+    chosen = chosen_layer(model, layer)
+    if head is not None and not 0 <= head < chosen.heads:
+        raise InputError(f"expected a head from 0 to {chosen.heads - 1} in layer {chosen.index}, found {head}")
+    with evaluating(model), torch.no_grad(), without_autocast(images.device):
+        return _walked(model, images, chosen, head, seed)
+
+
+def require_walkthrough(model: Model) -> None:
+    """Raise UnsupportedError unless the tokens of one sequence attend to each other; of windows, say what applies."""
+    if any(site.kind == "window" for site in survey(model, probe_images(model, 1))):
+        raise UnsupportedError(
+            f"expected layers in which every token attends to every token, found windows in {model.alias}: there the "
+            "same steps hold within each window, with a position bias on the scores and no CLS; vitlens attention "
+            "shows what a patch attends to in its window"
+        )
+    require_token_attention(model)
+    layer = chosen_layer(model, None)
+    require_places(model, layer)
+    require_queries(model, layer)
+
+
+def chosen_layer(model: Model, layer: int | None) -> Layer:
+    """The layer of that number, by default the one in the middle. Raises InputError where there is none."""
+    tokens = model.layout.tokens
+    known = [each for each in layers(model) if each.queries == each.keys == tokens]
+    numbers = [each.index for each in known]
+    if layer is not None and layer not in numbers:
+        raise InputError(
+            f"expected a layer from {numbers[0]} to {numbers[-1]} of {model.alias}, in which tokens attend to tokens, "
+            f"found {layer}"
+        )
+    return known[len(known) // 2 if layer is None else numbers.index(layer)]
+
+
+def _walked(model: Model, images: Images, layer: Layer, head: int | None, seed: int) -> Walkthrough:
+    steps, logits = layer_steps(model, images, layer), model(images)
+    embedding = patch_embedding(model, images)
+    positions, checks = None, list(steps.checks)
+    if embedding is None:
+        reason = "patches are not cut by one convolution"
+        checks = [StepCheck("embedding", None, 0.0, reason), StepCheck("positions", None, 0.0, reason), *checks]
+    else:
+        positions, before = _before_blocks(model, images, embedding)
+        checks = [*before, *checks]
+    number = _sharpest(steps) if head is None else head
+    order = torch.randperm(model.layout.patches, generator=torch.Generator().manual_seed(seed)).to(images.device)
+    permuted: tuple[Permutation, ...] = ()
+    if embedding is not None and positions is not None:
+        permuted = tuple(permutations(model, images, embedding, positions, order))
+    changed = tuple(changed_answers(model, images, logits, embedding if permuted else None, _scales(model, images)))
+    parts = _of_head(steps, number)
+    row = parts["weights"][(query := _followed(model))]
+    prefix = len(model.layout.prefix)
+    return Walkthrough(
+        layer=layer.index,
+        head=number,
+        heads=layer.heads,
+        scale=steps.scale,
+        query=query,
+        key=prefix + int(row[prefix:].argmax()),
+        embedding=embedding,
+        positions=None if positions is None else positions.cpu(),
+        checks=tuple(checks),
+        entropies=entropies(model, images),
+        order=order.cpu(),
+        permutations=permuted,
+        changed=changed,
+        logits=logits[0].cpu(),
+        **parts,
+    )
+
+
+def _of_head(steps: LayerSteps, head: int) -> dict[str, Tensor]:
+    """The tensors of one head and of the whole layer, without the batch axis."""
+    one = {
+        "queries": steps.queries,
+        "keys": steps.keys,
+        "values": steps.values,
+        "products": steps.products,
+        "scores": steps.scores,
+        "weights": steps.weights,
+        "unscaled": unscaled(steps),
+        "outputs": steps.outputs,
+        "projected": steps.projected,
+    }
+    whole = {"input": steps.input, "normed": steps.normed, "attention": steps.attention, "mlp": steps.mlp}
+    tensors = {name: values[:, head] for name, values in one.items()} | whole | {"after": steps.after}
+    tensors["head_norms"] = steps.projected.norm(dim=-1)
+    return {name: values[0].float().cpu() for name, values in tensors.items()}
+
+
+def _sharpest(steps: LayerSteps) -> int:
+    """The head whose weights have the least entropy, mean over the queries."""
+    return int(entropy(steps.weights).mean((0, 2)).argmin())
+
+
+def _followed(model: Model) -> int:
+    """The position of the token that is followed: CLS, or the patch in the middle where there is none."""
+    layout = model.layout
+    middle = len(layout.prefix) + layout.grid[0] // 2 * layout.grid[1] + layout.grid[1] // 2
+    return next(iter(layout.positions("cls")), middle)
+
+
+def _scales(model: Model, images: Images) -> dict[str, float]:
+    """The scale of each layer of tokens, by the place of its scores."""
+    found: dict[str, float] = {}
+
+    def reducer(call: AttentionCall) -> None:
+        if call.site.kind == "patch" and call.inputs is not None:
+            found[f"blocks.{call.site.layer}.attention.scores"] = call.inputs.scale
+
+    observe(model, images, reducer)
+    return found
+
+
+def _before_blocks(model: Model, images: Images, embedding: Embedding) -> tuple[Tensor | None, list[StepCheck]]:
+    """What is added to the embeddings, and the checks of both; None where it is no fixed vector a patch."""
+    difference = float((embedding.embedded - embedding.convolved).abs().max())
+    first = StepCheck("embedding", difference, float(embedding.convolved.abs().max()))
+    if "patches" not in model.places().names:
+        return None, [first, StepCheck("positions", None, 0.0, "the patches cannot be read before the first block")]
+    tokens = capture(model, images, "patches")["patches"]
+    added, other = added_positions(model, embedding, tokens)
+    largest = float(tokens.abs().max())
+    if other > 1e-3 * largest:
+        note = "more than a fixed vector is added to a patch (a norm before the first block)"
+        return None, [first, StepCheck("positions", None, largest, note)]
+    rotary = "nothing is added: positions enter in the attention, or nowhere"
+    note = rotary if float(added.abs().max()) <= 1e-5 * largest else ""
+    return added, [first, StepCheck("positions", other, largest, note)]

@@ -1,0 +1,174 @@
+"""What happens without scaling, without positions and without CLS: measured on the model itself."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitlens.analysis.walkthrough.embedding import Embedding
+from vitlens.lens.attend import TensorFunction
+from vitlens.lens.call import AttentionCall, softmax_or_zero
+from vitlens.lens.observe import observe
+from vitlens.lens.places.capture import capture
+from vitlens.lens.places.changes import Changes, KnockOut
+from vitlens.lens.places.intervene import intervene
+from vitlens.models.model import Model
+from vitlens.shapes import Images, Logits
+
+Change = Literal["none", "no-positions", "unscaled", "patches-zero", "prefix-zero", "prefix-unread", "mean-read"]
+CHANGES: Final[dict[Change, str]] = {
+    "none": "the model as it is",
+    "no-positions": "no position is added to the patches",
+    "unscaled": "no layer divides its scores by sqrt(d)",
+    "patches-zero": "the patches after the last block are zero",
+    "prefix-zero": "CLS and other prefix tokens after the last block are zero",
+    "prefix-unread": "no patch attends to CLS or another prefix token, in any layer",
+    "mean-read": "the mean of the patches is read in the place of CLS",
+}
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """The patches in another order; order: which patch stands at each place.
+
+    difference: the largest between the permuted run's patches, after the last block, and the same permutation of the
+    plain run's; logits: the largest between both runs' logits; largest: the largest value of the patches.
+    """
+
+    positions: bool
+    difference: float
+    logits: float
+    largest: float
+    permuted: Logits
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The model's answer with one change; logits: (batch, classes); difference: from the model's own, at most."""
+
+    change: Change
+    logits: Logits
+    difference: float
+
+
+@dataclass(frozen=True)
+class Entropies:
+    """Entropy of the attention weights in nats, mean over queries and images, of every head (layers, heads); NaN where
+    there is none. unscaled: without the division by sqrt(head_dim)."""
+
+    scaled: Float[Tensor, "layers heads"]
+    unscaled: Float[Tensor, "layers heads"]
+
+
+def entropy(weights: Float[Tensor, "*leading key"]) -> Float[Tensor, "*leading"]:
+    """Entropy of each row of weights, in nats."""
+    summed: Tensor = torch.special.entr(weights).sum(-1)
+    return summed
+
+
+def entropies(model: Model, images: Images) -> Entropies:
+    """The entropy of every head that attends from all tokens to all tokens, with and without scaling."""
+    rows: list[tuple[Tensor, Tensor]] = []
+
+    def reducer(call: AttentionCall) -> None:
+        if call.site.kind != "patch" or call.inputs is None:
+            return
+        pairs = []
+        for _, part in call.parts():
+            assert part.inputs is not None  # as the call has them
+            bias = part.inputs.bias
+            added: Tensor | float = 0.0 if bias is None or bias.dtype == torch.bool else bias
+            scores = part.inputs.scores(slice(None))
+            raw = softmax_or_zero((scores - added) / part.inputs.scale + added)
+            pairs.append((entropy(part.weights()).mean(-1), entropy(raw).mean(-1)))
+        scaled, raw = (torch.cat(each).mean(0).float().cpu() for each in zip(*pairs))
+        rows.append((scaled, raw))
+
+    observe(model, images, reducer)
+    widest = max((len(row[0]) for row in rows), default=0)
+    padded = [
+        torch.stack([torch.nn.functional.pad(row, (0, widest - len(row)), value=torch.nan) for row in each])
+        for each in (zip(*rows) if rows else ())
+    ]
+    empty = torch.zeros(0, 0)
+    return Entropies(*(padded or (empty, empty)))
+
+
+def permutations(
+    model: Model,
+    images: Images,
+    embedding: Embedding,
+    added: Float[Tensor, "patches dim"],
+    order: Int[Tensor, " patches"],
+) -> Iterator[Permutation]:
+    """The patches permuted, with positions (which stay where they are) and without them."""
+    last = last_residual(model)
+    prefix = len(model.layout.prefix)
+    for positions in (True, False):
+        place = added if positions else torch.zeros_like(added)
+        plain, permuted = (
+            _run(model, images, {"patches": patches + place}, last)
+            for patches in (embedding.convolved, embedding.convolved[:, order])
+        )
+        expected = plain[1][:, prefix:][:, order]
+        difference = float((permuted[1][:, prefix:] - expected).abs().max())
+        logits = float((permuted[0] - plain[0]).abs().max())
+        yield Permutation(positions, difference, logits, float(expected.abs().max()), permuted[0].cpu())
+
+
+def changed_answers(
+    model: Model, images: Images, logits: Logits, embedding: Embedding | None, scales: dict[str, float]
+) -> Iterator[Changed]:
+    """The model's answers under each change that it has the parts for; scales: by the place of its scores."""
+    yield Changed("none", logits.cpu(), 0.0)
+    last, layout = last_residual(model), model.layout
+    prefix = len(layout.prefix)
+    found: dict[Change, Changes] = {}
+    if embedding is not None and "patches" in model.places().names:
+        found["no-positions"] = {"patches": embedding.convolved}
+    if scales:
+        found["unscaled"] = {place: _divided(scale) for place, scale in scales.items()}
+    found["patches-zero"] = {f"{last}[patch]": "zero"}
+    if prefix:
+        found["prefix-zero"] = {f"{last}[{','.join(map(str, range(prefix)))}]": "zero"}
+        unread = KnockOut(keys=tuple(range(prefix)), queries=tuple(range(prefix, layout.tokens)))
+        whole = (layout.tokens, layout.tokens)
+        places = [place for place in model.places() if place.kind == "weights" and place.shape[-2:] == whole]
+        found["prefix-unread"] = {place.name: unread for place in places}
+    if layout.positions("cls") and model.anatomy.readout in ("cls", "cls+distillation"):
+        found["mean-read"] = {last: _mean_read(layout.positions("cls")[0], prefix)}
+    for change, changes in found.items():
+        with intervene(model, changes), torch.no_grad():
+            answer = model(images)
+        yield Changed(change, answer.cpu(), float((answer - logits).abs().max()))
+
+
+def last_residual(model: Model) -> str:
+    """The place of the residual stream after the last block of all tokens."""
+    tokens = (model.layout.tokens,)
+    return [place.name for place in model.places() if place.kind == "residual" and place.shape[:1] == tokens][-1]
+
+
+def _run(model: Model, images: Images, changes: Changes, place: str) -> tuple[Tensor, Tensor]:
+    with intervene(model, changes):
+        captured = capture(model, images, place)
+    return captured.logits, captured[place]
+
+
+def _divided(scale: float) -> TensorFunction:
+    def change(scores: Tensor) -> Tensor:
+        return scores / scale
+
+    return change
+
+
+def _mean_read(position: int, prefix: int) -> TensorFunction:
+    def change(tokens: Tensor) -> Tensor:
+        changed = tokens.clone()
+        changed[:, position] = tokens[:, prefix:].mean(1)
+        return changed
+
+    return change
