@@ -23,11 +23,6 @@ from vitlens.lens.places.capture import Captured, capture
 from vitlens.models.model import Model
 from vitlens.shapes import Heads, Images, Tokens, Weights
 
-    "norm1",
-    "ln_1",
-    "layernorm_before",
-    "norm",
-)  # ours and timm's, torchvision's and CLIP's, Hugging Face's
 _PARTS: Final = ("input", "heads", "attention", "mlp", "residual")  # places of a block
 _SEPARATE: Final = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"))
 
