@@ -208,6 +208,14 @@ _ENTRIES: Final = (
         "Reports and lists",
         reports=False,
     ),
+    Command(
+        "walkthrough",
+        "One head step by step, from patches to the residual stream, each step with its numbers and checked.",
+        "vitlens walkthrough vit-digits --layer 3 --head 1",
+        "Inspect",
+        needs=("walkthrough",),
+        html=True,
+    ),
 )
 # a mutable table, so that a test may add to it
 COMMANDS: Final[dict[str, Command]] = {command.word: command for command in _ENTRIES}

@@ -118,7 +118,8 @@ class Section:
     """One part of a report.
 
     question: the one that it answers; leading: whether its sentences come before its figures (as in a summary) or
-    after; panels: images one by one, of which some of the figures are sheets.
+    after; panels: images one by one, of which some of the figures are sheets; step: whether it is one of a sequence,
+    through which a page leads with a slider.
     """
 
     title: str
@@ -128,6 +129,7 @@ class Section:
     question: str = ""
     leading: bool = False
     panels: tuple[ImagePanel, ...] = ()
+    step: bool = False
 
 
 @dataclass(frozen=True)

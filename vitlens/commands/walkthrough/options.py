@@ -1,0 +1,31 @@
+"""The options of `vitlens walkthrough`."""
+
+from dataclasses import dataclass
+
+from vitlens.commands.scaffold.flags import bundle, option
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, one_model
+
+_HEAD = "The head (layers and heads from 0)"
+
+
+@dataclass(frozen=True)
+class WalkthroughOptions:
+    """layer, head: which head is walked through (None: the layer in the middle, the head of the least entropy)."""
+
+    model: str = one_model()
+    images: tuple[str, ...] = images_option()
+    data: str | None = data_option()
+    layer: int | None = option(
+        "--layer", "Layer (default: the one in the middle).", default=None, metavar="N", low=0, shown=False, panel=_HEAD
+    )
+    head: int | None = option(
+        "--head",
+        "Head of that layer (default: the one whose weights have the least entropy).",
+        default=None,
+        metavar="N",
+        low=0,
+        shown=False,
+        panel=_HEAD,
+    )
+    model_options: ModelOptions = bundle(ModelOptions)
+    run: RunOptions = bundle(RunOptions)

@@ -1,0 +1,1 @@
+"""Figures of one head, step by step: numbers in, Figure out."""

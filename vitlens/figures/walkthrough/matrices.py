@@ -1,0 +1,134 @@
+"""Matrices of numbers as heat maps: scores and weights of all pairs of tokens, and vectors of all tokens."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.inputs import Array, as_array, as_image
+from vitlens.figures.overlay import Scale, blend, colour_bar, joint_scale
+from vitlens.figures.style import MAGNITUDE, SIGNED, VERMILLION, WIDE, heading, round_ticks, sheet, styled, tick_words
+
+_TICKS: Final = 6  # numbers along an axis of tokens, at most
+
+
+@styled
+def head_matrices(*, scores: ArrayLike, weights: ArrayLike, prefix: Sequence[str], title: str) -> Figure:
+    """Scores and weights (query, key) of one head side by side, each with its own colours.
+
+    Scores are centred at 0, masked ones (-inf) are left white; prefix: the names of the tokens before the patches.
+    Raises InputError unless both are of one shape.
+    """
+    raw = np.asarray(scores, float)
+    masked = np.isneginf(raw)
+    values = as_array(np.where(masked, 0.0, raw), name="scores", axes=("query", "key"))
+    shares = as_array(weights, name="weights", axes=("query", "key"))
+    if shares.shape != values.shape:
+        raise InputError(f"expected weights of shape {values.shape}, as the scores, found {shares.shape}")
+    figure = sheet(WIDE, 3.5)
+    left, right = figure.subplots(1, 2)
+    draw_matrix(left, np.where(masked, np.nan, values), signed=True, label="score")
+    draw_matrix(right, 100 * shares, signed=False, label="weight (% of its row)")
+    for axes, name in ((left, "scores q·k / √d"), (right, "weights: softmax of each row")):
+        axes.set_title(name)
+        name_tokens(axes, prefix)
+    right.set_ylabel("")
+    heading(figure, title)
+    return figure
+
+
+@styled
+def matrix_with_row(
+    *, matrix: ArrayLike, query: int, image: ArrayLike, grid: tuple[int, int], prefix: Sequence[str], label: str,
+    signed: bool, title: str, row_title: str,
+) -> Figure:  # fmt: skip
+    """A matrix (query, key) with one query's row marked, and that row over the image, patch by patch.
+
+    image: (3, height, width) in [0, 1]; signed: colours centred at 0 (scores), else from 0 up (weights).
+    """
+    values = as_array(matrix, name="matrix", axes=("query", "key"))
+    picture = as_image(image)
+    figure = sheet(WIDE, 3.5)
+    left, right = figure.subplots(1, 2)
+    draw_matrix(left, values, signed=signed, label=label)
+    name_tokens(left, prefix)
+    tokens = values.shape[1]
+    left.add_patch(Rectangle((-0.5, query - 0.5), tokens, 1, fill=False, edgecolor=VERMILLION, linewidth=1.2))
+    row = values[query, len(prefix) :].reshape(grid)
+    right.imshow(blend(picture, row, scale=joint_scale(row[None]), smooth=False))
+    right.set_title(row_title)
+    _without_ticks(right)
+    heading(figure, title)
+    return figure
+
+
+@styled
+def token_vectors(
+    *, panels: Sequence[tuple[str, ArrayLike]], marked: Sequence[int | None], prefix: Sequence[str], title: str
+) -> Figure:
+    """Vectors of all tokens (tokens, numbers), one panel each with one range of colours for all.
+
+    panels: title and values of each; marked: the token that is outlined in each, None for none.
+    """
+    arrays = [as_array(values, name=name, axes=("tokens", "numbers")) for name, values in panels]
+    most = max(float(np.percentile(np.abs(values), 99.5)) for values in arrays) or 1.0
+    clipped = any(float(np.abs(values).max()) > most for values in arrays)
+    figure = sheet(WIDE, 3.3)
+    axes = np.atleast_1d(figure.subplots(1, len(arrays)))
+    for each, (name, _), values, token in zip(axes, panels, arrays, marked, strict=True):
+        each.imshow(values, cmap=SIGNED, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+        each.set_title(name)
+        name_tokens(each, prefix, keys=False)
+        each.set_xlabel("number of the vector")
+        if token is not None:
+            _outline(each, token, values.shape[1])
+    bar = figure.colorbar(axes[0].images[0], ax=list(axes), extend="both" if clipped else "neither", pad=0.02)
+    bar.outline.set_visible(False)
+    heading(figure, title)
+    return figure
+
+
+def draw_matrix(axes: Axes, values: Array, *, signed: bool, label: str) -> None:
+    """Fill axes with a matrix and give it a colour bar; up to the 99.5th percentile, with an arrow beyond."""
+    finite = values[np.isfinite(values)]
+    if signed:
+        most = float(np.percentile(np.abs(finite), 99.5)) or 1.0
+        beyond = float(np.abs(finite).max()) > most
+        image = axes.imshow(values, cmap=SIGNED, vmin=-most, vmax=most, interpolation="nearest")
+        bar = axes.figure.colorbar(image, ax=axes, shrink=0.82, extend="both" if beyond else "neither")
+        bar.set_label(label)
+        bar.outline.set_visible(False)
+        return
+    scale = joint_scale(values[None])
+    image = axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm, interpolation="nearest")
+    beside = axes.figure.colorbar(image, ax=axes, shrink=0.82)
+    beside.ax.clear()
+    colour_bar(beside.ax, scale=Scale(scale.low, scale.high, scale.clipped), label=label)
+
+
+def name_tokens(axes: Axes, prefix: Sequence[str], *, keys: bool = True) -> None:
+    """Number the tokens along the axes; the prefix is named in the label."""
+    low, high = axes.get_ylim()
+    ticks = round_ticks(0, max(low, high) - 0.5, _TICKS)
+    names = ", ".join(dict.fromkeys("CLS" if name == "cls" else name for name in prefix))
+    first = f" (first: {names})" if names else ""
+    axes.set_yticks(ticks, tick_words(ticks))
+    axes.set_ylabel(f"query token{first}" if keys else f"token{first}")
+    if keys:
+        axes.set_xticks(ticks, tick_words(ticks))
+        axes.set_xlabel("key token")
+
+
+def _outline(axes: Axes, token: int, numbers: int) -> None:
+    axes.add_patch(Rectangle((-0.5, token - 0.5), numbers, 1, fill=False, edgecolor=VERMILLION, linewidth=1.2))
+
+
+def _without_ticks(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
