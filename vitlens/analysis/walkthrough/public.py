@@ -45,11 +45,11 @@ from vitlens.summary import Line, Summary
 class Walkthrough(Summary):
     """One head of one layer on one image, step by step; tensors on the CPU, without a batch axis.
 
-    layer, head: counted from 0; heads: of the layer; scale: what scores are multiplied by, 1/sqrt(head_dim); query: the
-    position of the token that is followed, the one that the classifier reads, or the patch in the middle; key: the
-    token to which it attends most, among the patches.
-    patches, filters, embedded: of the patch embedding (embedding.py), and positions: what is added to it; None for a
-    model whose patches are not cut by one convolution.
+    layer, head: counted from 0; layers, heads: how many the model and the layer have; scale: what scores are multiplied
+    by, 1/sqrt(head_dim); query: the position of the token that is followed, the one that the classifier reads, or the
+    patch in the middle; key: the patch to which it attends most.
+    embedding: the patch embedding (embedding.py), None for a model whose patches are not cut by one convolution;
+    positions: what is added to it, None where that is no fixed vector a patch.
     input: the residual stream that enters the block; normed: what enters its attention; queries, keys, values: of the
     head; products: q kᵀ; scores: scaled; weights: after the softmax; unscaled: the weights without scaling; outputs: of
     the head; projected: its part of the output projection; head_norms: the norm of each head's part, by token;
@@ -60,6 +60,7 @@ class Walkthrough(Summary):
 
     layer: int
     head: int
+    layers: int
     heads: int
     scale: float
     query: int
@@ -178,6 +179,7 @@ def _walked(model: Model, images: Images, layer: Layer, head: int | None, seed: 
     return Walkthrough(
         layer=layer.index,
         head=number,
+        layers=len(layers(model)),
         heads=layer.heads,
         scale=steps.scale,
         query=query,

@@ -1,6 +1,7 @@
 """Walks through one head of a model on one image, and trains the two layers of the sequence-reversal check."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ from vitlens.commands.walkthrough.record import (
     ANSWERS,
     EMBEDDING,
     ENTROPIES,
+    ENTROPY,
     HEAD,
     NUMBERS,
     PERMUTATIONS,
@@ -34,6 +36,7 @@ from vitlens.commands.walkthrough.record import (
     WALK,
     AnswerRow,
     EmbeddingArrays,
+    EntropyRow,
     HeadArrays,
     HeadEntropyRow,
     NumbersRow,
@@ -45,6 +48,7 @@ from vitlens.commands.walkthrough.record import (
 )
 from vitlens.data.split import Split
 from vitlens.devices import one_thread
+from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
 from vitlens.shapes import Logits
 
@@ -89,32 +93,63 @@ def _one_image(model: Model, options: WalkthroughOptions) -> Split:
 
 
 def _write_walk(folder: RunFolder, model: Model, split: Split, walk: Walkthrough, image: str, *, named: bool) -> None:
-    layout = model.layout
-    size = split.size
+    layout, (height, width) = model.layout, split.size
+    pixels = layout.patch_size[0] * layout.patch_size[1]
     row = WalkRow(
-        image, walk.layer, walk.head, len(walk.entropies.scaled) or walk.layer + 1, walk.heads, named, layout.grid,
-        layout.patch_size, (size[0], size[1]), layout.prefix, model.anatomy.readout or "", walk.input.shape[-1],
-        walk.queries.shape[-1], walk.query, walk.key,
-    )  # fmt: skip
+        image=image,
+        layer=walk.layer,
+        head=walk.head,
+        layers=walk.layers,
+        heads=walk.heads,
+        named=named,
+        grid=layout.grid,
+        patch_size=layout.patch_size,
+        image_size=(height, width),
+        patches=layout.patches,
+        patch_pixels=pixels,
+        patch_values=3 * pixels,
+        tokens=layout.tokens,
+        prefix=layout.prefix,
+        readout=model.anatomy.readout or "",
+        dim=walk.input.shape[-1],
+        head_dim=walk.queries.shape[-1],
+        query=walk.query,
+        key=walk.key,
+        query_name=_token(layout, walk.query),
+        key_name=_token(layout, walk.key),
+    )
     folder.write(WALK, [row])
     folder.write(NUMBERS, [_numbers(walk, len(layout.prefix))])
     folder.write(STEPS, [StepRow(each.step, each.difference, each.largest, each.note) for each in walk.checks])
 
 
+def _token(layout: TokenLayout, position: int) -> str:
+    """A token in words."""
+    if position < len(layout.prefix):
+        kind = layout.prefix[position]
+        return "CLS" if kind == "cls" else f"the {kind} token"
+    row, column = divmod(position - len(layout.prefix), layout.grid[1])
+    return f"the patch in row {row}, column {column}"
+
+
 def _numbers(walk: Walkthrough, prefix: int) -> NumbersRow:
     query, key = walk.query, walk.key
-    row, unscaled = walk.weights[query], walk.unscaled[query]
+    row, unscaled, tokens = walk.weights[query], walk.unscaled[query], len(walk.weights)
+    norms = walk.head_norms[:, query]
     return NumbersRow(
         scale=walk.scale,
+        expected_scale=walk.queries.shape[-1] ** -0.5,
         product=float(walk.products[query, key]),
         score=float(walk.scores[query, key]),
         weight=float(row[key]),
+        times_uniform=float(row[key]) * tokens,
         products_deviation=float(walk.products.std()),
         scores_deviation=float(walk.scores[walk.scores.isfinite()].std()),
         largest=float(row.max()),
         unscaled_largest=float(unscaled.max()),
         entropy=float(entropy(row)),
         unscaled_entropy=float(entropy(unscaled)),
+        uniform_entropy=math.log(tokens),
         prefix_mass=float(row[:prefix].sum()),
         output_norm=float(walk.outputs[query].norm()),
         part_norm=float(walk.projected[query].norm()),
@@ -122,6 +157,8 @@ def _numbers(walk: Walkthrough, prefix: int) -> NumbersRow:
         attention_norm=float(walk.attention[query].norm()),
         mlp_norm=float(walk.mlp[query].norm()),
         after_norm=float(walk.after[query].norm()),
+        widest=int(norms.argmax()),
+        widest_norm=float(norms.max()),
     )
 
 
@@ -152,20 +189,25 @@ def _write_arrays(folder: RunFolder, split: Split, walk: Walkthrough, patch_size
 def _write_without(folder: RunFolder, model: Model, walk: Walkthrough) -> None:
     """Write what happens without scaling, positions and CLS."""
     found = walk.entropies
-    folder.write(
-        ENTROPIES,
-        [
-            HeadEntropyRow(layer, head, float(found.scaled[layer, head]), float(found.unscaled[layer, head]))
-            for layer, head in np.ndindex(*found.scaled.shape)
-            if bool(found.scaled[layer, head].isfinite())
-        ],
-    )
+    heads = [
+        HeadEntropyRow(layer, head, float(found.scaled[layer, head]), float(found.unscaled[layer, head]))
+        for layer, head in np.ndindex(*found.scaled.shape)
+        if bool(found.scaled[layer, head].isfinite())
+    ]
+    folder.write(ENTROPIES, heads)
+    folder.write(ENTROPY, [_entropy(heads)] if heads else [])
     rows = [
         PermutationRow(each.positions, each.difference, each.logits, each.largest, *_answer(model, each.permuted))
         for each in walk.permutations
     ]
     folder.write(PERMUTATIONS, rows)
     folder.write(ANSWERS, list(_answers(model, walk)))
+
+
+def _entropy(heads: Sequence[HeadEntropyRow]) -> EntropyRow:
+    scaled, unscaled = (float(np.mean([getattr(each, name) for each in heads])) for name in ("scaled", "unscaled"))
+    lower = sum(each.unscaled < each.scaled for each in heads)
+    return EntropyRow(len(heads), lower, scaled, unscaled, math.exp(scaled), math.exp(unscaled))
 
 
 def _answers(model: Model, walk: Walkthrough) -> Iterator[AnswerRow]:

@@ -15,8 +15,9 @@ from vitlens.records import ArraysOf, Contents, Pixels, TableOf, UntrustedName
 @dataclass(frozen=True)
 class WalkRow:
     """The head that is walked through. named: whether the user named it; grid, patch_size, image_size: (rows, columns),
-    px and px; prefix: tokens before the patches; readout: what the classifier reads; query: the token that is followed;
-    key: the patch to which it attends most."""
+    px and px; patch_pixels, patch_values: of one patch, the second in three colours; prefix: tokens before the patches;
+    readout: what the classifier reads; query: the token that is followed; key: the patch to which it attends most; both
+    with their names in words."""
 
     image: UntrustedName
     layer: int
@@ -27,56 +28,50 @@ class WalkRow:
     grid: tuple[int, int]
     patch_size: tuple[int, int]
     image_size: tuple[int, int]
+    patches: int
+    patch_pixels: int
+    patch_values: int
+    tokens: int
     prefix: tuple[str, ...]
     readout: str
     dim: int
     head_dim: int
     query: int
     key: int
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens."""
-        return len(self.prefix) + self.patches
-
-    @property
-    def patches(self) -> int:
-        """The number of patches."""
-        return self.grid[0] * self.grid[1]
+    query_name: str
+    key_name: str
 
     @property
     def name(self) -> str:
         """The head as it is written."""
         return f"L{self.layer}.H{self.head}"
 
-    def token(self, position: int) -> str:
-        """A token in words."""
-        if position < len(self.prefix):
-            return "CLS" if self.prefix[position] == "cls" else f"the {self.prefix[position]} token"
-        row, column = divmod(position - len(self.prefix), self.grid[1])
-        return f"the patch in row {row}, column {column}"
-
 
 @dataclass(frozen=True)
 class NumbersRow:
     """The numbers of the followed query and its key.
 
-    scale: 1 / sqrt(head_dim), as the model has it; product, score, weight: of the pair; products_deviation,
-    scores_deviation: standard deviations over all pairs; largest, unscaled_largest: weights of the query's row, with
-    and without scaling; entropy, unscaled_entropy: of the row, nats; prefix_mass: of the row on prefix tokens; the
-    norms: at the query's token, of the residual stream before and after the block, and of what is added.
+    scale: as the model has it; expected_scale: 1 / sqrt(head_dim); product, score, weight: of the pair;
+    products_deviation, scores_deviation: standard deviations over all pairs; times_uniform: the weight over that of uniform attention;
+    largest, unscaled_largest: weights of the query's row, with and without scaling; entropy, unscaled_entropy: of the
+    row, nats; uniform_entropy: of uniform attention; prefix_mass: of the row on prefix tokens; the norms: at the
+    query's token, of the residual stream before and after the block, and of what is added; widest, widest_norm: the
+    head of the layer that adds most there.
     """
 
     scale: float
+    expected_scale: float
     product: float
     score: float
     weight: float
+    times_uniform: float
     products_deviation: float
     scores_deviation: float
     largest: float
     unscaled_largest: float
     entropy: float
     unscaled_entropy: float
+    uniform_entropy: float
     prefix_mass: float
     output_norm: float
     part_norm: float
@@ -84,6 +79,8 @@ class NumbersRow:
     attention_norm: float
     mlp_norm: float
     after_norm: float
+    widest: int
+    widest_norm: float
 
 
 @dataclass(frozen=True)
@@ -110,6 +107,19 @@ class HeadEntropyRow:
     head: int
     scaled: float
     unscaled: float
+
+
+@dataclass(frozen=True)
+class EntropyRow:
+    """All heads: how many have less entropy without scaling, and the mean entropies in nats and as numbers of tokens
+    among which attention would be uniform."""
+
+    heads: int
+    lower: int
+    scaled: float
+    unscaled: float
+    scaled_tokens: float
+    unscaled_tokens: float
 
 
 @dataclass(frozen=True)
@@ -207,6 +217,7 @@ WALK = TableOf("walkthrough", WalkRow)
 NUMBERS = TableOf("numbers", NumbersRow)
 STEPS = TableOf("steps", StepRow)
 ENTROPIES = TableOf("entropies", HeadEntropyRow)
+ENTROPY = TableOf("entropy", EntropyRow)
 PERMUTATIONS = TableOf("permutations", PermutationRow)
 ANSWERS = TableOf("answers", AnswerRow)
 REVERSAL = TableOf("reversal", ReversalRow)
@@ -216,5 +227,6 @@ EMBEDDING = ArraysOf("embedding", EmbeddingArrays)
 REVERSED = ArraysOf("reversal", ReversalArrays)
 
 RECORD = Contents(
-    tables=(WALK, NUMBERS, STEPS, ENTROPIES, PERMUTATIONS, ANSWERS, REVERSAL), arrays=(HEAD, EMBEDDING, REVERSED)
+    tables=(WALK, NUMBERS, STEPS, ENTROPIES, ENTROPY, PERMUTATIONS, ANSWERS, REVERSAL),
+    arrays=(HEAD, EMBEDDING, REVERSED),
 )

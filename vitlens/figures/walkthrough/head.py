@@ -30,7 +30,8 @@ def scaling(*, products: ArrayLike, scores: ArrayLike, weights: ArrayLike, unsca
     left.set_yticks([])
     left.set_xlabel("score of a pair of tokens")
     left.set_title("all pairs")
-    left.legend(loc="upper left", bbox_to_anchor=(0, -0.25))
+    left.set_ylim(0, 1.45 * left.get_ylim()[1])  # room for the legend
+    left.legend(loc="upper left")
     for row, colour, name in zip(rows, (VERMILLION, BLUE), ("not scaled", "scaled"), strict=True):
         right.plot(
             np.arange(1, len(row) + 1), np.sort(row)[::-1], color=colour, label=f"{name}: largest {row.max():.2f}"

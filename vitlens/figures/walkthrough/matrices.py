@@ -30,7 +30,7 @@ def head_matrices(*, scores: ArrayLike, weights: ArrayLike, prefix: Sequence[str
     shares = as_array(weights, name="weights", axes=("query", "key"))
     if shares.shape != values.shape:
         raise InputError(f"expected weights of shape {values.shape}, as the scores, found {shares.shape}")
-    figure = sheet(WIDE, 3.5)
+    figure = sheet(WIDE, 3.05)
     left, right = figure.subplots(1, 2)
     draw_matrix(left, np.where(masked, np.nan, values), signed=True, label="score")
     draw_matrix(right, 100 * shares, signed=False, label="weight (% of its row)")

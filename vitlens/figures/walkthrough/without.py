@@ -138,7 +138,8 @@ def reversal(*, layers: Sequence[Trained], floor: float, title: str) -> Figure:
     curves.set_yscale("log")
     curves.set_xlabel("step")
     curves.set_ylabel("mean squared error")
-    curves.legend(loc="lower left")
+    curves.set_ylim(top=200)  # room for the legend
+    curves.legend(loc="upper right")
     for axes, layer in zip(panels[1:], layers, strict=True):
         weights = as_array(layer.weights, name="weights", axes=("query", "key"))
         image = axes.imshow(100 * weights, cmap=MAGNITUDE, vmin=0, vmax=100, interpolation="nearest")

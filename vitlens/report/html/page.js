@@ -25,13 +25,53 @@
     apply();
   }
 
+  // one step of several at a time, by a slider
+  let reach = () => {};
+  const slider = document.querySelector("form.steps");
+  if (slider) {
+    const steps = [...document.querySelectorAll("[data-step]")];
+    const { step, back, next, all } = slider.elements;
+    const said = slider.querySelector("output");
+    const show = (number, follow = true) => {
+      step.value = number;
+      const whole = all.getAttribute("aria-pressed") === "true";
+      steps.forEach((section, index) => { section.hidden = !whole && index !== Number(step.value); });
+      const section = steps[step.value];
+      back.disabled = step.value === step.min;
+      next.disabled = step.value === step.max;
+      step.setAttribute("aria-valuetext", section.dataset.step);
+      said.textContent = section.dataset.step;
+      if (follow && (whole || section.getBoundingClientRect().top < 0)) section.scrollIntoView();
+    };
+    slider.hidden = false;
+    slider.addEventListener("submit", (event) => event.preventDefault());
+    step.addEventListener("input", () => show(step.value));
+    back.addEventListener("click", () => show(Number(step.value) - 1));
+    next.addEventListener("click", () => show(Number(step.value) + 1));
+    all.addEventListener("click", () => {
+      const whole = all.getAttribute("aria-pressed") !== "true";
+      all.setAttribute("aria-pressed", whole);
+      all.textContent = whole ? "One at a time" : "Show all";
+      show(step.value);
+    });
+    reach = (target) => {
+      const place = steps.findIndex((section) => section.contains(target));
+      if (place >= 0) show(place, false);
+    };
+    show(0, false);
+  }
+
   // a link into a closed part opens it
   function reveal() {
     const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    reach(target);
     for (let part = target; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
     if (target) target.scrollIntoView();
   }
   addEventListener("hashchange", reveal);
+  document.addEventListener("click", (event) => {  // the same link again, after the slider has moved on
+    if (event.target.closest?.("a[href^='#']")?.hash === location.hash) reveal();
+  });
   if (location.hash) reveal();
 
   const all = document.querySelector("button.open-all");

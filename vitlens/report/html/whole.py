@@ -84,6 +84,7 @@ class _Section:
     leading: bool
     filters: tuple[tuple[str, str, tuple[str, ...]], ...] | None
     holds: str
+    step: bool
 
     @property
     def shown_anchor(self) -> str:
@@ -127,6 +128,7 @@ class _Page:
             section.leading,
             _filters(figures, panels),
             _counted(figure=len(figures), panel=len(panels), table=len(tables)),
+            section.step,
         )
 
     @property

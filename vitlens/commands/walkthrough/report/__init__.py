@@ -6,7 +6,7 @@ from vitlens.analysis.walkthrough.registry import STEPS as KNOWN
 from vitlens.analysis.walkthrough.registry import TOLERANCE
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.walkthrough.record import NUMBERS, STEPS, WALK, StepRow
-from vitlens.commands.walkthrough.report.embedding import embedding_steps
+from vitlens.commands.walkthrough.report.embedding import embedding_steps, tiny
 from vitlens.commands.walkthrough.report.head import head_steps
 from vitlens.commands.walkthrough.report.without import without_steps
 from vitlens.records import Record
@@ -45,8 +45,8 @@ def _checks(record: Record) -> Section:
         Sentence("No step could be computed again by hand.", rows)
         if worst is None
         else Sentence(
-            f"The largest difference is that of the step '{KNOWN[worst.step].title}': {worst.difference:.1e}, where "
-            f"the largest value is {worst.largest:.3g}.",
+            f"The largest difference is that of the step '{KNOWN[worst.step].title}': {tiny(worst.difference or 0.0)}, "
+            f"where the largest value is {worst.largest:.3g}.",
             (worst,),
         )
     )
@@ -54,7 +54,7 @@ def _checks(record: Record) -> Section:
         "step": lambda row: KNOWN[row.step].title,
         "by hand": lambda row: KNOWN[row.step].formula,
         "compared with": lambda row: KNOWN[row.step].compared,
-        "largest difference": lambda row: "not computed" if row.difference is None else f"{row.difference:.1e}",
+        "largest difference": lambda row: "not computed" if row.difference is None else tiny(row.difference),
         "largest value": lambda row: row.largest,
         "note": lambda row: row.note,
     }

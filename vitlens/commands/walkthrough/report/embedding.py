@@ -11,6 +11,7 @@ from vitlens.analysis.walkthrough.registry import StepName
 from vitlens.commands.walkthrough.record import EMBEDDING, HEAD, STEPS, EmbeddingArrays, HeadArrays, StepRow, WalkRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence
+from vitlens.report.numbers import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,15 +30,21 @@ def step_row(record: Record, step: StepName) -> StepRow:
     return next(each for each in record.rows(STEPS) if each.step == step)
 
 
-def by_hand(check: StepRow) -> str:
+def by_hand(check: StepRow) -> Sentence:
     """How closely a step equals the model's own, in words."""
     if check.difference is None:
-        return f"It was not computed again: {check.note}."
+        return Sentence(f"It was not computed again by hand: {check.note}.", (check,))
     note = f" ({check.note})" if check.note else ""
-    return (
-        f"Computed by hand, the largest difference from the model's own numbers is {check.difference:.1e}, where the "
-        f"largest is {check.largest:.3g}{note}."
+    return Sentence(
+        f"Computed again by hand, the largest difference from the model's own numbers is {tiny(check.difference)}, "
+        f"where the largest of these is {number(check.largest)}{note}.",
+        (check,),
     )
+
+
+def tiny(difference: float) -> str:
+    """A small difference: "4.8e-07", or "0" where there is none."""
+    return f"{difference:.1e}" if difference else "0"
 
 
 def pixels_of(arrays: HeadArrays) -> NDArray[np.floating[Any]]:
@@ -54,8 +61,8 @@ def _patches(record: Record, row: WalkRow) -> Section:
     (height, width), (rows, columns), (tall, wide) = row.image_size, row.grid, row.patch_size
     text = (
         f"The image of {height}×{width} px is cut into {rows}×{columns} = {row.patches} patches of {tall}×{wide} px, "
-        f"row by row. Each is {3 * tall * wide} numbers: three colours of {tall * wide} pixels, normalised by the mean "
-        "and the deviation that the model was trained with."
+        f"row by row. Each is {row.patch_values} numbers: three colours of {row.patch_pixels} pixels, normalised by "
+        "the mean and the deviation that the model was trained with."
     )
     whole = rows * tall == height and columns * wide == width
     figures = (
@@ -73,26 +80,20 @@ def _draw_patches(record: Record, row: WalkRow) -> "Figure":
 def _embedding(record: Record, row: WalkRow) -> Section:
     tall, wide = row.patch_size
     check = step_row(record, "embedding")
-    found = (
-        f"The largest difference over all {row.patches} patches is {check.difference:.1e}, where the largest value is "
-        f"{check.largest:.3g}."
-    )
     text = (
-        f"Each patch is multiplied by {row.dim} filters of {3 * tall * wide} weights, which makes it a vector of "
+        f"Each patch is multiplied by {row.dim} filters of {row.patch_values} weights, which makes it a vector of "
         f"{row.dim} numbers. The model computes this as a convolution with kernel and stride {tall}×{wide}; cut out "
-        f"(unfold) and multiplied as a linear layer, the patches give the same numbers. {found}"
+        "(unfold) and multiplied as a linear layer, the patches give the same numbers."
     )
     figure = FigureSpec(
         "embedding",
-        f"{row.token(row.key).capitalize()}, the filters that respond to it most, with their responses (the "
+        f"{row.key_name.capitalize()}, the filters that respond to it most, with their responses (the "
         "convolution's numbers), and all numbers of all patches both ways. A filter's weights are divided by its "
         "largest; grey is 0.",
         partial(_draw_embedding, record, row, record.arrays(EMBEDDING)),
     )
-    return Section(
-        "2. Embedding: a convolution is a linear map of each patch", (Sentence(text, (row, check)),), (), (figure,),
-        leading=True, step=True,
-    )  # fmt: skip
+    title = "2. Embedding: a convolution is a linear map of each patch"
+    return Section(title, (Sentence(text, (row,)), by_hand(check)), (), (figure,), leading=True, step=True)
 
 
 def _draw_embedding(record: Record, row: WalkRow, arrays: EmbeddingArrays) -> "Figure":
@@ -118,22 +119,21 @@ def _positions(record: Record, row: WalkRow) -> Section:
     else:
         first = (
             "To the vector of each patch a vector of its place is added, which is the same for every image: between "
-            f"this image and a black one it differs by at most {check.difference:.1e}."
+            f"this image and a black one it differs by at most {tiny(check.difference)}."
         )
     names = ", ".join(dict.fromkeys("CLS" if name == "cls" else f"a {name} token" for name in row.prefix))
-    front = f"In front of the patches stands {names}: " if names else ""
-    second = (
-        f"{front}{row.tokens} tokens of {row.dim} numbers each are the residual stream that enters the first block. "
-        f"What enters layer {row.layer} has the same shape."
+    second = f"With {names} in front of the patches, {row.tokens}" if names else f"These {row.tokens}"
+    second += (
+        f" tokens of {row.dim} numbers each are the residual stream that enters the first block; what enters layer "
+        f"{row.layer} has the same shape."
     )
-    second = second[0].upper() + second[1:]
     arrays = record.arrays(EMBEDDING) if record.has(EMBEDDING) else None
     figures = []
     if arrays is not None and arrays.position is not None:
         figures.append(
             FigureSpec(
                 "positions",
-                f"{row.token(row.key).capitalize()}: its embedding, the vector of its place, and their sum, which "
+                f"{row.key_name.capitalize()}: its embedding, the vector of its place, and their sum, which "
                 "enters the first block.",
                 partial(_draw_positions, row, arrays),
             )
@@ -155,7 +155,7 @@ def _draw_positions(row: WalkRow, arrays: EmbeddingArrays) -> "Figure":
     assert arrays.position is not None  # else there is no such figure
     embedded = arrays.convolved[key_patch(row)]
     parts = (("embedding", embedded), ("position", arrays.position), ("sum", embedded + arrays.position))
-    return sum_of_vectors(parts=parts, title=f"What enters the first block: {row.token(row.key)}")
+    return sum_of_vectors(parts=parts, title=f"What enters the first block: {row.key_name}")
 
 
 def _draw_stream(record: Record, row: WalkRow) -> "Figure":

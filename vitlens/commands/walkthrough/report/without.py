@@ -2,23 +2,25 @@
 
 from collections.abc import Iterator
 from functools import partial
-from math import exp, log
+from math import log
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.walkthrough.record import (
     ANSWERS,
     ENTROPIES,
+    ENTROPY,
     HEAD,
     PERMUTATIONS,
     REVERSAL,
     REVERSED,
     AnswerRow,
+    EntropyRow,
     HeadEntropyRow,
     PermutationRow,
     ReversalRow,
     WalkRow,
 )
-from vitlens.commands.walkthrough.report.embedding import pixels_of
+from vitlens.commands.walkthrough.report.embedding import pixels_of, tiny
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import number, percent
@@ -41,7 +43,7 @@ def without_steps(record: Record, row: WalkRow) -> Iterator[Section]:
     """The sections of what the parts are for."""
     answers = {each.change: each for each in record.rows(ANSWERS)}
     if record.rows(ENTROPIES):
-        yield _scaling(row, record.rows(ENTROPIES), answers)
+        yield _scaling(row, record.rows(ENTROPIES), record.rows(ENTROPY)[0], answers)
     if record.rows(PERMUTATIONS):
         yield _positions(record, row, record.rows(PERMUTATIONS), answers)
     yield _readout(row, answers)
@@ -53,15 +55,16 @@ def _said(answer: AnswerRow) -> str:
     return f"{answer.prediction} ({percent(answer.probability or 0.0, 1)})"
 
 
-def _scaling(row: WalkRow, rows: tuple[HeadEntropyRow, ...], answers: dict[str, AnswerRow]) -> Section:
-    scaled, unscaled = (sum(getattr(each, name) for each in rows) / len(rows) for name in ("scaled", "unscaled"))
+def _scaling(
+    row: WalkRow, rows: tuple[HeadEntropyRow, ...], mean: EntropyRow, answers: dict[str, AnswerRow]
+) -> Section:
     own = next(index for index, each in enumerate(rows) if (each.layer, each.head) == (row.layer, row.head))
-    lower = sum(each.unscaled < each.scaled for each in rows)
     text = (
-        f"Without the division by √d the rows of {lower} of {len(rows)} heads have less entropy: the mean falls from "
-        f"{number(scaled, 2)} to {number(unscaled, 2)} nats, that is from the equal of {number(exp(scaled))} tokens "
-        f"to {number(exp(unscaled))}. A softmax near 0 and 1 hardly has a gradient, which is why scaling was "
-        f"introduced (Vaswani et al. 2017).{_unscaled_answer(answers)}"
+        f"Without the division by √d the rows of {mean.lower} of {mean.heads} heads have less entropy: the mean falls "
+        f"from {number(mean.scaled, 2)} to {number(mean.unscaled, 2)} nats, from uniform attention to "
+        f"{number(mean.scaled_tokens)} tokens to uniform attention to {number(mean.unscaled_tokens)}. A softmax near 0 "
+        f"and 1 hardly has a gradient, which is why scaling was introduced (Vaswani et al. 2017)."
+        f"{_unscaled_answer(answers)}"
     )
     figure = FigureSpec(
         "without_scaling",
@@ -70,7 +73,7 @@ def _scaling(row: WalkRow, rows: tuple[HeadEntropyRow, ...], answers: dict[str, 
         partial(_draw_entropies, row, rows, own),
     )
     known = [answers[name] for name in ("none", "unscaled") if name in answers]
-    return Section("11. Without scaling", (Sentence(text, (*rows, *known)),), (), (figure,), leading=True, step=True)
+    return Section("11. Without scaling", (Sentence(text, (mean, *known)),), (), (figure,), leading=True, step=True)
 
 
 def _unscaled_answer(answers: dict[str, AnswerRow]) -> str:
@@ -97,8 +100,8 @@ def _positions(
     if without.equivariant:
         text = (
             f"Without positions the model does not know where a patch is: the same {row.patches} patches in another "
-            f"order give the same outputs in that order (largest difference {without.difference:.1e}, where the "
-            f"largest value is {number(without.largest)}), and logits that differ by at most {without.logits:.1e}. "
+            f"order give the same outputs in that order (largest difference {tiny(without.difference)}, where the "
+            f"largest value is {number(without.largest)}), and logits that differ by at most {tiny(without.logits)}. "
             f"With the positions staying in their places the outputs differ by up to {number(placed.difference)}."
         )
     else:
@@ -113,13 +116,14 @@ def _positions(
             f" The prediction is {_said(own)}; of the permuted patches with positions it is {placed.prediction} "
             f"({percent(placed.probability or 0.0, 1)})."
         )
+    known = (row, *rows) if own is None else (row, *rows, own)
     figure = FigureSpec(
         "without_positions",
         "The image and its patches in another order; at the right, by how much the patches after the last block differ "
         "from the plain run's in that order.",
         partial(_draw_permuted, record, row, placed, without, own),
     )
-    return Section("12. Without positions", (Sentence(text, (row, *rows)),), (), (figure,), leading=True, step=True)
+    return Section("12. Without positions", (Sentence(text, known),), (), (figure,), leading=True, step=True)
 
 
 def _draw_permuted(
