@@ -51,8 +51,8 @@ class WalkRow:
 class NumbersRow:
     """The numbers of the followed query and its key.
 
-    scale: as the model has it; expected_scale: 1 / sqrt(head_dim); product, score, weight: of the pair;
-    products_deviation, scores_deviation: standard deviations over all pairs; times_uniform: the weight over that of uniform attention;
+    scale: as the model has it; expected_scale: 1 / sqrt(head_dim); product, score, weight: of the pair; times_uniform:
+    the weight over that of uniform attention; products_deviation, scores_deviation: standard deviations over all pairs;
     largest, unscaled_largest: weights of the query's row, with and without scaling; entropy, unscaled_entropy: of the
     row, nats; uniform_entropy: of uniform attention; prefix_mass: of the row on prefix tokens; the norms: at the
     query's token, of the residual stream before and after the block, and of what is added; widest, widest_norm: the
