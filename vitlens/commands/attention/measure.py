@@ -15,6 +15,7 @@ from vitlens.analysis.attention.views import PatchView, key_maps, query_maps
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps, distance_correlation, position_similarity
 from vitlens.commands.attention.checks import write_checks
 from vitlens.commands.attention.development import write_development
+from vitlens.commands.attention.matrix import head_matrix, write_matrix
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.attention.record import (
     CHECKPOINT_COUNT,
@@ -98,6 +99,7 @@ def measure(options: AttentionOptions) -> Path:
             require_head(layers, head)
         queries = () if options.query is None else query_maps(model, batch.images, query=options.query)
         keys = () if options.key is None else key_maps(model, batch.images, key=options.key)
+        matrix = head_matrix(model, batch.images, options.matrix)
         checkpoints = (
             () if head is None else head_over_training(weights, head, batch.images, model_options=options.model_options)
         )
@@ -119,6 +121,7 @@ def measure(options: AttentionOptions) -> Path:
         _write_query(folder, queries, head)
         _write_key(folder, keys, head)
         _write_training(folder, checkpoints, len(weights))
+        write_matrix(folder, matrix)
         return publish(folder)
 
 
@@ -150,10 +153,8 @@ def _write_layers(folder: RunFolder, split: Split, layers: Sequence[LayerMaps], 
 def _layer_row(layer: LayerMaps) -> LayerRow:
     site = layer.site
     size = "x".join(str(side) for side in layer.maps.shape[-2:])
-    return LayerRow(
-        site.layer, site.module, site.kind, site.heads, site.queries, site.keys, size, layer.reading,
-        float(layer.prefix.mean()),
-    )  # fmt: skip
+    shape = (site.heads, site.queries, site.keys)
+    return LayerRow(site.layer, site.module, site.kind, *shape, size, layer.reading, float(layer.prefix.mean()))
 
 
 def _write_positions(folder: RunFolder, model: Model, split: Split) -> None:

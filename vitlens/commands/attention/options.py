@@ -21,7 +21,8 @@ def _head(name: str, text: str) -> tuple[int, int]:
 class AttentionOptions:
     """layer: the layer whose heads are drawn large (None: the last); query, key: (row, column) of the patch whose
     attention, or the attention to which, is shown in every layer; head: (layer, head) to show over the training of a
-    run that kept its weights, and in the views of a patch."""
+    run that kept its weights, and in the views of a patch; matrix: (layer, head) whose N x N scores and weights are
+    drawn."""
 
     model: str = one_model()
     images: tuple[str, ...] = images_option()
@@ -55,6 +56,15 @@ class AttentionOptions:
     head: tuple[int, int] | None = option(
         "--head",
         "One head over the training of a run with --keep-every; --query and --key show its number too.",
+        default=None,
+        metavar="LAYER,HEAD",
+        parse=_head,
+        shown=False,
+        panel=_VIEWS,
+    )
+    matrix: tuple[int, int] | None = option(
+        "--matrix",
+        "All scores and weights of one head on the first image, as N x N heat maps.",
         default=None,
         metavar="LAYER,HEAD",
         parse=_head,

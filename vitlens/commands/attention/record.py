@@ -183,6 +183,27 @@ class HeadObjectRow:
         return Estimate(self.share, self.low, self.high, self.n)
 
 
+@dataclass(frozen=True)
+class MatrixRow:
+    """The N x N weights of one head on the first image. prefix: tokens before the patches; itself: the mean weight of a
+    token on itself; most, received: the token with the largest mean weight over all queries, and that weight;
+    deviation: of the scores of all pairs."""
+
+    layer: int
+    head: int
+    tokens: int
+    prefix: tuple[str, ...]
+    itself: float
+    most: int
+    received: float
+    deviation: float
+
+    @property
+    def name(self) -> str:
+        """The head as it is written."""
+        return f"L{self.layer}.H{self.head}"
+
+
 HeadMaps: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
 LayerMeans: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
@@ -224,6 +245,14 @@ class CheckpointMapArrays:
     maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
 
 
+@dataclass(frozen=True)
+class MatrixArrays:
+    """Scores (-inf where masked) and weights of one head (query, key)."""
+
+    scores: Annotated[NDArray[np.floating], Form("f", (None, None))]
+    weights: Annotated[NDArray[np.floating], Form("f", (None, None))]
+
+
 LAYERS = TableOf("layers", LayerRow)
 WITHOUT_MAP = TableOf("without_map", UnplacedLayerRow)
 IMAGES = TableOf("images", AttentionImageRow)
@@ -238,12 +267,15 @@ CHECKPOINT_COUNT = TableOf("kept", CheckpointCountRow)
 CHECKS = TableOf("map_checks", InformationRow, optional=True)
 ALIKE = TableOf("alike", LayerAlikeRow, optional=True)
 
+MATRIX = TableOf("matrix", MatrixRow, optional=True)
+
 MAPS = ArraysOf("attention", AttentionArrays)
 DEVELOPMENT_MAPS = ArraysOf("development", DevelopmentArrays)
 POSITIONS = ArraysOf("positions", PositionArrays)
 QUERY_MAPS = ArraysOf("query", ViewArrays)
 KEY_MAPS = ArraysOf("key", ViewArrays)
 TRAINING_MAPS = ArraysOf("training", CheckpointMapArrays)
+MATRIX_ARRAYS = ArraysOf("matrix", MatrixArrays)
 
 DISTANCE_CORRELATION = MetricName("positions/{model}/distance_correlation")
 POINTING = MetricName("localisation/{model}/pointing/{layer}")  # of the mean map of a layer's heads
@@ -252,19 +284,8 @@ MASK_AREA = "mask-area"  # the layer's place in POINTING for the share of a mask
 RECORD = Contents(
     metrics=(DISTANCE_CORRELATION, POINTING),
     tables=(
-        LAYERS,
-        WITHOUT_MAP,
-        IMAGES,
-        DEVELOPMENT,
-        OBJECTS,
-        LAYOUT,
-        QUERY,
-        KEY,
-        TRAINING,
-        CHECKPOINT_COUNT,
-        CHECKS,
-        ALIKE,
-        EXPLORER,
+        LAYERS, WITHOUT_MAP, IMAGES, DEVELOPMENT, OBJECTS, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS,
+        ALIKE, MATRIX, EXPLORER,
     ),
-    arrays=(MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS, EXPLORER_ARRAYS),
-)
+    arrays=(MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS, MATRIX_ARRAYS, EXPLORER_ARRAYS),
+)  # fmt: skip

@@ -24,6 +24,7 @@ from vitlens.commands.attention.record import (
 )
 from vitlens.commands.attention.report.development import development_section
 from vitlens.commands.attention.report.maps import map_figures, pixels
+from vitlens.commands.attention.report.matrix import matrix_section
 from vitlens.commands.attention.report.views import views
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
@@ -56,7 +57,7 @@ def report(record: Record) -> Document:
     )
     return Document(
         record.config.title,
-        (layers, *development_section(record), *views(record), *_inputs(record)),
+        (layers, *development_section(record), *views(record), *matrix_section(record), *_inputs(record)),
         limits=tuple(_limits(record)),
         verdicts=tuple(verdicts(record)),
         findings=ranked(findings(record)),

@@ -76,7 +76,7 @@ def _verdicts(record: Record) -> Iterator[Verdict]:
     because = f"the largest of {len(record.rows(STEPS)) - len(left)} steps computed again by hand" + (
         f"; {len(left)} could not be" if left else ""
     )
-    yield judged(f"steps of {alias}", Estimate(worst.relative, unit=""), _ROUNDING, because)
+    yield judged(f"steps of {alias}", Estimate(worst.relative, unit="of the largest value"), _ROUNDING, because)
 
 
 def _limits() -> Iterator[Sentence]:

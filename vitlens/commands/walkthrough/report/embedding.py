@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.walkthrough.registry import STEPS as KNOWN
 from vitlens.analysis.walkthrough.registry import StepName
 from vitlens.commands.walkthrough.record import EMBEDDING, HEAD, STEPS, EmbeddingArrays, HeadArrays, StepRow, WalkRow
 from vitlens.records import Record
@@ -32,12 +33,13 @@ def step_row(record: Record, step: StepName) -> StepRow:
 
 def by_hand(check: StepRow) -> Sentence:
     """How closely a step equals the model's own, in words."""
+    title = KNOWN[check.step].title
     if check.difference is None:
-        return Sentence(f"It was not computed again by hand: {check.note}.", (check,))
-    note = f" ({check.note})" if check.note else ""
+        return Sentence(f"Not computed again by hand ({title}): {check.note}.", (check,))
+    note = f"; {check.note}" if check.note else ""
     return Sentence(
-        f"Computed again by hand, the largest difference from the model's own numbers is {tiny(check.difference)}, "
-        f"where the largest of these is {number(check.largest)}{note}.",
+        f"Computed again by hand ({title}), the largest difference from the model's own numbers is "
+        f"{tiny(check.difference)}, where the largest of these is {number(check.largest)}{note}.",
         (check,),
     )
 

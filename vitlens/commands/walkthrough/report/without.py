@@ -61,9 +61,9 @@ def _scaling(
     own = next(index for index, each in enumerate(rows) if (each.layer, each.head) == (row.layer, row.head))
     text = (
         f"Without the division by √d the rows of {mean.lower} of {mean.heads} heads have less entropy: the mean falls "
-        f"from {number(mean.scaled, 2)} to {number(mean.unscaled, 2)} nats, from uniform attention to "
-        f"{number(mean.scaled_tokens)} tokens to uniform attention to {number(mean.unscaled_tokens)}. A softmax near 0 "
-        f"and 1 hardly has a gradient, which is why scaling was introduced (Vaswani et al. 2017)."
+        f"from {number(mean.scaled, 2)} to {number(mean.unscaled, 2)} nats, which uniform attention to "
+        f"{number(mean.scaled_tokens)} and to {number(mean.unscaled_tokens)} tokens has. A softmax near 0 and 1 hardly "
+        "has a gradient, which is why scaling was introduced (Vaswani et al. 2017)."
         f"{_unscaled_answer(answers)}"
     )
     figure = FigureSpec(
@@ -154,7 +154,8 @@ def _readout(row: WalkRow, answers: dict[str, AnswerRow]) -> Section:
         f"The classifier reads {read.get(row.readout, 'the tokens through attention pooling')} after the last block."
     ]
     if patches is not None:
-        parts.append(f"With all patches set to zero there the logits change by at most {number(patches.difference)}.")
+        same = "do not change at all" if not patches.difference else f"change by up to {number(patches.difference)}"
+        parts.append(f"With all patches set to zero there the logits {same}.")
     if prefix is not None:
         parts.append(
             f"With the tokens before the patches set to zero they change by up to {number(prefix.difference)}."
