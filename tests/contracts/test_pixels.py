@@ -76,6 +76,7 @@ TAKES_NONE = {
     "show_board": "draws tables",
     "show_heads": "draws them: tests/test_notebook.py",
     "similarity": "features",
+    "walkthrough": "takes one image, not these two: tests/analysis/walkthrough/test_walkthrough.py",
     "wrap": "a module",
     "train": "Splits, whose pixels are 8 bits",
     "zero_shot": "names of classes",

@@ -68,6 +68,7 @@ ELSEWHERE = {
     "shape_bias": "needs files of cue conflicts: tests/analysis/failures/test_shape_bias.py",
     "show": "tests/test_notebook.py",
     "show_heads": "tests/test_notebook.py",
+    "walkthrough": "takes one image: tests/analysis/walkthrough/test_walkthrough.py",
 }
 
 

@@ -19,6 +19,7 @@ from tests.demo.forms import every_view
 from tests.lens.tiny import images, model_of, ours, shaken, timm_model, torchvision_swin, torchvision_vit
 from vitlens import ablate, attack, compare, evaluate, explain, features, profile, rollout, statistics
 from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.look import look
 from vitlens.cli import main
@@ -69,14 +70,17 @@ MODELS: dict[str, Callable[[], Model]] = {
 QUICK = ("cls", "class-attention", "map-pooling", "headless", "windows", "channels", "resnet20")
 WITHOUT = {  # the commands that a family lacks: from what the family is, not from the code
     "headless": {"look", "study", "audit", "predict", "evaluate", "ablate", "compare", "attack", "demo"},
-    "channels": {"study", "rollout"},
-    "channels-alone": {"study", "rollout", "attention", "stats"},
-    "mixed-windows": {"study", "rollout"},
-    "mobilevit": {"study", "rollout", "attention"},
-    "pooled": {"study", "rollout"},
-    "no-projection": {"study", "rollout", "ablate"},
-    "resnet20": {"study", "rollout", "attention", "stats", "ablate"},
-    "torchvision-resnet": {"study", "rollout", "attention", "stats", "ablate"},
+    "channels": {"study", "rollout", "walkthrough"},
+    "channels-alone": {"study", "rollout", "attention", "stats", "walkthrough"},
+    "mixed-windows": {"study", "rollout", "walkthrough"},
+    "mobilevit": {"study", "rollout", "attention", "walkthrough"},
+    "pooled": {"study", "rollout", "walkthrough"},
+    "no-projection": {"study", "rollout", "ablate", "walkthrough"},
+    "resnet20": {"study", "rollout", "attention", "stats", "ablate", "walkthrough"},
+    "torchvision-resnet": {"study", "rollout", "attention", "stats", "ablate", "walkthrough"},
+    "windows": {"walkthrough"},
+    "torchvision-swin": {"walkthrough"},
+    "class-attention": {"walkthrough"},
 }
 
 
@@ -114,6 +118,7 @@ FUNCTIONS: dict[str, Callable[[Model, Tensor, Tensor], object]] = {
     "features": lambda model, batch, _labels: features(model, batch),
     "profile": lambda model, _images, _labels: profile(model, batch_sizes=(1,)),
     "demo": lambda model, batch, _labels: every_view(model, batch),
+    "walkthrough": lambda model, batch, _labels: walkthrough(model, batch[:1]),
 }
 
 

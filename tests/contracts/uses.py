@@ -39,6 +39,7 @@ from vitlens.analysis.patching.contribution import contributions, logits_by_dept
 from vitlens.analysis.patching.patching import mlp_outputs, patch_parts
 from vitlens.analysis.patching.public import direct_logit_attribution, logit_lens
 from vitlens.analysis.robustness.inside import cosines, shifts
+from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.choice import choose_method
@@ -303,6 +304,7 @@ _LISTED = (
     Use("mlp-outputs", mlp_outputs),
     Use("patch-parts", run_patch_parts, PLAIN),
     Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
+    Use("walkthrough", lambda model, batch: walkthrough(model, batch[:1]), PLAIN),
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
     Use("look", look, EVERYWHERE),
     Use("choose_method", choose_few, EVERYWHERE),

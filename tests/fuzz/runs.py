@@ -23,6 +23,7 @@ FINISHED: dict[str, str] = {
     "features": "features {vit} --limit 20 --no-tsne --no-cache",
     "profile": "profile {vit} --batch-sizes 1",
     "audit": "audit {vit} --limit 8 --budget 0.001",
+    "walkthrough": "walkthrough {vit}",
     "train": "train vit-mini --dim 16 --depth 2 --heads 2 --patch-size 8 --epochs 1 --limit 20",
 }
 

@@ -21,13 +21,14 @@ def test_a_part_of_a_name_and_a_pattern_both_find():
 
 
 CNN = ["look", "audit", "predict", "train", "evaluate", "compare", "explain", "attack", "features", "profile", "demo"]
-ALL = ["look", "study", *CNN[1:5], "attention", "rollout", "stats", "ablate", *CNN[5:]]
-HEADLESS = ["train", "attention", "rollout", "stats", "explain", "features", "profile"]
-WITHOUT_CHAIN = [word for word in ALL if word not in ("study", "rollout")]
+ALL = ["look", "study", *CNN[1:5], "attention", "rollout", "stats", "ablate", *CNN[5:], "walkthrough"]
+WINDOWED = ALL[:-1]
+HEADLESS = ["train", "attention", "rollout", "stats", "explain", "features", "profile", "walkthrough"]
+WITHOUT_CHAIN = [word for word in WINDOWED if word not in ("study", "rollout")]
 WITHOUT_MAPS = [word for word in WITHOUT_CHAIN if word != "attention"]
 LISTED = {
     "timm:deit_tiny_patch16_224": ("vit,", ALL),
-    "timm:swin_tiny_patch4_window7_224": ("windowed,", ALL),
+    "timm:swin_tiny_patch4_window7_224": ("windowed,", WINDOWED),
     "timm:maxvit_rmlp_pico_rw_256": ("windowed,", WITHOUT_CHAIN),
     "timm:mobilevit_xxs": ("other,", WITHOUT_MAPS),
     "timm:xcit_nano_12_p16_224": ("vit,", WITHOUT_CHAIN),

@@ -3,25 +3,20 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.models.attention import MultiHeadSelfAttention, attention_weights, scaled_dot_product_attention
-
-BATCH, LENGTH, WIDTH, HEADS, STEPS = 32, 10, 64, 4, 1000
-
-
-def sequences(generator: torch.Generator, batches: int = 1) -> Tensor:
-    return torch.randn(BATCH * batches, LENGTH, WIDTH, generator=generator)
-
-
-def learn_to_reverse(model: nn.Module, generator: torch.Generator) -> None:
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for _ in range(STEPS):
-        data = sequences(generator)
-        optimiser.zero_grad()
-        F.mse_loss(model(data), data.flip(1)).backward()
-        optimiser.step()
+from vitlens.analysis.walkthrough.reversal import (
+    FLOOR,
+    HEADS,
+    LENGTH,
+    WIDTH,
+    ReversingAttention,
+    learn_to_reverse,
+    reversal,
+    sequences,
+)
+from vitlens.models.attention import MultiHeadSelfAttention
 
 
 @torch.no_grad()
@@ -29,31 +24,6 @@ def fresh_error(model: Callable[[Tensor], Tensor], generator: torch.Generator) -
     """Mean squared error on 100 fresh batches, and the variance of their data."""
     data = sequences(generator, batches=100)
     return F.mse_loss(model(data), data.flip(1)).item(), data.var().item()
-
-
-class PositionedAttention(nn.Module):
-    """Learned positions added to what queries and keys are made of; the values are the data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.positions = nn.Parameter(torch.randn(LENGTH, WIDTH))
-        self.query = nn.Linear(WIDTH, WIDTH)
-        self.key = nn.Linear(WIDTH, WIDTH)
-
-    def weights(self, data: Tensor) -> Tensor:
-        return attention_weights(*self._queries_and_keys(data))
-
-    def forward(self, data: Tensor) -> Tensor:
-        read = scaled_dot_product_attention(*self._queries_and_keys(data), _split(data))
-        return read.transpose(1, 2).flatten(2)
-
-    def _queries_and_keys(self, data: Tensor) -> tuple[Tensor, Tensor]:
-        placed = data + self.positions
-        return _split(self.query(placed)), _split(self.key(placed))
-
-
-def _split(tokens: Tensor) -> Tensor:
-    return tokens.unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
 
 def mean_of_the_others(data: Tensor) -> Tensor:
@@ -84,7 +54,7 @@ def test_the_mean_of_the_others_leaves_eight_ninths() -> None:
 def test_positions_in_queries_and_keys_reverse() -> None:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
-    model = PositionedAttention()
+    model = ReversingAttention(positions=True)
     learn_to_reverse(model, generator)
     error, _ = fresh_error(model, generator)
     assert error < 0.01
@@ -92,3 +62,28 @@ def test_positions_in_queries_and_keys_reverse() -> None:
     anti_diagonal = torch.arange(LENGTH - 1, -1, -1)
     assert (weights.mean(0).argmax(-1) == anti_diagonal).all()
     assert weights.flip(-1).diagonal(dim1=-2, dim2=-1).mean() > 0.95
+
+
+def test_the_check_as_the_command_runs_it():
+    state = torch.get_rng_state()
+    placed, without = (reversal(positions=positions) for positions in (True, False))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert placed.loss < 0.01
+    assert placed.anti_diagonal > 0.95
+    assert placed.weights.argmax(-1).tolist() == list(range(LENGTH - 1, -1, -1))
+    assert FLOOR == 8 / 9
+    assert FLOOR * without.variance <= without.loss < 0.91 * without.variance
+    assert abs(without.anti_diagonal - 1 / (LENGTH - 1)) < 0.03  # near uniform over the others
+    assert len(placed.losses) == 1000
+    few = reversal.__wrapped__(positions=True, steps=20)  # seeded: the same steps again
+    assert few.losses == placed.losses[:20]
+
+
+def test_without_positions_a_permuted_sequence_gives_the_permuted_output():
+    torch.manual_seed(0)
+    data, order = sequences(torch.Generator().manual_seed(1)), torch.randperm(LENGTH)
+    for positions in (True, False):
+        with torch.no_grad():
+            model = ReversingAttention(positions=positions)
+            equal = torch.allclose(model(data[:, order]), model(data)[:, order], atol=1e-5)
+        assert equal is not positions

@@ -1,0 +1,111 @@
+"""The figures of one head: matrices show their numbers, a permuted image is one, and nothing is cut off."""
+
+import numpy as np
+import pytest
+from matplotlib import colormaps
+
+from tests.figures.reading import colour_at, cut_off, pixels, texts
+from vitlens.errors import InputError
+from vitlens.figures.style import MAGNITUDE, SIGNED
+from vitlens.figures.walkthrough.embedding import patch_embedding, sum_of_vectors
+from vitlens.figures.walkthrough.head import head_parts, norms, scaling, weighted_values
+from vitlens.figures.walkthrough.matrices import head_matrices, matrix_with_row, token_vectors
+from vitlens.figures.walkthrough.without import Trained, answers, entropies, in_order, permuted, reversal
+
+TOKENS, DIM, GRID = 25, 12, (4, 6)
+
+
+@pytest.fixture
+def weights(random):
+    return random.dirichlet(np.ones(TOKENS), TOKENS)
+
+
+def test_a_matrix_has_the_colours_of_its_numbers(random):
+    scores = np.zeros((10, 10))
+    scores[2, 7], scores[8, 1] = 3.0, -3.0
+    weights = np.full((10, 10), 0.1)
+    figure = head_matrices(scores=np.tile(scores, 1), weights=weights, prefix=("cls",), title="t")
+    left = figure.axes[0]
+    for (row, column), share in (((2, 7), 1.0), ((8, 1), 0.0), ((5, 5), 0.5)):
+        seen = colour_at(figure, left, (column + 0.5) / 10, (row + 0.5) / 10)
+        np.testing.assert_allclose(seen, colormaps[SIGNED](share)[:3], atol=0.05)
+    assert figure.axes[1].images[0].get_array().max() == pytest.approx(10)  # in %
+    assert cut_off(figure) == []
+
+
+def test_masked_scores_are_white(weights, random):
+    scores = random.normal(size=(TOKENS, TOKENS))
+    scores[:, 20:] = -np.inf
+    figure = head_matrices(scores=scores, weights=weights, prefix=(), title="t")
+    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.95, 0.5), (1, 1, 1), atol=0.01)
+
+
+def test_matrices_of_other_shapes_are_refused(weights):
+    with pytest.raises(InputError, match="expected weights of shape"):
+        head_matrices(scores=np.zeros((4, 4)), weights=weights, prefix=(), title="t")
+
+
+def test_a_row_over_the_image_is_the_querys(image, weights):
+    weights[3] = 0.0
+    weights[3, 1 + 2 * 6 + 5] = 1.0  # the patch in row 2, column 5
+    figure = matrix_with_row(
+        matrix=weights, query=3, image=image, grid=GRID, prefix=("cls",), label="w", signed=False, title="t",
+        row_title="row",
+    )  # fmt: skip
+    over = figure.axes[1].images[0].get_array()
+    height, width = over.shape[:2]
+    bright = np.linalg.norm(over - np.array(colormaps[MAGNITUDE](1.0)[:3]), axis=-1)
+    row, column = np.unravel_index(bright.argmin(), bright.shape)
+    assert (row * 4 // height, column * 6 // width) == (2, 5)
+    assert cut_off(figure) == []
+
+
+def test_patches_in_another_order(random):
+    picture = random.uniform(size=(3, 8, 12))
+    order = random.permutation(24)
+    moved = in_order(picture, order.tolist(), GRID)
+    for place, patch in enumerate(order):
+        (to_row, to_column), (row, column) = divmod(place, 6), divmod(patch, 6)
+        np.testing.assert_array_equal(
+            moved[:, 2 * to_row : 2 * to_row + 2, 2 * to_column : 2 * to_column + 2],
+            picture[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2],
+        )
+    np.testing.assert_array_equal(in_order(picture, range(24), GRID), picture)
+
+
+def test_every_figure_is_drawn_whole(random, image, weights):
+    rows = random.normal(size=(TOKENS, DIM))
+    drawn = [
+        patch_embedding(
+            patch=image[:, :8, :8], filters=random.normal(size=(5, 3, 8, 8)), responses=[3.0, -2.0, 1.0, 0.5, 0.1],
+            numbers=[1, 20, 3, 4, 100], embedded=rows, convolved=rows, title="patch embedding",
+        ),
+        sum_of_vectors(parts=[("embedding", rows[0]), ("position", rows[1]), ("sum", rows[0] + rows[1])], title="sum"),
+        token_vectors(panels=[("queries", rows), ("keys", rows)], marked=[0, 3], prefix=("cls",), title="vectors"),
+        scaling(products=8 * rows, scores=rows, weights=weights[0], unscaled=weights[1], title="scaling"),
+        weighted_values(weights=weights[0], values=rows, output=weights[0] @ rows, title="values"),
+        head_parts(norms=[1.0, 2.0, 3.0], head=1, part=rows[0], title="parts"),
+        norms(parts=[("before", 3.0), ("attention", 1.0), ("after", 3.5)], title="norms"),
+        entropies(layers=[0, 0, 1, 1], scaled=[2, 1, 3, 2], unscaled=[1, 0.5, 1, 0.1], marked=2, uniform=3.2,
+                  title="entropy"),
+        permuted(
+            image=image, order=list(range(24))[::-1], grid=GRID, captions=("a", "b"),
+            differences=[("with", 0.9), ("without", 0.0)], title="permuted",
+        ),
+        answers(names=["as it is", "changed"], own=[0.9, 0.0], predictions=["$cat$", "a" * 60], title="answers"),
+        reversal(
+            layers=[Trained("with", [1.0, 0.1, 0.01], np.eye(4)[::-1]), Trained("without", [1, 0.9, 0.9], np.eye(4))],
+            floor=0.89, title="reversal",
+        ),
+    ]  # fmt: skip
+    for figure in drawn:
+        assert cut_off(figure) == [], texts(figure)
+        assert pixels(figure).std() > 0.01
+
+
+def test_the_sum_of_a_permutation_that_differs_by_nothing_has_a_bar(image):
+    figure = permuted(
+        image=image, order=range(24), grid=GRID, captions=("a", "b"), differences=[("x", 0.5), ("y", 0.0)], title="t"
+    )
+    widths = [patch.get_width() for patch in figure.axes[2].patches]
+    assert widths == [0.5, 1e-9]
