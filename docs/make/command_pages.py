@@ -22,6 +22,7 @@ NEEDS: Final = {  # what a model must have, by the names of models/support.py, i
     "features": "blocks or stages",
     "cam": "a target layer for class activation maps",
     "depths": "a classifier that can read the output of every block",
+    "walkthrough": "attention of every token to every token in its layers",
 }
 _SHARED_TEXT: Final = """\
 # What all commands share

@@ -52,7 +52,7 @@ class RunOptions:
     )
     html: bool | None = option(
         "--html/--no-html",
-        "Also write report.html, one file to send on (default: only look and study do).",
+        "Also write report.html, one file to send on (default: only look, study and walkthrough do).",
         default=None,
         shown=False,
         panel=_RUN,
