@@ -96,7 +96,7 @@ def test_no_public_name_is_forgotten():
         for name in vitlens.__all__
         if inspect.isfunction(found := getattr(vitlens, name)) and "images" in inspect.signature(found).parameters
     }
-    assert named == TAKES.keys() | {"shape_bias", "show", "show_heads"}
+    assert named == TAKES.keys() | {"shape_bias", "show", "show_heads", "walkthrough"}
 
 
 WRONG = {

@@ -58,6 +58,7 @@ BY_HAND = (
     "explain verified",
     "features",
     "profile by patch size",
+    "walkthrough",
     "attention of a patch",
     "every method",
     "explain by every method",

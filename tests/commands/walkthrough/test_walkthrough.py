@@ -99,6 +99,7 @@ def test_its_folder_is_whole(walked):
     whole_folder(walked, "walkthrough")
 
 
+@pytest.mark.slow
 def test_without_an_image_a_model_of_digits_takes_a_digit(tiny_vit, tmp_path):
     assert run(["walkthrough", str(tiny_vit), *QUIET, "--no-html", "--out", str(tmp_path / "out")]) == 0
     (row,) = read_folder(tmp_path / "out").rows(WALK)
@@ -106,6 +107,7 @@ def test_without_an_image_a_model_of_digits_takes_a_digit(tiny_vit, tmp_path):
     assert row.layer == 1
 
 
+@pytest.mark.slow
 def test_of_several_images_the_first_is_taken_and_said(tiny_vit, pictures, tmp_path, capsys):
     line = ["walkthrough", str(tiny_vit), "--images", str(pictures), "--device", "cpu", "--no-html"]
     assert run([*line, "--out", str(tmp_path / "out")]) == 0
@@ -114,6 +116,7 @@ def test_of_several_images_the_first_is_taken_and_said(tiny_vit, pictures, tmp_p
     assert Path(row.image).name == "0.png"
 
 
+@pytest.mark.slow
 def test_a_headless_model_has_no_predictions_but_all_steps(pictures, tmp_path):
     out = tmp_path / "out"
     assert run(["walkthrough", NAME, *RANDOM, "--images", str(pictures / "0.png"), "--no-html", "--out", str(out)]) == 0
