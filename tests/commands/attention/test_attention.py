@@ -15,7 +15,7 @@ from vitlens.analysis.faithfulness.localisation import mass_inside
 from vitlens.cli.main import run as main
 from vitlens.commands.attention.measure import measure
 from vitlens.commands.attention.options import AttentionOptions
-from vitlens.commands.attention.record import MAPS, OBJECTS
+from vitlens.commands.attention.record import MAPS, MATRIX, MATRIX_ARRAYS, OBJECTS
 from vitlens.commands.attention.report.maps import SHARED
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read_folder
@@ -190,12 +190,36 @@ def test_more_images_than_a_page_holds_take_several(tiny_vit, tmp_path):
         ({"key": (0, 9)}, r"expected --key ROW,COL inside the 4x4 grid \(0,0 to 3,3\), found 0,9"),
         ({"query": (0, 0), "head": (2, 0)}, "expected --head LAYER,HEAD with a layer from 0 to 1, found 2"),
         ({"query": (0, 0), "head": (1, 2)}, "with a head from 0 to 1 in layer 1, found 2"),
+        ({"matrix": (2, 0)}, "expected a layer from 0 to 1 of .*, found 2"),
+        ({"matrix": (1, 2)}, "expected --matrix LAYER,HEAD with a head from 0 to 1 in layer 1, found 2"),
         ({"head": (0, 0)}, "expected a run that kept its weights for --head, found none kept in .*--keep-every N"),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_written(asked, message, tiny_vit, pictures, tmp_path):
     with pytest.raises(InputError, match=message):
         run(tiny_vit, tmp_path / "out", images=(str(pictures),), **asked)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_matrix_of_a_head(tiny_vit, pictures, tmp_path):
+    run(tiny_vit, tmp_path / "out", images=(str(pictures),), matrix=(1, 0))
+    record = read_folder(tmp_path / "out")
+    (row,), arrays = record.rows(MATRIX), record.arrays(MATRIX_ARRAYS)
+    import vitlens
+
+    model = load(str(tiny_vit))
+    weights = vitlens.attention(model, pictures / "0.png")[1][0, 0]
+    np.testing.assert_allclose(arrays.weights, weights, atol=1e-6)
+    np.testing.assert_allclose(torch.from_numpy(arrays.scores).softmax(-1), weights, atol=1e-6)
+    assert (row.name, row.tokens, row.prefix) == ("L1.H0", 17, ("cls",))
+    assert row.itself == pytest.approx(float(weights.diagonal().mean()))
+    assert (row.most, row.received) == (int(weights.mean(0).argmax()), pytest.approx(float(weights.mean(0).max())))
+    assert "matrix" in figures(tmp_path / "out")
+
+
+def test_windows_have_no_matrix(pictures, tmp_path):
+    with pytest.raises(UnsupportedError, match=r"every token attends to every token, found layer 0 .* windows"):
+        run("torchvision:swin_t", tmp_path / "out", images=(str(pictures / "0.png"),), matrix=(0, 0))
     assert not (tmp_path / "out").exists()
 
 

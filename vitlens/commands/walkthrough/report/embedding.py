@@ -33,13 +33,13 @@ def step_row(record: Record, step: StepName) -> StepRow:
 
 def by_hand(check: StepRow) -> Sentence:
     """How closely a step equals the model's own, in words."""
-    title = KNOWN[check.step].title
+    known = KNOWN[check.step]
     if check.difference is None:
-        return Sentence(f"Not computed again by hand ({title}): {check.note}.", (check,))
+        return Sentence(f"Not computed again by hand ({known.title}): {check.note}.", (check,))
     note = f"; {check.note}" if check.note else ""
     return Sentence(
-        f"Computed again by hand ({title}), the largest difference from the model's own numbers is "
-        f"{tiny(check.difference)}, where the largest of these is {number(check.largest)}{note}.",
+        f"Computed again by hand ({known.title}), the largest difference from {known.compared} is "
+        f"{tiny(check.difference)}, where the largest value is {number(check.largest)}{note}.",
         (check,),
     )
 
