@@ -41,6 +41,13 @@ class WindowLayer:
     reach: float
 
     @property
+    def shift(self) -> tuple[int, int]:
+        """The shift that is applied: none on an axis on which one window holds the whole map."""
+        axes = zip(self.windows.resolution, self.windows.window, self.windows.shift)
+        down, across = (0 if size <= window else step for size, window, step in axes)
+        return down, across
+
+    @property
     def padding(self) -> int:
         """Places of all windows without a patch."""
         return int((self.places < 0).sum())

@@ -1,6 +1,6 @@
 """The effective receptive field by depth (Luo 2016): how strongly each pixel moves one patch, by gradients."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -97,8 +97,13 @@ def _field(stage: FeatureStage, norms: Float[Tensor, "batch height width"], size
         stage.index,
         stage.title,
         norms.mean(0),
-        student_mean(distances.numpy(), unit="px"),
+        _above_zero(student_mean(distances.numpy(), unit="px")),
         float(apart.mean()),
-        student_mean(half.numpy()),
+        _above_zero(student_mean(half.numpy())),
         float((norms > 0).any(0).double().mean()),
     )
+
+
+def _above_zero(mean: Estimate) -> Estimate:
+    """The mean of numbers that cannot be below 0: Student's interval may reach below it for few images."""
+    return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))
