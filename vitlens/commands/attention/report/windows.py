@@ -91,8 +91,8 @@ def _figure(record: Record, rows: Sequence[WindowRow]) -> FigureSpec:
     place = index if same else next((i for i in range(1, len(rows)) if rows[i].map == rows[i - 1].map), index)
     caption = (
         "From the left: the patches that attend to each other in two layers, each colour one part of a window "
-        "(dotted: the borders of the layer before); the patches on which one patch (dot) depends after the first (clear) and after the second (orange); and which "
-        "places of the second layer's last window may attend to which."
+        "(dotted: the borders of the layer before); the patches on which one patch (dot) depends after the first "
+        "(clear) and after the second (orange); and which places of the second layer's last window may attend to which."
     )
     return FigureSpec("windows", caption, partial(_draw, rows, record.arrays(WINDOW_MAPS), record.arrays(MAPS), place))
 
