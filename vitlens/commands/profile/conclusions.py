@@ -123,8 +123,9 @@ def _growth_compared(one: ExponentRow, other: ExponentRow, *, looks: int) -> Fin
         return None
     fast, slow = (one, other) if side is Side.ABOVE else (other, one)
     return finding(
-        f"{_COSTS[fast.cost]} of **{fast.model}** grows faster with the number of tokens than that of **{slow.model}**: "
-        f"exponent {in_words(fast.estimate, with_n=False)} against {in_words(slow.estimate, with_n=False)}.",
+        f"{_COSTS[fast.cost]} of **{fast.model}** grows faster with the number of tokens than that of "
+        f"**{slow.model}**: exponent {in_words(fast.estimate, with_n=False)} against "
+        f"{in_words(slow.estimate, with_n=False)}.",
         fast.estimate,
         kind="comparison",
         reference=slow.value,
