@@ -45,8 +45,8 @@ def test_shapes_that_do_not_fit_are_refused(random):
 def test_fields_of_two_models_by_layer(random):
     ends = [(5.0, 4.0, 6.0), (7.0, 7.0, 7.0)]
     curves = [
-        FieldCurve("a vit", ends, [(0.3, 0.2, 0.4)] * 2, [12.0] * 2),
-        FieldCurve("a swin", ends[:1], ends[:1], [9]),
+        FieldCurve("a vit", ends, [1.0] * 2, [12.0] * 2),
+        FieldCurve("a swin", ends[:1], [0.1], [9]),
     ]
     figure = field_by_depth(curves=curves)
     assert {"a vit", "a swin"} <= set(texts(figure))
@@ -54,7 +54,7 @@ def test_fields_of_two_models_by_layer(random):
     with pytest.raises(InputError, match="at least one model"):
         field_by_depth(curves=[])
     with pytest.raises(InputError, match="uniform"):
-        field_by_depth(curves=[FieldCurve("a", ends, ends, [1.0])])
+        field_by_depth(curves=[FieldCurve("a", ends, [1.0] * 2, [1.0])])
 
 
 def test_pixels_without_gradient_are_grey_and_maps_of_many_layers_wrap():

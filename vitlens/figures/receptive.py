@@ -15,7 +15,7 @@ from vitlens.errors import InputError
 from vitlens.figures.board import Margins, board, without_frames
 from vitlens.figures.curves import models_legend, series_style
 from vitlens.figures.inputs import Array, as_array, require_length
-from vitlens.figures.style import GREY, MAGNITUDE, SMALL, TALL, WIDE, heading, sheet, shortened, styled
+from vitlens.figures.style import MAGNITUDE, SMALL, TALL, WIDE, heading, sheet, shortened, styled
 
 _NAME: Final = 1.1  # inch at the left, for a model's name
 _LARGEST: Final = 1.5  # inch, the widest panel
@@ -23,20 +23,21 @@ _LARGEST: Final = 1.5  # inch, the widest panel
 
 @dataclass(frozen=True)
 class FieldCurve:
-    """One model by layer: distances (px) and halves (fractions), each (layers, 3) with the ends of their intervals.
+    """One model by layer: distances (px), (layers, 3) with the ends of their intervals.
 
-    uniform: the distance (px) at each layer (layers,) if all pixels were alike.
+    seen: the share (fraction) of the pixels with any gradient; uniform: the distance (px) if all pixels were alike;
+    each (layers,).
     """
 
     name: str
     distances: ArrayLike
-    halves: ArrayLike
+    seen: ArrayLike
     uniform: ArrayLike
 
 
 @styled
 def field_by_depth(*, curves: Sequence[FieldCurve]) -> Figure:
-    """Distance (px) to the pixels that move the middle patch, and share of pixels (%) with half of the gradient.
+    """Distance (px) to the pixels that move the middle patch, and share of pixels (%) with any gradient.
 
     One line a model over its layers, from 0. Raises InputError for no model, or shapes that do not fit.
     """
@@ -48,20 +49,19 @@ def field_by_depth(*, curves: Sequence[FieldCurve]) -> Figure:
     for index, curve in enumerate(curves):
         colour, _ = series_style(index)
         distances = as_array(curve.distances, name=f"distances of {curve.name}", axes=("layers", "3"))
-        halves = 100 * as_array(curve.halves, name=f"halves of {curve.name}", axes=("layers", "3"))
+        seen = 100 * as_array(curve.seen, name=f"seen of {curve.name}", axes=("layers",))
         uniform = as_array(curve.uniform, name=f"uniform of {curve.name}", axes=("layers",))
-        for name, values in (("halves", halves), ("uniform", uniform)):
+        for name, values in (("seen", seen), ("uniform", uniform)):
             require_length(len(values), len(distances), name=name, of=f"the layers of {curve.name}")
         deepest = max(deepest, len(distances))
         _line(left, distances, index)
-        _line(right, halves, index)
+        _line(right, np.stack([seen] * 3, 1), index)
         left.plot(uniform, color=colour, linestyle="--", linewidth=0.8)
-    right.axhline(50, color=GREY, linestyle="--", linewidth=0.8)
     left.set(title="distance to the pixels, weighted by gradient (px)", ylim=(0, None))
-    right.set(title="least share of pixels with half of the gradient (%)", ylim=(0, None))
+    right.set(title="share of the pixels with any gradient (%)", ylim=(0, 104))
     for axes in (left, right):
         axes.set_xticks(range(0, deepest, max(1, -(-deepest // 8))))
-        axes.set_xlabel("layer")
+        axes.set_xlabel("layer (of a CNN: stage)")
         axes.grid(axis="y")
     models_legend(figure, [shortened(curve.name, 30) for curve in curves])
     heading(figure, "Effective receptive field by layer; dashed: all pixels alike; bands: 95 % intervals")

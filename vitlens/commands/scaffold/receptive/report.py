@@ -37,7 +37,7 @@ def field_section(record: Record) -> Iterator[Section]:
             FigureSpec(
                 "receptive_field",
                 "Distance from the middle patch to the pixels that move it, weighted by the gradient, and the share of "
-                "the pixels that holds half of it, by layer; bands: 95 % intervals; dashed: all pixels alike.",
+                "the pixels that move it at all, by layer; bands: 95 % intervals; dashed: all pixels alike.",
                 partial(_draw_depth, rows),
             ),
             FigureSpec(
@@ -100,7 +100,7 @@ def _draw_depth(rows: Sequence[FieldRow]) -> "Figure":
             FieldCurve(
                 layers[0].words,
                 distances=[_ends(row.distance, row.distance_low, row.distance_high) for row in layers],
-                halves=[_ends(row.half, row.half_low, row.half_high) for row in layers],
+                seen=[row.seen for row in layers],
                 uniform=[row.uniform for row in layers],
             )
             for layers in by_model(rows).values()

@@ -86,8 +86,8 @@ def _undecided(record: Record, decision: Decision, design: DesignRow) -> Sentenc
     words = {row.label: row.words for row in record.rows(POINTS)}
     listed = " and ".join(f"`{words[label]}`" for label in decision.open)
     return Sentence(
-        f"Not decided: `{words[decision.best]}` has the highest accuracy, but it is not shown, after Holm's correction, "
-        f"that {listed} fall short of it; more seeds (--seeds), epochs or test images would tell.",
+        f"Not decided: `{words[decision.best]}` has the highest accuracy, but it is not shown, after Holm's "
+        f"correction, that {listed} fall short of it; more seeds (--seeds), epochs or test images would tell.",
         (*record.rows(AGAINST_BEST), *record.rows(POINTS)),
     )
 
