@@ -333,10 +333,13 @@ def test_what_cannot_be_built(change: dict[str, object], words: str) -> None:
 
 
 def test_unknown_fields_and_other_weights_are_refused(tmp_path) -> None:
-    with pytest.raises(InputError, match="fields of a Swin, found 'depth'"):
-        untrained("swin-micro", classes=("a", "b"), overrides={"depth": 3})
-    with pytest.raises(InputError, match="heads"):
-        untrained("swin-micro", classes=("a", "b"), overrides={"heads": 3})
+    with pytest.raises(InputError, match="fields of a Swin, found 'pooling'"):
+        untrained("swin-micro", classes=("a", "b"), overrides={"pooling": "cls"})
+    for name in ("depth", "heads"):
+        with pytest.raises(InputError, match=f"no --{name} for swin-micro, whose stages have their own"):
+            untrained("swin-micro", classes=("a", "b"), overrides={name: 3})
+    with pytest.raises(InputError, match="one number of stages"):
+        untrained("swin-micro", classes=("a", "b"), overrides={"heads": [3, 6]})
     torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), tmp_path / "vit.pth")
     with pytest.raises(ModelError, match="do not fit"):
         load("swin-tiny-224", weights=str(tmp_path / "vit.pth"))

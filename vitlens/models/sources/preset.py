@@ -58,6 +58,12 @@ def _vit(architecture: Architecture, classes: int | None) -> tuple[nn.Module, Pr
 def _swin(architecture: Architecture, classes: int | None) -> tuple[nn.Module, Preprocessing]:
     if architecture.pruned:
         raise ModelError(f"expected all heads of {architecture.name}, found some removed; {UNCUT}")
+    for name in ("depth", "heads"):
+        if isinstance(architecture.overrides.get(name), int):
+            raise InputError(
+                f"expected no --{name} for {architecture.name}, whose stages have their own, found "
+                f"{architecture.overrides[name]}; leave it out, or train a ViT"
+            )
     config = _configured(SWIN_PRESETS[architecture.name], architecture, classes, family="Swin")
     return SwinTransformer(config), Preprocessing(config.image_size)
 
