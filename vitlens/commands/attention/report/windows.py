@@ -18,7 +18,8 @@ _METHOD: Final = (
     "Read from the weights on the first image: two patches meet where a head has any weight between them (more than "
     "1e-20, as some libraries mask with -100 added to the score). A part is a set of patches that meet the same "
     "patches. Reach: the patches of its stage's first map on which one patch depends through attention up to that "
-    "layer, mean over up to 64 patches; it says what a patch can see, not what it uses."
+    "layer, mean over up to 64 patches; it says what a patch can see, not what it uses. "
+    "Places of padding attend to padding alone in our Swin."
 )
 
 
