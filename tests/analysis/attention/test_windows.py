@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.lens.tiny import FAMILIES, images, our_swin, ours
+from tests.lens.tiny import FAMILIES, images, our_swin, ours, torchvision_swin
 from vitlens.analysis.attention.windows import reached, window_layers
 from vitlens.errors import UnsupportedError
 
@@ -55,3 +55,17 @@ def test_padding_is_no_patch() -> None:
 def test_a_vit_has_no_windows() -> None:
     with pytest.raises(UnsupportedError, match="windows"):
         window_layers(ours(), images((32, 48)))
+
+
+def test_nothing_passes_through_padding() -> None:
+    """torchvision's patches attend to padding, which is no patch and depends on none."""
+    layers = window_layers(torchvision_swin((18, 34)), images((18, 34)))[:2]  # maps of 9 x 17
+    edges = [set(), set()]
+    for met, layer in zip(edges, layers):
+        assert layer.padding > 0
+        real = layer.places >= 0
+        for window, query, key in (layer.allowed & real[:, :, None] & real[:, None]).nonzero().tolist():
+            met.add((int(layer.places[window, query]), int(layer.places[window, key])))
+    for patch in (0, 76, 152):
+        expected = {c for a, b in edges[1] if a == patch for b2, c in edges[0] if b2 == b}
+        assert set(reached(layers, torch.tensor([patch]))[0].nonzero().flatten().tolist()) == expected

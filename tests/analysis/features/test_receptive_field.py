@@ -74,3 +74,16 @@ def test_nothing_is_left_behind_and_no_draws_are_refused() -> None:
     assert not any(module._forward_hooks for module in model.modules())
     with pytest.raises(InputError, match="draws"):
         receptive_field(model, batch, draws=0)
+
+
+def test_the_field_is_the_norm_of_the_patchs_gradients() -> None:
+    """4 channels and 3 colours, each gradient 2 (pixels are scaled to [-1, 1]): the root of 4 x 3 x 2²."""
+    model = model_of(Weighted().eval(), alias="sums", size=(9, 9))
+    (field,) = receptive_field(model, images((9, 9)), draws=2000)
+    assert field.field[4, 4] == pytest.approx(48**0.5, rel=0.08)
+
+
+def test_the_middle_patch_is_that_after_the_prefix() -> None:
+    first, *_ = receptive_field(ours(registers=3), images((32, 48)))  # patches of 8x16 px, the middle one in row 2
+    row, column = divmod(int(first.field.argmax()), 48)
+    assert (row // 8, column // 16) == (2, 1)
