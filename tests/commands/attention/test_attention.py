@@ -17,8 +17,9 @@ from vitlens.analysis.faithfulness.localisation import mass_inside
 from vitlens.cli.main import run as main
 from vitlens.commands.attention.measure import measure
 from vitlens.commands.attention.options import AttentionOptions
-from vitlens.commands.attention.record import MAPS, OBJECTS, WINDOW_MAPS, WINDOWS
+from vitlens.commands.attention.record import MAPS, OBJECTS
 from vitlens.commands.attention.report.maps import SHARED
+from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.commands.scaffold.receptive.record import FIELDS

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS
@@ -184,29 +185,6 @@ class HeadObjectRow:
         return Estimate(self.share, self.low, self.high, self.n)
 
 
-@dataclass(frozen=True)
-class WindowRow:
-    """One layer in windows.
-
-    map, window, shift: (rows, columns) of patches; windows: their number; parts: sets of patches that attend to the
-    same patches; padding: places without a patch; pairs: ordered pairs of patches that meet; new: of them those that do
-    not meet in the layer before (None: none before on this map); reach: patches of its stage's first map on which one
-    patch depends, mean over patches; patch: the one whose reach the arrays hold.
-    """
-
-    layer: int
-    map: tuple[int, int]
-    window: tuple[int, int]
-    shift: tuple[int, int]
-    windows: int
-    parts: int
-    padding: int
-    pairs: int
-    new: int | None
-    reach: float
-    patch: tuple[int, int]
-
-
 HeadMaps: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
 LayerMeans: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
@@ -248,16 +226,6 @@ class CheckpointMapArrays:
     maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
 
 
-@dataclass(frozen=True)
-class WindowArrays:
-    """By row of the table of windows: part (rows, columns), the part of each patch; reach (rows, columns), the patches
-    on which the row's patch depends; mask (places, places), query by key, of the last window."""
-
-    part: Annotated[Mapping[int, NDArray[np.integer]], Form("iu", (None, None))]
-    reach: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
-    mask: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
-
-
 LAYERS = TableOf("layers", LayerRow)
 WITHOUT_MAP = TableOf("without_map", UnplacedLayerRow)
 IMAGES = TableOf("images", AttentionImageRow)
@@ -271,7 +239,6 @@ CHECKPOINT_COUNT = TableOf("kept", CheckpointCountRow)
 
 CHECKS = TableOf("map_checks", InformationRow, optional=True)
 ALIKE = TableOf("alike", LayerAlikeRow, optional=True)
-WINDOWS = TableOf("windows", WindowRow, optional=True)
 
 MAPS = ArraysOf("attention", AttentionArrays)
 DEVELOPMENT_MAPS = ArraysOf("development", DevelopmentArrays)
@@ -279,7 +246,6 @@ POSITIONS = ArraysOf("positions", PositionArrays)
 QUERY_MAPS = ArraysOf("query", ViewArrays)
 KEY_MAPS = ArraysOf("key", ViewArrays)
 TRAINING_MAPS = ArraysOf("training", CheckpointMapArrays)
-WINDOW_MAPS = ArraysOf("windows", WindowArrays)
 
 DISTANCE_CORRELATION = MetricName("positions/{model}/distance_correlation")
 POINTING = MetricName("localisation/{model}/pointing/{layer}")  # of the mean map of a layer's heads

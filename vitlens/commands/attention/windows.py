@@ -6,7 +6,7 @@ import torch
 
 from vitlens.analysis.attention.windows import WindowLayer, reached, window_layers
 from vitlens.analysis.features.receptive_field import receptive_field
-from vitlens.commands.attention.record import WINDOW_MAPS, WINDOWS, WindowArrays, WindowRow
+from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS, WindowArrays, WindowRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.receptive.measure import write_fields
 from vitlens.errors import UnsupportedError

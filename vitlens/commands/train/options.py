@@ -149,7 +149,7 @@ class Shape:
     heads: int | None = option("--heads", "Heads in each block of a ViT.", default=None, metavar="N", panel=_SHAPE)
     window: list[int] | None = option(
         "--window",
-        "Patches of a window of a Swin; maps that it does not divide are padded.",
+        "Window of a Swin, patches.",
         default=None,
         metavar="N|HxW",
         parse=_window,
@@ -157,11 +157,7 @@ class Shape:
         shown=False,
     )
     shift: bool | None = option(
-        "--shift/--no-shift",
-        "Shift the windows of every second block of a Swin (default: shift).",
-        default=None,
-        panel=_SHAPE,
-        shown=False,
+        "--shift/--no-shift", "Shift a Swin's windows (default).", default=None, panel=_SHAPE, shown=False
     )
     other: Mapping[str, Any] = field(default_factory=dict)
 

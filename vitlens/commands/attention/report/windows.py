@@ -5,8 +5,9 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from vitlens.commands.attention.record import MAPS, WINDOW_MAPS, WINDOWS, AttentionArrays, WindowArrays, WindowRow
+from vitlens.commands.attention.record import MAPS, AttentionArrays
 from vitlens.commands.attention.report.maps import pixels
+from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS, WindowArrays, WindowRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.numbers import number
