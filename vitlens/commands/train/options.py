@@ -130,7 +130,7 @@ def _window(name: str, text: str) -> list[int]:
 class Shape:
     """Changes to the preset's shape: the image's (height, width) in px, and sizes by field.
 
-    other: further fields of the shape, for callers in Python.
+    window: in patches; other: further fields of the shape, for callers in Python.
     """
 
     image_size: tuple[int, int] | None = option(
@@ -148,13 +148,7 @@ class Shape:
     depth: int | None = option("--depth", "Number of blocks of a ViT.", default=None, metavar="N", panel=_SHAPE)
     heads: int | None = option("--heads", "Heads in each block of a ViT.", default=None, metavar="N", panel=_SHAPE)
     window: list[int] | None = option(
-        "--window",
-        "Window of a Swin, patches.",
-        default=None,
-        metavar="N|HxW",
-        parse=_window,
-        panel=_SHAPE,
-        shown=False,
+        "--window", "Window of a Swin.", default=None, metavar="N|HxW", parse=_window, panel=_SHAPE, shown=False
     )
     shift: bool | None = option(
         "--shift/--no-shift", "Shift a Swin's windows (default).", default=None, panel=_SHAPE, shown=False
