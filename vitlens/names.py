@@ -12,6 +12,8 @@ PresetName = Literal[
     "resnet20",
     "resnet18",
     "resnet50",
+    "swin-micro",
+    "swin-tiny-224",
 ]
 BundledName = Literal["vit-digits", "cnn-digits"]
 Fusion = Literal["mean", "max", "min"]

@@ -74,7 +74,7 @@ def test_anatomy(family):
     name, model = family
     anatomy = model.anatomy
     assert all(model.module.get_submodule(block) for block in anatomy.blocks)
-    assert len(anatomy.blocks) == (4 if name in ("cait", "swin", "swinv2", "torchvision-swin") else 2)
+    assert len(anatomy.blocks) == (4 if name in ("cait", "swin", "swinv2", "torchvision-swin", "our-swin") else 2)
     if name not in EXPECTED:
         assert (anatomy.family, anatomy.layout, anatomy.readout) == ("windowed", None, "mean")
         return

@@ -24,6 +24,7 @@ from vitlens.analysis.attention.relevance import gradient_rollout, relevance
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention, attention_maps
+from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.profile import profile
@@ -34,6 +35,7 @@ from vitlens.analysis.faithfulness.randomisation import randomised
 from vitlens.analysis.faithfulness.randomisation import weight_groups as randomised_parts
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.features.features import features, patch_tokens
+from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.analysis.patching.contribution import contributions, logits_by_depth
 from vitlens.analysis.patching.patching import mlp_outputs, patch_parts
@@ -317,6 +319,8 @@ _LISTED = (
     Use("inference-peak", inference_peak, EVERYWHERE),
     Use("profile", lambda model, _batch: profile(model, batch_sizes=[1]), ("ours", "cnn"), timed=True),
     Use("read-features", read_features, ("ours", "multihead", "cnn")),
+    Use("window-layers", window_layers, ("swin",)),
+    Use("receptive-field", receptive_field, EVERYWHERE),
     Use("training", run_training_contexts, PLAIN),  # batch statistics and stochastic depth are the training's own
 )
 

@@ -6,12 +6,13 @@ from functools import partial
 import timm
 import torch
 from torch import Tensor, nn
-from torchvision.models.swin_transformer import SwinTransformer
+from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 from tests.models.handwritten import SIZE, SoftmaxViT
 from vitlens.models.assembly import Architecture, assemble
 from vitlens.models.model import Model, Provenance
+from vitlens.models.swin import SwinConfig, SwinTransformer
 from vitlens.models.vit import VisionTransformer, ViTConfig
 from vitlens.models.wrap import wrap
 from vitlens.preprocessing import Preprocessing
@@ -41,6 +42,16 @@ def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: obj
         if hasattr(module, "fused"):
             module.fused = fused
     return model_of(model, alias="ours", size=size)
+
+
+def our_swin(*, size: tuple[int, int] = (32, 32), classes: int = 5, **changes: object) -> Model:
+    """Our Swin of two stages; the second block of each shifts its windows."""
+    shape: dict[str, object] = {"dim": 16, "depths": (2, 2), "heads": (2, 4), "classes": classes}
+    return model_of(
+        shaken(lambda: SwinTransformer(SwinConfig(image_size=size, **{**shape, **changes}))),
+        alias="our-swin",
+        size=size,
+    )
 
 
 def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1) -> nn.Module:
@@ -99,7 +110,7 @@ def torchvision_vit(classes: int = 5) -> Model:
 
 def torchvision_swin(size: tuple[int, int] = (32, 32), classes: int = 5) -> Model:
     build = partial(
-        SwinTransformer,
+        TorchvisionSwin,
         patch_size=[2, 2],
         embed_dim=16,
         depths=[2, 2],
@@ -132,5 +143,6 @@ FAMILIES: dict[str, Callable[[], Model]] = {
     **{alias: partial(timm_model, name, alias=alias) for alias, name in TIMM.items()},
     "torchvision-vit": torchvision_vit,
     "torchvision-swin": torchvision_swin,
+    "our-swin": our_swin,
 }
 CHAINED = tuple(name for name in FAMILIES if "swin" not in name)  # one sequence of tokens: rollout is defined

@@ -247,7 +247,9 @@ def test_heads_that_are_not_there(heads, message):
         prune_heads(ours(), heads)
 
 
-@pytest.mark.parametrize("name", ["beit", "eva02", "dinov3", "perception-encoder", "cait", "swin", "torchvision-swin"])
+@pytest.mark.parametrize(
+    "name", ["beit", "eva02", "dinov3", "perception-encoder", "cait", "swin", "torchvision-swin", "our-swin"]
+)
 def test_families_that_cannot_be_cut(name):
     with pytest.raises(UnsupportedError, match="expected attention that can be cut") as caught:
         prune_heads(FAMILIES[name](), {0: (0,)})

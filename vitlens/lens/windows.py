@@ -39,11 +39,15 @@ def windows_of(model: nn.Module, callers: Sequence[Caller], *, calls: int, queri
 
 
 def _shifted(module: nn.Module, shape: tuple[int, ...], *, pad_first: bool) -> Windows | None:
-    """Swin's windows, of a map of channels last; transformers' blocks take its tokens, and know the map's size."""
+    """Swin's windows, of a map of channels last; transformers' blocks take its tokens, and know the map's size.
+
+    pad_first: whether the module pads its map before it shifts it; our block says so itself.
+    """
     window, shift = getattr(module, "window_size", None), getattr(module, "shift_size", None)
     if window is None or shift is None:
         return None
     if len(shape) == 4:
+        pad_first = pad_first or getattr(module, "pad_first", False)
         return Windows((shape[1], shape[2]), _pair(window), _pair(shift), pad_first)
     size: Any = getattr(module, "input_resolution", None)
     if len(shape) != 3 or not isinstance(size, tuple | list) or len(size) != 2 or math.prod(size) != shape[1]:

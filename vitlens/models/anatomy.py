@@ -21,13 +21,20 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
             return Anatomy(family, tuple(residual_blocks(model)))
         return Anatomy("vit", tuple(_numbered(model, "blocks")), layout, _readout(model, layout))
     blocks = tuple(_block_of(model, name) for name in attention if "." in name)
-    windows = any(hasattr(model.get_submodule(name), "window_size") for name in attention)
+    windows = any(_has_windows(model, name) for name in attention)
     if windows and read_prefix(model) is None:  # timm's BEiT has a window_size too, of the whole grid
         return Anatomy("windowed", blocks, None, "mean")
     layout = read_layout(model, image_size)
     if layout is None:
         return Anatomy("other", blocks)
     return Anatomy("vit", blocks, layout, _readout(model, layout))
+
+
+def _has_windows(model: nn.Module, attention: str) -> bool:
+    """Whether the attention module says its windows, or its block says them and their shift (ours)."""
+    block = model.get_submodule(attention.rpartition(".")[0])
+    shifts = hasattr(block, "window_size") and hasattr(block, "shift_size")
+    return shifts or hasattr(model.get_submodule(attention), "window_size")
 
 
 def _block_of(model: nn.Module, attention: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from vitlens.labels import imagenet_classes
 from vitlens.models.anatomy import read_anatomy
 from vitlens.models.model import Model, Provenance
 from vitlens.models.sources.registry import SOURCES
+from vitlens.models.swin import SwinTransformer, padding_note
 from vitlens.models.vit_config import CLASSES
 from vitlens.preprocessing import Preprocessing, Side
 from vitlens.references import resolved
@@ -76,6 +77,8 @@ def assemble(
             module, architecture, preprocessing, classes, alias, provenance, told=getattr(module, "told", None)
         )
         return traced
+    if isinstance(module, SwinTransformer):
+        provenance = _padded(module, preprocessing, provenance)
     return Model(
         module,
         alias=alias,
@@ -85,6 +88,12 @@ def assemble(
         provenance=provenance,
         architecture=asdict(architecture),
     )
+
+
+def _padded(module: SwinTransformer, preprocessing: Preprocessing, provenance: Provenance) -> Provenance:
+    """The provenance with a note on maps that windows do not divide at this size."""
+    note = padding_note(module.config, preprocessing.size)
+    return replace(provenance, notes=tuple(dict.fromkeys((*provenance.notes, note)))) if note else provenance
 
 
 def versions() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Attention modules without some of their heads: fewer rows of the qkv projection, fewer columns of the output's."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,7 @@ from vitlens.shapes import Tokens
 Pruned = Mapping[str, Sequence[int]]  # attention module -> its removed heads, as numbered in the whole model
 
 _ROWS = ("qkv.weight", "qkv.bias", "in_proj_weight", "in_proj_bias")
+UNCUT: Final = "vitlens ablate removes its heads by setting them to zero"
 _COLUMNS = ("proj.weight", "out_proj.weight")
 
 
@@ -76,8 +78,7 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
         return "proj", projection
     shown = type(attention).__name__ if kind.startswith("_") else kind  # of a --model-file, whose module has no name
     raise UnsupportedError(
-        f"expected attention that can be cut (ours, timm's standard, torchvision's ViT), found {shown}; "
-        "vitlens ablate removes its heads by setting them to zero"
+        f"expected attention that can be cut (ours, timm's standard, torchvision's ViT), found {shown}; {UNCUT}"
     )
 
 

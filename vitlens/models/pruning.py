@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.assembly import Architecture
 from vitlens.models.attention_parts import heads_of
-from vitlens.models.cutting import cut_heads, output_projection
+from vitlens.models.cutting import UNCUT, cut_heads, output_projection
 from vitlens.models.model import Model
 from vitlens.models.rebuilding import with_module
 
@@ -61,6 +61,8 @@ def _check(model: Model, names: list[str], heads: Mapping[int, Collection[int]])
         if not 0 <= layer < len(names):
             raise InputError(f"expected a layer from 0 to {len(names) - 1} of {model.alias}, found {layer}")
         output_projection(model.module.get_submodule(names[layer]))
+        if model.anatomy.family == "windowed":
+            raise UnsupportedError(f"expected attention that can be cut, found the windows of {model.alias}; {UNCUT}")
         count = _count(model, names[layer])
         wrong = [head for head in chosen if not 0 <= head < count]
         if wrong:

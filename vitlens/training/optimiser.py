@@ -11,14 +11,17 @@ from torch import Tensor, nn
 from vitlens.errors import InputError
 from vitlens.names import OPTIMISERS
 
-UNDECAYED = ("cls_token", "reg_token", "dist_token", "pos_embed", "class_token", "pos_embedding")
+UNDECAYED = (
+    "cls_token", "reg_token", "dist_token", "pos_embed", "class_token", "pos_embedding",
+    "bias_table", "relative_position_bias_table",
+)  # fmt: skip
 MOMENTUM: Final = 0.95  # Muon's
 
 
 def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
     """Names of the trainable parameters with weight decay, and of those without, each in the module's order.
 
-    Parameters of at most one axis (biases, scales of norms), tokens and position embeddings do not decay.
+    Parameters of at most one axis (biases, scales of norms), tokens, position embeddings and biases do not decay.
     """
     decayed: list[str] = []
     undecayed: list[str] = []
@@ -147,7 +150,8 @@ def _grouped(module: nn.Module, kind: str, layer_decay: float, blocks: Sequence[
 
 def _matrices(module: nn.Module, blocks: Sequence[str]) -> Iterator[str]:
     for name, parameter in module.named_parameters():
-        if parameter.ndim == 2 and _block_of(name, blocks) is not None:
+        learned_per_place = name.rpartition(".")[2] in UNDECAYED  # a table of numbers, not a map between features
+        if parameter.ndim == 2 and not learned_per_place and _block_of(name, blocks) is not None:
             yield name
 
 

@@ -177,6 +177,8 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
         "resnet20": _RESNET,
         "resnet18": _RESNET,
         "resnet50": _RESNET,
+        "swin-micro": _SMALL_VIT,
+        "swin-tiny-224": _LARGE_VIT,
         "vit-micro/digits": replace(
             _DIGITS_VIT,
             measured="of 450 test scenes, seed 0: 92.0 % (89.1 to 94.2) in bf16; 91.3 % (88.4 to 93.6) in fp32, 331 s "
@@ -191,5 +193,6 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
         ),
         "resnet18/digits": _DIGITS_RESNET,
         "resnet50/digits": _DIGITS_RESNET,
+        "swin-micro/digits": _DIGITS_VIT,
     }
 )

@@ -10,12 +10,14 @@ from scipy import stats
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tests.lens.tiny import FAMILIES, images, ours, torchvision_vit
+from tests.lens.tiny import FAMILIES, images, our_swin, ours, torchvision_vit
 from vitlens.analysis.cost.flops import crossover, exponent, flops_by_part, vit_flops
-from vitlens.analysis.cost.parts import MLP, PRODUCTS, PROJECTIONS
+from vitlens.analysis.cost.parts import BETWEEN, EMBEDDING, HEAD, MLP, PRODUCTS, PROJECTIONS
+from vitlens.analysis.cost.profile import tokens_of
 from vitlens.errors import InputError
 from vitlens.lens.observe import observe
 from vitlens.models.loading import load
+from vitlens.models.model import Model
 
 SHAPES = {
     "plain": {},
@@ -152,6 +154,42 @@ def test_the_products_of_attention_grow_with_the_square_of_the_tokens():
     configs = [ours(size=(side, side)).module.config for side in (16, 32, 64)]
     products = [vit_flops(config)[PRODUCTS] for config in configs]
     assert exponent([config.layout.tokens for config in configs], products).value == pytest.approx(2)
+
+
+def swin_flops(model: Model) -> dict[str, int]:
+    """FLOPs of our Swin by formula: in each window of n places 4 n² d for the two products; places include padding."""
+    config, (height, width) = model.module.config, model.input_size
+    maps, inside = config.maps((height, width)), config.window[0] * config.window[1]
+    found = {EMBEDDING: 2 * prod(maps[0]) * 3 * prod(config.patch_size) * config.dim}
+    for (rows, columns), dim, depth in zip(maps, config.widths, config.depths):
+        windows = -(-rows // config.window[0]) * -(-columns // config.window[1])
+        parts = {
+            PROJECTIONS: depth * 8 * windows * inside * dim**2,
+            PRODUCTS: depth * 4 * windows * inside**2 * dim,
+            MLP: depth * 4 * rows * columns * dim * int(dim * config.mlp_ratio),
+        }
+        found |= {part: found.get(part, 0) + count for part, count in parts.items()}
+    merging = [2 * prod(after) * 4 * dim * 2 * dim for after, dim in zip(maps[1:], config.widths)]
+    return {**found, BETWEEN: sum(merging), HEAD: 2 * config.widths[-1] * config.classes}
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47), (8, 20)])
+@pytest.mark.parametrize("shift", [True, False])
+def test_our_swin_by_counter_and_by_formula(size, shift):
+    model = our_swin(size=size, shift=shift)
+    assert flops_by_part(model) == swin_flops(model)
+
+
+def test_in_windows_the_products_of_attention_grow_with_the_tokens():
+    """The ViT's with their square: the exponents, fitted to counted FLOPs, leave no room between."""
+    sides = (32, 64, 96, 128)
+    vits, swins = ([make(size=(side, side)) for side in sides] for make in (ours, our_swin))
+    fits = [
+        exponent([tokens_of(model) for model in models], [flops_by_part(model)[PRODUCTS] for model in models])
+        for models in (vits, swins)
+    ]
+    for fit, power in zip(fits, (2.0, 1.0)):
+        assert (fit.value, fit.low, fit.high) == pytest.approx((power, power, power), abs=1e-6)
 
 
 def test_two_points_have_no_interval():

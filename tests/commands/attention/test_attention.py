@@ -8,22 +8,26 @@ import numpy as np
 import pytest
 import torch
 
+import vitlens
 from tests.training_runs import train
 from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.faithfulness.localisation import mass_inside
 from vitlens.cli.main import run as main
 from vitlens.commands.attention.measure import measure
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.attention.record import MAPS, MATRIX, MATRIX_ARRAYS, OBJECTS
 from vitlens.commands.attention.report.maps import SHARED
+from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.scaffold.receptive.record import FIELDS
 from vitlens.commands.scaffold.sheets import DRAWN, sheets
 from vitlens.data.catalogue import load_data
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import read_arrays
-from vitlens.models.loading import load
+from vitlens.models.loading import load, untrained
 from vitlens.models.saved import save
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
@@ -290,3 +294,32 @@ def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pict
     results = run("timm:gcvit_xxtiny", tmp_path / "out", images=(str(pictures / "0.png"),), size=(64, 64))
     assert [row["layer"] for row in results["tables"]["layers"]] == list(range(4, 12))
     assert [row["layer"] for row in results["tables"]["without_map"]] == list(range(4))
+
+
+def test_the_windows_of_a_swin_are_rows_and_a_figure(pictures, tmp_path):
+    out = tmp_path / "out"
+    model = untrained("swin-micro", classes=("a", "b")).eval()
+    save(model, tmp_path / "swin.safetensors")
+    run(tmp_path / "swin.safetensors", out, images=(str(pictures),))
+    record = read_folder(out)
+    rows = record.rows(WINDOWS)
+    expected = window_layers(model, vitlens.images(str(pictures), model))
+    assert [(row.pairs, row.new, row.reach) for row in rows] == [
+        (each.pairs, each.new, each.reach) for each in expected
+    ]
+    assert [row.shift for row in rows] == [(0, 0), (2, 2), (0, 0), (2, 2), (0, 0), (0, 0)]
+    arrays = record.arrays(WINDOW_MAPS)
+    assert rows[0].patch == (7, 7)
+    assert [int(arrays.reach[index].sum()) for index in range(4)] == [16, 64, 16, 64]
+    assert arrays.mask[1].sum() == 4 * 4 * 4  # the corner's window: four parts of four patches
+    assert {"windows", "receptive_field", "receptive_maps"} <= figures(out)
+    fields = record.rows(FIELDS)
+    assert [row.layer for row in fields] == list(range(6))
+    assert [row.seen for row in fields[:2]] == [8 * 8 / 32**2, 16 * 16 / 32**2]
+
+
+def test_a_vit_has_no_section_on_windows(tiny_vit, pictures, tmp_path):
+    run(tiny_vit, tmp_path / "out", images=(str(pictures),))
+    record = read_folder(tmp_path / "out")
+    assert not record.rows(WINDOWS)
+    assert not record.rows(FIELDS)

@@ -9,12 +9,14 @@ from tests.lens.tiny import FAMILIES
 from vitlens.analysis.cost import latency
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.parts import PRODUCTS, parameters_by_part
+from vitlens.commands.profile.conclusions import findings
 from vitlens.commands.profile.measure import measure
 from vitlens.commands.profile.measure.models import default_sizes
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.profile.record import (
     COSTS,
     EXPONENT,
+    EXPONENTS,
     FLOPS,
     LATENCY,
     LEFT_OUT,
@@ -146,3 +148,14 @@ def test_the_crossover_of_attention_products_is_kept(tmp_path):
     assert row.products == vit_flops(VIT_PRESETS["vit-micro"])[PRODUCTS]
     assert row.crossover == pytest.approx(768)  # 2 d + h
     assert row.by_formula
+
+
+def test_a_vit_beside_a_swin_over_the_image_size(tmp_path):
+    """The products' exponents: 2 and 1, with intervals without width, and the finding that says so."""
+    record = run(["vit-micro", "swin-micro"], tmp_path / "out", sizes=((32, 32), (64, 64), (96, 96)))
+    rows = {row.model: row for row in record.rows(EXPONENTS) if row.cost == "products"}
+    for model, power in (("vit-micro", 2.0), ("swin-micro", 1.0)):
+        assert (rows[model].value, rows[model].low, rows[model].high) == pytest.approx((power,) * 3, abs=1e-6)
+    found = [each for each in findings(record) if each is not None and each.claim.rows == tuple(rows.values())]
+    assert len(found) == 1
+    assert found[0].effect == rows["vit-micro"].estimate

@@ -12,20 +12,24 @@ import torch
 
 import vitlens
 from vitlens.analysis.cost.flops import vit_flops
+from vitlens.analysis.cost.memory import saved_for_training
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.progress.training import training_progress
 from vitlens.commands.scaffold.publish import read
+from vitlens.commands.scaffold.receptive.record import FIELDS
 from vitlens.commands.study.kinds import KINDS, Point
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.measure import trial as study_trial
 from vitlens.commands.study.measure.trial import StudySetup, run_trial
 from vitlens.commands.study.options import StudyOptions
-from vitlens.commands.study.record import DESIGN, DIFFERENCE, DIFFERENCES, ComparisonRow
+from vitlens.commands.study.record import AGAINST_BEST, DESIGN, DIFFERENCE, DIFFERENCES, ComparisonRow
+from vitlens.commands.study.record import POINTS as POINT_ROWS
 from vitlens.commands.study.report import report
 from vitlens.commands.study.report.points import significant
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.files import read_arrays, read_run
+from vitlens.lens.layers import probe_images
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.names import PRESETS
 from vitlens.training.metrics import Progress, read_metrics
@@ -273,3 +277,26 @@ def test_the_sentence_on_a_difference_agrees_with_its_p(done):
     [section] = [section for section in report(record).sections if section.title == "Differences"]
     assert section.sentences[0].rows == (row,)
     assert section.sentences[0].text.startswith("1 of 1" if significant([row]) else "None of 1")
+
+
+def test_the_kind_of_windows_compares_equal_sizes_and_shows_how_far_they_see(tmp_path):
+    out = tmp_path / "swin"
+    study([], options=replace(OPTIONS, out=out), kind="swin", epochs=1, seeds=1)
+    record = read(read_run(out))
+    points = {row.label: row for row in record.rows(POINT_ROWS)}
+    assert list(points) == ["vit", "swin", "swin-no-shift", "cnn"]
+    parameters = [row.parameters for row in points.values()]
+    assert max(parameters) < 1.04 * min(parameters)
+    assert points["swin"].parameters == points["swin-no-shift"].parameters
+    assert points["swin"].flops == points["swin-no-shift"].flops
+    for row in points.values():
+        model = vitlens.load(str(out / "points" / row.label / "seed-0"))
+        assert row.training_bytes == saved_for_training(model, probe_images(model, 2)) // 2
+    (design,) = record.rows(DESIGN)
+    assert design.image_size == (32, 32)
+    assert len(record.rows(AGAINST_BEST)) == 3
+    seen = {label: [row.seen for row in record.rows(FIELDS) if row.model == label] for label in points}
+    assert seen["vit"] == [1.0] * 4
+    assert seen["swin"][:2] == [8 * 8 / 32**2, 16 * 16 / 32**2]
+    assert seen["swin-no-shift"][:2] == [8 * 8 / 32**2] * 2
+    assert report(record).sections[1].title == "Recommendation"

@@ -19,7 +19,8 @@ PARTS: Final[Mapping[str, str]] = {
     STEM: "the layers before the first stage of a CNN",
     POSITIONS: "position embeddings and biases, CLS, distillation and register tokens",
     PROJECTIONS: "queries, keys, values and the output projection of attention",
-    PRODUCTS: "queries times keys and weights times values: they grow with the square of the number of tokens",
+    PRODUCTS: "queries times keys and weights times values: they grow with the square of the number of tokens, within "
+    "windows with the number of windows",
     MLP: "the rest of each block, without its norms",
     NORMS: "norms and layer scales of a model with tokens",
     BETWEEN: "patch merging and other layers between the blocks of a model with tokens",

@@ -45,6 +45,7 @@ from vitlens.commands.attention.record import (
     UnplacedLayerRow,
     ViewArrays,
 )
+from vitlens.commands.attention.windows import write_windows
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.explorer.measure import write_explorer
 from vitlens.commands.scaffold.folder import RunFolder
@@ -117,6 +118,7 @@ def measure(options: AttentionOptions) -> Path:
         masks = None if split.masks is None else split.masks[batch.indices]
         write_development(folder, model, batch.images, masks, layers)
         write_explorer(folder, model, batch.images[:DRAWN])
+        write_windows(folder, model, batch.images)
         _write_positions(folder, model, split)
         _write_query(folder, queries, head)
         _write_key(folder, keys, head)

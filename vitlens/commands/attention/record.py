@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.maps.information import InformationRow
+from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS
 from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
@@ -285,7 +287,10 @@ RECORD = Contents(
     metrics=(DISTANCE_CORRELATION, POINTING),
     tables=(
         LAYERS, WITHOUT_MAP, IMAGES, DEVELOPMENT, OBJECTS, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS,
-        ALIKE, MATRIX, EXPLORER,
+        ALIKE, MATRIX, EXPLORER, WINDOWS, FIELDS,
     ),
-    arrays=(MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS, MATRIX_ARRAYS, EXPLORER_ARRAYS),
+    arrays=(
+        MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS, MATRIX_ARRAYS, EXPLORER_ARRAYS,
+        WINDOW_MAPS, FIELD_MAPS,
+    ),
 )  # fmt: skip

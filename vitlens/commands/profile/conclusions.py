@@ -20,6 +20,7 @@ from vitlens.report.findings import finding
 from vitlens.report.numbers import in_words
 from vitlens.uncertainty import Estimate, Side, apart, widened
 
+_COSTS: Final = {"latency": "The latency", "products": "The arithmetic of attention's products"}
 DISTURBED: Final = 1.5  # upper over lower quartile; on an idle machine the passes of one batch size differ less
 _THRESHOLD: Final = f"upper quartile of each batch size to {DISTURBED} times the lower"
 
@@ -40,7 +41,8 @@ def verdicts(record: Record) -> Iterator[Verdict]:
 
 
 def findings(record: Record) -> Iterator[Finding | None]:
-    """The fastest model at the smallest and the largest batch that all had, and growth with the number of tokens."""
+    """The fastest model at the smallest and the largest batch that all had, and growth with the number of tokens, of
+    latency and of attention's products (quadratic for a ViT, linear in windows)."""
     batches = common_batches(record)
     first = [_fastest(record, batch) for batch in batches[:1]]
     yield from first
@@ -50,6 +52,10 @@ def findings(record: Record) -> Iterator[Finding | None]:
             yield last  # another model is the fastest in large batches
     latency = [row for row in record.rows(EXPONENTS) if row.cost == "latency"]
     pairs = [(one, other) for one, other in combinations(latency, 2) if one.sweep == other.sweep]
+    for one, other in pairs:
+        yield _growth_compared(one, other, looks=len(pairs))
+    products = [row for row in record.rows(EXPONENTS) if row.cost == "products"]
+    pairs = [(one, other) for one, other in combinations(products, 2) if one.sweep == other.sweep]
     for one, other in pairs:
         yield _growth_compared(one, other, looks=len(pairs))
     yield from map(_growth, latency)
@@ -111,14 +117,15 @@ def _own_sizes(costs: Mapping[str, CostRow], first: str, other: str) -> str:
 
 
 def _growth_compared(one: ExponentRow, other: ExponentRow, *, looks: int) -> Finding | None:
-    """Of two models, the one whose latency grows faster with the number of tokens; looks: how many pairs there are."""
+    """Of two models, the one whose cost grows faster with the number of tokens; looks: how many pairs there are."""
     side = apart(widened(one.estimate, looks), widened(other.estimate, looks))
     if side is Side.UNDECIDED:
         return None
     fast, slow = (one, other) if side is Side.ABOVE else (other, one)
     return finding(
-        f"The latency of **{fast.model}** grows faster with the number of tokens than that of **{slow.model}**: "
-        f"exponent {in_words(fast.estimate, with_n=False)} against {in_words(slow.estimate, with_n=False)}.",
+        f"{_COSTS[fast.cost]} of **{fast.model}** grows faster with the number of tokens than that of "
+        f"**{slow.model}**: exponent {in_words(fast.estimate, with_n=False)} against "
+        f"{in_words(slow.estimate, with_n=False)}.",
         fast.estimate,
         kind="comparison",
         reference=slow.value,

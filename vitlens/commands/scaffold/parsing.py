@@ -61,11 +61,11 @@ def two_counts(option: str, text: str, metavar: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def side_lengths(option: str, text: str) -> tuple[int, int]:
-    """Pixels (height, width) of "224" or "224x160". Raises InputError."""
+def side_lengths(option: str, text: str, *, unit: str = "pixels", example: int = 224) -> tuple[int, int]:
+    """Pixels, or other units, (height, width) of "224" or "224x160". Raises InputError."""
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(_is_whole(part) and int(part) > 0 for part in parts):
-        raise InputError(f"expected {option} N or HEIGHTxWIDTH in pixels, found {text!r}; e.g. {option} 224")
+        raise InputError(f"expected {option} N or HEIGHTxWIDTH in {unit}, found {text!r}; e.g. {option} {example}")
     return int(parts[0]), int(parts[-1])
 
 

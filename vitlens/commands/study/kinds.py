@@ -37,7 +37,8 @@ class Kind:
     """A study: its title, its points in order, and notes on its design.
 
     axis: the label of the points' places on a logarithmic axis ("": one row a point); steps: whether each point
-    changes one factor of the one before it, so that neighbours are compared, too.
+    changes one factor of the one before it, so that neighbours are compared, too; fields: whether the effective
+    receptive field of each point is measured; untested: what the study's decision leaves open ("": it makes none).
     """
 
     title: str
@@ -45,6 +46,8 @@ class Kind:
     notes: tuple[str, ...] = ()
     axis: str = ""
     steps: bool = False
+    fields: bool = False
+    untested: str = ""
 
 
 # vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every point several times.
@@ -54,6 +57,7 @@ _BARE: Final[Overrides] = {
 }  # fmt: skip
 _BLOCK: Final[Overrides] = {**_SMALL, "depth": 1, "pooling": "mean"}
 _BASE: Final = "The base is `vit-mini` at half its width: dim 64, depth 4, 4 heads, patch 4."
+_WINDOWED: Final[Overrides] = {"dim": 22, "depths": [2, 2, 2], "heads": [2, 4, 8]}
 _SHARES: Final = (5, 10, 25, 50, 100)
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
@@ -152,6 +156,27 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("without-positions", "without positions", shape={**_SMALL, "positions": False}),
             ),
             (_BASE, "Without position embeddings the model is invariant to the order of the patches."),
+        ),
+        "swin": Kind(
+            "Attention in windows",
+            (
+                Point("vit", "ViT", shape={**_SMALL, "dim": 72}),
+                Point("swin", "Swin", "swin-micro", shape=_WINDOWED),
+                Point("swin-no-shift", "Swin without shift", "swin-micro", shape={**_WINDOWED, "shift": False},
+                      against="swin"),
+                Point("cnn", "CNN", "resnet20"),
+            ),
+            (
+                "About equal parameters: the ViT is `vit-mini` with dim 72, patch 4; the Swin is `swin-micro` with dim "
+                "22, patch 2, windows of 4x4 patches; the CNN is `resnet20`. The ViT and both Swins have one recipe, "
+                "the CNN has its own.",
+                "Without shift, patches of different windows meet only where patches are merged.",
+            ),
+            fields=True,
+            untested="Not tested: larger images, where the ViT's attention grows with the square of the number of "
+            "patches and Swin's with the number (`vitlens profile vit-micro swin-micro --sizes 32,64,128`); longer "
+            "training and a recipe of its own for each; pretrained weights; tasks that need maps, such as "
+            "segmentation.",
         ),
     }
 )  # fmt: skip

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.chapters.record import CHAPTERS, METRICS
+from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS
 from vitlens.commands.scaffold.trainings import TRAINING, TRAINING_IMAGES
 from vitlens.records import ArraysOf, Contents, MetricName, TableOf
 from vitlens.schema import Count
@@ -28,7 +29,7 @@ class PointRow:
     """One point of a comparison: size, cost and training speed.
 
     flops: of one image's forward pass; place: on the axis of a kind that has one; images_per_second, seconds: medians
-    over seeds.
+    over seeds; training_bytes: what autograd keeps of one image in a training step (None: not measured).
     """
 
     label: str
@@ -41,6 +42,7 @@ class PointRow:
     train_images: Count
     images_per_second: float
     seconds: float
+    training_bytes: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,14 @@ class PointSettingRow:
 
 @dataclass(frozen=True)
 class DesignRow:
-    """How the points were trained: epochs, seeds, number of training images and classes."""
+    """How the points were trained: epochs, seeds, number of training images and classes, (height, width) in px."""
 
     kind: str
     epochs: int
     seeds: int
     train_images: int
     classes: int
+    image_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,19 +101,21 @@ DIFFERENCES = TableOf("differences", ComparisonRow)
 STEPS = TableOf("steps", ComparisonRow)
 RECIPES = TableOf("recipes", PointSettingRow)
 DESIGN = TableOf("design", DesignRow)
+AGAINST_BEST = TableOf("against_best", ComparisonRow, optional=True)
 CORRECT = ArraysOf("correct", CorrectArrays)
 
 ACCURACY = MetricName("accuracy/{model}")
 DIFFERENCE = MetricName("difference/{model}/{against}")
+BEST = MetricName("best/{model}/{against}")  # a point against that of the highest accuracy
 STEP = MetricName("step/{model}/{against}")  # a point against the one before it
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
-    CHAPTERS, LEFT_OUT, TRAINING, POINTS, TRIALS, DIFFERENCES, STEPS, RECIPES, DESIGN,
+    CHAPTERS, LEFT_OUT, TRAINING, POINTS, TRIALS, DIFFERENCES, STEPS, RECIPES, DESIGN, AGAINST_BEST, FIELDS,
 )  # fmt: skip
 RECORD = Contents(
-    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, *METRICS))),
+    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, BEST, *METRICS))),
     tables=TABLES,
-    arrays=(CORRECT, TRAINING_IMAGES),
+    arrays=(CORRECT, TRAINING_IMAGES, FIELD_MAPS),
 )
 
 

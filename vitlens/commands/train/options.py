@@ -122,11 +122,15 @@ def _patch_sides(name: str, text: str) -> list[int]:
     return list(side_lengths(name, text))
 
 
+def _window(name: str, text: str) -> list[int]:
+    return list(side_lengths(name, text, unit="patches", example=4))
+
+
 @dataclass(frozen=True)
 class Shape:
     """Changes to the preset's shape: the image's (height, width) in px, and sizes by field.
 
-    other: further fields of the shape, for callers in Python.
+    window: in patches; other: further fields of the shape, for callers in Python.
     """
 
     image_size: tuple[int, int] | None = option(
@@ -143,12 +147,19 @@ class Shape:
     dim: int | None = option("--dim", "Embedding dimension of a ViT.", default=None, metavar="N", panel=_SHAPE)
     depth: int | None = option("--depth", "Number of blocks of a ViT.", default=None, metavar="N", panel=_SHAPE)
     heads: int | None = option("--heads", "Heads in each block of a ViT.", default=None, metavar="N", panel=_SHAPE)
+    window: list[int] | None = option(
+        "--window", "Window of a Swin.", default=None, metavar="N|HxW", parse=_window, panel=_SHAPE, shown=False
+    )
+    shift: bool | None = option(
+        "--shift/--no-shift", "Shift a Swin's windows (default).", default=None, panel=_SHAPE, shown=False
+    )
     other: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sides(self) -> dict[str, Any]:
         """The changed sizes by field of the preset."""
-        own = {"patch_size": self.patch_size, "dim": self.dim, "depth": self.depth, "heads": self.heads}
+        names = ("patch_size", "dim", "depth", "heads", "window", "shift")
+        own = {name: getattr(self, name) for name in names}
         return {name: value for name, value in {**own, **self.other}.items() if value is not None}
 
 

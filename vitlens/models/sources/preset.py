@@ -2,18 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, ModelError
 from vitlens.models.assembly import Architecture
+from vitlens.models.cutting import UNCUT
 from vitlens.models.resnet import build_resnet
+from vitlens.models.swin import SWIN_PRESETS, SwinTransformer, from_timm
+from vitlens.models.swin_config import SwinConfig
 from vitlens.models.vit import VIT_PRESETS, VisionTransformer
 from vitlens.models.vit_config import ViTConfig
 from vitlens.models.weights import load_strictly
 from vitlens.names import PRESETS
 from vitlens.preprocessing import Preprocessing
 from vitlens.schema import read_as
+
+Config = TypeVar("Config", ViTConfig, SwinConfig)
 
 
 def build(
@@ -29,8 +35,10 @@ def build(
     name = architecture.name
     if name not in PRESETS:
         raise ModelError(f"expected a preset, found {name!r}; see vitlens models")
+    if state is not None and name in SWIN_PRESETS:
+        state = from_timm(state)
     classes = _classes_of(state) if architecture.classes is None and state is not None else architecture.classes
-    make = _vit if name in VIT_PRESETS else _resnet
+    make = _vit if name in VIT_PRESETS else _swin if name in SWIN_PRESETS else _resnet
     module, preprocessing = make(architecture, classes)
     if state is not None:
         load_strictly(module, state, where=name)
@@ -43,7 +51,25 @@ def _classes_of(state: Mapping[str, Tensor]) -> int | None:
 
 
 def _vit(architecture: Architecture, classes: int | None) -> tuple[nn.Module, Preprocessing]:
-    config = VIT_PRESETS[architecture.name]
+    config = _configured(VIT_PRESETS[architecture.name], architecture, classes, family="ViT")
+    return VisionTransformer(config), Preprocessing(config.image_size)
+
+
+def _swin(architecture: Architecture, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+    if architecture.pruned:
+        raise ModelError(f"expected all heads of {architecture.name}, found some removed; {UNCUT}")
+    for name in ("depth", "heads"):
+        if isinstance(architecture.overrides.get(name), int):
+            raise InputError(
+                f"expected no --{name} for {architecture.name}, whose stages have their own, found "
+                f"{architecture.overrides[name]}; leave it out, or train a ViT"
+            )
+    config = _configured(SWIN_PRESETS[architecture.name], architecture, classes, family="Swin")
+    return SwinTransformer(config), Preprocessing(config.image_size)
+
+
+def _configured(config: Config, architecture: Architecture, classes: int | None, *, family: str) -> Config:
+    """The preset's shape with the architecture's changes. Raises InputError for a field that it does not have."""
     changes: dict[str, object] = {
         key: tuple(v) if isinstance(v, list) else v for key, v in architecture.overrides.items()
     }
@@ -54,10 +80,9 @@ def _vit(architecture: Architecture, classes: int | None) -> tuple[nn.Module, Pr
     unknown = sorted(set(changes) - set(config.__dataclass_fields__))
     if unknown:
         raise InputError(
-            f"expected fields of a ViT, found {unknown[0]!r}; known: {', '.join(config.__dataclass_fields__)}"
+            f"expected fields of a {family}, found {unknown[0]!r}; known: {', '.join(config.__dataclass_fields__)}"
         )
-    config = read_as(ViTConfig, asdict(config) | changes, source=f"the shape of {architecture.name}")
-    return VisionTransformer(config), Preprocessing(config.image_size)
+    return read_as(type(config), asdict(config) | changes, source=f"the shape of {architecture.name}")
 
 
 def _resnet(architecture: Architecture, classes: int | None) -> tuple[nn.Module, Preprocessing]:

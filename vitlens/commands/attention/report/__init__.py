@@ -26,9 +26,11 @@ from vitlens.commands.attention.report.development import development_section
 from vitlens.commands.attention.report.maps import map_figures, pixels
 from vitlens.commands.attention.report.matrix import matrix_section
 from vitlens.commands.attention.report.views import views
+from vitlens.commands.attention.report.windows import window_section
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
 from vitlens.commands.scaffold.maps.information import UNIFORM, InformationRow
+from vitlens.commands.scaffold.receptive.report import field_section
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table
 from vitlens.report.findings import ranked
@@ -57,7 +59,15 @@ def report(record: Record) -> Document:
     )
     return Document(
         record.config.title,
-        (layers, *development_section(record), *views(record), *matrix_section(record), *_inputs(record)),
+        (
+            layers,
+            *development_section(record),
+            *window_section(record),
+            *field_section(record),
+            *views(record),
+            *matrix_section(record),
+            *_inputs(record),
+        ),
         limits=tuple(_limits(record)),
         verdicts=tuple(verdicts(record)),
         findings=ranked(findings(record)),

@@ -4,12 +4,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
+from vitlens.analysis.cost.memory import saved_for_training
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.expected import print_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
@@ -18,10 +19,13 @@ from vitlens.commands.scaffold.progress.training import training_progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.commands.study.kinds import KINDS, SEEDS, Kind, Point, epochs_for
+from vitlens.commands.study.measure.fields import write_point_fields
 from vitlens.commands.study.measure.trial import StudySetup, Trial, run_trial
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import (
     ACCURACY,
+    AGAINST_BEST,
+    BEST,
     CORRECT,
     DESIGN,
     DIFFERENCE,
@@ -45,6 +49,7 @@ from vitlens.data.shares import images_in
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, read_run
+from vitlens.lens.layers import probe_images
 from vitlens.models.loading import untrained
 from vitlens.names import Part
 from vitlens.preprocessing import Side
@@ -53,6 +58,7 @@ from vitlens.schema import Between, Text, read_as
 from vitlens.uncertainty import holm
 
 _PARTS: tuple[Part, ...] = ("train", "test")
+_STEP: Final = 2  # images in the training step whose memory is measured: batch norm needs more than one
 _HINT = "begin anew without --resume"
 
 
@@ -215,8 +221,9 @@ def _write(folder: RunFolder, plan: PointsPlan, setup: StudySetup, trials: Mappi
     correct = {label: np.stack([trial.correct for trial in of_point]) for label, of_point in trials.items()}
     for label, table in correct.items():
         folder.metric(ACCURACY(model=label), accuracy_over_seeds(table))
-    folder.write(DESIGN, [DesignRow(plan.kind, plan.epochs, plan.seeds, len(setup.train), len(setup.test.classes))])
-    folder.write(POINTS, [_point_row(point, trials[point.label]) for point in kind.points])
+    sizes = len(setup.train), len(setup.test.classes), setup.test.size
+    folder.write(DESIGN, [DesignRow(plan.kind, plan.epochs, plan.seeds, *sizes)])
+    folder.write(POINTS, [_point_row(point, trials[point.label], setup) for point in kind.points])
     folder.write(TRIALS, [row for label, of_point in trials.items() for row in _trial_rows(label, of_point, seed)])
     folder.write(
         RECIPES,
@@ -232,12 +239,17 @@ def _write(folder: RunFolder, plan: PointsPlan, setup: StudySetup, trials: Mappi
     if kind.steps:
         labels = [point.label for point in kind.points]
         _compare(folder, STEPS, STEP, list(zip(labels[1:], labels[:-1])), correct)
+    if kind.untested:
+        best = max(correct, key=lambda label: float(correct[label].mean()))
+        _compare(folder, AGAINST_BEST, BEST, [(label, best) for label in correct if label != best], correct)
+    write_point_fields(folder, kind, setup)
     folder.save(CORRECT, CorrectArrays(dict(enumerate(correct.values()))))
 
 
-def _point_row(point: Point, trials: Sequence[Trial]) -> PointRow:
+def _point_row(point: Point, trials: Sequence[Trial], setup: StudySetup) -> PointRow:
     """A point's size, cost and training speed; speeds are medians over seeds, robust to a busy machine."""
     first = trials[0]
+    model = setup.model(point, seed=0).to(setup.device)
     return PointRow(
         label=point.label,
         words=point.words,
@@ -249,6 +261,7 @@ def _point_row(point: Point, trials: Sequence[Trial]) -> PointRow:
         train_images=first.train_images,
         images_per_second=float(np.median([trial.images_per_second for trial in trials])),
         seconds=float(np.median([trial.seconds for trial in trials])),
+        training_bytes=saved_for_training(model, probe_images(model, _STEP)) // _STEP,
     )
 
 

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.receptive.report import field_section
 from vitlens.commands.study.kinds import KINDS
 from vitlens.commands.study.record import (
     ACCURACY,
@@ -21,6 +22,7 @@ from vitlens.commands.study.record import (
     DesignRow,
     PointRow,
 )
+from vitlens.commands.study.report.decision import decision_section
 from vitlens.commands.study.report.factors import findings, limits, verdicts
 from vitlens.records import MetricName, Record, TableOf
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
@@ -72,7 +74,9 @@ def points_report(record: Record) -> Document:
         Section(
             "Result", tuple(_summary(record, design)), (_point_table(record),), (_figure(record, design),), "", True
         ),
+        *decision_section(record),
         Section("Differences", tuple(_differences(record)), tuple(_comparisons(record))),
+        *field_section(record),
         Section("How the points were trained", tuple(_training(record, design)), tuple(_recipes(record))),
     )
     return Document(
@@ -147,6 +151,8 @@ def _point_table(record: Record) -> Table:
         "training, images/s": lambda row: round(row.images_per_second),
         "seconds per training": lambda row: round(row.seconds, 1),
     }
+    if all(row.training_bytes is not None for row in rows):
+        columns["training memory per image (MB)"] = lambda row: (row.training_bytes or 0) / 1e6
     return Table.of("Every point: accuracy with its 95 % interval, size, cost and training speed", rows, columns)
 
 

@@ -20,6 +20,7 @@ from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.new_head import for_classes
 from vitlens.models.support import require_supported
+from vitlens.models.swin_config import SWIN_PRESETS
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.names import PRESETS, Part
 from vitlens.preprocessing import Preprocessing
@@ -60,7 +61,7 @@ def prepare(plan: TrainPlan, run: RunOptions, *, code_files: tuple[str, ...], pr
     size = untrained(plan.model, classes=("0",), image_size=plan.image_size, overrides=plan.shape).preprocessing
     train, test = (_part(plan.data, part, size, run) for part in _PARTS)
     recipe = _for_images(recipe, changes, train, processes)
-    drops = recipe.drop_path and plan.model in VIT_PRESETS
+    drops = recipe.drop_path and plan.model in (*VIT_PRESETS, *SWIN_PRESETS)
     shape = {"drop_path": recipe.drop_path, **plan.shape} if drops else plan.shape
     shape = shape_with_token(plan.model, shape, plan.teaching)
     model = untrained(plan.model, classes=train.classes, image_size=plan.image_size, seed=run.seed, overrides=shape)

@@ -1,0 +1,137 @@
+"""The windows of a windowed model as its attention shows them: which patches meet, and what shifting connects."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from vitlens.errors import UnsupportedError
+from vitlens.lens.call import AttentionCall, window_index
+from vitlens.lens.observe import observe
+from vitlens.lens.site import Site, Windows
+from vitlens.models.model import Model
+from vitlens.shapes import Images
+
+MASKED: Final = 1e-20  # weight up to which a key is masked: timm and torchvision add -100 to its score, not -inf
+_FOLLOWED: Final = 64  # patches whose reach is averaged, evenly spaced over the map
+
+
+@dataclass(frozen=True, eq=False)
+class WindowLayer:
+    """One layer in windows.
+
+    places: the patch (row by row) at each place of each window, -1 for padding; allowed: whether a place has any weight
+    on another, in any head; number: the window of each patch; part: of patches that attend to the same patches, counted
+    from 0; pairs: ordered pairs of patches that meet; new: those of them that do not meet in the layer before on the
+    same map (None: there is none); reach: patches of the stage's first map on which a patch depends through the
+    attention of the stage's layers up to this one, mean over up to 64 patches.
+    """
+
+    site: Site
+    windows: Windows
+    places: Int[Tensor, "count inside"]
+    allowed: Bool[Tensor, "count inside inside"]
+    number: Int[Tensor, "rows columns"]
+    part: Int[Tensor, "rows columns"]
+    pairs: int
+    new: int | None
+    reach: float
+
+    @property
+    def shift(self) -> tuple[int, int]:
+        """The shift that is applied: none on an axis on which one window holds the whole map."""
+        axes = zip(self.windows.resolution, self.windows.window, self.windows.shift)
+        down, across = (0 if size <= window else step for size, window, step in axes)
+        return down, across
+
+    @property
+    def padding(self) -> int:
+        """Places of all windows without a patch."""
+        return int((self.places < 0).sum())
+
+
+def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
+    """Every layer of a model whose windows have a place in the image, from the weights on the first of the images.
+
+    Raises UnsupportedError for a model without such a layer.
+    """
+    seen: list[tuple[Site, Tensor]] = []
+
+    def keep(call: AttentionCall) -> None:
+        if call.site.windows is not None:
+            seen.append((call.site, (call.placed() > MASKED).any(1)))
+
+    observe(model, images[:1], keep)
+    if not seen:
+        raise UnsupportedError(f"expected attention in windows, found none in {model.alias}; try swin-micro")
+    layers: list[WindowLayer] = []
+    for site, allowed in seen:
+        stage = _same_map(layers, site)
+        layers.append(_layer(site, allowed.cpu(), stage))
+    return tuple(layers)
+
+
+def reached(layers: Sequence[WindowLayer], patches: Int[Tensor, " some"]) -> Bool[Tensor, "some patches"]:
+    """On which patches, before the first of these layers, each of some patches depends after the last of them.
+
+    layers: one after another on the same map.
+    """
+    rows, columns = layers[0].windows.resolution
+    depends = torch.zeros(rows * columns + 1, len(patches), dtype=torch.bool)  # the last row is padding
+    depends[patches, torch.arange(len(patches))] = True
+    for layer in reversed(layers):
+        places = layer.places.masked_fill(layer.places < 0, rows * columns)
+        queries = depends[places].float()  # (count, inside, some)
+        keys = (layer.allowed.transpose(1, 2).float() @ queries) > 0
+        depends[places.flatten()] |= keys.flatten(0, 1)  # and each itself, by the residual stream
+        depends[-1] = False
+    return depends[:-1].T
+
+
+def _same_map(layers: Sequence[WindowLayer], site: Site) -> list[WindowLayer]:
+    """The layers just before, as far back as their maps have this layer's size."""
+    assert site.windows is not None
+    stage: list[WindowLayer] = []
+    for layer in reversed(layers):
+        if layer.windows.resolution != site.windows.resolution:
+            break
+        stage.insert(0, layer)
+    return stage
+
+
+def _layer(site: Site, allowed: Tensor, stage: Sequence[WindowLayer]) -> WindowLayer:
+    windows = site.windows
+    assert windows is not None
+    places = window_index(windows)
+    real = places >= 0
+    meets = allowed & real[:, :, None] & real[:, None]
+    patches = windows.resolution[0] * windows.resolution[1]
+    number, part = torch.zeros(patches, dtype=torch.long), torch.zeros(patches, dtype=torch.long)
+    number[places[real]] = torch.arange(len(places))[:, None].expand_as(places)[real]
+    first = places[:, None].expand_as(meets).masked_fill(~meets, patches).amin(-1)  # the first patch that it meets
+    part[places[real]] = first[real]
+    part = part.unique(return_inverse=True)[1]
+    pairs = _pairs(places, meets, patches)
+    new = int((~torch.isin(pairs, _pairs_of(stage[-1]))).sum()) if stage else None
+    layer = WindowLayer(
+        site, windows, places, allowed, number.view(windows.resolution), part.view(windows.resolution),
+        len(pairs), new, 0.0,
+    )  # fmt: skip
+    followed = torch.arange(0, patches, max(1, -(-patches // _FOLLOWED)))
+    reach = reached([*stage, layer], followed).sum(1).double().mean()
+    return WindowLayer(**{**vars(layer), "reach": float(reach)})
+
+
+def _pairs_of(layer: WindowLayer) -> Tensor:
+    real = layer.places >= 0
+    patches = layer.windows.resolution[0] * layer.windows.resolution[1]
+    return _pairs(layer.places, layer.allowed & real[:, :, None] & real[:, None], patches)
+
+
+def _pairs(places: Tensor, meets: Tensor, patches: int) -> Int[Tensor, " pairs"]:
+    """Ordered pairs of patches that meet, each as one number."""
+    window, query, key = meets.nonzero(as_tuple=True)
+    return places[window, query] * patches + places[window, key]

@@ -1,0 +1,28 @@
+"""The effective receptive field of a study's points, as they were trained with the first seed."""
+
+from typing import Final
+
+import torch
+
+from vitlens.analysis.features.receptive_field import receptive_field
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.receptive.measure import write_fields
+from vitlens.commands.study.kinds import Kind
+from vitlens.commands.study.measure.trial import StudySetup
+from vitlens.commands.study.record import POINTS_FOLDER
+from vitlens.models.loading import load
+
+IMAGES: Final = 16  # of the test images
+
+
+def write_point_fields(folder: RunFolder, kind: Kind, setup: StudySetup) -> None:
+    """Write the receptive field of every layer of every point, of a kind that asks for it."""
+    if not kind.fields:
+        return
+    images = setup.test.pick(torch.arange(min(IMAGES, len(setup.test))))
+    (batch,) = images.batches(len(images), device=setup.device)
+    fields = {}
+    for point in kind.points:
+        path = folder.path / POINTS_FOLDER / point.label / f"seed-{setup.options.seed}"
+        fields[point.label, point.words] = receptive_field(load(str(path), device=setup.device), batch.images)
+    write_fields(folder, fields)

@@ -1,0 +1,276 @@
+"""The Swin transformer (Liu 2021) from scratch: attention in windows that every second block shifts.
+
+A map of patches, channels last, (batch, rows, columns, dim), passes through stages. A block cuts it into windows and
+attends within each; the next block moves the windows by half a window, so that patches on both sides of a border meet.
+Between stages 2x2 patches are merged into one. The cost of attention grows with the number of patches, not its square.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.swin_config import SWIN_PRESETS, SwinConfig
+from vitlens.models.vit import MLP
+from vitlens.shapes import Images, Logits
+from vitlens.startup import import_without_compiler
+
+import_without_compiler("torchvision")
+from torchvision.ops import StochasticDepth  # noqa: E402
+
+__all__ = ["SWIN_PRESETS", "SwinConfig", "SwinTransformer"]
+
+Pair = tuple[int, int]
+Maps = Float[Tensor, "batch rows columns dim"]
+Windows = Float[Tensor, "windows inside dim"]  # windows of all images; inside: the places of one, row by row
+_TIMM: Final = (("attn.relative_position_bias_table", "position_bias.bias_table"), ("head.fc.", "head."))
+
+
+def window_partition(maps: Maps, window: Pair) -> Windows:
+    """Cut maps into windows of (rows, columns) that do not overlap: (batch x count, window rows x columns, dim)."""
+    down, across = window
+    blocks = maps.unflatten(1, (-1, down)).unflatten(3, (-1, across))  # (batch, count, down, count, across, dim)
+    windows: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(0, 2)  # (batch x count, down x across, dim)
+    return windows
+
+
+def window_reverse(windows: Windows, window: Pair, size: Pair) -> Maps:
+    """The maps of (rows, columns) = size that `window_partition` cut into these windows."""
+    (down, across), (rows, columns) = window, size
+    blocks = windows.unflatten(0, (-1, rows // down, columns // across)).unflatten(3, (down, across))
+    maps: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (batch, rows, columns, dim)
+    return maps
+
+
+def padded_size(size: Pair, window: Pair) -> Pair:
+    """Rows and columns of a map padded, below and on the right, to whole windows."""
+    return size[0] + -size[0] % window[0], size[1] + -size[1] % window[1]
+
+
+def window_shift(size: Pair, window: Pair, shift: Pair) -> Pair:
+    """The shift that is applied: none on an axis on which one window holds the whole map."""
+    return (0 if size[0] <= window[0] else shift[0]), (0 if size[1] <= window[1] else shift[1])
+
+
+def window_mask(size: Pair, window: Pair, shift: Pair) -> Bool[Tensor, "count inside inside"] | None:
+    """Which places of each window may attend to which (True = take part); None where all may attend to all.
+
+    size: (rows, columns) of the map before padding; shift: as applied. The map is padded and rolled by the shift, so a
+    window at the end also holds patches from the start of the map, on the far side of the image: they are kept apart,
+    and so is padding, which attends to itself alone, as a row without any key has no softmax.
+    """
+    rows, columns = padded_size(size, window)
+    if shift == (0, 0) and size == (rows, columns):
+        return None
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)  # places after the roll
+    wrapped = 2 * (row >= rows - shift[0]) + (column >= columns - shift[1])  # (rows, columns)
+    padding = ((row + shift[0]) % rows >= size[0]) | ((column + shift[1]) % columns >= size[1])
+    region = wrapped.masked_fill(padding, -1)
+    inside = window_partition(region[None, :, :, None].float(), window)[..., 0]  # (count, inside)
+    return inside[:, :, None] == inside[:, None, :]
+
+
+def relative_position_index(window: Pair) -> Int[Tensor, "inside inside"]:
+    """For each query and key of a window the number of their offset, query minus key, counted row by row.
+
+    The offsets run from 1 - rows to rows - 1 and from 1 - columns to columns - 1.
+    """
+    rows, columns = window
+    row, column = torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)
+    down = row[:, None] - row + rows - 1  # from 0 to 2 rows - 2
+    across = column[:, None] - column + columns - 1
+    return down * (2 * columns - 1) + across
+
+
+class RelativePositionBias(nn.Module):
+    """A learned number for each head and each offset between two places of a window, added to the scores."""
+
+    index: Tensor
+
+    def __init__(self, window: Pair, heads: int) -> None:
+        super().__init__()
+        offsets = (2 * window[0] - 1) * (2 * window[1] - 1)
+        self.bias_table = nn.Parameter(nn.init.trunc_normal_(torch.empty(offsets, heads), std=0.02))
+        self.register_buffer("index", relative_position_index(window), persistent=False)
+
+    def forward(self) -> Float[Tensor, "heads inside inside"]:
+        """The bias of every pair of places."""
+        return self.bias_table[self.index].permute(2, 0, 1)
+
+
+class SwinBlock(nn.Module):
+    """Pad, shift, cut into windows, attend, and back; then an MLP; each added to the residual stream.
+
+    drop_path: probability, per image and in training, that a branch is dropped.
+    """
+
+    pad_first = True  # for the lens: the map is padded before it is shifted
+
+    def __init__(self, config: SwinConfig, *, stage: int, shifted: bool, drop_path: float = 0.0) -> None:
+        super().__init__()
+        dim, heads = config.widths[stage], config.heads[stage]
+        self.window_size = config.window
+        self.shift_size = (config.window[0] // 2, config.window[1] // 2) if shifted else (0, 0)
+        self.norm1 = nn.LayerNorm(dim)
+        self.position_bias = RelativePositionBias(config.window, heads)
+        self.attn = MultiHeadSelfAttention(
+            dim,
+            heads,
+            qkv_bias=config.qkv_bias,
+            dropout=config.attention_dropout,
+            projection_dropout=config.dropout,
+        )
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = MLP(dim, int(dim * config.mlp_ratio), dropout=config.dropout)
+        self.drop_path = StochasticDepth(drop_path, mode="row")
+
+    def forward(self, maps: Maps) -> Maps:
+        """The residual stream after this block."""
+        maps = maps + self.drop_path(self.attend(self.norm1(maps)))
+        tokens = maps.flatten(1, 2)  # (batch, rows x columns, dim)
+        tokens = tokens + self.drop_path(self.mlp(self.norm2(tokens)))
+        result: Tensor = tokens.unflatten(1, maps.shape[1:3])
+        return result
+
+    def attend(self, maps: Maps) -> Maps:
+        """Attention within each window of the shifted map, put back in place."""
+        batch, rows, columns = maps.shape[:3]
+        size = padded_size((rows, columns), self.window_size)
+        down, across = window_shift((rows, columns), self.window_size, self.shift_size)
+        padded = F.pad(maps, (0, 0, 0, size[1] - columns, 0, size[0] - rows))
+        shifted = padded.roll((-down, -across), dims=(1, 2))
+        windows = window_partition(shifted, self.window_size)  # (batch x count, inside, dim)
+        allowed = window_mask((rows, columns), self.window_size, (down, across))
+        windows = self.attn(windows, self._scores_bias(allowed, batch))
+        shifted = window_reverse(windows, self.window_size, size)
+        return shifted.roll((down, across), dims=(1, 2))[:, :rows, :columns]
+
+    def _scores_bias(self, allowed: Tensor | None, batch: int) -> Float[Tensor, "windows heads inside inside"]:
+        """What is added to the scores: the position bias, and -inf where two places may not attend to each other."""
+        bias: Tensor = self.position_bias()  # (heads, inside, inside)
+        if allowed is None:
+            return bias[None]  # the same for all windows
+        masked = bias.masked_fill(~allowed[:, None].to(bias.device), -torch.inf)  # (count, heads, inside, inside)
+        return masked.repeat(batch, 1, 1, 1)
+
+
+class PatchMerging(nn.Module):
+    """Merges 2x2 patches into one: their features side by side, a norm, and a linear layer to twice the width."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim)
+        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, maps: Maps) -> Float[Tensor, "batch half_rows half_columns more"]:
+        """Maps of half the rows and columns (rounded up) and twice the width."""
+        rows, columns = maps.shape[1:3]
+        maps = F.pad(maps, (0, 0, 0, columns % 2, 0, rows % 2))
+        corners = [maps[:, down::2, across::2] for across in (0, 1) for down in (0, 1)]  # in the paper's code's order
+        result: Tensor = self.reduction(self.norm(torch.cat(corners, dim=-1)))
+        return result
+
+
+class SwinStage(nn.Module):
+    """Patch merging, but in the first stage, then blocks, of which every second shifts its windows."""
+
+    def __init__(self, config: SwinConfig, *, stage: int, drop_paths: list[float]) -> None:
+        super().__init__()
+        self.downsample = PatchMerging(config.widths[stage - 1]) if stage else nn.Identity()
+        self.blocks = nn.Sequential(
+            *(
+                SwinBlock(config, stage=stage, shifted=config.shift and index % 2 == 1, drop_path=drop_path)
+                for index, drop_path in enumerate(drop_paths)
+            )
+        )
+
+    def forward(self, maps: Maps) -> Float[Tensor, "batch stage_rows stage_columns width"]:
+        """The residual stream after this stage."""
+        result: Tensor = self.blocks(self.downsample(maps))
+        return result
+
+
+class PatchMap(nn.Module):
+    """Cuts an image into patches and maps each to a vector, normalised; an incomplete patch is padded with zeros."""
+
+    def __init__(self, patch_size: Pair, dim: int) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, images: Images) -> Maps:
+        """The map of patches, channels last."""
+        height, width = images.shape[-2:]
+        padded = F.pad(images, (0, -width % self.patch_size[1], 0, -height % self.patch_size[0]))
+        result: Tensor = self.norm(self.proj(padded).movedim(1, -1))  # (batch, rows, columns, dim)
+        return result
+
+
+class SwinTransformer(nn.Module):
+    """Images (batch, 3, height, width) of any size, already normalised -> logits (batch, classes).
+
+    The logits are read from the mean over the last stage's patches, after a norm.
+    """
+
+    def __init__(self, config: SwinConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patch_embed = PatchMap(config.patch_size, config.dim)
+        steps = max(sum(config.depths) - 1, 1)
+        drop_paths = [config.drop_path * block / steps for block in range(sum(config.depths))]
+        self.layers = nn.Sequential(
+            *(
+                SwinStage(config, stage=stage, drop_paths=[drop_paths.pop(0) for _ in range(depth)])
+                for stage, depth in enumerate(config.depths)
+            )
+        )
+        self.norm = nn.LayerNorm(config.widths[-1])
+        self.head = nn.Linear(config.widths[-1], config.classes)
+        self.apply(_initialise)
+
+    def forward_features(self, images: Images) -> Maps:
+        """The last stage's map, after the final norm."""
+        result: Tensor = self.norm(self.layers(self.patch_embed(images)))
+        return result
+
+    def forward(self, images: Images) -> Logits:
+        """Logits (batch, classes)."""
+        logits: Tensor = self.head(self.forward_features(images).mean(dim=(1, 2)))
+        return logits
+
+
+def padding_note(config: SwinConfig, image_size: Pair) -> str:
+    """Which maps are padded to whole windows, for images of (height, width); "" where none is."""
+    sizes = [(size, padded_size(size, config.window)) for size in config.maps(image_size)]
+    padded = [
+        f"{size[0]}x{size[1]} patches to {whole[0]}x{whole[1]} in stage {stage}"
+        for stage, (size, whole) in enumerate(sizes)
+        if size != whole
+    ]
+    rows, columns = config.window
+    return f"windows of {rows}x{columns} do not divide every map: padded {', '.join(padded)}" if padded else ""
+
+
+def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the names of `SwinTransformer`, where they have timm's; others are returned unchanged."""
+    renamed = {}
+    for name, value in state.items():
+        for theirs, ours in _TIMM:
+            name = name.replace(theirs, ours)
+        renamed[name] = value
+    return renamed
+
+
+def _initialise(module: nn.Module) -> None:
+    """Truncated normal weights of standard deviation 0.02, zero biases; patch embeddings by their fan-in."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+    elif isinstance(module, nn.Conv2d):
+        nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+    if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+        nn.init.zeros_(module.bias)
