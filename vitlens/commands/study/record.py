@@ -10,6 +10,13 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.scaffold.chapters.record import CHAPTERS, METRICS
 from vitlens.commands.scaffold.trainings import TRAINING, TRAINING_IMAGES
+from vitlens.commands.study.transfer.record import (
+    MAP_ARRAYS,
+    MOVED,
+    PROBE_GAIN,
+    SIMILARITY_ARRAYS,
+    TRANSFER_TABLES,
+)
 from vitlens.records import ArraysOf, Contents, MetricName, TableOf
 from vitlens.schema import Count
 
@@ -106,11 +113,12 @@ STEP = MetricName("step/{model}/{against}")  # a point against the one before it
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
     CHAPTERS, LEFT_OUT, TRAINING, POINTS, TRIALS, DIFFERENCES, STEPS, RECIPES, DESIGN,
+    *TRANSFER_TABLES,
 )  # fmt: skip
 RECORD = Contents(
-    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, *METRICS))),
+    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, PROBE_GAIN, MOVED, *METRICS))),
     tables=TABLES,
-    arrays=(CORRECT, TRAINING_IMAGES),
+    arrays=(CORRECT, TRAINING_IMAGES, MAP_ARRAYS, SIMILARITY_ARRAYS),
 )
 
 
