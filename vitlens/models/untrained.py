@@ -16,12 +16,13 @@ def untrained_like(model: Model, *, seed: int, alias: str | None = None) -> Mode
     alias: its name (None: the model's). Raises UnsupportedError for a model whose architecture is only known by the
     code that made it.
     """
-    architecture = Architecture.from_json(model.architecture)
-    if not SOURCES[architecture.kind].build:
+    source = SOURCES.get(str(model.architecture.get("kind")))
+    if source is None or not source.build:
         raise UnsupportedError(
-            f"expected an architecture that can be built anew with random weights, found {model.alias}, which "
-            f"{architecture.kind} made; try timm:NAME, torchvision:NAME or a run folder"
+            f"expected an architecture that can be built anew with random weights, found {model.alias}, which only its "
+            "own code can make; try timm:NAME, torchvision:NAME or a run folder"
         )
+    architecture = Architecture.from_json(model.architecture)
     with seeded(seed):
         module, _ = build(replace(architecture, image_size=model.input_size))
     cut_heads(module, architecture.pruned)

@@ -24,7 +24,7 @@ Moved = Float[Tensor, "images heads"]  # total variation, a fraction
 _AT_ONCE = 16  # images whose weights are held at a time, of all models
 
 
-def moved_share(before: Weights, after: Weights) -> Float[Tensor, "batch heads"]:
+def moved_share(before: Weights, after: Float[Tensor, "_ _ _ _"]) -> Float[Tensor, "batch heads"]:
     """The share of each head's attention that lies on other keys after than before, mean over queries, in [0, 1].
 
     before, after: weights (batch, heads, query, key), rows summing to 1. Raises InputError for other shapes.
@@ -58,4 +58,5 @@ def attention_moved(before: Model, after: Sequence[Model], images: Split) -> tup
 
 def _by_image(values: Float[Tensor, "batch heads"], images: int) -> Moved:
     """The mean over the windows of each image."""
-    return values.unflatten(0, (images, -1)).mean(1).cpu()
+    moved: Tensor = values.unflatten(0, (images, -1)).mean(1).cpu()
+    return moved
