@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 
 import vitlens
 from tests.backing import unbacked
+from vitlens.cli.main import run
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.commands.study.measure import measure
@@ -209,24 +211,25 @@ def test_every_sentence_is_backed_and_every_figure_there(done, record):
     assert json.loads((done / "results.json").read_text())["status"] == "done"
 
 
-@pytest.mark.slow
 def test_a_stopped_study_goes_on_and_finds_the_same(done, tiny_vit, data, tmp_path, monkeypatch):
     folder, fit, begun = tmp_path / "stopped", training.fit, []
 
     def interrupted(*args: object, **options: object) -> object:
         begun.append(1)
-        if len(begun) == 4:
+        if len(begun) == 3:
             raise KeyboardInterrupt
         return fit(*args, **options)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "fit", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            transfer(str(tiny_vit), data, run=replace(OPTIONS, out=folder))
+            transfer(str(tiny_vit), data, seeds=1, run=replace(OPTIONS, out=folder))
     earlier = (folder / "points" / "full" / "seed-0" / "result.npz").stat().st_mtime_ns
     measure(StudyOptions(resume=folder, run=RunOptions(device="cpu", quiet=True, seed=7)))
     assert (folder / "points" / "full" / "seed-0" / "result.npz").stat().st_mtime_ns == earlier
-    assert (folder / "arrays" / "correct.npz").read_bytes() == (done / "arrays" / "correct.npz").read_bytes()
+    for label in (*(regime.label for regime in REGIMES), "scratch-50"):
+        name = f"points/{label}/seed-0/model.safetensors"
+        assert (folder / name).read_bytes() == (done / name).read_bytes()
     assert not list((folder / "points").rglob("checkpoint"))
 
 
@@ -251,6 +254,19 @@ def test_one_class_or_ten_images_are_refused_before_anything_is_written(tiny_vit
     folder = write_folder(tmp_path / "data", counts)
     with pytest.raises(DataError, match=match):
         transfer(str(tiny_vit), folder, run=replace(OPTIONS, out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "says"), [("medmnist:bloodmnist", "found none"), ("eurosat", "or a network")])
+def test_a_name_without_network_is_one_line_and_exit_code_2(tiny_vit, tmp_path, capsys, name, says, monkeypatch):
+    def no_network(*_: object, **__: object) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    line = ["study", str(tiny_vit), "--kind", "transfer", "--data", name, "--data-dir", str(tmp_path / "data")]
+    assert run([*line, "--out", str(tmp_path / "out")]) == 2
+    (error,) = [text for text in capsys.readouterr().err.splitlines() if text.strip()]
+    assert says in error
     assert not (tmp_path / "out").exists()
 
 
