@@ -190,7 +190,7 @@ def test_similarity_is_one_where_nothing_was_trained(record):
     }
 
 
-def test_maps_show_one_image_of_each_class_with_both_models_own_classes(record):
+def test_maps_show_one_image_of_each_class_with_both_models_own_classes(done, data, record):
     arrays, rows = record.arrays(MAP_ARRAYS), record.rows(MAPS)
     assert [row.name for row in rows] == sorted(NAMES)
     assert all(row.before in "0123456789" for row in rows)  # the digits it was made for
@@ -199,6 +199,9 @@ def test_maps_show_one_image_of_each_class_with_both_models_own_classes(record):
     assert arrays.rollout_before is not None
     assert np.allclose(arrays.rollout_before.sum((1, 2)), arrays.rollout_before.sum((1, 2))[0], atol=0.5)
     assert not np.array_equal(arrays.before, arrays.after)
+    last = vitlens.attention(vitlens.load(str(done / "points" / "full" / "seed-0")), load_data(str(data), part="test"))
+    patches = last[-1][:, :, 0, 1:].mean((0, 1)).unflatten(0, (4, 4))  # the CLS row
+    assert np.allclose(arrays.mean_after, patches, atol=1e-6)
 
 
 def test_every_sentence_is_backed_and_every_figure_there(done, record):
@@ -231,6 +234,7 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tiny_vit, data, tmp_pa
         name = f"points/{label}/seed-0/model.safetensors"
         assert (folder / name).read_bytes() == (done / name).read_bytes()
     assert not list((folder / "points").rglob("checkpoint"))
+    assert not list(unbacked(report(read(read_run(folder)))))  # also with one seed
 
 
 def test_resuming_another_study_is_refused(done, tmp_path):

@@ -128,6 +128,7 @@ EQUAL = (0.60, 0.60, 0.60, 0.60, 0.60)
         ((0.90, 0.90, 0.905, 0.40, 0.5), "wins", "frozen"),
         (LOSES, "loses", "from scratch"),
         (EQUAL, "not decided", "frozen"),
+        ((0.30, 0.60, 0.60, 0.60, 0.60), "not decided", "full"),  # one regime below is not all
     ],
 )
 def test_the_outcome_and_the_choice_follow_from_the_differences(tmp_path, accuracy, expected, chosen):

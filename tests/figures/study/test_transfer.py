@@ -60,11 +60,11 @@ def test_maps_stand_side_by_side_with_their_difference(count):
     images, before, after = (random.random((count, *shape)) for shape in ((3, 32, 32), (4, 4), (4, 4)))
     names = [(f"class {i}", "a long class name of the model before", "class 0") for i in range(count)]
     figure = before_and_after(
-        images=images, before=before, after=after, mean=(after - before).mean(0), names=names, n=64,
+        images=images, before=before, after=after, means=(before.mean(0), after.mean(0)), names=names, n=64,
         label="attention per patch", title="Before and after",
     )  # fmt: skip
     drawn = [axes for axes in figure.axes if axes.images]
-    assert len(drawn) >= 4 * count + 1
+    assert len(drawn) >= 4 * count + 3
     assert figure.get_figheight() <= TALL + 0.4
     assert {"image", "before", "after", "difference", "mean, n = 64", "class 0"} <= set(texts(figure))
     assert not cut_off(figure)
@@ -76,6 +76,6 @@ def test_maps_of_other_shapes_are_refused():
     images = np.zeros((1, 3, 8, 8))
     with pytest.raises(InputError, match="maps of one shape"):
         before_and_after(
-            images=images, before=np.zeros((1, 2, 2)), after=np.zeros((1, 3, 3)), mean=None, names=[("a", "b", "c")],
+            images=images, before=np.zeros((1, 2, 2)), after=np.zeros((1, 3, 3)), means=None, names=[("a", "b", "c")],
             n=1, label="x", title="y",
         )  # fmt: skip

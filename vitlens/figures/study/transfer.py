@@ -88,7 +88,7 @@ def accuracy_by_share(*, lines: Mapping[str, Line], order: Sequence[str], chance
     axes.xaxis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y")
-    axes.legend(loc="best")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(lines) + 1)
     heading(figure, title)
     return figure
 
@@ -107,7 +107,7 @@ def similarity_by_layer(*, lines: Mapping[str, Line], order: Sequence[str], titl
     axes.set(ylim=(min(0.0, axes.get_ylim()[0]), 1.03), xlabel="layer", title="CKA of a layer before and after")
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 5, 10]))
     axes.grid(axis="y")
-    axes.legend(loc="best")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(lines) + 1)
     heading(figure, title)
     return figure
 

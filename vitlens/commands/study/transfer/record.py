@@ -177,12 +177,13 @@ Stack = Annotated[Values, Form("f", (None, None, None))]  # (images, rows, colum
 @dataclass(frozen=True)
 class MapArrays:
     """The images of the maps, and each map before and after: attention of the last layer, mean over heads, and rollout
-    (None where the model has none); where: the change of the last layer's map, mean over all compared images."""
+    (None where the model has none); mean_before, mean_after: of the last layer's map, over all compared images."""
 
     images: Pixels
     before: Stack
     after: Stack
-    where: Annotated[Values, Form("f", (None, None))]
+    mean_before: Annotated[Values, Form("f", (None, None))]
+    mean_after: Annotated[Values, Form("f", (None, None))]
     rollout_before: Stack | None = None
     rollout_after: Stack | None = None
 

@@ -36,9 +36,9 @@ def write_maps(folder: RunFolder, setup: TransferSetup) -> None:
     files = chosen.files or tuple(f"image {number}" for number in range(len(chosen)))
     folder.write(MAPS, [MapRow(*row) for row in zip(files, names, *told, strict=True)])
     pixels = chosen.source.read(torch.arange(len(chosen)))
-    where = (maps[1] - maps[0]).mean(0)
+    means = [each.mean(0).numpy() for each in maps]
     shown_rollout = [None if each is None else each.numpy() for each in rolled]
-    arrays = MapArrays(pixels.cpu().numpy(), pairs[0].numpy(), pairs[1].numpy(), where.numpy(), *shown_rollout)
+    arrays = MapArrays(pixels.cpu().numpy(), pairs[0].numpy(), pairs[1].numpy(), *means, *shown_rollout)
     folder.save(MAP_ARRAYS, arrays)
 
 

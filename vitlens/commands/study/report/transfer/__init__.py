@@ -48,8 +48,8 @@ def _limits(facts: TransferFacts) -> Iterator[Sentence]:
     """What could overturn the findings; at most five."""
     design = facts.design
     yield Sentence(
-        f"One learning rate a regime, not searched, and {design.epochs} epochs: training from scratch often needs many "
-        "more epochs, so the advantage of transfer holds for this budget.",
+        f"One learning rate a regime, not searched on these images, and {design.epochs} epochs: training from scratch "
+        "often needs many more epochs, so the advantage of transfer holds for this budget.",
         (design,),
     )
     yield Sentence(

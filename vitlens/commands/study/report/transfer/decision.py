@@ -190,7 +190,8 @@ def _range(facts: TransferFacts) -> Iterator[Sentence]:
 
 
 def _listed(counts: list[int]) -> str:
-    return " and ".join(f"{count:,}" for count in counts)
+    *most, last = (f"{count:,}" for count in counts)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _not_tested(facts: TransferFacts) -> Iterator[Sentence]:

@@ -47,8 +47,8 @@ def attention_section(facts: TransferFacts) -> Section:
     caption = (
         "Attention of the last layer, mean over heads, of the model as it was given and after full training (first "
         "seed), on one test image of each class: the first, not chosen by its maps. Under each: the class, the "
-        "prediction before, among the model's own classes, and after. The last row is the mean change over all "
-        "compared images, by place."
+        "prediction before, among the model's own classes, and after. The last row is the mean over all "
+        "compared images."
     )
     maps = FigureSpec("maps_before_after", caption, partial(_draw_maps, facts, rollout=False))
     columns = {
@@ -163,7 +163,7 @@ def _draw_maps(facts: TransferFacts, *, rollout: bool) -> "Figure":
         images=arrays.images / 255.0,
         before=first,
         after=second,
-        mean=None if rollout else arrays.where,
+        means=None if rollout else (arrays.mean_before, arrays.mean_after),
         names=[(row.name, row.before, row.after) for row in facts.record.rows(MAPS)],
         n=facts.design.compared,
         label=f"rollout, {_LABEL}" if rollout else _LABEL,

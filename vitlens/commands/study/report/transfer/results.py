@@ -237,9 +237,9 @@ def training_section(facts: TransferFacts) -> Section:
         Sentence("; ".join(f"**{regime.words}**: {regime.meaning}" for regime in REGIMES) + ".", says="setting"),
         Sentence(
             "All regimes have the same augmentation (mirroring, where the data allows it) but the frozen one, whose "
-            "features are computed once, and all but the frozen one the same number of epochs. Learning rates are not "
-            "searched: training from random weights takes the larger steps of `--recipe short`. The last weights are "
-            "tested; test images choose nothing.",
+            "features are computed once, and all but the frozen one the same number of epochs. Learning rates "
+            "are fixed, from trials on other images (see the recipes): training from random weights takes larger "
+            "steps. The last weights are tested; test images choose nothing.",
             says="setting",
         ),
         Sentence(
