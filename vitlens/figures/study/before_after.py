@@ -35,8 +35,8 @@ def before_and_after(
     """Rows of an image, its map before, after, and after minus before; a last row with means over many images.
 
     images: (batch, 3, height, width) in [0, 1]; before, after: (batch, rows, columns), with one scale of colours;
-    means: of n images, (rows, columns) before and after, or None; names: of each image its class and both predictions; label:
-    the unit of the maps. Differences have one symmetric scale. Raises InputError where shapes do not fit.
+    means: of n images, (rows, columns) before and after, or None; names: of each image its class and both predictions;
+    label: the unit of the maps. Differences have one symmetric scale. Raises InputError where shapes do not fit.
     """
     pictures = as_images(images)
     first, second = (
