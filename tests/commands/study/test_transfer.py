@@ -35,6 +35,7 @@ from vitlens.commands.study.transfer.record import (
     SHARE_GAPS,
     SHARE_ROWS,
     SIMILARITIES,
+    SIMILARITY_ARRAYS,
     TRANSFER,
 )
 from vitlens.commands.study.transfer.regimes import DISTILLED, FROZEN, FULL, LAST, REGIMES, SCRATCH
@@ -181,6 +182,9 @@ def test_shifts_are_those_of_the_public_statistics(done, data, record, tiny_vit)
 
 
 def test_similarity_is_one_where_nothing_was_trained(record):
+    pairs = record.arrays(SIMILARITY_ARRAYS).cka
+    assert pairs[0][0, 0] == pytest.approx(1.0, abs=1e-6)
+    assert {values.shape for values in pairs.values()} == {(2, 2)}
     rows = {(row.label, row.layer): row.cka for row in record.rows(SIMILARITIES)}
     assert rows[LAST.label, 0] == pytest.approx(1.0, abs=1e-6)
     assert rows[FULL.label, 1] < 1

@@ -190,7 +190,7 @@ class MapArrays:
 
 @dataclass(frozen=True)
 class SimilarityArrays:
-    """cka: by place of its regime among those in the table, (layers before, layers after), of the first seed."""
+    """cka: by place of its regime among those that change features, (layers before, layers after); first seed."""
 
     cka: Annotated[Mapping[int, Values], Form("f", (None, None))]
 

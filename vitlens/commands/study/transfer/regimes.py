@@ -24,6 +24,7 @@ DISTILLED: Final = Regime(
 )
 REGIMES: Final = (FROZEN, LAST, FULL, SCRATCH, DISTILLED)
 WORDS: Final = {regime.label: regime.words for regime in REGIMES}
+CHANGED: Final = (LAST, FULL, SCRATCH, DISTILLED)  # their features; the frozen regime keeps all
 BY_SHARE: Final = (FROZEN, FULL, SCRATCH)  # also trained on fewer images
 PRETRAINED: Final = "pretrained"  # models that are not trained here
 RANDOM: Final = "random"

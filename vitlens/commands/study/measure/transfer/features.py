@@ -22,22 +22,11 @@ from vitlens.commands.study.transfer.record import (
     SimilarityArrays,
     SimilarityRow,
 )
-from vitlens.commands.study.transfer.regimes import (
-    DISTILLED,
-    FULL,
-    LAST,
-    PRETRAINED,
-    RANDOM,
-    SCRATCH,
-    SIMILAR,
-    Regime,
-)
+from vitlens.commands.study.transfer.regimes import CHANGED, FULL, PRETRAINED, RANDOM, SIMILAR, Regime
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.models.untrained import untrained_like
 from vitlens.uncertainty import bootstrap_difference
-
-TRAINED = (LAST, FULL, SCRATCH, DISTILLED)  # the frozen regime keeps all features
 
 
 def similar(setup: TransferSetup) -> Split:
@@ -49,7 +38,7 @@ def write_similarity(folder: RunFolder, setup: TransferSetup) -> None:
     """Write the CKA between the layers before and after, of every regime that changes them."""
     images, rows, matrices = similar(setup), list[SimilarityRow](), dict[int, np.ndarray]()
     before = _read(setup.start(), images)
-    for place, regime in enumerate(TRAINED):
+    for place, regime in enumerate(CHANGED):
         found = [similarity(before, _read(model, images)) for model in models_of(setup, folder.path, regime)]
         rows += _similarity_rows(regime, found)
         matrices[place] = found[0].values.numpy()

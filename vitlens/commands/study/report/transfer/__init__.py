@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from vitlens.commands.study.report.transfer.attention import attention_section, head_appendix
 from vitlens.commands.study.report.transfer.decision import findings, recommendation, verdicts, why_section
 from vitlens.commands.study.report.transfer.facts import TransferFacts
-from vitlens.commands.study.report.transfer.inside import attention_section, feature_section, head_appendix
+from vitlens.commands.study.report.transfer.layers import feature_section, layer_appendix
 from vitlens.commands.study.report.transfer.results import (
     convergence_section,
     difference_section,
@@ -40,7 +41,11 @@ def transfer_report(record: Record) -> Document:
         limits=tuple(_limits(facts)),
         verdicts=tuple(verdicts(facts)),
         findings=ranked(findings(facts)),
-        appendix=(head_appendix(facts), Section("Recipes", (), tuple(recipe_tables(facts)))),
+        appendix=(
+            head_appendix(facts),
+            layer_appendix(facts),
+            Section("Recipes", (), tuple(recipe_tables(facts))),
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""What changed inside: attention by head, image and class, and the features by layer; sections of the report."""
+"""What changed in the attention of each head, by image and class: sections of the report."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -16,15 +16,10 @@ from vitlens.commands.study.transfer.record import (
     MAP_ARRAYS,
     MAPS,
     MOVED,
-    PROBE_GAIN,
-    PROBES,
-    SIMILARITIES,
     HeadChangeRow,
     HeadShiftRow,
-    ProbeRow,
-    SimilarityRow,
 )
-from vitlens.commands.study.transfer.regimes import FULL, LAST, PRETRAINED, RANDOM, STATISTICS, WORDS
+from vitlens.commands.study.transfer.regimes import FULL, LAST, STATISTICS
 from vitlens.report.document import FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words
 from vitlens.uncertainty import LEVEL, Estimate
@@ -169,82 +164,6 @@ def _draw_maps(facts: TransferFacts, *, rollout: bool) -> "Figure":
         label=f"rollout, {_LABEL}" if rollout else _LABEL,
         title=f"{'Rollout' if rollout else 'Last-layer attention'} before and after full training",
     )
-
-
-def feature_section(facts: TransferFacts) -> Section:
-    """CKA between the layers before and after, and linear probes on the layers."""
-    first = "CKA between each layer before and after, on test images, with 95 % intervals (jackknife); mean over seeds."
-    second = (
-        "Accuracy of a linear probe on the features of each layer, fitted on the training images: of the pretrained "
-        "model, of random weights, and after full training (first seed); 95 % intervals over test images."
-    )
-    figures = (
-        FigureSpec("layer_similarity", first, partial(_draw_similarity, facts)),
-        FigureSpec("probes", second, partial(_draw_probes, facts)),
-    )
-    sentences = (*_similar(facts), *_probed(facts))
-    return Section("Features before and after", sentences, (), figures, "What happened to the features?", True)
-
-
-def _similar(facts: TransferFacts) -> Iterator[Sentence]:
-    rows = [row for row in facts.record.rows(SIMILARITIES) if row.label == FULL.label]
-    if not rows:
-        return
-    least, last = min(rows, key=lambda row: row.cka), rows[-1]
-    yield Sentence(
-        f"After full training, layer {last.layer} has CKA {_cka(last)} with the same layer before; the least similar "
-        f"is layer {least.layer}, {_cka(least)} (n = {facts.design.similar}).",
-        (last, least, facts.design),
-    )
-
-
-def _cka(row: SimilarityRow) -> str:
-    return in_words(Estimate(row.cka, row.low, row.high, unit=""))
-
-
-def _probed(facts: TransferFacts) -> Iterator[Sentence]:
-    rows = facts.record.rows(PROBES)
-    ends = {label: [row for row in rows if row.label == label][-1] for label in (PRETRAINED, RANDOM, FULL.label)}
-    gain = facts.record.metric(PROBE_GAIN(model=PRETRAINED, against=RANDOM))
-    later = facts.record.metric(PROBE_GAIN(model=FULL.label, against=PRETRAINED))
-    yield Sentence(
-        f"A linear probe on the last layer reaches {_accuracy(ends[PRETRAINED])} with the pretrained weights, "
-        f"{_accuracy(ends[RANDOM])} with random ones (difference {in_words(gain)}), and "
-        f"{_accuracy(ends[FULL.label])} after full training (difference to pretrained {in_words(later)}).",
-        (*ends.values(), gain, later),
-    )
-
-
-def _accuracy(row: ProbeRow) -> str:
-    return in_words(Estimate(row.accuracy, row.low, row.high))
-
-
-def _draw_similarity(facts: TransferFacts) -> "Figure":
-    from vitlens.figures.study.transfer import similarity_by_layer
-
-    lines: dict[str, list[tuple[float, float, float, float]]] = {}
-    for row in facts.record.rows(SIMILARITIES):
-        ends = (row.cka if end is None else end for end in (row.low, row.high))
-        lines.setdefault(words(row.label), []).append((row.layer, row.cka, *ends))  # type: ignore[arg-type]
-    return similarity_by_layer(
-        lines=lines, order=tuple(WORDS.values()), title=f"Similarity of the layers to {facts.design.model}"
-    )
-
-
-def _draw_probes(facts: TransferFacts) -> "Figure":
-    from vitlens.figures.features.depth import DepthCurve, accuracy_by_depth
-
-    curves = []
-    for label in (PRETRAINED, RANDOM, FULL.label):
-        rows = [row for row in facts.record.rows(PROBES) if row.label == label]
-        ends = [[row.accuracy if end is None else end for end in (row.low, row.high)] for row in rows]
-        values = [row.accuracy for row in rows]
-        name = label if label in (PRETRAINED, RANDOM) else f"after {words(label)} training"
-        curves.append(DepthCurve(name, values, [low for low, _ in ends], [high for _, high in ends]))
-    return accuracy_by_depth(
-        panels={"linear probe": curves}, chance=1 / facts.design.classes, n=facts.design.test_images,
-        title="Linear probes on the layers before and after",
-    )  # fmt: skip
 
 
 def head_appendix(facts: TransferFacts) -> Section:
