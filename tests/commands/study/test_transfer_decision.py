@@ -190,9 +190,14 @@ def test_catching_up_is_found_in_a_record_or_said_not_to_be_reached(tmp_path):
     assert found.share == 0.5
     never = facts_of(tmp_path / "never", WINS)
     assert caught_up_at(never.share_gaps(FULL)) is None
-    texts = [share_section(facts).sentences[0] for facts in (reached_at_half, never)]
+    wide = facts_of(tmp_path / "wide", (0.6, 0.6, 0.6, 0.59, 0.6), seeds=1)
+    last = wide.share_gaps(FULL)[-1]
+    object.__setattr__(wide, "share_gaps", lambda _: [replace(last, gap=1.0, low=-9.0, high=11.0)])
+    texts = [share_section(facts).sentences[0] for facts in (reached_at_half, never, wide)]
     assert texts[0].rows == (found,)
-    assert texts[0].text != texts[1].text
+    assert len({sentence.text for sentence in texts}) == 3
+    assert "not reached" in texts[1].text
+    assert "not decided" in texts[2].text
 
 
 def test_one_seed_decides_nothing(tmp_path):

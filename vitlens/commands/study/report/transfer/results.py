@@ -24,7 +24,7 @@ from vitlens.commands.study.transfer.record import (
     ReachedRow,
     RegimeRow,
 )
-from vitlens.commands.study.transfer.regimes import BY_SHARE, FROZEN, FULL, MARGIN, REACHED, REGIMES, WORDS
+from vitlens.commands.study.transfer.regimes import BY_SHARE, FROZEN, FULL, MARGIN, REACHED, REGIMES, WORDS, Regime
 from vitlens.report.document import FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_time, in_words, number, percent
 from vitlens.uncertainty import Estimate
@@ -182,13 +182,12 @@ def share_section(facts: TransferFacts) -> Section:
         f"Training from scratch has caught up at a share where the interval's upper end of the advantage is at most "
         f"{MARGIN:g} points there and at all larger shares."
     )
-    sentences = (*(_catch_up(facts, label) for label in (FULL, FROZEN)), Sentence(rule, (MARGIN,), "method"))
+    sentences = (*(_catch_up(facts, regime) for regime in (FULL, FROZEN)), Sentence(rule, (MARGIN,), "method"))
     question = "With how many images does training from scratch catch up?"
     return Section("Number of images", sentences, (table,), (figure,), question, True)
 
 
-def _catch_up(facts: TransferFacts, regime: object) -> Sentence:
-    own = FULL if regime == FULL else FROZEN
+def _catch_up(facts: TransferFacts, own: Regime) -> Sentence:
     rows = facts.share_gaps(own)
     found, last = caught_up_at(rows), rows[-1]
     if found is not None:
@@ -197,11 +196,12 @@ def _catch_up(facts: TransferFacts, regime: object) -> Sentence:
             f"({found.images:,})."
         )
         return Sentence(text, (found,))
-    verb = "is still behind" if state_of(last) == "behind" else "may or may not be behind"
-    text = (
-        f"The share at which training from scratch catches up with {own.words} is not reached: on all {last.images:,} "
-        f"images it {verb}, by {in_words(share_estimate(last))}."
+    told = (
+        f"The share at which training from scratch catches up with {own.words} is not reached"
+        if state_of(last) == "behind"
+        else f"It is not decided at which share training from scratch catches up with {own.words}"
     )
+    text = f"{told}: on all {last.images:,} images {own.words} minus from scratch is {in_words(share_estimate(last))}."
     return Sentence(text, (last, share_estimate(last)))
 
 
