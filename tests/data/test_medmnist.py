@@ -4,7 +4,7 @@ import torch
 
 from vitlens.data.catalogue import load_data
 from vitlens.data.medmnist import is_medmnist, load_medmnist
-from vitlens.errors import DataError
+from vitlens.errors import DataError, UnknownNameError
 
 GREY = np.arange(10 * 4 * 6, dtype=np.uint8).reshape(10, 4, 6)
 
@@ -29,6 +29,19 @@ def test_the_parts_are_those_of_the_file(tmp_path):
     assert torch.equal(test.source.read(torch.arange(4))[:, 0], torch.from_numpy(GREY[:4] + 2))
     assert "test part" in test.notes[0]
     assert "train part" in train.notes[0]
+
+
+@pytest.mark.parametrize("name", ["bloodmnist", "medmnist:bloodmnist"])
+def test_a_set_is_read_by_name_from_the_data_folder(tmp_path, name):
+    with pytest.raises(DataError, match=r"expected bloodmnist\.npz of MedMNIST in .* found none; download it from"):
+        load_data(name, data_dir=tmp_path)
+    medmnist(tmp_path / "bloodmnist.npz")
+    assert len(load_data(name, part="train", data_dir=tmp_path)) == 6
+
+
+def test_an_unknown_set_is_refused_with_the_nearest_name(tmp_path):
+    with pytest.raises(UnknownNameError, match="no MedMNIST set 'bloodmist'; did you mean 'bloodmnist'"):
+        load_data("medmnist:bloodmist", data_dir=tmp_path)
 
 
 def test_without_a_test_part_val_is_used(tmp_path):

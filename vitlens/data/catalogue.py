@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitlens.data.folder import list_images, load_listing
+from vitlens.data.medmnist import NAMES, PREFIX, is_medmnist_name
 from vitlens.data.reading import Progress
 from vitlens.data.registry import LAYOUTS, SETS, DataRequest
 from vitlens.data.split import Split
@@ -56,6 +57,10 @@ def _reader_of(request: DataRequest) -> str:
     for layout in LAYOUTS:
         if resolved(layout.recognises)(path):
             return layout.load
+    if is_medmnist_name(name):
+        return "vitlens.data.medmnist:load_named"
+    if name.startswith(PREFIX):
+        raise UnknownNameError("MedMNIST set", name.removeprefix(PREFIX), NAMES, hint="https://medmnist.com")
     if path.is_file():
         raise DataError(
             f"expected a folder, an .npz or a name for --data, found the file {name!r}; try --images {name}"

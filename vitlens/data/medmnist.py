@@ -3,6 +3,7 @@
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -14,11 +15,32 @@ from vitlens.errors import DataError
 from vitlens.names import Part
 
 _PARTS = ("train", "val", "test")
+PREFIX: Final = "medmnist:"
+NAMES: Final = (  # of one label an image, 2-D
+    "pathmnist", "dermamnist", "octmnist", "pneumoniamnist", "retinamnist", "breastmnist", "bloodmnist", "tissuemnist",
+    "organamnist", "organcmnist", "organsmnist",
+)  # fmt: skip
 
 
 def is_medmnist(path: Path) -> bool:
     """Whether a path is an .npz with images by part, and none without a part. Raises DataError for a damaged file."""
     return is_arrays(path) and bool(_parts_in(path))
+
+
+def is_medmnist_name(name: str) -> bool:
+    """Whether a name is that of a MedMNIST set, with or without the prefix "medmnist:"."""
+    return name.removeprefix(PREFIX) in NAMES
+
+
+def load_named(request: DataRequest) -> Split:
+    """The requested part of NAME.npz in the data folder. Raises DataError where the file is not there."""
+    path = request.data_dir / f"{request.name.removeprefix(PREFIX)}.npz"
+    if not path.is_file():
+        raise DataError(
+            f"expected {path.name} of MedMNIST in {request.data_dir}, found none; download it from "
+            "https://medmnist.com and put it there, or name it with --data FILE.npz"
+        )
+    return load_medmnist(path, part=request.part)
 
 
 def load(request: DataRequest) -> Split:

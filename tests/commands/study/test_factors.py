@@ -11,7 +11,7 @@ from tests.backing import unbacked
 from vitlens.analysis.answers.seeds import accuracy_over_seeds
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.publish import read_folder
-from vitlens.commands.study.measure.points import _compare
+from vitlens.commands.study.measure.points import write_comparisons
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import (
     ACCURACY,
@@ -63,9 +63,9 @@ def record_of(folder: Path, correct: Correct, *, steps: bool = True) -> Record:
         run_folder.write(DESIGN, [DesignRow("pooling", 6, seeds, 5000, 10)])
         rows = [PointRow(label, f"point {label}", "vit-mini", None, 10, 20, 30, 5000, 9.5, 3.0) for label in correct]
         run_folder.write(POINTS, rows)
-        _compare(run_folder, DIFFERENCES, DIFFERENCE, [(label, LABELS[0]) for label in LABELS[1:]], correct)
+        write_comparisons(run_folder, DIFFERENCES, DIFFERENCE, [(label, LABELS[0]) for label in LABELS[1:]], correct)
         if steps:
-            _compare(run_folder, STEPS, STEP, list(zip(LABELS[1:], LABELS[:-1])), correct)
+            write_comparisons(run_folder, STEPS, STEP, list(zip(LABELS[1:], LABELS[:-1])), correct)
         run_folder.finish()
     return read_folder(folder)
 

@@ -181,6 +181,9 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     }
 )  # fmt: skip
 
+TRANSFER: Final = "transfer"  # a model to another data set, see transfer/regimes.py
+KIND_NAMES: Final = (*KINDS, TRANSFER)
+
 
 def epochs_for(data: str) -> int:
     """Epochs on a data set without --epochs."""

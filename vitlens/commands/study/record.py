@@ -11,6 +11,13 @@ from vitlens.archives import Form
 from vitlens.commands.scaffold.chapters.record import CHAPTERS, METRICS
 from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS
 from vitlens.commands.scaffold.trainings import TRAINING, TRAINING_IMAGES
+from vitlens.commands.study.transfer.record import (
+    MAP_ARRAYS,
+    MOVED,
+    PROBE_GAIN,
+    SIMILARITY_ARRAYS,
+    TRANSFER_TABLES,
+)
 from vitlens.records import ArraysOf, Contents, MetricName, TableOf
 from vitlens.schema import Count
 
@@ -111,11 +118,12 @@ STEP = MetricName("step/{model}/{against}")  # a point against the one before it
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
     CHAPTERS, LEFT_OUT, TRAINING, POINTS, TRIALS, DIFFERENCES, STEPS, RECIPES, DESIGN, AGAINST_BEST, FIELDS,
+    *TRANSFER_TABLES,
 )  # fmt: skip
 RECORD = Contents(
-    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, BEST, *METRICS))),
+    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, BEST, PROBE_GAIN, MOVED, *METRICS))),
     tables=TABLES,
-    arrays=(CORRECT, TRAINING_IMAGES, FIELD_MAPS),
+    arrays=(CORRECT, TRAINING_IMAGES, FIELD_MAPS, MAP_ARRAYS, SIMILARITY_ARRAYS),
 )
 
 

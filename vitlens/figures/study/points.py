@@ -49,7 +49,7 @@ def points_in_rows(*, points: Sequence[StudyPoint], chance: float, title: str) -
     places = np.arange(len(points))
     figure = sheet(WIDE, 0.8 + 0.33 * len(points))
     left, *others = figure.subplots(1, 1 + len(_COSTS), sharey=True, width_ratios=(2.4, 1, 1))
-    _chance_line(left, chance, upright=True)
+    chance_line(left, chance, upright=True)
     for place, row, point in zip(places, values, points):
         left.plot(row[1:3], [place, place], color=BLUE, linewidth=1.4)
         left.plot(100 * np.asarray(point.seeds), np.full(len(point.seeds), place), "|", color=GREY, markersize=7)
@@ -61,7 +61,7 @@ def points_in_rows(*, points: Sequence[StudyPoint], chance: float, title: str) -
     for axes, cost, (_, name, _) in zip(others, costs.T, _COSTS):
         _costs(axes, cost, places.astype(float), cost, "o-", GREY, upright=True)
         axes.set_title(f"{name} (log)".replace(" ", "\n", 1))
-        _logarithmic(axes, "x")
+        logarithmic(axes, "x")
         axes.tick_params(axis="y", length=0)
     left.grid(axis="x")
     heading(figure, title)
@@ -86,7 +86,7 @@ def points_along(
     panels = 1 + len(_COSTS) * costs
     figure = sheet(WIDE if costs else WIDE * 0.7, 2.6)
     first, *others = figure.subplots(1, panels, squeeze=False, width_ratios=(1.5, 1, 1)[:panels])[0]
-    _chance_line(first, chance, upright=False)
+    chance_line(first, chance, upright=False)
     for index, (name, points) in enumerate(series.items()):
         colour, marker = SERIES[index % len(SERIES)], _MARKERS[index % len(_MARKERS)]
         values, spent = _values(points)
@@ -103,7 +103,7 @@ def points_along(
     first.set(ylim=(0, 100), title="accuracy on test images (%)")
     for axes, (_, name, _) in zip(others, _COSTS):
         axes.set(title=f"{name} (logarithmic)")
-        _logarithmic(axes, "y")
+        logarithmic(axes, "y")
     every = sorted({float(place) for of_series in places.values() for place in np.asarray(of_series)})
     for axes in (first, *others):
         axes.set(xscale="log", xlabel=axis, xlim=(every[0] / 1.35, every[-1] * 1.35))
@@ -131,7 +131,7 @@ def _values(points: Sequence[StudyPoint]) -> tuple[Array, Array]:
     return values, costs
 
 
-def _chance_line(axes: Axes, chance: float, *, upright: bool) -> None:
+def chance_line(axes: Axes, chance: float, *, upright: bool) -> None:
     """Draw the accuracy of guessing as a dashed line."""
     line = axes.axvline if upright else axes.axhline
     line(100 * chance, color=GREY, linestyle="--", linewidth=0.9, label=f"guessing: {100 * chance:.0f} %")
@@ -149,7 +149,7 @@ def _costs(axes: Axes, x: Array, y: Array, values: Array, style: str, colour: st
         )  # fmt: skip
 
 
-def _logarithmic(axes: Axes, side: str) -> None:
+def logarithmic(axes: Axes, side: str) -> None:
     """Make an axis logarithmic, without ticks, with room for the numbers beside its points."""
     axis = axes.xaxis if side == "x" else axes.yaxis
     axes.set(**{f"{side}scale": "log"})

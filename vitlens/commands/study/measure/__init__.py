@@ -18,6 +18,7 @@ from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.targets import require_labelled
 from vitlens.commands.study.measure.chapters import Chapters, trained_first
 from vitlens.commands.study.measure.points import measure_points
+from vitlens.commands.study.measure.transfer import is_transfer, measure_transfer
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LEFT_OUT, TABLES, LeftOutRow, left_out_words
 from vitlens.errors import InputError, UnsupportedError
@@ -34,7 +35,7 @@ NEED_LABELS: Final = ("evaluate", "compare", "features")  # chapters that are le
 
 
 def measure(options: StudyOptions) -> Path:
-    """Train the presets, evaluate all models and analyse the ViTs; or train the points of one --kind.
+    """Train the presets, evaluate all models and analyse the ViTs; or train the points of one --kind, or adapt a model.
 
     Returns the report's path. Raises UnsupportedError where none of the models can be analysed.
     """
@@ -45,7 +46,7 @@ def measure(options: StudyOptions) -> Path:
                 f"expected --data with {option}, which trains its models on labels, found "
                 f"{'--images' if options.images else '--predicted'}; leave it out"
             )
-        return measure_points(options)
+        return measure_transfer(options) if is_transfer(options) else measure_points(options)
     if options.seeds is not None:
         raise InputError(f"expected --kind with --seeds {options.seeds}, found a whole study; try --kind architecture")
     return _measure_whole(options)

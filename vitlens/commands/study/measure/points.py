@@ -235,13 +235,13 @@ def _write(folder: RunFolder, plan: PointsPlan, setup: StudySetup, trials: Mappi
     )
     first, *others = kind.points
     pairs = [(point.label, point.against or first.label) for point in others]
-    _compare(folder, DIFFERENCES, DIFFERENCE, pairs, correct)
+    write_comparisons(folder, DIFFERENCES, DIFFERENCE, pairs, correct)
     if kind.steps:
         labels = [point.label for point in kind.points]
-        _compare(folder, STEPS, STEP, list(zip(labels[1:], labels[:-1])), correct)
+        write_comparisons(folder, STEPS, STEP, list(zip(labels[1:], labels[:-1])), correct)
     if kind.untested:
         best = max(correct, key=lambda label: float(correct[label].mean()))
-        _compare(folder, AGAINST_BEST, BEST, [(label, best) for label in correct if label != best], correct)
+        write_comparisons(folder, AGAINST_BEST, BEST, [(label, best) for label in correct if label != best], correct)
     write_point_fields(folder, kind, setup)
     folder.save(CORRECT, CorrectArrays(dict(enumerate(correct.values()))))
 
@@ -273,7 +273,7 @@ def _trial_rows(label: str, trials: Sequence[Trial], seed: int) -> list[TrialRow
     ]
 
 
-def _compare(
+def write_comparisons(
     folder: RunFolder,
     table: TableOf[ComparisonRow],
     metric: MetricName,

@@ -116,15 +116,19 @@ def run_trial(
     resume: use a finished result, or continue from a checkpoint. The weights stay in the folder, the checkpoint does
     not.
     """
-    trial = _read(folder / RESULT, images=len(setup.test)) if resume else None
+    trial = read_trial(folder / RESULT, images=len(setup.test)) if resume else None
     if trial is None:
         trial = _trained(setup, point, folder, seed=seed, resume=resume, progress=progress)
-        _write(folder / RESULT, trial)
-    # if a run is killed between the result and this, the next run removes it
+        write_trial(folder / RESULT, trial)
+    remove_spare(folder)
+    return trial
+
+
+def remove_spare(folder: Path) -> None:
+    """Remove what a finished training no longer needs; where a run was killed before this, the next run does it."""
     shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
     for spare in (folder / BEST_FILE, *folder.glob(".*-*.safetensors"), *folder.glob(".result-*.npz")):
         spare.unlink(missing_ok=True)  # the second copy of the weights, and unfinished files of a killed run
-    return trial
 
 
 def _trained(
@@ -158,12 +162,13 @@ def _trained(
     )
 
 
-def _write(path: Path, trial: Trial) -> None:
+def write_trial(path: Path, trial: Trial) -> None:
+    """Write a finished result."""
     write_arrays(path, {"correct": trial.correct, **{name: np.array(getattr(trial, name)) for name in _FIELDS}})
 
 
-def _read(path: Path, *, images: int) -> Trial | None:
-    """A finished result, or None. Raises InputError where it is of other images."""
+def read_trial(path: Path, *, images: int) -> Trial | None:
+    """A finished result, or None where there is none. Raises InputError where it is of other images."""
     if not path.is_file():
         return None
     arrays = read_arrays(path)

@@ -29,7 +29,7 @@ from vitlens.training.head import require_cacheable
 from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
 
 _PARTS: Final[tuple[Part, ...]] = ("train", "test")
-_OF_DIGITS: Final = ("digits", "mnist", "svhn")  # data sets of digits, which mirroring would change
+OF_DIGITS: Final = ("digits", "mnist", "svhn")  # data sets of digits, which mirroring would change
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def base_recipe(plan: TrainPlan) -> Recipe:
         return recipe_for(plan.model, plan.data, named=plan.named)
     if plan.tuning.freeze:
         return FROZEN
-    return replace(FINE_TUNING, flip=False) if plan.data in _OF_DIGITS else FINE_TUNING
+    return replace(FINE_TUNING, flip=False) if plan.data in OF_DIGITS else FINE_TUNING
 
 
 def shape_with_token(model: str, shape: Overrides, teaching: TeacherOptions) -> Overrides:

@@ -1,0 +1,1 @@
+"""`vitlens study --kind transfer`: what measure and report share, free of torch."""
