@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
+import vitlens.attribution.best as best
 from tests.contracts.uses import Break, BrokenError, state_of
 from tests.lens.tiny import FAMILIES, images, ours, timm_model
 from vitlens.analysis.attention.relevance import gradient_rollout
 from vitlens.analysis.faithfulness.league import forward_equivalents
+from vitlens.analysis.faithfulness.masking import substrate_images
 from vitlens.analysis.faithfulness.resampled import enlarged
 from vitlens.attribution.best import best_maps
 from vitlens.attribution.explain import explain, methods_for
@@ -91,76 +93,83 @@ def rollout_by_loops(plain: Plain) -> list[float]:
 
 
 def affinity_by_loops(plain: Plain) -> Rows:
-    """S: attention between patches plus its transpose, over layers and heads, rows scaled to sum to 1."""
-    total = sum(weights[:, 1:, 1:].sum(0) for weights in plain.weights)
+    """S: attention between patches plus its transpose, over the layers 2 to 5 and heads, rows scaled to sum to 1."""
+    total = sum(weights[:, 1:, 1:].sum(0) for weights in plain.weights[2:])
     assert isinstance(total, Tensor)
     values, count = total.tolist(), len(total)
     both = [[values[i][j] + values[j][i] for j in range(count)] for i in range(count)]
     return [[value / sum(row) for value in row] for row in both]
 
 
-def smoothed(values: list[float], similarity: Rows) -> list[float]:
-    """S² of what is positive, divided by its mean."""
+def smoothed(values: list[float], similarity: Rows | None) -> list[float]:
+    """S² of what is positive (None: that itself), divided by its mean."""
     values = [max(value, 0.0) for value in values]
-    for _ in range(2):
+    for _ in range(2 if similarity else 0):
+        assert similarity is not None
         values = [sum(a * b for a, b in zip(row, values, strict=True)) for row in similarity]
     mean = sum(values) / len(values)
     return [value / mean for value in values] if mean else values
 
 
-def doubled(cells: list[float]) -> Rows:
-    """GRID x GRID values at twice the resolution: each finer cell 3/4 of its own and 1/4 of the nearest other one."""
-
-    def along(line: list[float]) -> list[float]:
-        ends = [line[0], *line, line[-1]]
-        return [0.75 * ends[1 + i // 2] + 0.25 * ends[(i // 2) + (2 if i % 2 else 0)] for i in range(2 * len(line))]
-
-    rows = [along(cells[GRID * row : GRID * (row + 1)]) for row in range(GRID)]
-    return [list(line) for line in zip(*(along(list(column)) for column in zip(*rows, strict=True)), strict=True)]
-
-
-def moved(image: Tensor) -> Tensor:
-    """Half a patch up and left; what comes in is the image mirrored at its edge."""
-    step = PATCH // 2
-    source = [place if place < SIDE else 2 * (SIDE - 1) - place for place in range(step, SIDE + step)]
-    return image[:, source][:, :, source]
-
-
-def best_by_loops(model: Model, image: Tensor, target: int) -> Tensor:
-    """V³ · G with V = S²G · (S²C⁺ + S²N⁺), mean of two views, each of V and G divided by its mean."""
+def parts_by_loops(model: Model, image: Tensor, target: int) -> tuple[Tensor, ...]:
+    """V = S²G · (S²C⁺ + S²N⁺), G and C⁺ + N⁺, each factor divided by its mean; S of the upper two thirds of layers."""
     module = model.module.double().requires_grad_(True)
-    places = torch.zeros(2 * GRID, 2 * GRID, dtype=torch.double)
-    first_rollout: list[float] = []
-    for view in range(2):
-        prepared = model.prepare((moved(image) if view else image)[None])[0].double()
-        plain = Plain(module, prepared, target)
-        similarity, rollout = affinity_by_loops(plain), rollout_by_loops(plain)
-        cells = plain.cells.detach()[1:]
-        gradient, libra = (each[1:] for each in plain.cell_gradients)
-        gradcam = (cells * gradient.mean(0)).sum(1).tolist()
-        hirescam = (cells * libra).sum(1).tolist()
-        where = [
-            g * (c + n)
-            for g, c, n in zip(*(smoothed(each, similarity) for each in (rollout, gradcam, hirescam)), strict=True)
-        ]
-        large = doubled(where)
-        for row in range(2 * GRID):
-            for column in range(2 * GRID):  # a view's cell lies one finer cell further up and left
-                places[row, column] += large[max(row - view, 0)][max(column - view, 0)] / 2
-        first_rollout = first_rollout or rollout
-    raw = torch.tensor(doubled([max(value, 0.0) for value in first_rollout]), dtype=torch.double)
-    return (places / places.mean()) ** 3 * raw / (sum(first_rollout) / len(first_rollout))
+    plain = Plain(module, model.prepare(image[None])[0].double(), target)
+    similarity, rollout = affinity_by_loops(plain), rollout_by_loops(plain)
+    assert plain.cells is not None
+    cells = plain.cells.detach()[1:]
+    gradient, libra = (each[1:] for each in plain.cell_gradients)
+    cams = (cells * gradient.mean(0)).sum(1).tolist(), (cells * libra).sum(1).tolist()
+    first, second = (smoothed(cam, similarity) for cam in cams)
+    where = [g * (c + n) for g, c, n in zip(smoothed(rollout, similarity), first, second, strict=True)]
+    agreed = [sum(pair) for pair in zip(*(smoothed(cam, None) for cam in cams), strict=True)]
+    found = (where, smoothed(rollout, None), agreed)
+    return tuple(torch.tensor(each, dtype=torch.double).view(GRID, GRID) for each in found)
 
 
-def test_it_is_its_equation(scenes):
+def test_its_parts_are_those_of_plain_loops(scenes):
     batch, labels = scenes
-    found = explain(vitlens.load("vit-digits"), batch, targets=labels, method="best")
-    assert found.shape == (4, 2 * GRID, 2 * GRID)
-    assert found.min() >= 0
-    for image, label, own in zip(batch, labels, found, strict=True):
-        expected = best_by_loops(vitlens.load("vit-digits"), image, int(label))
-        assert expected.std() > 0.5
-        torch.testing.assert_close(own.double(), expected, atol=1e-4 * expected.max().item(), rtol=1e-4)
+    model = vitlens.load("vit-digits")
+    found = best._parts(model, batch, labels)
+    for place, (image, label) in enumerate(zip(batch, labels, strict=True)):
+        expected = parts_by_loops(vitlens.load("vit-digits"), image, int(label))
+        for name, wanted in zip(("where", "rollout", "agreed"), expected, strict=True):
+            own = getattr(found, name)[place].double()
+            assert wanted.std() > 0.1
+            torch.testing.assert_close(own, wanted, atol=1e-4 * wanted.max().item(), rtol=1e-4)
+
+
+def kept_by_loops(model: Model, image: Tensor, target: int, candidate: Tensor) -> float:
+    """The target's probability with the highest 16 and 32 of 64 patches, the others from the blurred image."""
+    order = candidate.flatten().argsort(descending=True, stable=True).tolist()
+    total = 0.0
+    for count in (16, 32):
+        shown = substrate_images(image[None], "blur")[0].clone()
+        for patch in order[:count]:
+            row, column = PATCH * (patch // GRID), PATCH * (patch % GRID)
+            area = (slice(None), slice(row, row + PATCH), slice(column, column + PATCH))
+            shown[area] = image[area]
+        with torch.no_grad():
+            total += float(model(shown[None]).softmax(-1)[0, target]) / 2
+    return total
+
+
+@pytest.mark.parametrize("margin", [-1.0, 0.0, 0.1, 2.0])
+def test_the_image_decides_between_the_candidates(scenes, margin, monkeypatch):
+    """By what each keeps of the target's probability; a margin of -1 never gives the smooth one, 2 always does."""
+    batch, labels = scenes
+    model = vitlens.load("vit-digits")
+    monkeypatch.setattr(best, "MARGIN", margin)
+    parts, found = best._parts(model, batch, labels), best_maps(model, batch, labels)
+    sharp = parts.where**3 * parts.rollout * parts.agreed
+    candidates = torch.stack([parts.where**6 * parts.rollout, sharp, parts.rollout])
+    for place, (image, label) in enumerate(zip(batch, labels, strict=True)):
+        kept = [kept_by_loops(model, image, int(label), each) for each in candidates[:, place]]
+        number = max(range(3), key=lambda each: kept[each] + (margin if each == 0 else 0.0))
+        assert number != 0 or margin > -1
+        assert number == 0 or margin < 2
+        wanted = candidates[number, place]
+        torch.testing.assert_close(found[place], wanted, atol=1e-5 * wanted.max().item(), rtol=1e-3)
 
 
 def test_the_logits_and_the_model_are_as_before(scenes):
@@ -176,9 +185,9 @@ def test_the_logits_and_the_model_are_as_before(scenes):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("passes", range(1, 7))
+@pytest.mark.parametrize("passes", range(1, 6))
 def test_nothing_stays_after_an_exception_in_any_pass(scenes, passes):
-    """Two views, each with a pass for the attention, one for GradCAM and one with LibraGrad's gradients."""
+    """A pass for the attention and GradCAM, one with LibraGrad's gradients, and one for each of three candidates."""
     batch, labels = scenes
     model = vitlens.load("vit-digits")
     best_maps(model, batch, labels)
@@ -193,7 +202,7 @@ def test_nothing_stays_after_an_exception_in_any_pass(scenes, passes):
 
 
 def test_it_is_zero_where_no_attention_raises_the_logit():
-    """One block of one head: gradient-weighted rollout is exactly 0 at many patches, and on the finer grid between."""
+    """One block of one head: gradient-weighted rollout is exactly 0 at many patches."""
     model = ours(depth=1, heads=1, size=(64, 96))
     batch, targets = images(model.input_size, batch=3), torch.tensor([3, 0, 4])
     found = explain(model, batch, targets=targets, method="best")
@@ -209,7 +218,7 @@ def test_a_model_that_ignores_the_image_has_a_map_of_zeros(scenes):
     model = vitlens.load("vit-digits")
     model.module.head.weight.data.zero_()
     found = explain(model, batch, targets=labels, method="best")
-    assert torch.equal(found, torch.zeros(4, 2 * GRID, 2 * GRID))
+    assert torch.equal(found, torch.zeros(4, GRID, GRID))
 
 
 def test_a_cnn_is_told_what_it_has():
@@ -235,7 +244,7 @@ def test_vits_that_read_their_tokens_otherwise(make):
     batch, targets = images(model.input_size, batch=3), torch.tensor([3, 0, 4])
     found = explain(model, batch, targets=targets, method="best")
     rows, columns = model.layout.grid
-    assert found.shape == (3, 2 * rows, 2 * columns)
+    assert found.shape == (3, rows, columns)
     assert torch.isfinite(found).all()
     assert found.min() >= 0
     assert found.flatten(1).std(1).min() > 0

@@ -41,8 +41,8 @@ CASES = [
     if not (name == "cnn" and method in ATTENTION) and not (name == "registers" and method in SLOW)
 ]
 TARGETS = torch.tensor([3, 0, 4])
-FINER = "best"  # the mean of two views, half a patch apart
-ONE_SEQUENCE = (*DEPTHS, FINER)  # not of windows
+COMBINED = "best"
+ONE_SEQUENCE = (*DEPTHS, COMBINED)  # not of windows
 
 
 def expected_shape(method: str, model: Model, batch: Tensor) -> tuple[int, ...]:
@@ -50,9 +50,7 @@ def expected_shape(method: str, model: Model, batch: Tensor) -> tuple[int, ...]:
         return len(batch), *batch.shape[2:]
     if method in CAMS and model.anatomy.layout is None:
         return len(batch), 4, 6
-    rows, columns = removal_grid(model)
-    finer = 2 if method == FINER else 1
-    return len(batch), finer * rows, finer * columns
+    return len(batch), *removal_grid(model)
 
 
 def test_the_registry_is_one_literal_list():
@@ -70,7 +68,7 @@ def test_the_registry_is_one_literal_list():
 
 def test_the_groups_that_follow_from_the_registry():
     assert (len(CHAINED), len(CAMS), len(ATTENTION)) == (5, 8, 7)
-    assert {name for name in CHAINED if name not in ATTENTION_METHODS} == {FINER}
+    assert {name for name in CHAINED if name not in ATTENTION_METHODS} == {COMBINED}
     assert DEPTHS == ("legrad",)
     assert RANDOM == ("smoothgrad", "rise", "kernel-shap")
     assert PACKAGED == CAMS

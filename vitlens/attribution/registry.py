@@ -78,7 +78,7 @@ _ENTRIES: Final = (
     Attribution(
         name="best",
         title="combined map (best)",
-        description="where gradient-weighted rollout, GradCAM and HiResCAM agree, smoothed by patches' attention",
+        description="where gradient-weighted rollout, GradCAM and HiResCAM agree, tested on the image",
         paper="vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020 and Mehri 2025",
         function="vitlens.attribution.best:best_maps",
         resolution="patch",
@@ -86,8 +86,8 @@ _ENTRIES: Final = (
         signed=False,
         needs="chain",
         families=("vit",),
-        forwards=4,
-        backwards=3,
+        forwards=8,
+        backwards=2,
         candidate=1,
     ),
     _cam(

@@ -24,8 +24,10 @@ OPTIONS = RunOptions(device="cpu", limit=10, batch_size=5, quiet=True, command="
 
 @pytest.fixture
 def _attacked_a_little(monkeypatch):
-    """The attacks of a study, their searches and self-checks are tested where they are made: here few steps will do."""
-    monkeypatch.setattr(chapters, "USUAL", replace(USUAL, attacks=("fgsm",), searched=3, search_steps=4))
+    """The attacks of a study, their searches and self-checks are tested where they are made, and so are the checks of
+    maps: here few steps and images will do."""
+    few = replace(USUAL, attacks=("fgsm",), searched=3, search_steps=4, checked=4, panels=6)
+    monkeypatch.setattr(chapters, "USUAL", few)
     monkeypatch.setattr(checks, "CHECKED", 2)
 
 
@@ -47,7 +49,7 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
         assert results["metrics"][f"accuracy/{alias}"] == evaluated[f"accuracy/{alias}"]
     assert "localisation/mine/pointing/rollout-mean" in results["metrics"]
     assert results["metrics"]["parameters/resnet20"]["value"] == 269_722
-    assert results["metrics"]["faithfulness/mine/gap/relevance"]["n"] == 10
+    assert results["metrics"]["faithfulness/mine/gap/relevance"]["n"] == 4
     assert "agreement/mine/resnet20/spearman" in results["metrics"]
     document = report(read(read_run(out)))
     titles = [section.title for section in document.sections]

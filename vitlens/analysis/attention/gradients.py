@@ -16,6 +16,7 @@ from vitlens.errors import InputError, LensError
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.libra import libra_gradients
 from vitlens.lens.observe import observe
+from vitlens.models.hooks import watching
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits
 
@@ -38,6 +39,23 @@ def with_gradients(
     with torch.enable_grad():
         total = logits.gather(1, chosen[:, None]).sum()
     return logits.detach(), differentiated(total, calls)
+
+
+def with_module_gradients(
+    model: Model, images: Images, targets: Labels, module: str
+) -> tuple[tuple[AttentionCall, ...], Tensor, Tensor]:
+    """Every attention call with its gradient, and the output of one module and its gradient, from the same two passes.
+
+    module: its name within `Model.module`. Raises as `with_gradients`.
+    """
+    calls: list[AttentionCall] = []
+    outputs: dict[str, Tensor] = {}
+    with watching(model.module, [module], lambda name, _, output: outputs.update({name: output})):
+        logits = observe(model, images, calls.append, graph=True)
+    with torch.enable_grad():
+        total = logits.gather(1, check_targets(targets, logits)[:, None]).sum()
+    (gradient,) = torch.autograd.grad(total, [outputs[module]], retain_graph=True)
+    return differentiated(total, calls), outputs[module].detach(), gradient
 
 
 def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:

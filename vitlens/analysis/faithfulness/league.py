@@ -37,6 +37,8 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 RANDOM, CENTRE = "random", "centre"  # the baselines' names
 BASELINES: Final = (RANDOM, CENTRE)
 RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
+RANDOMISED_COSTLY = 12  # of a method of more than COSTLY forward passes: enough to be judged (cascade.ENOUGH)
+COSTLY = 100
 COST_IMAGES = 1  # on which the cost in forward passes is counted: it is the same for every image
 
 SCORES: Final[Mapping[str, Callable[[Maps, Masks], Float[Tensor, " batch"]]]] = {
@@ -124,6 +126,7 @@ def league(
         turned = along_map(model, images, sound[name], **kinds) if settings.counterfactuals else None  # type: ignore[arg-type]
         advance(1)
         explain, cost_batch = methods.get(name), (images[:COST_IMAGES], targets[:COST_IMAGES])
+        forwards = None if explain is None else forward_equivalents(model, *cost_batch, explain)
         results.append(
             MethodChecks(
                 name,
@@ -134,10 +137,12 @@ def league(
                 turned,
                 _scores(sound[name], masks),
                 None
-                if explain is None
-                else _randomised(model, images, targets, explain, known[name][0], settings, kept),
+                if explain is None or forwards is None
+                else _randomised(
+                    model, images, targets, explain, known[name][0], settings, kept[:, : randomised_images(forwards)]
+                ),
                 known[name][1],
-                None if explain is None else forward_equivalents(model, *cost_batch, explain),
+                forwards,
             )
         )
         advance(1)
@@ -147,6 +152,11 @@ def league(
 def checks_in(methods: int) -> int:
     """The number of times that `league` calls advance for this many methods."""
     return 5 * (methods + len(BASELINES))
+
+
+def randomised_images(forwards: float) -> int:
+    """On how many images at most a method is checked with randomised weights, by its cost in forward passes."""
+    return RANDOMISED if forwards <= COSTLY else RANDOMISED_COSTLY
 
 
 def _explained(model: Model, images: Images, targets: Labels, explain: Explain) -> tuple[Maps, float]:
@@ -189,8 +199,10 @@ def _randomised(
     settings: Settings,
     kept: Bool[Tensor, "stages randomised"],
 ) -> Randomisation | None:
-    """The randomisation check of the first images, whose maps are known; None where they are not finite."""
-    batch, before = (images[:RANDOMISED], targets[:RANDOMISED]), maps[:RANDOMISED]
+    """The randomisation check of the first images, as many as `kept` has, whose maps are known; None where they are not
+    finite."""
+    count = kept.shape[1]
+    batch, before = (images[:count], targets[:count]), maps[:count]
     if not bool(before.isfinite().all()):
         return None
     return randomisation(model, *batch, explain, seed=settings.seed, kept=kept, before=before)

@@ -6,11 +6,12 @@ from typing import Final
 from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS
 from vitlens.analysis.faithfulness.defaults import OTHER_IMAGES, OTHER_STEPS
 from vitlens.analysis.faithfulness.deletion import STEPS
-from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED
+from vitlens.analysis.faithfulness.league import BASELINES, randomised_images
 from vitlens.analysis.faithfulness.randomisation import PARTS
 from vitlens.analysis.faithfulness.steadiness import DISTURBANCES, STEADY_IMAGES
 from vitlens.attribution.choice import IMAGES, KIND, MOSAICS
 from vitlens.attribution.choice import STEPS as CHOICE_STEPS
+from vitlens.attribution.entry import Attribution
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
 
@@ -43,8 +44,9 @@ def explain_parts(
     if verify:
         # deletion and insertion, and ROAD's two orders, of each method and baseline; maps again after each stage
         curves = 4 * STEPS * (len(methods) + len(BASELINES)) * images
-        again = PARTS * min(images, RANDOMISED)
-        yield Part("checks", curves + forwards * again, backwards * again)
+        counts = [(entry, views * (PARTS + 2) * min(images, _randomised(entry))) for entry in computed]
+        again = [sum(entry.forwards * n for entry, n in counts), sum(entry.backwards * n for entry, n in counts)]
+        yield Part("checks", curves + again[0], again[1])
         if counterfactuals:
             searched = _SEARCHED * len(methods) * images
             yield Part("counterfactuals", searched, shorter="--no-counterfactuals")
@@ -56,6 +58,10 @@ def explain_parts(
             yield Part("stability", forwards * disturbed, backwards * disturbed, "--no-stability")
         if composites:
             yield Part("composites", forwards * composites, backwards * composites, "--composites none")
+
+
+def _randomised(entry: Attribution) -> int:
+    return randomised_images(entry.forwards + entry.backwards)
 
 
 def composite_maps(kinds: Sequence[str], count: int) -> int:

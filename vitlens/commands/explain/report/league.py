@@ -200,8 +200,8 @@ def league_figure(league: League) -> FigureSpec:
     caption = (
         "All methods in all checks; dashed: the chance level, where it is one value, or the threshold of the "
         "randomisation check, of which the stage that decides is shown (with the head and the upper half of the blocks "
-        f"random, or the stage above of a smaller correlation; {league.settings.randomised} images). Removed patches "
-        f"are replaced by {league.substrate}. Methods are sorted by insertion − deletion; scales differ."
+        f"random, or the stage above of a smaller correlation; at most {league.settings.randomised} images). Removed "
+        f"patches are replaced by {league.substrate}. Methods are sorted by insertion − deletion; scales differ."
     )
     return FigureSpec(f"league{league.suffix}", caption, partial(_draw_league, league))
 

@@ -45,7 +45,7 @@ def league_limits(record: Record) -> Iterator[Sentence]:
             (settings,),
         )
         yield Sentence(
-            f"Passing the randomisation check ({settings.randomised} images, one permutation of the weights of "
+            f"Passing the randomisation check (at most {settings.randomised} images, one permutation of the weights of "
             f"{league.alias}, running statistics of batch norm kept) is necessary, not sufficient: it shows that a map "
             "depends on the weights, "
             "not that it is right.",
