@@ -134,8 +134,9 @@ def with_photographs(data: Path) -> Iterator[Places]:
     for places in sets(data):
         if places.name in ("masks (DeiT-tiny; looked at)", "digits, other scenes (vit-digits)"):
             yield places
-        deit = places.model if "DeiT" in places.name else deit
-    photos = load_data(str(data / "photos"), preprocessing=deit.preprocessing, whole=True)
+        if "DeiT" in places.name:
+            deit = places.model
+    photos = load_data(str(data / "photos"), preprocessing=deit.preprocessing, whole=True).limit(60, seed=SEED)
     assert photos.labels is not None
     (batch,) = photos.batches(len(photos))
     nowhere = torch.zeros(len(photos), *batch.images.shape[-2:], dtype=torch.bool)
