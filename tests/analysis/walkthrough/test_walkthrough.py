@@ -16,7 +16,7 @@ from vitlens.analysis.walkthrough.without import entropy
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models.model import Model
 
-WINDOWED = {"swin", "swinv2", "torchvision-swin"}
+WINDOWED = {"our-swin", "swin", "swinv2", "torchvision-swin"}
 WALKED = {name: build for name, build in FAMILIES.items() if name not in WINDOWED | {"cait"}} | {"wrapped": handwritten}
 ROTARY = {"eva02", "dinov3", "perception-encoder"}  # queries and keys are rotated after their projection
 IN_ATTENTION = {"beit", "eva02", "dinov3"}  # positions that do not leave with the vectors added to the patches
