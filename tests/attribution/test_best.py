@@ -12,7 +12,7 @@ import vitlens.attribution.best as best
 from tests.contracts.uses import Break, BrokenError, state_of
 from tests.lens.tiny import FAMILIES, images, ours, timm_model
 from vitlens.analysis.attention.relevance import gradient_rollout
-from vitlens.analysis.faithfulness.league import forward_equivalents
+from vitlens.analysis.faithfulness.forwards import forward_equivalents
 from vitlens.analysis.faithfulness.masking import substrate_images
 from vitlens.analysis.faithfulness.resampled import enlarged
 from vitlens.attribution.best import best_maps

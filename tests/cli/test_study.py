@@ -41,7 +41,10 @@ def test_every_kind_is_taken_and_completed(kind, stand_in):
     ("line", "says"),
     [
         ("--kind poolin", "no kind of study 'poolin'; did you mean 'pooling'?"),
-        ("--kind xyz", "known: architecture, data, patch-size, pooling, positions, registers, size, swin, transfer, whole"),
+        (
+            "--kind xyz",
+            "known: architecture, data, patch-size, pooling, positions, registers, size, swin, transfer, whole",
+        ),
         ("--kind size --seeds 0", "--seeds"),
         ("--kind size --epochs none", "--epochs"),
     ],

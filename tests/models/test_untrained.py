@@ -7,7 +7,7 @@ from torch import nn
 import vitlens
 from vitlens.errors import UnsupportedError
 from vitlens.models.new_head import for_classes
-from vitlens.models.untrained import untrained_like
+from vitlens.models.rebuilding.untrained import untrained_like
 
 
 def state(model: vitlens.Model) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ class Attribution:
     "seed" where something is random.
     resolution: "patch" (a ViT's patches, a CNN's last map or as many cells as a ViT would have) or "pixel" (of the
     input images); signed: whether it has negative values, which are evidence against the target.
-    refined: whether its maps are refined by the attention between patches already, on a grid of their own.
+    refined: whether its maps are refined by the attention between patches already.
     needs: the requirement that the model must meet (models/support.py); families: of the models that support it.
     needs_class: whether it explains a class, so that the model needs a classifier; complete: whether a map sums to
     F(image) - F(black), so that its completeness error is reported.

@@ -39,7 +39,10 @@ def write_windows(folder: RunFolder, model: Model, images: Images) -> None:
 
 
 def _middle(layer: WindowLayer) -> tuple[int, int]:
-    """The patch above and left of the middle of the map, in whose window it is a corner where windows are even."""
+    """The patch above and to the left of the centre of the map.
+
+    It is a corner of its window where the number of windows along a side is even.
+    """
     rows, columns = layer.windows.resolution
     return max(rows // 2 - 1, 0), max(columns // 2 - 1, 0)
 

@@ -100,7 +100,7 @@ def _figure(record: Record, rows: Sequence[WindowRow]) -> FigureSpec:
 
 
 def _draw(rows: Sequence[WindowRow], arrays: WindowArrays, maps: AttentionArrays, place: int) -> "Figure":
-    from vitlens.figures.windows import windows_and_shift
+    from vitlens.figures.windows.layout import windows_and_shift
 
     before = place - 1 if rows[place - 1].map == rows[place].map else place
     return windows_and_shift(

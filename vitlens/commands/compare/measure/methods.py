@@ -7,7 +7,7 @@ import torch
 
 from vitlens.analysis.answers.evaluate import answers, fitting_batch_size
 from vitlens.analysis.faithfulness.deletion import removal_counts
-from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED, Settings, checks_in, league
+from vitlens.analysis.faithfulness.league import BASELINES, Settings, checks_in, league, randomised_images
 from vitlens.analysis.faithfulness.randomisation import PARTS, Explain
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution.explain import explain, preferred_methods, require_method
@@ -78,14 +78,16 @@ def best_method(checks: Sequence[MapCheck]) -> str:
 
 def check_part(model: Model, names: Sequence[str], images: int) -> Part:
     """The passes of the checks of one model."""
-    count, randomised = min(CHECKED, images), min(RANDOMISED, images)
+    count, entries = min(CHECKED, images), [ATTRIBUTIONS[name] for name in names]
     rows, columns = removal_grid(model)
     points = len(removal_counts(rows * columns, STEPS)) - 2  # the whole and the empty image are shared
-    maps = count + (PARTS + 3) * randomised  # once, and again after each stage
-    forwards = sum(ATTRIBUTIONS[name].forwards for name in names)
-    backwards = sum(ATTRIBUTIONS[name].backwards for name in names)
+    maps = [  # once, and again after each stage
+        count + (PARTS + 2) * min(randomised_images(entry.forwards + entry.backwards), images) for entry in entries
+    ]
+    forwards = sum(entry.forwards * made for entry, made in zip(entries, maps))
+    backwards = sum(entry.backwards * made for entry, made in zip(entries, maps))
     curves = 2 * points * (len(names) + len(BASELINES)) * count
-    return Part("checks of maps", curves + forwards * maps, backwards * maps, "--method")
+    return Part("checks of maps", curves + forwards, backwards, "--method")
 
 
 def _function(name: str, options: RunOptions) -> Explain:

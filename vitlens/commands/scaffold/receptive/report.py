@@ -93,7 +93,7 @@ def _table(rows: Sequence[FieldRow]) -> Table:
 
 
 def _draw_depth(rows: Sequence[FieldRow]) -> "Figure":
-    from vitlens.figures.receptive import FieldCurve, field_by_depth
+    from vitlens.figures.windows.receptive import FieldCurve, field_by_depth
 
     return field_by_depth(
         curves=[
@@ -109,7 +109,7 @@ def _draw_depth(rows: Sequence[FieldRow]) -> "Figure":
 
 
 def _draw_maps(rows: Sequence[FieldRow], arrays: FieldArrays) -> "Figure":
-    from vitlens.figures.receptive import field_maps
+    from vitlens.figures.windows.receptive import field_maps
 
     places = {alias: [index for index, row in enumerate(rows) if row.model == alias] for alias in by_model(rows)}
     return field_maps(

@@ -33,7 +33,7 @@ WORDS: Final = {  # the changes, as a figure and a table name them
     "no-positions": "patches without positions",
     "unscaled": "scores of all layers not scaled",
     "patches-zero": "last block: patches zero",
-    "prefix-zero": "last block: CLS, registers zero",
+    "prefix-zero": "last block: tokens before the patches zero",
     "prefix-unread": "patches do not attend to CLS",
     "mean-read": "mean of patches read as CLS",
 }
@@ -203,7 +203,7 @@ def _reversal(record: Record, rows: tuple[ReversalRow, ...]) -> Section:
     text = (
         f"One attention layer was trained here for {placed.steps:,} steps to reverse sequences of {placed.length} "
         "random vectors. With positions added to what queries and keys are made of, its mean squared error is "
-        f"{placed.loss:.1e} and {percent(placed.anti_diagonal, 1)} of the weight lie on the anti-diagonal, the token "
+        f"{placed.loss:.1e} and {percent(placed.anti_diagonal, 1)} of the weight lies on the anti-diagonal, the token "
         f"wanted; without them the error stays at {number(without.loss, 2)}, near the {number(without.floor, 2)} that "
         "is the least possible: attention alone sees a set, and the best guess is the mean of the others."
     )

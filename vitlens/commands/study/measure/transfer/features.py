@@ -25,7 +25,7 @@ from vitlens.commands.study.transfer.record import (
 from vitlens.commands.study.transfer.regimes import CHANGED, FULL, PRETRAINED, RANDOM, SIMILAR, Regime
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.models.untrained import untrained_like
+from vitlens.models.rebuilding.untrained import untrained_like
 from vitlens.uncertainty import bootstrap_difference
 
 

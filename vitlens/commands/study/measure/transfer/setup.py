@@ -33,8 +33,8 @@ from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
 from vitlens.models.new_head import for_classes
+from vitlens.models.rebuilding.untrained import untrained_like
 from vitlens.models.support import require
-from vitlens.models.untrained import untrained_like
 from vitlens.names import Part
 from vitlens.training.finetune import require_learned
 from vitlens.training.recipe import FINE_TUNING, NAMED, Recipe, fitted, override

@@ -1,0 +1,1 @@
+"""Figures of windowed attention: windows, shift and mask, and the effective receptive field."""
