@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from vitlens.errors import InputError
 from vitlens.layout import PrefixKind
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.positions import interpolate_positions
 from vitlens.models.vit import (
     VIT_PRESETS,
     PatchEmbedding,
     TransformerBlock,
     VisionTransformer,
     ViTConfig,
-    interpolate_positions,
 )
 from vitlens.names import PRESETS
 

@@ -17,7 +17,7 @@ from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.models.outputs import first_output
 from vitlens.models.rebuilding import with_module
-from vitlens.models.vit import VisionTransformer, interpolate_positions
+from vitlens.models.vit import VisionTransformer
 
 
 def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
@@ -139,7 +139,9 @@ def _resizing_notes(model: Model) -> Iterator[str]:
     module = model.module
     if isinstance(module, VisionTransformer) and module.config.image_size != model.input_size:
         (height, width), (new_height, new_width) = module.config.image_size, model.input_size
-        yield f"resized the position embeddings from {height}x{width} to {new_height}x{new_width} px"
+        done = {"learned": "resized the position embeddings", "none": "changed the image size"}
+        change = done.get(str(module.config.positions), "computed the position embeddings again")
+        yield f"{change} from {height}x{width} to {new_height}x{new_width} px"
 
 
 def _resize_positions(model: nn.Module, image_size: tuple[int, int]) -> None:
@@ -147,7 +149,6 @@ def _resize_positions(model: nn.Module, image_size: tuple[int, int]) -> None:
     assert isinstance(model, VisionTransformer)
     config = replace(model.config, image_size=image_size)
     if model.pos_embed is not None:
-        prefix = len(config.layout.prefix) - config.registers
-        grids = {"grid": model.layout.grid, "to": config.layout.grid}
-        model.pos_embed = nn.Parameter(interpolate_positions(model.pos_embed.detach(), prefix=prefix, **grids))
+        resized = model.positions(config.layout.grid).detach()
+        model.pos_embed = nn.Parameter(resized) if isinstance(model.pos_embed, nn.Parameter) else resized
     model.config = config

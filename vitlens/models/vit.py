@@ -3,11 +3,11 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitlens.errors import InputError
 from vitlens.layout import TokenLayout
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.positions import FIXED, fixed_positions, interpolate_positions
 from vitlens.models.vit_config import VIT_PRESETS, Pooling, ViTConfig
 from vitlens.shapes import Images, Logits, Tokens
 from vitlens.startup import import_without_compiler
@@ -105,21 +105,20 @@ class VisionTransformer(nn.Module):
     """Images (batch, 3, height, width), already normalised -> logits (batch, classes).
 
     The order of tokens is CLS, distillation token, registers, patches. Positions are added to all but the registers,
-    which have no position in the image. For images of another size than the config's, the positions are interpolated.
+    which have no position in the image. For images of another size than the config's, learned positions are
+    interpolated, and fixed ones computed again. The latter are a buffer that files do not hold.
     A distilled model has two heads: forward returns their average, forward_heads both.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        layout, dim = config.layout, config.dim
+        dim = config.dim
         self.patch_embed = PatchEmbedding(config.patch_size, dim)
         self.cls_token = _token(1, dim) if config.pooling == "cls" else None
         self.dist_token = _token(1, dim) if config.distillation else None
         self.reg_token = _token(config.registers, dim) if config.registers else None
-        self.pos_embed = (
-            _token(layout.tokens - config.registers, dim, config.position_spread) if config.positions else None
-        )
+        self.pos_embed = _positions(config)
         self.pos_drop = nn.Dropout(config.dropout)
         steps = max(config.depth - 1, 1)
         self.blocks = nn.ModuleList(
@@ -137,6 +136,22 @@ class VisionTransformer(nn.Module):
         """The layout of its tokens, for images of the config's size."""
         return self.config.layout
 
+    def positions(self, grid: tuple[int, int]) -> Float[Tensor, "1 placed dim"]:
+        """The position embeddings, before the first block, of the prefix without registers and of a grid of patches.
+
+        Learned ones are interpolated to another grid than the config's, fixed ones computed again. Raises InputError
+        for a model without position embeddings.
+        """
+        config, own = self.config, self.layout.grid
+        if self.pos_embed is None:
+            raise InputError("expected a model with position embeddings, found positions 'none'")
+        if grid == own:
+            return self.pos_embed
+        prefix = len(self.layout.prefix) - config.registers
+        if config.positions in FIXED:
+            return fixed_positions(config.positions, grid=grid, prefix=prefix, dim=config.dim).to(self.pos_embed)
+        return interpolate_positions(self.pos_embed, prefix=prefix, grid=own, to=grid)
+
     def tokens(self, images: Images) -> Tokens:
         """The residual stream before the first block: prefix and patches, positions added."""
         grid, batch = self.patch_embed.grid(images), len(images)
@@ -144,8 +159,7 @@ class VisionTransformer(nn.Module):
         prefix = [token.expand(batch, -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
         placed = torch.cat([*prefix, patches], dim=1)  # (batch, prefix without registers + patches, dim)
         if self.pos_embed is not None:
-            positions = interpolate_positions(self.pos_embed, prefix=len(prefix), grid=self.layout.grid, to=grid)
-            placed = placed + positions
+            placed = placed + self.positions(grid)
         if self.reg_token is not None:
             before, after = placed[:, : len(prefix)], placed[:, len(prefix) :]
             placed = torch.cat((before, self.reg_token.expand(batch, -1, -1), after), dim=1)  # (batch, tokens, dim)
@@ -191,6 +205,15 @@ def _token(count: int, dim: int, spread: float = 0.02) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, dim), std=spread, a=-2 * spread, b=2 * spread))
 
 
+def _positions(config: ViTConfig) -> Tensor | None:
+    """Position embeddings of the prefix without registers and of the patches."""
+    prefix, grid = len(config.layout.prefix) - config.registers, config.layout.grid
+    if config.positions in FIXED:
+        return nn.Buffer(fixed_positions(config.positions, grid=grid, prefix=prefix, dim=config.dim), persistent=False)
+    learned = config.positions == "learned"
+    return _token(prefix + config.layout.patches, config.dim, config.position_spread) if learned else None
+
+
 def _initialise(module: nn.Module) -> None:
     """Truncated normal weights of standard deviation 0.02 and zero biases."""
     if isinstance(module, nn.Linear):
@@ -200,20 +223,3 @@ def _initialise(module: nn.Module) -> None:
         nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
     if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
         nn.init.zeros_(module.bias)
-
-
-def interpolate_positions(
-    positions: Float[Tensor, "1 old dim"], *, prefix: int, grid: tuple[int, int], to: tuple[int, int]
-) -> Float[Tensor, "1 new dim"]:
-    """Position embeddings learned for one grid of patches, resampled to another (bicubic, antialiased).
-
-    positions: prefix rows, kept as they are, then one row a patch; grid, to: (rows, columns) before and after.
-    Where the grids are equal, positions are returned unchanged.
-    """
-    if grid == to:
-        return positions
-    patches = positions[:, prefix:].reshape(1, *grid, -1).permute(0, 3, 1, 2)  # (1, dim, rows, columns)
-    # in float32: half precision has no antialiased kernel on the CPU
-    resized = F.interpolate(patches.float(), size=to, mode="bicubic", antialias=True, align_corners=False)
-    rows = resized.flatten(2).transpose(1, 2).to(positions.dtype)  # (1, patches, dim)
-    return torch.cat((positions[:, :prefix], rows), dim=1)

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from vitlens.errors import InputError
 from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.schema import Between
 
 Pooling = Literal["cls", "mean"]
+Positions = Literal["none", "learned", "sine", "sine-2d"]
+POSITIONS: Final[tuple[Positions, ...]] = get_args(Positions)
 CLASSES: Final = 100_000  # most classes of a head
 # upper bounds for files and command lines; __post_init__ checks the lower ones and suggests a value
 _Blocks: TypeAlias = Annotated[int, Between(-(2**31), 1000)]
@@ -29,7 +31,9 @@ class ViTConfig:
     for a teacher (Touvron 2021). dropout: on tokens, projections and MLP; attention_dropout: on the weights; drop_path:
     of the last block, growing linearly from 0 in the first. position_spread: standard deviation of the initial
     positions; in a short training it should be near that of the patch embeddings, as 0.02 has hardly any effect for
-    many steps. attention, mlp, residual, norm, positions: False removes that part.
+    many steps. positions: of the patches, "learned" (one vector each), "sine" (fixed sines and cosines of the patch's
+    number, Vaswani 2017) or "sine-2d" (of its column and its row, as in MAE, He 2022), or "none"; True and False, which
+    earlier files have, are "learned" and "none". attention, mlp, residual, norm: False removes that part.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -42,7 +46,7 @@ class ViTConfig:
     pooling: Pooling = "cls"
     registers: _Blocks = 0
     distillation: bool = False
-    positions: bool = True
+    positions: bool | Positions = "learned"
     position_spread: float = 0.02
     qkv_bias: bool = True
     dropout: float = 0.0
@@ -54,6 +58,8 @@ class ViTConfig:
     norm: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.positions, bool):
+            object.__setattr__(self, "positions", "learned" if self.positions else "none")
         _check_sizes(self)
         _check_parts(self)
 
@@ -100,6 +106,14 @@ def _check_parts(config: ViTConfig) -> None:
     for name in ("dropout", "attention_dropout", "drop_path"):
         if not 0 <= getattr(config, name) < 1:
             raise InputError(f"expected {name} in [0, 1), found {getattr(config, name)}")
+    if config.positions not in POSITIONS:
+        raise InputError(f"expected positions of {', '.join(POSITIONS)}, found {config.positions!r}")
+    step = {"sine": 2, "sine-2d": 4}.get(config.positions, 1)
+    if config.dim % step:
+        raise InputError(
+            f"expected dim divisible by {step} with positions {config.positions!r}, found {config.dim}; try "
+            f"{-(-config.dim // step) * step}"
+        )
     if config.position_spread <= 0:
         raise InputError(f"expected position_spread above 0, found {config.position_spread}")
     if config.pooling not in ("cls", "mean"):

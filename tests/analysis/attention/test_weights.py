@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.lens.tiny import images, model_of, ours, timm_model, torchvision_swin, torchvision_vit
-from vitlens.analysis.attention.weights import attention, attention_maps, head_mean, position_similarity
+from vitlens.analysis.attention.positions import position_similarity
+from vitlens.analysis.attention.weights import attention, attention_maps, head_mean
 from vitlens.errors import UnsupportedError
 from vitlens.models.resnet import build_resnet
 

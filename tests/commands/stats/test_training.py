@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.simulated_processes import run_in_processes
-from vitlens.analysis.attention.weights import position_similarity
+from vitlens.analysis.attention.positions import position_similarity
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read, report

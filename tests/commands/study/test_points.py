@@ -25,7 +25,7 @@ from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import AGAINST_BEST, DESIGN, DIFFERENCE, DIFFERENCES, ComparisonRow
 from vitlens.commands.study.record import POINTS as POINT_ROWS
 from vitlens.commands.study.report import report
-from vitlens.commands.study.report.points import significant
+from vitlens.commands.study.report.differences import significant
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.files import read_arrays, read_run

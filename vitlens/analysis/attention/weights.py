@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain
-from vitlens.analysis.heads.geometry import Geometry, assumed_grid
+from vitlens.analysis.heads.geometry import assumed_grid
 from vitlens.errors import UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, received
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.layers import probe_images
@@ -145,41 +143,6 @@ def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batc
 def _of_row(site: Site, row: Float[Tensor, "batch heads key"], grid: tuple[int, int], reading: str) -> LayerMaps:
     patches = grid[0] * grid[1]
     return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches].sum(-1), reading)
-
-
-def position_similarity(model: Model) -> Float[Tensor, "patches patches"] | None:
-    """The cosine similarity of the learned position embeddings of all pairs of patches; None without embeddings."""
-    positions = _positions(model)
-    if positions is None:
-        return None
-    unit = torch.nn.functional.normalize(positions, dim=-1)
-    return unit @ unit.T
-
-
-def distance_correlation(similarity: Float[Tensor, "patches patches"], layout: TokenLayout) -> float | None:
-    """Pearson's correlation of the similarity of position embeddings with the distance in pixels, over all pairs.
-
-    Negative where near positions are more similar than far ones; 0 without such structure. None where either is
-    constant.
-    """
-    distances = Geometry(layout.grid, (float(layout.patch_size[0]), float(layout.patch_size[1]))).distances()[0]
-    above = torch.ones_like(distances, dtype=torch.bool).triu(1)
-    pairs = torch.stack((similarity.detach().double().cpu()[above], distances[above]))
-    if pairs.shape[1] < 2 or bool((pairs.std(1) < 1e-9).any()):
-        return None
-    return float(torch.corrcoef(pairs)[0, 1])
-
-
-def _positions(model: Model) -> Float[Tensor, "patches dim"] | None:
-    embedding = getattr(model.module, "pos_embed", None)
-    if embedding is None:
-        embedding = getattr(getattr(model.module, "encoder", None), "pos_embedding", None)
-    if not isinstance(embedding, Tensor) or model.anatomy.layout is None:
-        return None
-    tokens = embedding.detach().flatten(0, -2)
-    patches = model.layout.patches
-    # embeddings of this grid; prefix tokens before the patches may have embeddings or not
-    return tokens[-patches:] if patches <= len(tokens) <= model.layout.tokens else None
 
 
 def head_mean(layers: Sequence[LayerMaps]) -> tuple[Float[Tensor, "batch rows columns"], ...]:

@@ -11,8 +11,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitlens.analysis.attention.positions import distance_correlation, position_similarity
 from vitlens.analysis.attention.views import PatchView, key_maps, query_maps
-from vitlens.analysis.attention.weights import LayerMaps, attention_maps, distance_correlation, position_similarity
+from vitlens.analysis.attention.weights import LayerMaps, attention_maps
 from vitlens.commands.attention.checks import write_checks
 from vitlens.commands.attention.development import write_development
 from vitlens.commands.attention.matrix import head_matrix, write_matrix

@@ -38,7 +38,8 @@ class Kind:
 
     axis: the label of the points' places on a logarithmic axis ("": one row a point); steps: whether each point
     changes one factor of the one before it, so that neighbours are compared, too; fields: whether the effective
-    receptive field of each point is measured; untested: what the study's decision leaves open ("": it makes none).
+    receptive field of each point is measured; cuts: whether one image is shown as the patches of each point; positions:
+    whether the similarity of each point's position embeddings is measured; untested: what the decision leaves open.
     """
 
     title: str
@@ -47,6 +48,8 @@ class Kind:
     axis: str = ""
     steps: bool = False
     fields: bool = False
+    cuts: bool = False
+    positions: bool = False
     untested: str = ""
 
 
@@ -98,6 +101,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "of their number.",
             ),
             axis="patch size (px)",
+            cuts=True,
         ),
         "pooling": Kind(
             "Pooling before the classifier",
@@ -152,10 +156,18 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "positions": Kind(
             "Position embeddings",
             (
-                Point("with-positions", "with positions", shape={**_SMALL, "positions": True}),
-                Point("without-positions", "without positions", shape={**_SMALL, "positions": False}),
+                Point("none", "none", shape={**_SMALL, "positions": "none"}),
+                Point("sine", "fixed, 1-D sine-cosine", shape={**_SMALL, "positions": "sine"}),
+                Point("sine-2d", "fixed, 2-D sine-cosine", shape={**_SMALL, "positions": "sine-2d"}),
+                Point("learned", "learned, 1-D", shape={**_SMALL, "positions": "learned"}),
             ),
-            (_BASE, "Without position embeddings the model is invariant to the order of the patches."),
+            (
+                _BASE,
+                "Without position embeddings the model is invariant to the order of the patches. The 1-D sines are "
+                "those of Vaswani 2017, of the patch's number row by row; the 2-D ones those of MAE (He 2022), half of "
+                "the dimensions for the column and half for the row; learned ones begin as noise.",
+            ),
+            positions=True,
         ),
         "swin": Kind(
             "Attention in windows",

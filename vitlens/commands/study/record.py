@@ -18,7 +18,7 @@ from vitlens.commands.study.transfer.record import (
     SIMILARITY_ARRAYS,
     TRANSFER_TABLES,
 )
-from vitlens.records import ArraysOf, Contents, MetricName, TableOf
+from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf
 from vitlens.schema import Count
 
 POINTS_FOLDER: Final = "points"
@@ -36,7 +36,8 @@ class PointRow:
     """One point of a comparison: size, cost and training speed.
 
     flops: of one image's forward pass; place: on the axis of a kind that has one; images_per_second, seconds: medians
-    over seeds; training_bytes: what autograd keeps of one image in a training step (None: not measured).
+    over seeds; training_bytes: what autograd keeps of one image in a training step (None: not measured); tokens: of an
+    image in the first block, prefix included; patch: (height, width) in px; grid: patches (rows, columns).
     """
 
     label: str
@@ -50,6 +51,9 @@ class PointRow:
     images_per_second: float
     seconds: float
     training_bytes: Count | None = None
+    tokens: Count | None = None
+    patch: tuple[Count, Count] | None = None
+    grid: tuple[Count, Count] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,25 @@ class DesignRow:
     classes: int
     image_size: tuple[int, int] | None = None
 
+    @property
+    def budget(self) -> str:
+        """ "3 seeds, 6 epochs"."""
+        counts = ((self.seeds, "seed"), (self.epochs, "epoch"))
+        return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
+
 
 @dataclass(frozen=True)
 class CorrectArrays:
     """correct: by row of the table of points (seeds, images), whether a prediction is correct."""
 
     correct: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
+
+
+@dataclass(frozen=True)
+class CutArrays:
+    """image: the first test image (1, 3, height, width), which is shown as the patches of each point."""
+
+    image: Pixels
 
 
 LEFT_OUT = TableOf("left_out", LeftOutRow)
@@ -110,6 +127,7 @@ RECIPES = TableOf("recipes", PointSettingRow)
 DESIGN = TableOf("design", DesignRow)
 AGAINST_BEST = TableOf("against_best", ComparisonRow, optional=True)
 CORRECT = ArraysOf("correct", CorrectArrays)
+CUT = ArraysOf("cut", CutArrays)
 
 ACCURACY = MetricName("accuracy/{model}")
 DIFFERENCE = MetricName("difference/{model}/{against}")
@@ -123,7 +141,7 @@ TABLES: Final[tuple[TableOf[Any], ...]] = (
 RECORD = Contents(
     metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, BEST, PROBE_GAIN, MOVED, *METRICS))),
     tables=TABLES,
-    arrays=(CORRECT, TRAINING_IMAGES, FIELD_MAPS, MAP_ARRAYS, SIMILARITY_ARRAYS),
+    arrays=(CORRECT, CUT, TRAINING_IMAGES, FIELD_MAPS, MAP_ARRAYS, SIMILARITY_ARRAYS),
 )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.attention.weights import position_similarity
+from vitlens.analysis.attention.positions import position_similarity
 from vitlens.analysis.heads.geometry import offset_counts, offset_sums
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.analysis.heads.statistics import Statistics, Stream

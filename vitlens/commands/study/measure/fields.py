@@ -1,4 +1,4 @@
-"""The effective receptive field of a study's points, as they were trained with the first seed."""
+"""What some kinds show beside accuracies: receptive fields (of the first seed's trainings), and an image."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.receptive.measure import write_fields
 from vitlens.commands.study.kinds import Kind
 from vitlens.commands.study.measure.trial import StudySetup
-from vitlens.commands.study.record import POINTS_FOLDER
+from vitlens.commands.study.record import CUT, POINTS_FOLDER, CutArrays
 from vitlens.models.loading import load
 
 IMAGES: Final = 16  # of the test images
@@ -26,3 +26,9 @@ def write_point_fields(folder: RunFolder, kind: Kind, setup: StudySetup) -> None
         path = folder.path / POINTS_FOLDER / point.label / f"seed-{setup.options.seed}"
         fields[point.label, point.words] = receptive_field(load(str(path), device=setup.device), batch.images)
     write_fields(folder, fields)
+
+
+def write_cut_image(folder: RunFolder, kind: Kind, setup: StudySetup) -> None:
+    """Write the first test image, which the report shows as the patches of each point, of a kind that asks for it."""
+    if kind.cuts:
+        folder.save(CUT, CutArrays(setup.test.source.read(torch.arange(1)).numpy()))

@@ -19,7 +19,7 @@ from vitlens.commands.scaffold.progress.training import training_progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.commands.study.kinds import KINDS, SEEDS, Kind, Point, epochs_for
-from vitlens.commands.study.measure.fields import write_point_fields
+from vitlens.commands.study.measure.fields import write_cut_image, write_point_fields
 from vitlens.commands.study.measure.trial import StudySetup, Trial, run_trial
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import (
@@ -243,6 +243,7 @@ def _write(folder: RunFolder, plan: PointsPlan, setup: StudySetup, trials: Mappi
         best = max(correct, key=lambda label: float(correct[label].mean()))
         write_comparisons(folder, AGAINST_BEST, BEST, [(label, best) for label in correct if label != best], correct)
     write_point_fields(folder, kind, setup)
+    write_cut_image(folder, kind, setup)
     folder.save(CORRECT, CorrectArrays(dict(enumerate(correct.values()))))
 
 
@@ -250,6 +251,7 @@ def _point_row(point: Point, trials: Sequence[Trial], setup: StudySetup) -> Poin
     """A point's size, cost and training speed; speeds are medians over seeds, robust to a busy machine."""
     first = trials[0]
     model = setup.model(point, seed=0).to(setup.device)
+    layout = model.anatomy.layout
     return PointRow(
         label=point.label,
         words=point.words,
@@ -262,6 +264,9 @@ def _point_row(point: Point, trials: Sequence[Trial], setup: StudySetup) -> Poin
         images_per_second=float(np.median([trial.images_per_second for trial in trials])),
         seconds=float(np.median([trial.seconds for trial in trials])),
         training_bytes=saved_for_training(model, probe_images(model, _STEP)) // _STEP,
+        tokens=None if layout is None else layout.tokens,
+        patch=None if layout is None else layout.patch_size,
+        grid=None if layout is None else layout.grid,
     )
 
 

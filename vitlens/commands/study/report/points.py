@@ -1,6 +1,6 @@
 """The report of a controlled comparison: points trained with several seeds, compared on the same images."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
@@ -11,24 +11,21 @@ from vitlens.commands.study.kinds import KINDS
 from vitlens.commands.study.record import (
     ACCURACY,
     DESIGN,
-    DIFFERENCE,
-    DIFFERENCES,
     POINTS,
     RECIPES,
-    STEP,
-    STEPS,
     TRIALS,
-    ComparisonRow,
     DesignRow,
     PointRow,
 )
+from vitlens.commands.study.report.cuts import cut_figures
 from vitlens.commands.study.report.decision import decision_section
+from vitlens.commands.study.report.differences import difference_section
 from vitlens.commands.study.report.factors import findings, limits, verdicts
-from vitlens.records import MetricName, Record, TableOf
+from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.findings import ranked
 from vitlens.report.numbers import in_words, number
-from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
+from vitlens.uncertainty import Estimate, Side, apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,10 +58,6 @@ _INTERVALS_OF_ONE_SEED: Final = (
     "cover only the choice of test images. Another seed gives other accuracies; add --seeds 3. p (Holm) is p corrected "
     "for the number of differences in its table."
 )
-_COMPARED: Final = (
-    (DIFFERENCES, DIFFERENCE, "of points", "Paired differences of accuracy"),
-    (STEPS, STEP, "of a point with the one before it", "Each point and the one before"),
-)
 
 
 def points_report(record: Record) -> Document:
@@ -72,10 +65,14 @@ def points_report(record: Record) -> Document:
     (design,) = record.rows(DESIGN)
     sections = (
         Section(
-            "Result", tuple(_summary(record, design)), (_point_table(record),), (_figure(record, design),), "", True
+            "Result",
+            tuple(_summary(record, design)),
+            (_point_table(record),),
+            (*cut_figures(record, design), _figure(record, design)),
+            leading=True,
         ),
         *decision_section(record),
-        Section("Differences", tuple(_differences(record)), tuple(_comparisons(record))),
+        difference_section(record),
         *field_section(record),
         Section("How the points were trained", tuple(_training(record, design)), tuple(_recipes(record))),
     )
@@ -93,10 +90,11 @@ def _budget(record: Record, design: DesignRow) -> tuple[Sentence, ...]:
     """The budget that all points had."""
     steps = sorted({row.steps for row in record.rows(POINTS)})
     same = "the same" if len(steps) == 1 else "not the same"
+    counted = f"{design.epochs} epoch{'' if design.epochs == 1 else 's'}"
     return (
         Sentence(
-            f"Every point had {design.epochs} epochs ({' or '.join(f'{count:,}' for count in steps)} steps, {same} for "
-            "all) with the recipe below, the same for all points of a preset; the last weights are tested, once.",
+            f"Every point had {counted} ({' or '.join(f'{count:,}' for count in steps)} steps, {same} for all) with "
+            "the recipe below, the same for all points of a preset; the last weights are tested, once.",
             (design, *record.rows(POINTS)),
         ),
     )
@@ -111,7 +109,7 @@ def _summary(record: Record, design: DesignRow) -> Iterator[Sentence]:
     worst, best = rows[0], rows[-1]
     overlap = apart(_accuracy(record, best), _accuracy(record, worst)) is not Side.ABOVE
     yield Sentence(
-        f"{len(rows)} points, each trained with {_seeds_and_epochs(design)}. Highest: `{best.words}`, top-1 accuracy "
+        f"{len(rows)} points, each trained with {design.budget}. Highest: `{best.words}`, top-1 accuracy "
         f"{in_words(_accuracy(record, best))}; lowest: `{worst.words}`, {in_words(_accuracy(record, worst))}"
         f"{'; their intervals overlap.' if overlap else '.'}",
         (best, worst, _accuracy(record, best), _accuracy(record, worst), design, len(rows)),
@@ -131,12 +129,6 @@ def _summary(record: Record, design: DesignRow) -> Iterator[Sentence]:
         )
 
 
-def _seeds_and_epochs(design: DesignRow) -> str:
-    """ "3 seeds, 6 epochs"."""
-    counts = ((design.seeds, "seed"), (design.epochs, "epoch"))
-    return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
-
-
 def _point_table(record: Record) -> Table:
     rows = record.rows(POINTS)
     columns: dict[str, Callable[[PointRow], Cell]] = {
@@ -145,6 +137,8 @@ def _point_table(record: Record) -> Table:
     }
     if len({row.train_images for row in rows}) > 1:
         columns["training images"] = lambda row: row.train_images
+    if all(row.tokens is not None for row in rows):
+        columns["tokens"] = lambda row: row.tokens
     columns |= {
         "parameters": lambda row: row.parameters,
         "MFLOPs per image": lambda row: row.flops / 1e6,
@@ -173,9 +167,7 @@ def _draw_rows(record: Record, design: DesignRow) -> "Figure":
     from vitlens.figures.study.points import points_in_rows
 
     points = [_point(record, row) for row in record.rows(POINTS)]
-    return points_in_rows(
-        points=points, chance=1 / design.classes, title=f"{record.config.title}: {_seeds_and_epochs(design)}"
-    )
+    return points_in_rows(points=points, chance=1 / design.classes, title=f"{record.config.title}: {design.budget}")
 
 
 def _draw_along(record: Record, design: DesignRow) -> "Figure":
@@ -187,7 +179,7 @@ def _draw_along(record: Record, design: DesignRow) -> "Figure":
         places={name: [row.place or 0.0 for row in rows] for name, rows in series.items()},
         axis=KINDS[design.kind].axis,
         chance=1 / design.classes,
-        title=f"{record.config.title}: {_seeds_and_epochs(design)}",
+        title=f"{record.config.title}: {design.budget}",
         costs=not _has_one_cost(record),
     )
 
@@ -213,69 +205,6 @@ def _series(row: PointRow) -> str:
     return next(name for start, name in _SERIES.items() if row.preset.startswith(start))
 
 
-def _differences(record: Record) -> Iterator[Sentence]:
-    names = _names(record)
-    for table, metric, which, _ in _COMPARED:
-        rows = record.rows(table)
-        if not rows:
-            continue
-        differing = significant(rows)
-        count = f"{len(differing) or 'None'} of {len(rows)} comparison{'' if len(rows) == 1 else 's'} {which}"
-        if differing:
-            listed = "; ".join(_difference(record, metric, row, names) for row in differing)
-            gaps = [record.metric(metric(model=row.label, against=row.against)) for row in differing]
-            verb = "is" if len(differing) == 1 else "are"
-            yield Sentence(f"{count} {verb} significant after Holm's correction: {listed}.", (*rows, *gaps, 0.0))
-        else:
-            yield Sentence(
-                f"{count} is significant after Holm's correction; that does not show that there is no difference.",
-                tuple(rows),
-            )
-
-
-def significant(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """The comparisons whose difference is significant after Holm's correction."""
-    return [row for row in rows if row.p_holm <= LEVEL]
-
-
-def _difference(record: Record, metric: MetricName, row: ComparisonRow, names: dict[str, str]) -> str:
-    estimate = record.metric(metric(model=row.label, against=row.against))
-    side = "above" if estimate.value > 0 else "below"
-    size = f"{abs(estimate.value):.1f} points{_size(estimate)}"
-    return f"`{names[row.label]}` is {size} {side} `{names[row.against]}`"
-
-
-def _size(estimate: Estimate) -> str:
-    """The interval of a difference's size: from 0 where the interval of the difference contains 0; "" without one."""
-    if estimate.low is None or estimate.high is None:
-        return ""
-    low, high = sorted((abs(estimate.low), abs(estimate.high)))
-    return f" ({0.0 if beyond(estimate, 0.0) is Side.UNDECIDED else low:.1f} to {high:.1f})"
-
-
-def _comparisons(record: Record) -> Iterator[Table]:
-    for table, metric, _, caption in _COMPARED:
-        if record.rows(table):
-            yield _comparison_table(record, table, metric, f"{caption}, in points, on the same test images")
-
-
-def _comparison_table(record: Record, table: TableOf[ComparisonRow], metric: MetricName, caption: str) -> Table:
-    names = _names(record)
-    return Table.of(
-        caption,
-        record.rows(table),
-        {
-            "point": lambda row: names[row.label],
-            "against": lambda row: names[row.against],
-            "difference": lambda row: in_words(
-                record.metric(metric(model=row.label, against=row.against)), with_n=False
-            ),
-            "p": lambda row: row.p,
-            "p (Holm)": lambda row: row.p_holm,
-        },
-    )
-
-
 def _training(record: Record, design: DesignRow) -> Iterator[Sentence]:
     (tested,) = data_sentences(record)
     yield Sentence(
@@ -293,7 +222,3 @@ def _recipes(record: Record) -> Iterator[Table]:
     for preset, rows in groupby(record.rows(RECIPES), key=lambda row: row.preset):
         columns = {"setting": lambda row: row.setting, "value": lambda row: row.value}
         yield Table.of(f"Recipe of {preset}", list(rows), columns)
-
-
-def _names(record: Record) -> dict[str, str]:
-    return {row.label: row.words for row in record.rows(POINTS)}
