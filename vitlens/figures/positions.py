@@ -1,5 +1,7 @@
 """Similarity of a model's position embeddings: the whole matrix, and one map for each patch."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
@@ -8,9 +10,10 @@ from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
 from vitlens.figures.inputs import Array, as_array
 from vitlens.figures.overlay import Scale, colour_bar
-from vitlens.figures.style import SIGNED, TALL, WIDE, styled
+from vitlens.figures.style import SIGNED, TALL, WIDE, shortened, styled
 
 _MOST = 8  # most maps in a row or column
+_PANELS = 3  # models in a row
 
 
 @styled
@@ -82,6 +85,49 @@ def position_maps(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
     without_frames(drawn.panels)
     colour_bar(drawn.bar(), scale=scale, label="cosine similarity", colours=SIGNED)
     return drawn.figure
+
+
+@styled
+def position_panels(*, similarities: Mapping[str, ArrayLike], grid: tuple[int, int], title: str) -> Figure:
+    """The maps of `position_maps` of several models of one grid side by side, each model as one panel.
+
+    similarities: (patches, patches) by the model's name. Every panel has its own scale and bar. Raises InputError for
+    none, and as `position_maps` does.
+    """
+    if not similarities:
+        raise InputError("expected the similarities of at least one model, found none")
+    across = min(len(similarities), _PANELS)
+    wide = (WIDE - 0.2 * (across + 1)) / max(across, 2)
+    tall = wide * grid[0] / grid[1]
+    drawn = board(
+        title=title,
+        count=len(similarities),
+        across=across,
+        panel=(wide, tall),
+        gap=(0.2, 0.85),
+        margins=Margins(left=0.2, right=0.2, top=0.24, bottom=0.55),
+    )
+    for index, (axes, (name, similarity)) in enumerate(zip(drawn.panels, similarities.items())):
+        values = _similarities(similarity, grid)
+        scale = _scale(values)
+        axes.imshow(_mosaic(values, grid), cmap=SIGNED, norm=scale.norm, interpolation="nearest", aspect="auto")
+        axes.set_title(shortened(name, 28))
+        down, right = divmod(index, across)
+        x, y = drawn.left + right * (wide + 0.2), drawn.top + down * (tall + 0.85)
+        bar = drawn.place(x + 0.15 * wide, y + tall + 0.08, 0.7 * wide, 0.09)
+        colour_bar(bar, scale=scale, label="cosine similarity", colours=SIGNED, place="horizontal")
+    without_frames(drawn.panels)
+    return drawn.figure
+
+
+def _mosaic(values: Array, grid: tuple[int, int]) -> Array:
+    """The maps of at most 8 by 8 positions, each at its place, with empty lines between them."""
+    maps = values.reshape(*grid, *grid)[np.ix_(*map(_spread, grid))]  # (down, across, rows, columns)
+    gap = max(1, round(max(grid) / 12))
+    padded = np.pad(maps, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
+    down, across, rows, columns = padded.shape
+    mosaic: Array = padded.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)
+    return mosaic[:-gap, :-gap]
 
 
 def _similarities(similarity: ArrayLike, grid: tuple[int, int]) -> Array:

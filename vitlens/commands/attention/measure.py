@@ -11,23 +11,20 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.positions import distance_correlation, position_similarity
 from vitlens.analysis.attention.views import PatchView, key_maps, query_maps
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps
 from vitlens.commands.attention.checks import write_checks
 from vitlens.commands.attention.development import write_development
 from vitlens.commands.attention.matrix import head_matrix, write_matrix
 from vitlens.commands.attention.options import AttentionOptions
+from vitlens.commands.attention.positions import write_positions
 from vitlens.commands.attention.record import (
     CHECKPOINT_COUNT,
-    DISTANCE_CORRELATION,
     IMAGES,
     KEY,
     KEY_MAPS,
     LAYERS,
-    LAYOUT,
     MAPS,
-    POSITIONS,
     QUERY,
     QUERY_MAPS,
     TRAINING,
@@ -40,8 +37,6 @@ from vitlens.commands.attention.record import (
     CheckpointMapRow,
     KeyRow,
     LayerRow,
-    LayoutRow,
-    PositionArrays,
     QueryRow,
     UnplacedLayerRow,
     ViewArrays,
@@ -60,11 +55,9 @@ from vitlens.errors import InputError
 from vitlens.lens.observe import survey
 from vitlens.lens.site import NO_PLACE, Site
 from vitlens.models.loading import load
-from vitlens.models.model import Model
 from vitlens.models.naming import parse_model
 from vitlens.shapes import Images, Maps
 from vitlens.training.checkpoint import KeptWeights, weights_over_training
-from vitlens.uncertainty import Estimate
 
 CHECKPOINTS: Final = 6  # kept weights in the figure of a head over training, at most
 SHOWN: Final = 4  # images of --data, unless --limit says otherwise
@@ -120,7 +113,7 @@ def measure(options: AttentionOptions) -> Path:
         write_development(folder, model, batch.images, masks, layers)
         write_explorer(folder, model, batch.images[:DRAWN])
         write_windows(folder, model, batch.images)
-        _write_positions(folder, model, split)
+        write_positions(folder, model, split)
         _write_query(folder, queries, head)
         _write_key(folder, keys, head)
         _write_training(folder, checkpoints, len(weights))
@@ -158,23 +151,6 @@ def _layer_row(layer: LayerMaps) -> LayerRow:
     size = "x".join(str(side) for side in layer.maps.shape[-2:])
     shape = (site.heads, site.queries, site.keys)
     return LayerRow(site.layer, site.module, site.kind, *shape, size, layer.reading, float(layer.prefix.mean()))
-
-
-def _write_positions(folder: RunFolder, model: Model, split: Split) -> None:
-    """Write the layout of the patches and the similarity of the position embeddings."""
-    layout = model.anatomy.layout
-    height, width = split.size
-    rows = [] if layout is None else [LayoutRow(layout.grid, layout.prefix, layout.patch_size, (height, width))]
-    folder.write(LAYOUT, rows)
-    similarity = position_similarity(model)
-    if similarity is None:
-        return
-    folder.save(POSITIONS, PositionArrays(as_array(similarity)))
-    correlation = distance_correlation(similarity, model.layout)
-    if correlation is not None:
-        # no interval: pairs of positions are not independent
-        estimate = Estimate(correlation, n=model.layout.patches, unit="")
-        folder.metric(DISTANCE_CORRELATION(model=model.alias), estimate)
 
 
 def _write_query(folder: RunFolder, views: Sequence[PatchView], head: Head | None) -> None:

@@ -11,6 +11,7 @@ from vitlens.archives import Form
 from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.maps.information import InformationRow
+from vitlens.commands.scaffold.position_order import RANK_CORRELATION
 from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS
 from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
@@ -284,7 +285,7 @@ POINTING = MetricName("localisation/{model}/pointing/{layer}")  # of the mean ma
 MASK_AREA = "mask-area"  # the layer's place in POINTING for the share of a mask in its image: a random point
 
 RECORD = Contents(
-    metrics=(DISTANCE_CORRELATION, POINTING),
+    metrics=(DISTANCE_CORRELATION, RANK_CORRELATION, POINTING),
     tables=(
         LAYERS, WITHOUT_MAP, IMAGES, DEVELOPMENT, OBJECTS, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS,
         ALIKE, MATRIX, EXPLORER, WINDOWS, FIELDS,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.chapters.record import CHAPTERS, METRICS
+from vitlens.commands.scaffold.position_order import RANK_CORRELATION
 from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS
 from vitlens.commands.scaffold.trainings import TRAINING, TRAINING_IMAGES
 from vitlens.commands.study.transfer.record import (
@@ -118,6 +119,28 @@ class CutArrays:
     image: Pixels
 
 
+@dataclass(frozen=True)
+class PositionRow:
+    """How well similarity of position embeddings follows nearness after one training (see RANK_CORRELATION): of all
+    pairs, of those in one row and in one column; before: of all pairs before training; None where not defined."""
+
+    label: str
+    words: str
+    seed: int
+    all: float | None
+    rows: float | None
+    columns: float | None
+    before: float | None
+
+
+@dataclass(frozen=True)
+class SimilarityArrays:
+    """similarity: by row of the table of points, of those with position embeddings, the cosine of each pair (patches,
+    patches) after the training with the first seed."""
+
+    similarity: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
+
+
 LEFT_OUT = TableOf("left_out", LeftOutRow)
 POINTS = TableOf("points", PointRow)
 TRIALS = TableOf("trials", TrialRow)
@@ -128,6 +151,8 @@ DESIGN = TableOf("design", DesignRow)
 AGAINST_BEST = TableOf("against_best", ComparisonRow, optional=True)
 CORRECT = ArraysOf("correct", CorrectArrays)
 CUT = ArraysOf("cut", CutArrays)
+POSITION_ORDER = TableOf("position_order", PositionRow, optional=True)
+POSITION_MAPS = ArraysOf("position_similarity", SimilarityArrays)
 
 ACCURACY = MetricName("accuracy/{model}")
 DIFFERENCE = MetricName("difference/{model}/{against}")
@@ -136,12 +161,12 @@ STEP = MetricName("step/{model}/{against}")  # a point against the one before it
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
     CHAPTERS, LEFT_OUT, TRAINING, POINTS, TRIALS, DIFFERENCES, STEPS, RECIPES, DESIGN, AGAINST_BEST, FIELDS,
-    *TRANSFER_TABLES,
+    POSITION_ORDER, *TRANSFER_TABLES,
 )  # fmt: skip
 RECORD = Contents(
-    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, BEST, PROBE_GAIN, MOVED, *METRICS))),
+    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, BEST, RANK_CORRELATION, PROBE_GAIN, MOVED, *METRICS))),
     tables=TABLES,
-    arrays=(CORRECT, CUT, TRAINING_IMAGES, FIELD_MAPS, MAP_ARRAYS, SIMILARITY_ARRAYS),
+    arrays=(CORRECT, CUT, POSITION_MAPS, TRAINING_IMAGES, FIELD_MAPS, MAP_ARRAYS, SIMILARITY_ARRAYS),
 )
 
 

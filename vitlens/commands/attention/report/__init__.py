@@ -30,9 +30,10 @@ from vitlens.commands.attention.report.windows import window_section
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
 from vitlens.commands.scaffold.maps.information import UNIFORM, InformationRow
+from vitlens.commands.scaffold.position_order import DEFINITION, PAIRS, RANK_CORRELATION
 from vitlens.commands.scaffold.receptive.report import field_section
 from vitlens.records import Record
-from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table
+from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.findings import ranked
 from vitlens.report.numbers import in_ranges, in_words, percent
 from vitlens.uncertainty import Estimate
@@ -194,6 +195,7 @@ def _inputs(record: Record) -> Iterator[Section]:
         if words:
             backing = (*(estimate for _, estimate in record.all(DISTANCE_CORRELATION)), Estimate(ORDERED))
             lines.insert(0, Sentence(words, backing))
+        lines += _rank_correlations(record)
         yield Section("Patches and positions", tuple(lines), figures=figures, leading=True)
 
 
@@ -223,6 +225,15 @@ def _correlation(record: Record) -> str:
             f"patches), {side} the threshold of {ORDERED}: near patches have {how} far ones."
         )
     return ""
+
+
+def _rank_correlations(record: Record) -> Iterator[Sentence]:
+    """The rank correlation of similarity and distance, of all pairs, in rows and in columns."""
+    found = {parts["pairs"]: estimate for parts, estimate in record.all(RANK_CORRELATION)}
+    if found:
+        listed = ", ".join(f"{PAIRS[pairs]} {estimate.value:.2f}" for pairs, estimate in found.items())
+        yield Sentence(f"Rank correlation of similarity and nearness: {listed}.", tuple(found.values()))
+        yield from sentences(DEFINITION, says="method")
 
 
 def _draw_matrix(arrays: PositionArrays, layout: LayoutRow) -> "Figure":

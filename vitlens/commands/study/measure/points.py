@@ -20,6 +20,7 @@ from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.commands.study.kinds import KINDS, SEEDS, Kind, Point, epochs_for
 from vitlens.commands.study.measure.fields import write_cut_image, write_point_fields
+from vitlens.commands.study.measure.positions import write_point_positions
 from vitlens.commands.study.measure.trial import StudySetup, Trial, run_trial
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import (
@@ -244,6 +245,7 @@ def _write(folder: RunFolder, plan: PointsPlan, setup: StudySetup, trials: Mappi
         write_comparisons(folder, AGAINST_BEST, BEST, [(label, best) for label in correct if label != best], correct)
     write_point_fields(folder, kind, setup)
     write_cut_image(folder, kind, setup)
+    write_point_positions(folder, kind, setup, seeds=plan.seeds)
     folder.save(CORRECT, CorrectArrays(dict(enumerate(correct.values()))))
 
 

@@ -21,6 +21,7 @@ from vitlens.commands.study.report.cuts import cut_figures
 from vitlens.commands.study.report.decision import decision_section
 from vitlens.commands.study.report.differences import difference_section
 from vitlens.commands.study.report.factors import findings, limits, verdicts
+from vitlens.commands.study.report.positions import position_section
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.findings import ranked
@@ -74,6 +75,7 @@ def points_report(record: Record) -> Document:
         *decision_section(record),
         difference_section(record),
         *field_section(record),
+        *position_section(record, design),
         Section("How the points were trained", tuple(_training(record, design)), tuple(_recipes(record))),
     )
     return Document(
