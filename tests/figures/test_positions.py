@@ -4,8 +4,8 @@ from matplotlib import colormaps
 
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.positions import position_maps, position_matrix
-from vitlens.figures.style import SIGNED
+from vitlens.figures.positions import position_maps, position_matrix, position_panels
+from vitlens.figures.style import MAGNITUDE, SIGNED
 
 
 def cosine(random: np.random.Generator, patches: int) -> np.ndarray:
@@ -59,6 +59,32 @@ def test_rows_and_columns_are_not_exchanged():
     figure = position_maps(similarity=values, grid=(3, 3))
     top = np.array(colormaps[SIGNED](1.0)[:3])
     np.testing.assert_allclose(colour_at(figure, figure.axes[1], 0.9, 0.5), top, atol=0.02)
+
+
+@pytest.mark.parametrize(("grid", "models"), [((1, 2), 1), ((8, 8), 3), ((14, 14), 2), ((3, 9), 5)])
+def test_panels_stand_side_by_side(grid, models, random):
+    values = {f"model {number}": cosine(random, grid[0] * grid[1]) for number in range(models)}
+    figure = position_panels(similarities=values, grid=grid, title="Similarity")
+    assert not cut_off(figure)
+    assert not overlapping(figure)
+    assert figure.get_figwidth() <= 7.21
+    assert set(values) <= set(texts(figure))
+    assert len([axes for axes in figure.axes if axes.images]) == models
+
+
+def test_a_panel_holds_every_map_at_its_place():
+    values = np.eye(6)
+    values[0, 5] = values[5, 0] = 0.5  # top left with bottom right of 2 x 3 positions
+    figure = position_panels(similarities={"signed": values - 0.01, "positive": values}, grid=(2, 3), title="Both")
+    drawn = np.asarray(figure.axes[0].images[0].get_array())
+    assert drawn.shape == (5, 11)  # one empty line between maps of 2 x 3
+    assert np.isnan(drawn[2]).all()
+    assert np.isnan(drawn[:, [3, 7]]).all()
+    assert (drawn[0, 0], drawn[1, 2]) == pytest.approx((0.99, 0.49))
+    assert (drawn[3, 8], drawn[4, 10]) == pytest.approx((0.49, 0.99))
+    assert [axes.images[0].get_cmap().name for axes in figure.axes[:2]] == [SIGNED, MAGNITUDE]
+    with pytest.raises(InputError, match="found none"):
+        position_panels(similarities={}, grid=(2, 3), title="None")
 
 
 @pytest.mark.parametrize("draw", [position_matrix, position_maps])

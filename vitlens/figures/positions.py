@@ -1,6 +1,7 @@
 """Similarity of a model's position embeddings: the whole matrix, and one map for each patch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,7 +11,7 @@ from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
 from vitlens.figures.inputs import Array, as_array
 from vitlens.figures.overlay import Scale, colour_bar
-from vitlens.figures.style import SIGNED, TALL, WIDE, shortened, styled
+from vitlens.figures.style import MAGNITUDE, SIGNED, TALL, WIDE, shortened, styled
 
 _MOST = 8  # most maps in a row or column
 _PANELS = 3  # models in a row
@@ -91,8 +92,8 @@ def position_maps(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
 def position_panels(*, similarities: Mapping[str, ArrayLike], grid: tuple[int, int], title: str) -> Figure:
     """The maps of `position_maps` of several models of one grid side by side, each model as one panel.
 
-    similarities: (patches, patches) by the model's name. Every panel has its own scale and bar. Raises InputError for
-    none, and as `position_maps` does.
+    similarities: (patches, patches) by the model's name. Every panel has its own scale and bar, from the least value
+    where none is negative. Raises InputError for none, and as `position_maps` does.
     """
     if not similarities:
         raise InputError("expected the similarities of at least one model, found none")
@@ -109,13 +110,15 @@ def position_panels(*, similarities: Mapping[str, ArrayLike], grid: tuple[int, i
     )
     for index, (axes, (name, similarity)) in enumerate(zip(drawn.panels, similarities.items())):
         values = _similarities(similarity, grid)
-        scale = _scale(values)
-        axes.imshow(_mosaic(values, grid), cmap=SIGNED, norm=scale.norm, interpolation="nearest", aspect="auto")
+        lowest = float(values.min())
+        colours = SIGNED if lowest < 0 else MAGNITUDE
+        scale = _scale(values) if lowest < 0 else replace(_scale(values), low=lowest)
+        axes.imshow(_mosaic(values, grid), cmap=colours, norm=scale.norm, interpolation="nearest", aspect="auto")
         axes.set_title(shortened(name, 28))
         down, right = divmod(index, across)
         x, y = drawn.left + right * (wide + 0.2), drawn.top + down * (tall + 0.85)
         bar = drawn.place(x + 0.15 * wide, y + tall + 0.08, 0.7 * wide, 0.09)
-        colour_bar(bar, scale=scale, label="cosine similarity", colours=SIGNED, place="horizontal")
+        colour_bar(bar, scale=scale, label="cosine similarity", colours=colours, place="horizontal")
     without_frames(drawn.panels)
     return drawn.figure
 

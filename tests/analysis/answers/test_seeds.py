@@ -127,3 +127,24 @@ def test_refused():
         accuracy_over_seeds(np.zeros(3))
     with pytest.raises(InputError, match="same seeds and images twice"):
         difference_over_seeds(ANSWERS, ANSWERS[:2])
+
+
+def test_the_smallest_difference_that_is_seen_is_that_of_a_power_analysis():
+    """Half an interval and the quantile of the power; simulated with 7 values, 80 % of tests see it."""
+    random = np.random.default_rng(0)
+    first, second = (random.random((6, 400)) < 0.7 for _ in range(2))
+    found = difference_over_seeds(first, second)
+    error, freedom = found.spread
+    half = (found.estimate.high - found.estimate.low) / 2
+    assert half == pytest.approx(100 * error * stats.t.ppf(0.975, freedom))
+    assert found.detectable() == pytest.approx(half + 100 * error * stats.t.ppf(0.8, freedom))
+    assert found.detectable(0.05 / 8) > found.detectable()
+    few = found._replace(spread=found.spread._replace(freedom=6.0)).detectable()
+    drawn = random.normal(few, 100 * error * np.sqrt(7), size=(4000, 7))
+    seen = stats.ttest_1samp(drawn, 0, axis=1).pvalue <= 0.05
+    assert float(seen.mean()) == pytest.approx(0.8, abs=0.04)
+
+
+def test_one_seed_and_equal_answers_have_no_smallest_difference():
+    assert difference_over_seeds(ANSWERS[:1], ANSWERS[1:2]).detectable() is None
+    assert difference_over_seeds(ANSWERS, ANSWERS).detectable() is None

@@ -14,14 +14,33 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from vitlens.errors import InputError
-from vitlens.uncertainty import Estimate, bootstrap_difference, mcnemar, wilson
+from vitlens.uncertainty import LEVEL, POWER, Estimate, bootstrap_difference, mcnemar, wilson
+
+
+class Spread(NamedTuple):
+    """Standard error of a table's mean (a fraction), and its degrees of freedom."""
+
+    error: float
+    freedom: float
 
 
 class AccuracyDifference(NamedTuple):
-    """A difference of accuracies in points with its 95 % interval, and its two-sided p-value."""
+    """A difference of accuracies in points with its 95 % interval, and its two-sided p-value; spread: over seeds and
+    images, None for one seed and where no prediction differs."""
 
     estimate: Estimate
     p: float
+    spread: Spread | None = None
+
+    def detectable(self, level: float = LEVEL) -> float | None:
+        """The smallest true difference, in points, that a two-sided test at this level finds with probability POWER.
+
+        By Student's t with the spread that was found (Cohen 1988): the quantiles of level and power add.
+        """
+        if self.spread is None:
+            return None
+        quantiles = stats.t.ppf([1 - level / 2, POWER], self.spread.freedom)
+        return 100 * self.spread.error * float(quantiles.sum())
 
 
 def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
@@ -56,17 +75,12 @@ def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDiffer
         return AccuracyDifference(bootstrap_difference(100 * first_table[0], 100 * second_table[0], unit="points"), p)
     half = 100 * spread.error * float(stats.t.ppf(0.975, spread.freedom))
     p = 2 * float(stats.t.sf(abs(value) / (100 * spread.error), spread.freedom))
-    return AccuracyDifference(Estimate(value, max(value - half, -100.0), min(value + half, 100.0), images, "points"), p)
+    return AccuracyDifference(
+        Estimate(value, max(value - half, -100.0), min(value + half, 100.0), images, "points"), p, spread
+    )
 
 
-class _Spread(NamedTuple):
-    """Standard error of a table's mean, and its degrees of freedom."""
-
-    error: float
-    freedom: float
-
-
-def _spread(table: NDArray[np.float64]) -> _Spread | None:
+def _spread(table: NDArray[np.float64]) -> Spread | None:
     """The spread of the mean of (seeds, images); None for one seed, one image, or a constant table."""
     seeds, images = table.shape
     if min(seeds, images) < 2 or np.ptp(table) == 0:
@@ -83,7 +97,7 @@ def _spread(table: NDArray[np.float64]) -> _Spread | None:
     variance = float(parts[0] + parts[1] - parts[2])
     if not variance:  # equal means of all seeds and of all images
         return None
-    return _Spread(float(np.sqrt(variance / table.size)), variance**2 / float(np.sum(parts**2 / freedom)))
+    return Spread(float(np.sqrt(variance / table.size)), variance**2 / float(np.sum(parts**2 / freedom)))
 
 
 def _table(values: ArrayLike) -> NDArray[np.float64]:

@@ -39,7 +39,7 @@ class Kind:
     axis: the label of the points' places on a logarithmic axis ("": one row a point); steps: whether each point
     changes one factor of the one before it, so that neighbours are compared, too; fields: whether the effective
     receptive field of each point is measured; cuts: whether one image is shown as the patches of each point; positions:
-    whether the similarity of each point's position embeddings is measured; untested: what the decision leaves open.
+    whether the similarity of each point's position embeddings is measured.
     """
 
     title: str
@@ -50,7 +50,6 @@ class Kind:
     fields: bool = False
     cuts: bool = False
     positions: bool = False
-    untested: str = ""
 
 
 # vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every point several times.
@@ -185,10 +184,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "Without shift, patches of different windows meet only where patches are merged.",
             ),
             fields=True,
-            untested="Not tested: larger images, where the ViT's attention grows with the square of the number of "
-            "patches and Swin's with the number (`vitlens profile vit-micro swin-micro --sizes 32,64,128`); longer "
-            "training and a recipe of its own for each; pretrained weights; tasks that need maps, such as "
-            "segmentation.",
         ),
     }
 )  # fmt: skip

@@ -70,12 +70,17 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A point compared with another on the same images; p_holm: corrected for the comparisons of its table."""
+    """A point compared with another on the same images; p_holm: corrected for the comparisons of its table.
+
+    detectable: the smallest true difference in points that such a study finds with a probability of 80 % at the
+    corrected level (None: not known).
+    """
 
     label: str
     against: str
     p: float
     p_holm: float
+    detectable: float | None = None
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ from vitlens.names import Part
 from vitlens.preprocessing import Side
 from vitlens.records import MetricName, TableOf
 from vitlens.schema import Between, Text, read_as
-from vitlens.uncertainty import holm
+from vitlens.uncertainty import LEVEL, holm
 
 _PARTS: tuple[Part, ...] = ("train", "test")
 _STEP: Final = 2  # images in the training step whose memory is measured: batch norm needs more than one
@@ -240,9 +240,8 @@ def _write(folder: RunFolder, plan: PointsPlan, setup: StudySetup, trials: Mappi
     if kind.steps:
         labels = [point.label for point in kind.points]
         write_comparisons(folder, STEPS, STEP, list(zip(labels[1:], labels[:-1])), correct)
-    if kind.untested:
-        best = max(correct, key=lambda label: float(correct[label].mean()))
-        write_comparisons(folder, AGAINST_BEST, BEST, [(label, best) for label in correct if label != best], correct)
+    best = max(correct, key=lambda label: float(correct[label].mean()))
+    write_comparisons(folder, AGAINST_BEST, BEST, [(label, best) for label in correct if label != best], correct)
     write_point_fields(folder, kind, setup)
     write_cut_image(folder, kind, setup)
     write_point_positions(folder, kind, setup, seeds=plan.seeds)
@@ -293,5 +292,6 @@ def write_comparisons(
     rows = []
     for (label, other), difference, p_holm in zip(pairs, differences, corrected):
         folder.metric(metric(model=label, against=other), difference.estimate)
-        rows.append(ComparisonRow(label, other, difference.p, p_holm))
+        detectable = difference.detectable(LEVEL / len(pairs))
+        rows.append(ComparisonRow(label, other, difference.p, p_holm, detectable))
     folder.write(table, rows)

@@ -1,5 +1,7 @@
 """How well the position embeddings of a study's points follow the places of the patches, after every training."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,4 +52,9 @@ def _row(point: Point, seed: int, trained: Model, untrained: Model) -> PositionR
 
 def _over_seeds(values: list[float]) -> Estimate:
     """The mean over seeds with Student's interval; fixed embeddings are those of every seed and have none."""
-    return Estimate(values[0], unit="") if len(set(values)) == 1 else student_mean(values, unit="")
+    if len(set(values)) == 1:
+        return Estimate(values[0], unit="")
+    mean = student_mean(values, unit="")
+    assert mean.low is not None  # of at least two
+    assert mean.high is not None
+    return replace(mean, low=max(mean.low, -1.0), high=min(mean.high, 1.0))

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from vitlens.commands.study.kinds import KINDS
 from vitlens.commands.study.record import (
     ACCURACY,
     AGAINST_BEST,
@@ -15,49 +14,86 @@ from vitlens.commands.study.record import (
     DesignRow,
     PointRow,
 )
+from vitlens.commands.study.report.shares import share_sentences
+from vitlens.commands.study.untested import UNTESTED
 from vitlens.records import Record
 from vitlens.report.document import Section, Sentence, Table, sentences
 from vitlens.report.numbers import in_words, number
-from vitlens.uncertainty import LEVEL, Estimate
+from vitlens.uncertainty import LEVEL, POWER, Estimate, Side, beyond
 
 MARGIN: Final = 2.0  # points of accuracy that a cheaper point may lose
+SEEN: Final = 5.0  # points: a study that would have seen less than this may call points alike
 _METHOD: Final = (
     f"The rule: of all points that are shown to lose at most {MARGIN:g} points against the highest accuracy (the whole "
-    "95 % interval of the paired difference), the one with the fewest operations. A point that is neither shown to be "
-    f"within {MARGIN:g} points nor significantly worse after Holm's correction is left open; nothing is decided where "
-    f"an open one has fewer operations, or may be more than {MARGIN:g} points better."
+    "95 % interval of the paired difference), the cheapest: fewest training images, then operations, then parameters, "
+    f"then first in the table. A point that is neither shown to be within {MARGIN:g} points nor significantly worse "
+    "after Holm's correction is open. Where an open one is cheaper, or may be more than "
+    f"{MARGIN:g} points better, there is no difference that the study can see if it would have seen one of {SEEN:g} "
+    f"points with every open one (with a probability of {100 * POWER:.0f} %, at the corrected level), and the cheapest "
+    "of them all is named; else it is inconclusive, as it is with one seed, or where the highest accuracy is not shown "
+    "to be above guessing. The highest accuracy is chosen by the same numbers, so its lead is rather too large."
 )
+
+Outcome = Literal["best", "cheaper", "no-difference", "inconclusive", "guessing", "one-seed"]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """best: of the highest accuracy; chosen: the cheapest point within the margin of it, None where nothing is decided;
-    open: points that are neither within it nor shown to be worse; worse: those shown to be worse; by label."""
+    """best: of the highest accuracy; chosen: the point to take, None where nothing is decided; cheapest: of those that
+    are not shown to be worse; open: points that are neither within the margin nor shown to be worse; worse: those shown
+    to be worse; by label. detectable: the smallest difference that would have been seen with every open one, in points
+    (None: not known)."""
 
+    outcome: Outcome
     best: str
     chosen: str | None
+    cheapest: str
     within: tuple[str, ...]
     open: tuple[str, ...]
     worse: tuple[str, ...]
+    detectable: float | None
 
 
 def decide(record: Record) -> Decision | None:
-    """The decision of a study that makes one."""
+    """The decision of a study whose points were compared with the best."""
     against = record.rows(AGAINST_BEST)
     if not against:
         return None
-    points = {row.label: row for row in record.rows(POINTS)}
+    costs = {row.label: (*_cost(row), place) for place, row in enumerate(record.rows(POINTS))}
     best = against[0].against
     within = [row for row in against if _is_within(_gap(record, row))]
     worse = [row for row in against if row not in within and row.p_holm <= LEVEL]
     left = [row for row in against if row not in within and row not in worse]
-    chosen = min((best, *(row.label for row in within)), key=lambda label: points[label].flops)
+
+    def cheapest(rows: Sequence[ComparisonRow]) -> str:
+        return min((best, *(row.label for row in rows)), key=lambda label: costs[label])
+
+    chosen = cheapest(within)
+    hinders = [row for row in left if costs[row.label] < costs[chosen] or _may_be_better(_gap(record, row))]
+    known = [row.detectable for row in left if row.detectable is not None]
+    detectable = max(known) if known and len(known) == len(left) else None
+    outcome: Outcome = "best" if chosen == best else "cheaper"
+    if hinders:
+        outcome, chosen = "inconclusive", cheapest([*within, *left])
+        if detectable is not None and detectable <= SEEN:
+            outcome = "no-difference"
+    outcome = _first_doubt(record, best) or outcome
+    taken = chosen if outcome in ("best", "cheaper", "no-difference") else None
+    parts = (_labels(within), _labels(left), _labels(worse))
+    return Decision(outcome, best, taken, cheapest([*within, *left]), *parts, detectable)
+
+
+def _first_doubt(record: Record, best: str) -> Outcome | None:
+    """Why no comparison of the points decides anything."""
     (design,) = record.rows(DESIGN)
-    hinders = [
-        row for row in left if points[row.label].flops < points[chosen].flops or _may_be_better(_gap(record, row))
-    ]
-    decided = design.seeds > 1 and not hinders
-    return Decision(best, chosen if decided else None, _labels(within), _labels(left), _labels(worse))
+    if design.seeds < 2:
+        return "one-seed"
+    above = beyond(record.metric(ACCURACY(model=best)), 1 / design.classes) is Side.ABOVE
+    return None if above else "guessing"
+
+
+def _cost(row: PointRow) -> tuple[int, int, int]:
+    return row.train_images, row.flops, row.parameters
 
 
 def decision_section(record: Record) -> Iterator[Section]:
@@ -68,27 +104,56 @@ def decision_section(record: Record) -> Iterator[Section]:
     points = {row.label: row for row in record.rows(POINTS)}
     chosen = points.get(decision.chosen or "")
     lines = (
-        _undecided(record, decision, design) if chosen is None else _chosen(record, chosen, points[decision.best]),
+        _answer(record, decision, design),
+        *share_sentences(record),
         *_left_open(record, decision),
+        *_visible(record),
         _range(record, design),
+        *sentences(f"Not tested: {UNTESTED[design.kind]}.", says="setting"),
         *sentences(_METHOD, says="method"),
-        *sentences(KINDS[design.kind].untested, says="setting"),
     )
     tables = () if chosen is None else (_costs(chosen, [row for row in points.values() if row is not chosen]),)
     yield Section("Recommendation", lines, tables, question="Which one to take?", leading=True)
 
 
-def _undecided(record: Record, decision: Decision, design: DesignRow) -> Sentence:
-    if design.seeds < 2:
+def _answer(record: Record, decision: Decision, design: DesignRow) -> Sentence:
+    """The decision in one sentence."""
+    points = {row.label: row for row in record.rows(POINTS)}
+    best, cheapest = points[decision.best], points[decision.cheapest]
+    accuracy = record.metric(ACCURACY(model=best.label))
+    if decision.outcome == "one-seed":
         return Sentence(
-            "One seed decides nothing: how much trainings differ by chance is not known; add --seeds 3.", (design,)
+            "One seed decides nothing: how much trainings differ by chance is not known; add seeds (--seeds).",
+            (design,),
         )
-    words = {row.label: row.words for row in record.rows(POINTS)}
-    listed = " and ".join(f"`{words[label]}`" for label in decision.open)
+    if decision.outcome == "guessing":
+        return Sentence(
+            f"Not decided: the highest accuracy, {in_words(accuracy)} of `{best.words}`, is not shown to be above "
+            f"guessing ({number(100 / design.classes, 1)} %), so nothing was learned that could be compared; add "
+            "epochs (--epochs) or images.",
+            (accuracy, best, design, 100 / design.classes),
+        )
+    if decision.outcome in ("best", "cheaper"):
+        return _chosen(record, points[decision.chosen or ""], best)
+    listed = _listed([best, *(points[label] for label in (*decision.open, *decision.within))])
+    backing = (*record.rows(AGAINST_BEST), *points.values(), SEEN)
+    if decision.outcome == "no-difference":
+        own = record.metric(ACCURACY(model=cheapest.label))
+        return Sentence(
+            f"There is no difference that this study can see between {listed}; it would have seen one of "
+            f"{number(decision.detectable or 0.0, 1)} points. Take the cheapest, **{cheapest.words}**: top-1 accuracy "
+            f"{in_words(own)}{_price(cheapest, best)}.",
+            (own, *backing, decision.detectable, *_price_backing(cheapest, best)),
+        )
+    seen = "" if decision.detectable is None else (
+        f" It would have seen a difference of {number(decision.detectable, 1)} points, more than the {SEEN:g} up to "
+        "which points may be called alike."
+    )  # fmt: skip
     return Sentence(
-        f"Not decided: `{words[decision.best]}` has the highest accuracy, but it is not shown, after Holm's "
-        f"correction, that {listed} fall short of it; more seeds (--seeds), epochs or test images would tell.",
-        (*record.rows(AGAINST_BEST), *record.rows(POINTS)),
+        f"Inconclusive: `{best.words}` has the highest accuracy, {in_words(accuracy)}, but no difference is shown "
+        f"between {listed}.{seen} More seeds (--seeds), epochs or test images would tell; the cheapest of them is "
+        f"`{cheapest.words}`{_price(cheapest, best)}.",
+        (accuracy, *backing, decision.detectable, *_price_backing(cheapest, best)),
     )
 
 
@@ -101,11 +166,36 @@ def _chosen(record: Record, chosen: PointRow, best: PointRow) -> Sentence:
             (chosen, accuracy, *record.rows(AGAINST_BEST), MARGIN),
         )
     gap = record.metric(BEST(model=chosen.label, against=best.label))
+    (row,) = (row for row in record.rows(AGAINST_BEST) if row.label == chosen.label)
+    shown = "significantly lower, but by little" if row.p_holm <= LEVEL else "not significantly lower"
     return Sentence(
         f"Take **{chosen.words}**: top-1 accuracy {in_words(accuracy)}, {in_words(gap, with_n=False)} against the "
-        f"highest, that of `{best.words}`, for {number(chosen.flops / best.flops)} times its operations.",
-        (chosen, best, accuracy, gap, chosen.flops / best.flops),
+        f"highest, that of `{best.words}` ({shown}){_price(chosen, best)}.",
+        (chosen, best, accuracy, gap, row, *_price_backing(chosen, best)),
     )
+
+
+_PRICES: Final = (("train_images", "training images"), ("flops", "operations"), ("parameters", "parameters"))
+
+
+def _price(chosen: PointRow, best: PointRow) -> str:
+    """What the chosen point costs against the best, by the first cost in which they differ."""
+    if chosen is best:
+        return ""
+    for field, words in _PRICES:
+        own, other = getattr(chosen, field), getattr(best, field)
+        if own != other:
+            return f", for {number(own / other)} times the {words} of `{best.words}`"
+    return f", at the cost of `{best.words}`; it stands before it in the table"
+
+
+def _price_backing(chosen: PointRow, best: PointRow) -> tuple[float, ...]:
+    return tuple(getattr(chosen, field) / getattr(best, field) for field, _ in _PRICES)
+
+
+def _listed(rows: Sequence[PointRow]) -> str:
+    words = [f"`{row.words}`" for row in rows]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _costs(chosen: PointRow, others: Sequence[PointRow]) -> Table:
@@ -133,7 +223,7 @@ def _left_open(record: Record, decision: Decision) -> Iterator[Sentence]:
         (decision.worse, "lower"),
         (decision.open, f"neither shown to be lower nor to be within {MARGIN:g} points"),
     ):
-        if labels:
+        if labels and decision.outcome not in ("one-seed", "guessing"):
             gaps = {label: record.metric(BEST(model=label, against=decision.best)) for label in labels}
             listed = "; ".join(f"`{words[label]}` {in_words(gap, with_n=False)}" for label, gap in gaps.items())
             yield Sentence(
@@ -141,17 +231,40 @@ def _left_open(record: Record, decision: Decision) -> Iterator[Sentence]:
             )
 
 
+def _visible(record: Record) -> Iterator[Sentence]:
+    """The smallest differences that the comparisons with the best could have seen."""
+    rows = [row for row in record.rows(AGAINST_BEST) if row.detectable is not None]
+    if rows:
+        (design,), found = record.rows(DESIGN), sorted(row.detectable or 0.0 for row in rows)
+        ends = number(found[0], 1) if len(found) == 1 else f"{number(found[0], 1)} to {number(found[-1], 1)}"
+        yield Sentence(
+            f"With {design.seeds} seeds this study finds a true difference to `{_best_words(record)}` with a "
+            f"probability of {100 * POWER:.0f} % from {ends} points on, by comparison; smaller ones it may miss.",
+            (design, *rows, 100 * POWER, *found),
+        )
+
+
+def _best_words(record: Record) -> str:
+    best = record.rows(AGAINST_BEST)[0].against
+    return next(row.words for row in record.rows(POINTS) if row.label == best)
+
+
 def _range(record: Record, design: DesignRow) -> Sentence:
     """Where the decision holds: that of the trainings behind it."""
     rows = record.rows(POINTS)
-    parameters = [row.parameters for row in rows]
+    sizes = sorted({row.parameters for row in rows})
+    images = sorted({row.train_images for row in rows})
     size = "" if design.image_size is None else f" of {design.image_size[0]}x{design.image_size[1]} px"
     epochs = f"{design.epochs} epoch{'' if design.epochs == 1 else 's'}"
     return Sentence(
-        f"This holds for {design.train_images:,} training images{size} of {design.classes} classes, from scratch, "
-        f"{epochs}, {min(parameters):,} to {max(parameters):,} parameters, and the recipes below.",
+        f"This holds for {_ends(images)} training images{size} of {design.classes} classes, from scratch, "
+        f"{epochs}, {_ends(sizes)} parameters, and the recipes below.",
         (design, *rows),
     )
+
+
+def _ends(values: Sequence[int]) -> str:
+    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"
 
 
 def _gap(record: Record, row: ComparisonRow) -> Estimate:

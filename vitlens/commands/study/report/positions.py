@@ -20,8 +20,8 @@ _METHOD: Final = (
 )
 _CAPTION: Final = (
     "For each patch, at its place in the grid, the cosine similarity of its position embedding with those of all "
-    "patches (dark red: itself), after the training with the first seed. Each panel has its own colours, symmetric "
-    "around 0, up to the greatest similarity of two different patches, as its bar says: compare patterns, not colours."
+    "patches, after the training with the first seed. Each panel has its own colours, up to the greatest similarity of "
+    "two different patches, as its bar says: compare patterns, not colours."
 )
 
 

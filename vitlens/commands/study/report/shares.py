@@ -1,0 +1,41 @@
+"""Which of two lines of points wins at each share of the data, by the paired tests of points at one place."""
+
+from collections.abc import Iterator
+
+from vitlens.commands.study.record import DESIGN, DIFFERENCE, DIFFERENCES, POINTS, ComparisonRow
+from vitlens.records import Record
+from vitlens.report.document import Sentence
+from vitlens.report.numbers import in_words, number
+from vitlens.uncertainty import LEVEL
+
+
+def share_sentences(record: Record) -> Iterator[Sentence]:
+    """One sentence a share: which of the two to take, or that no difference is seen; nothing of one seed."""
+    (design,) = record.rows(DESIGN)
+    pairs = [row for row in record.rows(DIFFERENCES) if _at_one_place(record, row)]
+    if design.seeds > 1:
+        for row in pairs:
+            yield _sentence(record, row)
+
+
+def _at_one_place(record: Record, row: ComparisonRow) -> bool:
+    """Whether a comparison is of two lines at one place of the axis."""
+    places = {point.label: point.place for point in record.rows(POINTS)}
+    return places[row.label] is not None and places[row.label] == places[row.against]
+
+
+def _sentence(record: Record, row: ComparisonRow) -> Sentence:
+    points = {point.label: point for point in record.rows(POINTS)}
+    own, other = points[row.label], points[row.against]
+    gap = record.metric(DIFFERENCE(model=row.label, against=row.against))
+    said = f"{own.words} minus {other.words} {in_words(gap, with_n=False)}"
+    where = f"With {own.train_images:,} training images"
+    if row.p_holm <= LEVEL:
+        better = own if gap.value > 0 else other
+        return Sentence(f"{where} take `{better.words}`: {said}.", (row, gap, own, other))
+    cheaper = min((own, other), key=lambda point: (point.flops, point.parameters))
+    seen = "" if row.detectable is None else f", which would have seen one of {number(row.detectable, 1)} points"
+    return Sentence(
+        f"{where} no difference is seen by this study{seen}: {said}; the cheaper is `{cheaper.words}`.",
+        (row, gap, own, other),
+    )
