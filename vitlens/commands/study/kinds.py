@@ -164,7 +164,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 _BASE,
                 "Without position embeddings the model is invariant to the order of the patches. The 1-D sines are "
                 "those of Vaswani 2017, of the patch's number row by row; the 2-D ones those of MAE (He 2022), half of "
-                "the dimensions for the column and half for the row; learned ones begin as noise.",
+                "the dimensions for the column and half for the row; learned ones begin as noise. The root mean square "
+                "of the sines is 0.71, that of the noise 0.88.",
             ),
             positions=True,
         ),

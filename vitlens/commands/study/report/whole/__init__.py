@@ -15,6 +15,7 @@ from vitlens.commands.study.report.whole.first_page import findings, verdicts
 from vitlens.commands.study.report.whole.in_short import in_short
 from vitlens.commands.study.report.whole.introduction import glossary, introduction, limits
 from vitlens.commands.study.report.whole.learned import learned
+from vitlens.commands.study.report.whole.recommendation import recommendation_section
 from vitlens.commands.study.report.whole.results import results
 from vitlens.records import Record
 from vitlens.report.document import Document, Section, Sentence
@@ -31,6 +32,7 @@ def whole_report(record: Record) -> Document:
         *results(study),
         learned(study),
         *discussion(study),
+        *recommendation_section(study),
         glossary(),
     )
     body = tuple(section for section in parts if section is not None)
