@@ -161,6 +161,6 @@ def _range(study: Study, choice: ModelChoice) -> Iterator[Sentence]:
         unequal = f"; the trainings differ in {what}, so it is not one between the architectures" if differing else ""
         yield Sentence(
             f"It is between these two trained models: each was trained once, so other seeds were not tested{unequal} "
-            "(`vitlens study --kind data --seeds 3` trains a ViT and a CNN with several seeds).",
-            (*budgets, *differing, Estimate(3)),
+            "(`vitlens study --kind data` trains a ViT and a CNN with several seeds).",
+            (*budgets, *differing),
         )
