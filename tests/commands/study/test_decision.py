@@ -163,6 +163,8 @@ def test_each_share_has_its_own_answer():
     pairs = tuple(ComparisonRow(f"cnn-{n}", f"vit-{n}", 0.01, p, 6.0) for n, p in ((5, 0.001), (50, 0.2), (100, 0.001)))
     assert decide(_Study({"vit-50": WITHIN, "vit-5": WORSE, "cnn-5": WORSE, "cnn-100": WORSE}, flops=flops, pairs=pairs,
                          kind="data")).chosen == "vit-50"  # fmt: skip
+    few = {"vit-50": WITHIN, "cnn-5": WITHIN, "vit-5": WORSE}  # fewer images count before fewer operations
+    assert decide(_Study(few, flops=flops, pairs=pairs, kind="data")).chosen == "cnn-5"
     section = section_of(_Study(gaps, flops=flops, pairs=pairs, kind="data"))
     shares = [sentence.text for sentence in section.sentences if sentence.text.startswith("With ")][:3]
     assert shares[0].startswith("With 5 training images take `cnn-5`: cnn-5 minus vit-5 9.0 points")

@@ -35,6 +35,7 @@ _METHOD: Final = (
 )
 
 Outcome = Literal["best", "cheaper", "no-difference", "inconclusive", "guessing", "one-seed"]
+_DOUBTS: Final = ("guessing", "one-seed")  # in which no comparison decides anything
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def decision_section(record: Record) -> Iterator[Section]:
     chosen = points.get(decision.chosen or "")
     lines = (
         _answer(record, decision, design),
-        *share_sentences(record),
+        *(() if decision.outcome in _DOUBTS else share_sentences(record)),
         *_left_open(record, decision),
         *_visible(record),
         _range(record, design),
@@ -146,8 +147,8 @@ def _answer(record: Record, decision: Decision, design: DesignRow) -> Sentence:
             (own, *backing, decision.detectable, *_price_backing(cheapest, best)),
         )
     seen = "" if decision.detectable is None else (
-        f" It would have seen a difference of {number(decision.detectable, 1)} points, more than the {SEEN:g} up to "
-        "which points may be called alike."
+        f" This study would have seen a difference of {number(decision.detectable, 1)} points, more than the {SEEN:g} "
+        "up to which points may be called alike."
     )  # fmt: skip
     return Sentence(
         f"Inconclusive: `{best.words}` has the highest accuracy, {in_words(accuracy)}, but no difference is shown "
@@ -223,7 +224,7 @@ def _left_open(record: Record, decision: Decision) -> Iterator[Sentence]:
         (decision.worse, "lower"),
         (decision.open, f"neither shown to be lower nor to be within {MARGIN:g} points"),
     ):
-        if labels and decision.outcome not in ("one-seed", "guessing"):
+        if labels and decision.outcome not in _DOUBTS:
             gaps = {label: record.metric(BEST(model=label, against=decision.best)) for label in labels}
             listed = "; ".join(f"`{words[label]}` {in_words(gap, with_n=False)}" for label, gap in gaps.items())
             yield Sentence(
@@ -236,10 +237,11 @@ def _visible(record: Record) -> Iterator[Sentence]:
     rows = [row for row in record.rows(AGAINST_BEST) if row.detectable is not None]
     if rows:
         (design,), found = record.rows(DESIGN), sorted(row.detectable or 0.0 for row in rows)
+        by = "" if len(found) == 1 else ", by comparison"
         ends = number(found[0], 1) if len(found) == 1 else f"{number(found[0], 1)} to {number(found[-1], 1)}"
         yield Sentence(
             f"With {design.seeds} seeds this study finds a true difference to `{_best_words(record)}` with a "
-            f"probability of {100 * POWER:.0f} % from {ends} points on, by comparison; smaller ones it may miss.",
+            f"probability of {100 * POWER:.0f} % from {ends} points on{by}; smaller ones it may miss.",
             (design, *rows, 100 * POWER, *found),
         )
 

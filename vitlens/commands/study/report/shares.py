@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from vitlens.commands.study.record import DESIGN, DIFFERENCE, DIFFERENCES, POINTS, ComparisonRow
+from vitlens.commands.study.record import DIFFERENCE, DIFFERENCES, POINTS, ComparisonRow
 from vitlens.records import Record
 from vitlens.report.document import Sentence
 from vitlens.report.numbers import in_words, number
@@ -10,12 +10,8 @@ from vitlens.uncertainty import LEVEL
 
 
 def share_sentences(record: Record) -> Iterator[Sentence]:
-    """One sentence a share: which of the two to take, or that no difference is seen; nothing of one seed."""
-    (design,) = record.rows(DESIGN)
-    pairs = [row for row in record.rows(DIFFERENCES) if _at_one_place(record, row)]
-    if design.seeds > 1:
-        for row in pairs:
-            yield _sentence(record, row)
+    """One sentence a share: which of the two to take, or that no difference is seen; for more than one seed."""
+    yield from (_sentence(record, row) for row in record.rows(DIFFERENCES) if _at_one_place(record, row))
 
 
 def _at_one_place(record: Record, row: ComparisonRow) -> bool:
