@@ -172,3 +172,9 @@ def test_each_share_has_its_own_answer():
     assert "6.0 points" in shares[1]
     assert shares[1].endswith("the cheaper is `vit-50`.")
     assert shares[2].startswith("With 100 training images take `vit-100`")
+
+
+@pytest.mark.parametrize(("detectable", "said"), [(14.94, "from 14.9 points on"), (523.0, "from over 100 points on")])
+def test_no_difference_above_a_hundred_points_is_promised(detectable, said):
+    section = section_of(_Study(dict(zip(OTHERS, (OPEN, OPEN, OPEN))), detectable=detectable))
+    assert said in " ".join(sentence.text for sentence in section.sentences)

@@ -14,7 +14,7 @@ from vitlens.commands.study.record import (
     DesignRow,
     PointRow,
 )
-from vitlens.commands.study.report.shares import share_sentences
+from vitlens.commands.study.report.shares import MOST, in_points, share_sentences
 from vitlens.commands.study.untested import UNTESTED
 from vitlens.records import Record
 from vitlens.report.document import Section, Sentence, Table, sentences
@@ -147,14 +147,14 @@ def _answer(record: Record, decision: Decision, design: DesignRow) -> Sentence:
             (own, *backing, decision.detectable, *_price_backing(cheapest, best)),
         )
     seen = "" if decision.detectable is None else (
-        f" This study would have seen a difference of {number(decision.detectable, 1)} points, more than the {SEEN:g} "
+        f" This study would have seen a difference of {in_points(decision.detectable)} points, more than the {SEEN:g} "
         "up to which points may be called alike."
     )  # fmt: skip
     return Sentence(
         f"Inconclusive: `{best.words}` has the highest accuracy, {in_words(accuracy)}, but no difference is shown "
         f"between {listed}.{seen} More seeds (--seeds), epochs or test images would tell; the cheapest of them is "
         f"`{cheapest.words}`{_price(cheapest, best)}.",
-        (accuracy, *backing, decision.detectable, *_price_backing(cheapest, best)),
+        (accuracy, *backing, decision.detectable, MOST, *_price_backing(cheapest, best)),
     )
 
 
@@ -238,11 +238,11 @@ def _visible(record: Record) -> Iterator[Sentence]:
     if rows:
         (design,), found = record.rows(DESIGN), sorted(row.detectable or 0.0 for row in rows)
         by = "" if len(found) == 1 else ", by comparison"
-        ends = number(found[0], 1) if len(found) == 1 else f"{number(found[0], 1)} to {number(found[-1], 1)}"
+        ends = " to ".join(dict.fromkeys(in_points(each) for each in (found[0], found[-1])))
         yield Sentence(
             f"With {design.seeds} seeds this study finds a true difference to `{_best_words(record)}` with a "
             f"probability of {100 * POWER:.0f} % from {ends} points on{by}; smaller ones it may miss.",
-            (design, *rows, 100 * POWER, *found),
+            (design, *rows, 100 * POWER, *found, MOST),
         )
 
 
@@ -259,7 +259,7 @@ def _range(record: Record, design: DesignRow) -> Sentence:
     size = "" if design.image_size is None else f" of {design.image_size[0]}x{design.image_size[1]} px"
     epochs = f"{design.epochs} epoch{'' if design.epochs == 1 else 's'}"
     return Sentence(
-        f"This holds for {_ends(images)} training images{size} of {design.classes} classes, from scratch, "
+        f"Range: {_ends(images)} training images{size} of {design.classes} classes, from scratch, "
         f"{epochs}, {_ends(sizes)} parameters, and the recipes below.",
         (design, *rows),
     )

@@ -1,12 +1,15 @@
 """Which of two lines of points wins at each share of the data, by the paired tests of points at one place."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from vitlens.commands.study.record import DIFFERENCE, DIFFERENCES, POINTS, ComparisonRow
 from vitlens.records import Record
 from vitlens.report.document import Sentence
 from vitlens.report.numbers import in_words, number
 from vitlens.uncertainty import LEVEL
+
+MOST: Final = 100.0  # points: the largest difference of two accuracies
 
 
 def share_sentences(record: Record) -> Iterator[Sentence]:
@@ -30,8 +33,13 @@ def _sentence(record: Record, row: ComparisonRow) -> Sentence:
         better = own if gap.value > 0 else other
         return Sentence(f"{where} take `{better.words}`: {said}.", (row, gap, own, other))
     cheaper = min((own, other), key=lambda point: (point.flops, point.parameters))
-    seen = "" if row.detectable is None else f", which would have seen one of {number(row.detectable, 1)} points"
+    seen = "" if row.detectable is None else f", which would have seen one of {in_points(row.detectable)} points"
     return Sentence(
         f"{where} no difference is seen by this study{seen}: {said}; the cheaper is `{cheaper.words}`.",
-        (row, gap, own, other),
+        (row, gap, own, other, MOST),
     )
+
+
+def in_points(detectable: float) -> str:
+    """The smallest difference that would have been seen; few seeds that differ would not see the largest there is."""
+    return number(detectable, 1) if detectable < MOST else f"over {MOST:g}"
