@@ -146,3 +146,15 @@ def test_a_kernel_that_cannot_be_observed_is_refused_by_name(folders, kernel):
     wrapped = vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
     with torch.no_grad():
         assert torch.equal(wrapped(pixels()), own((pixels() - 0.5) / 0.5).logits)
+
+
+@pytest.mark.parametrize("name", [*SEQUENCES, "swin", "swinv2"])
+def test_the_embedding_is_transformers_own_first_hidden_state(folders, name):
+    folder, own = folders(name)
+    model = vitlens.load(f"hf:{folder}")
+    tower = TOWERS.get(name, lambda whole: whole)(own)
+    with torch.no_grad():
+        first = tower(pixel_values=model.prepare(pixels()), output_hidden_states=True).hidden_states[0]
+    prefix = len(SEQUENCES[name][0]) if name in SEQUENCES else 0
+    found = vitlens.features(model, pixels(), embedding=True)
+    torch.testing.assert_close(found.at("embedding"), first[:, prefix:].mean(1), atol=1e-5, rtol=1e-4)
