@@ -11,12 +11,14 @@ from vitlens.commands.features.record import (
     DEPTH,
     HEAD_DIFFERENCES,
     PAIRS,
-    PROBE,
     PROBE_ACCURACY,
     RETRIEVAL,
     SIMILARITY,
     SPACE,
     TEMPLATES,
+)
+from vitlens.commands.features.record.rows import (
+    PROBE,
     DepthRow,
     FeatureDataRow,
     FeaturePairRow,

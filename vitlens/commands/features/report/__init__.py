@@ -13,13 +13,10 @@ from vitlens.commands.features.record import (
     KNN,
     NOTES,
     PAIRS,
-    PROBE,
     PROBE_ACCURACY,
     TEMPLATES,
-    FeatureDataRow,
-    FeaturePairRow,
-    FeaturesRow,
 )
+from vitlens.commands.features.record.rows import PROBE, FeatureDataRow, FeaturePairRow, FeaturesRow
 from vitlens.commands.features.report.classifiers import classifier_name, depth_sections
 from vitlens.commands.features.report.language import language_sections, template_sentences
 from vitlens.commands.features.report.limits import limits

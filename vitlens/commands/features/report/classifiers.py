@@ -5,7 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import DEPTH, FEATURES, PAIRS, PROBE, DepthRow, FeaturePairRow
+from vitlens.commands.features.record import DEPTH, FEATURES, PAIRS
+from vitlens.commands.features.record.rows import PROBE, DepthRow, FeaturePairRow
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words, percent

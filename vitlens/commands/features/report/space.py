@@ -9,7 +9,8 @@ import numpy as np
 from vitlens.commands.features.arrays import LAYER_SIMILARITY, SPACE_ARRAYS, SpaceArrays
 from vitlens.commands.features.conclusions import GROUP, largest_class
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import DATA, MARKS, SIMILARITY, SPACE, SimilarityRow, SpaceRow
+from vitlens.commands.features.record import DATA, MARKS, SIMILARITY, SPACE
+from vitlens.commands.features.record.rows import SimilarityRow, SpaceRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence
 
