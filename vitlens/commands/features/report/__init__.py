@@ -18,6 +18,7 @@ from vitlens.commands.features.record import (
 )
 from vitlens.commands.features.record.rows import PROBE, FeatureDataRow, FeaturePairRow, FeaturesRow
 from vitlens.commands.features.report.classifiers import classifier_name, depth_sections
+from vitlens.commands.features.report.embedding import embedding_sections
 from vitlens.commands.features.report.language import language_sections, template_sentences
 from vitlens.commands.features.report.limits import limits
 from vitlens.commands.features.report.shown import head_sections, patch_sections, retrieval_sections
@@ -44,6 +45,7 @@ def report(record: Record) -> Document:
         Section("Summary", tuple(_summary(record, data)), tuple(_last_layers(record)), leading=True),
         *depth_sections(record, chance=data.chance),
         *similarity_sections(record),
+        *embedding_sections(record),
         *space_sections(record, masked=data.masked),
         *retrieval_sections(record),
         *patch_sections(record),
@@ -86,9 +88,15 @@ def _reading(row: FeaturesRow) -> Sentence:
     """How one model's features were extracted."""
     pool = _POOLS[row.pool] if row.kind == "block" or row.pool != "mean" else "the mean of the map's cells"
     norm = f", after the model's final norm (`{row.norm}`)" if row.norm else ""
+    before = {
+        "embedding": " Before them the embedding is read: the tokens that enter block 0, patches and positions before "
+        "any attention, as the mean of the patches, without a norm (its CLS token is the same for every image).",
+        "stem": " Before them the stem is read: the map that enters the first block, as the mean of its cells.",
+        None: " What enters its first block is not read: it has no blocks, or not all patches enter there.",
+    }[row.embedding]
     return Sentence(
         f"`{row.model}`: an image's feature vector is {pool}{norm}, at each of {row.layers} {row.kind}s; in the last "
-        f"it has {row.dim} dimensions.",
+        f"it has {row.dim} dimensions.{before}",
         (row,),
     )
 

@@ -19,8 +19,9 @@ _PANELS: Final = 3  # of the curves over depth: the probe, the most and the fewe
 _NEARLY: Final = 0.9  # of the last layer's accuracy
 _CAPTION: Final = (
     "Accuracy on the test images with each layer's features alone: of a linear classifier trained on them, or of the "
-    "votes of their nearest training images (cosine, weights exp(similarity / 0.07)). A layer with low accuracy may "
-    "still hold information that later layers use. Layers of different models at the same relative depth need not "
+    "votes of their nearest training images (cosine, weights exp(similarity / 0.07)). The embedding (of a CNN: the "
+    "stem) is what enters the first block, as the mean of its patches. A layer with low accuracy may still "
+    "hold information that later layers use. Layers of different models at the same relative depth need not "
     "correspond. Dashed: always predicting the most frequent class."
 )
 
@@ -60,14 +61,16 @@ def _over_depth(rows: Sequence[DepthRow]) -> Iterator[Sentence]:
     """The accuracy of a classifier at the first, the last and the best layer."""
     if len(rows) < 2:
         return
-    first, last, best = rows[0], rows[-1], max(rows, key=lambda row: row.accuracy)
+    before = [row for row in rows if row.layer is None]
+    first, last, best = rows[len(before)], rows[-1], max(rows, key=lambda row: row.accuracy)
     nearly = next(row for row in rows if row.accuracy >= _NEARLY * last.accuracy)
-    where = "the highest of all layers" if best is last else f"highest in {best.title} with {in_words(best.estimate)}"
+    where = "the highest of all layers" if best is last else f"highest in {best.place} with {in_words(best.estimate)}"
+    start = "".join(f"{in_words(row.estimate)} in {row.place}, " for row in before)
     yield Sentence(
-        f"`{first.model}`, {classifier_name(first.classifier)}: accuracy {in_words(first.estimate)} in {first.title} "
-        f"and {in_words(last.estimate)} in {last.title}, {where}; {percent(_NEARLY)} of the last layer's accuracy is "
-        f"first reached in {nearly.title}.",
-        (first, last, best, nearly, first.voters, _NEARLY),
+        f"`{first.model}`, {classifier_name(first.classifier)}: accuracy {start}{in_words(first.estimate)} in "
+        f"{first.place} and {in_words(last.estimate)} in {last.place}, {where}; {percent(_NEARLY)} of the last layer's "
+        f"accuracy is first reached in {nearly.place}.",
+        (*before, first, last, best, nearly, first.voters, _NEARLY),
     )
 
 
@@ -122,6 +125,7 @@ def _draw_depth(record: Record, chance: float) -> "Figure":
                 [row.low for row in curve],
                 [row.high for row in curve],
                 families[alias],
+                embedded=curve[0].layer is None,
             )
             for alias in record.aliases
             if (curve := _curve(rows, name, alias))

@@ -1,0 +1,89 @@
+"""Patches in two dimensions: drawn as what they show, and coloured by their place in the image."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+from numpy.typing import ArrayLike, NDArray
+
+from vitlens.errors import InputError
+from vitlens.figures.inputs import Array, as_array, as_images, require_length
+from vitlens.figures.style import SMALL, WIDE, heading, sheet, styled
+
+_KEY = 0.2  # side of the key of places, as a share of the panel's
+
+
+@dataclass(frozen=True)
+class PatchMap:
+    """points: (n, 2); places: (n, 2) rows and columns in a grid of (rows, columns); cut: indices of the points that
+    are drawn as what they show, pixels (cut, 3, height, width) in [0, 1], or None; title: of the map."""
+
+    points: ArrayLike
+    places: ArrayLike
+    grid: tuple[int, int]
+    title: str
+    cut: ArrayLike | None = None
+    pixels: ArrayLike | None = None
+
+
+@styled
+def patch_map(*, shown: PatchMap, title: str) -> Figure:
+    """One map of patches twice: some drawn as what they show, and all coloured by their place, with a key.
+
+    Patches that look alike lie together on the left where content decides; colours form groups on the right where
+    positions do. Axes have no unit. Raises InputError where lengths or places do not fit.
+    """
+    points = as_array(shown.points, name="points", axes=("points", "2"))
+    places = as_array(shown.places, name="places", axes=("points", "2"))
+    require_length(len(places), len(points), name="places", of="the points")
+    if len(places) and not (places.min() >= 0 and (places < np.array(shown.grid)).all()):
+        raise InputError(f"expected places in a grid of {shown.grid}, found up to {places.max(0).tolist()}")
+    pictures = None if shown.cut is None or shown.pixels is None else as_images(shown.pixels)
+    figure = sheet(WIDE if pictures is not None else WIDE * 0.55, 3.7)
+    panels = figure.subplots(1, 1 if pictures is None else 2, squeeze=False)[0]
+    if pictures is not None:
+        cut = np.asarray(shown.cut).astype(int)
+        require_length(len(pictures), len(cut), name="pixels", of="the patches to draw")
+        _draw_pictures(panels[0], points, points[cut], pictures)
+        panels[0].set_title(f"{len(cut)} of them as what they show")
+    panels[-1].scatter(points[:, 0], points[:, 1], s=7.0, c=place_colours(places, shown.grid), linewidths=0)
+    panels[-1].set_title("coloured by place in the image (key)")
+    _draw_key(panels[-1], shown.grid)
+    for axes in panels:
+        axes.set(xticks=[], yticks=[])
+        axes.margins(0.06)
+        axes.spines[:].set_visible(True)
+        axes.spines[:].set_color("#CCCCCC")
+    panels[0].set_xlabel(shown.title, fontsize=SMALL)
+    heading(figure, title)
+    return figure
+
+
+def place_colours(places: ArrayLike, grid: tuple[int, int]) -> NDArray[np.float64]:
+    """A colour (n, 3) for each place: four corner colours, mixed between them, so that near places look alike."""
+    corners = np.array([[[0.0, 0.35, 0.75], [0.1, 0.75, 0.5]], [[0.8, 0.25, 0.5], [0.95, 0.75, 0.1]]])
+    share = np.asarray(places, dtype=float) / np.maximum(np.array(grid) - 1, 1)
+    down, across = share[:, :1], share[:, 1:]
+    top = (1 - across) * corners[0, 0] + across * corners[0, 1]
+    bottom = (1 - across) * corners[1, 0] + across * corners[1, 1]
+    colours: NDArray[np.float64] = (1 - down) * top + down * bottom
+    return colours
+
+
+def _draw_key(axes: Axes, grid: tuple[int, int]) -> None:
+    """The colours of all places, drawn as the image lies, in a corner where it hides few points."""
+    rows, columns = np.indices(grid)
+    colours = place_colours(np.stack([rows.ravel(), columns.ravel()], 1), grid).reshape(*grid, 3)
+    key = axes.inset_axes((1 - _KEY, 1 - _KEY, _KEY, _KEY))
+    key.imshow(colours, aspect="auto")
+    key.set(xticks=[], yticks=[])
+    key.spines[:].set_visible(True)
+
+
+def _draw_pictures(axes: Axes, points: Array, chosen: Array, pictures: Array) -> None:
+    axes.scatter(points[:, 0], points[:, 1], s=0)  # the same range as beside it
+    for picture, place in zip(pictures, chosen, strict=True):
+        box = OffsetImage(picture.transpose(1, 2, 0), zoom=18 / max(picture.shape[1:]) * 100 / 200)
+        axes.add_artist(AnnotationBbox(box, tuple(place), frameon=True, pad=0.06, bboxprops={"linewidth": 0.3}))
