@@ -44,16 +44,16 @@ class DepthCurve:
 def accuracy_by_depth(
     *,
     panels: Mapping[str, Sequence[DepthCurve]],
-    chance: float,
+    chance: float | Mapping[str, float],
     n: int,
     title: str = "Accuracy of classifiers on the features",
 ) -> Figure:
     """Accuracy (%) of classifiers on each layer's features, one panel per classifier, one line per model.
 
-    panels: by the classifier's name, the models' curves; chance: fraction, dashed; n: test images. A layer is drawn at
-    its share of the model's depth, so that models of different depth share an axis, and the embedding at 0; bands are
-    95 % intervals. Where objectives of pretraining are given, each has a marker and a kind of line. Raises InputError
-    for none or more than four panels, and where lengths differ.
+    panels: by the classifier's name, the models' curves; chance: fraction, or one for each panel, dashed; n: test
+    images. A layer is drawn at its share of the model's depth, so that models of different depth share an axis, and the
+    embedding at 0; bands are 95 % intervals. Where objectives of pretraining are given, each has a marker and a kind of
+    line. Raises InputError for none or more than four panels, and where lengths differ.
     """
     if not 1 <= len(panels) <= _MOST:
         raise InputError(f"expected 1 to {_MOST} panels, found {len(panels)}")
@@ -74,7 +74,8 @@ def accuracy_by_depth(
             axes.fill_between(place, low, high, color=colour, alpha=0.15, linewidth=0)
             label = shortened(curve.name, 28) + (f" ({about})" if about else "")
             axes.plot(place, value, marker=own_marker, markersize=3.6, color=colour, linestyle=line, label=label)
-        axes.axhline(100 * chance, color=GREY, linestyle="--", linewidth=0.8)
+        by_chance = chance if isinstance(chance, float | int) else chance[name]
+        axes.axhline(100 * by_chance, color=GREY, linestyle="--", linewidth=0.8)
         axes.set(title=name, xlabel="share of the model's depth", xlim=(-0.04 if embedded else 0, 1.04), ylim=(0, 102))
         axes.set_xticks([0, 0.5, 1], ["embedding" if embedded else "0", "half", "last layer"])
         axes.grid(axis="y")

@@ -1,4 +1,4 @@
-"""Patches in two dimensions: drawn as what they show, and coloured by their place in the image."""
+"""Patches in two dimensions: coloured by their place in the image, and drawn as what they show."""
 
 from dataclasses import dataclass
 
@@ -17,46 +17,49 @@ _KEY = 0.2  # side of the key of places, as a share of the panel's
 
 @dataclass(frozen=True)
 class PatchMap:
-    """points: (n, 2); places: (n, 2) rows and columns in a grid of (rows, columns); cut: indices of the points that
-    are drawn as what they show, pixels (cut, 3, height, width) in [0, 1], or None; title: of the map."""
+    """points: (n, 2), of patches with their positions; content: (n, 2), of the same patches without them; places:
+    (n, 2) rows and columns in a grid of (rows, columns); titles: of both maps; cut: indices of the points that are
+    drawn as what they show, pixels (cut, 3, height, width) in [0, 1], or None."""
 
     points: ArrayLike
+    content: ArrayLike
     places: ArrayLike
     grid: tuple[int, int]
-    title: str
+    titles: tuple[str, str]
     cut: ArrayLike | None = None
     pixels: ArrayLike | None = None
 
 
 @styled
 def patch_map(*, shown: PatchMap, title: str) -> Figure:
-    """One map of patches twice: some drawn as what they show, and all coloured by their place, with a key.
+    """Two maps of the same patches: with their positions, coloured by place with a key; and without, where some are
+    drawn as what they show, and the others in the colour of their place.
 
-    Patches that look alike lie together on the left where content decides; colours form groups on the right where
-    positions do. Axes have no unit. Raises InputError where lengths or places do not fit.
+    Axes have no unit. Raises InputError where lengths or places do not fit.
     """
-    points = as_array(shown.points, name="points", axes=("points", "2"))
+    whole, content = (as_array(values, name="points", axes=("points", "2")) for values in (shown.points, shown.content))
     places = as_array(shown.places, name="places", axes=("points", "2"))
-    require_length(len(places), len(points), name="places", of="the points")
+    for values, name in ((places, "places"), (content, "points without positions")):
+        require_length(len(values), len(whole), name=name, of="the points")
     if len(places) and not (places.min() >= 0 and (places < np.array(shown.grid)).all()):
         raise InputError(f"expected places in a grid of {shown.grid}, found up to {places.max(0).tolist()}")
-    pictures = None if shown.cut is None or shown.pixels is None else as_images(shown.pixels)
-    figure = sheet(WIDE if pictures is not None else WIDE * 0.55, 3.7)
-    panels = figure.subplots(1, 1 if pictures is None else 2, squeeze=False)[0]
-    if pictures is not None:
-        cut = np.asarray(shown.cut).astype(int)
-        require_length(len(pictures), len(cut), name="pixels", of="the patches to draw")
-        _draw_pictures(panels[0], points, points[cut], pictures)
-        panels[0].set_title(f"{len(cut)} of them as what they show")
-    panels[-1].scatter(points[:, 0], points[:, 1], s=7.0, c=place_colours(places, shown.grid), linewidths=0)
-    panels[-1].set_title("coloured by place in the image (key)")
-    _draw_key(panels[-1], shown.grid)
-    for axes in panels:
+    figure = sheet(WIDE, 3.7)
+    panels = figure.subplots(1, 2)
+    words = ("coloured by place in the image (key)", "without the mean of each place")
+    for axes, points, word, caption in zip(panels, (whole, content), words, shown.titles, strict=True):
+        axes.scatter(points[:, 0], points[:, 1], s=7.0, c=place_colours(places, shown.grid), linewidths=0)
+        axes.set_title(word)
         axes.set(xticks=[], yticks=[])
+        axes.set_xlabel(caption, fontsize=SMALL)
         axes.margins(0.06)
         axes.spines[:].set_visible(True)
         axes.spines[:].set_color("#CCCCCC")
-    panels[0].set_xlabel(shown.title, fontsize=SMALL)
+    _draw_key(panels[0], shown.grid)
+    if shown.cut is not None and shown.pixels is not None:
+        cut, pictures = np.asarray(shown.cut).astype(int), as_images(shown.pixels)
+        require_length(len(pictures), len(cut), name="pixels", of="the patches to draw")
+        _draw_pictures(panels[1], content[cut], pictures)
+        panels[1].set_title(f"{words[1]}; {len(cut)} drawn as what they show")
     heading(figure, title)
     return figure
 
@@ -82,8 +85,7 @@ def _draw_key(axes: Axes, grid: tuple[int, int]) -> None:
     key.spines[:].set_visible(True)
 
 
-def _draw_pictures(axes: Axes, points: Array, chosen: Array, pictures: Array) -> None:
-    axes.scatter(points[:, 0], points[:, 1], s=0)  # the same range as beside it
-    for picture, place in zip(pictures, chosen, strict=True):
-        box = OffsetImage(picture.transpose(1, 2, 0), zoom=18 / max(picture.shape[1:]) * 100 / 200)
+def _draw_pictures(axes: Axes, points: Array, pictures: Array) -> None:
+    for picture, place in zip(pictures, points, strict=True):
+        box = OffsetImage(picture.transpose(1, 2, 0), zoom=20 / max(picture.shape[1:]) * 100 / 200)
         axes.add_artist(AnnotationBbox(box, tuple(place), frameon=True, pad=0.06, bboxprops={"linewidth": 0.3}))

@@ -1,7 +1,7 @@
 """The features of models, layer by layer: extracted once, then classified, mapped, compared and shown."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,7 +19,8 @@ from vitlens.commands.features.measure.patches import draw_patches, write_patch_
 from vitlens.commands.features.measure.shown import ShownImages, write_shown
 from vitlens.commands.features.measure.space import require_enough_images, write_similarity, write_space
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import DATA, FEATURES
+from vitlens.commands.features.record import DATA, FEATURES, PRETRAINING
+from vitlens.commands.features.record.pretraining_rows import PretrainingRow
 from vitlens.commands.features.record.rows import FeatureDataRow, FeaturesRow
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.expected import print_expected
@@ -32,6 +33,8 @@ from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.lens.stages import embedding_stage, stages
 from vitlens.models.model import Model
+from vitlens.models.pretraining.reading import pretraining_of, told_objectives
+from vitlens.names import Objective
 from vitlens.processes import Processes, share_of
 
 
@@ -86,6 +89,10 @@ def _write_all(
     seed = options.run.seed
     tests = [of_model.test for of_model in features if of_model.test is not None]  # the first process has them all
     folder.write(FEATURES, [_features_row(model, test) for model, test in zip(models, tests)])
+    told = told_objectives(options.objective, [model.alias for model in models])
+    folder.write(
+        PRETRAINING, [_pretraining_row(model, test, told.get(model.alias)) for model, test in zip(models, tests)]
+    )
     last_layers = write_classifiers(folder, models, sets, tests, [of_model.bank for of_model in features], options)
     write_pairs(folder, last_layers, sets[0].test, seed=seed)
     write_head_differences(folder, last_layers, sets[0].test, seed=seed)
@@ -109,6 +116,13 @@ def _features_row(model: Model, features: Features) -> FeaturesRow:
         norm=last.norm,
         images=len(features),
         embedding=_embedding_word(features),
+    )
+
+
+def _pretraining_row(model: Model, features: Features, told: Objective | None) -> PretrainingRow:
+    read = pretraining_of(model, told=told)
+    return PretrainingRow(
+        model=model.alias, **asdict(read), parameters=model.parameter_count(), dim=features.layers[-1].dim
     )
 
 
@@ -144,6 +158,7 @@ def _require(
     if bank is not None and options.probe:
         held_out(require_labels(bank).cpu(), groups=bank.groups, seed=0)  # refuses what cannot be probed
     require_enough_images(len(sets[0].test), options)
+    told_objectives(options.objective, [model.alias for model in models])
     require_language(models, options)
 
 

@@ -29,7 +29,8 @@ _FEWEST = 4  # patches of an image: a single one is the whole image
 class PatchSample:
     """Patches of one layer, drawn from many images.
 
-    layer: from 0, None for the embedding; title: its name; grid: of each image; tokens: (n, dim); images: (n,) indices
+    layer: from 0, None for the embedding; title: its name; grid: of each image; tokens: (n, dim); content: the same
+    minus the mean of all images' tokens at the same place, so that positions drop out; images: (n,) indices
     into the split; places: (n, 2) rows and columns; classes: (n,) of their images, on_object: (n,) 1 on the object, or
     None where they are not known.
     """
@@ -39,6 +40,7 @@ class PatchSample:
     kind: str
     grid: tuple[int, int]
     tokens: Tensor
+    content: Tensor
     images: Tensor
     places: Tensor
     classes: Tensor | None
@@ -86,6 +88,7 @@ def _drawn(
         layer: sample(len(part) * _cells(stage), POINTS, labels=None, seed=seed) for layer, stage in placed.items()
     }
     tokens: dict[LayerChoice, list[Tensor]] = {layer: [] for layer in placed}
+    totals: dict[LayerChoice, list[Tensor]] = {layer: [] for layer in placed}
     with progress(f"Patches of {model.alias}", len(part), quiet=options.run.quiet) as advance:
         for number, batch in enumerate(part.batches(size, device=model.device)):
             read = patch_tokens_at(model, batch.images, tuple(placed))
@@ -93,14 +96,21 @@ def _drawn(
                 start = number * size * _cells(stage)
                 inside = (chosen[layer] >= start) & (chosen[layer] < start + len(values) * _cells(stage))
                 tokens[layer].append(values.flatten(0, 2)[chosen[layer][inside] - start])
+                totals[layer].append(values.double().sum(0).flatten(0, 1))
             advance(len(batch.images))
     return {
-        layer: _sample(stage, torch.cat(tokens[layer]), chosen[layer], images, part) for layer, stage in placed.items()
+        layer: _sample(
+            stage, torch.cat(tokens[layer]), torch.stack(totals[layer]).sum(0) / len(part), chosen[layer], images, part
+        )
+        for layer, stage in placed.items()
     }
 
 
-def _sample(stage: FeatureStage, tokens: Tensor, chosen: Tensor, images: Tensor, part: Split) -> PatchSample:
-    """chosen: numbers of the patches, row by row, image by image of the part; images: its indices into the split."""
+def _sample(
+    stage: FeatureStage, tokens: Tensor, means: Tensor, chosen: Tensor, images: Tensor, part: Split
+) -> PatchSample:
+    """means: (cells, dim) over images; chosen: numbers of the patches, row by row, image by image of the part; images:
+    its indices into the split."""
     assert stage.grid is not None
     columns, cells = stage.grid[1], _cells(stage)
     of_part, cell = chosen // cells, chosen % cells
@@ -114,6 +124,7 @@ def _sample(stage: FeatureStage, tokens: Tensor, chosen: Tensor, images: Tensor,
         kind=stage.kind,
         grid=stage.grid,
         tokens=tokens,
+        content=(tokens.double() - means[cell]).float(),
         images=images[of_part],
         places=torch.stack((cell // columns, cell % columns), 1),
         classes=None if part.labels is None else part.labels.cpu().long()[of_part],

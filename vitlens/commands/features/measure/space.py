@@ -35,7 +35,7 @@ _THUMBNAILS = 150  # in a map, so few that they hardly overlap
 _THUMBNAIL_SIDE = 32  # pixels
 _CUT_SIDE = 16  # pixels of a patch
 
-Of = Literal["images", "patches", "embedding"]
+Of = Literal["images", "patches", "embedding", "content"]
 Matrix = NDArray[np.float64]
 
 
@@ -131,7 +131,7 @@ def _patch_arrays(
         clouds.append(("patches", last.tokens))
         arrays |= {} if labels is None else {"labels_patches": labels.numpy()}
     if embedding is not None and embedding.kind == "embedding":
-        clouds.append(("embedding", embedding.tokens))
+        clouds += [("embedding", embedding.tokens), ("content", embedding.content)]
         arrays |= {"grid": np.array(embedding.grid), "places": embedding.places.numpy()}
         if not options.show:  # else only the images named there are drawn
             chosen = sample(len(embedding.tokens), _THUMBNAILS, labels=None, seed=options.run.seed)

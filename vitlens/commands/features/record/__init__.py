@@ -2,6 +2,7 @@
 
 from vitlens.commands.features.arrays import ARRAYS
 from vitlens.commands.features.record.patch_rows import MatchesRow, PatchColoursRow, PatchNeighboursRow
+from vitlens.commands.features.record.pretraining_rows import PretrainingRow
 from vitlens.commands.features.record.rows import (
     DepthRow,
     FeatureDataRow,
@@ -35,6 +36,7 @@ HEADS = TableOf("heads", LastLayerHeadsRow)
 TEMPLATES = TableOf("templates", TemplateRow)
 NO_ZERO_SHOT = TableOf("silent", NoZeroShotRow)
 PROMPTS = TableOf("prompts", PromptRow)
+PRETRAINING = TableOf("pretraining", PretrainingRow, optional=True)
 SHARED = TableOf("shared", PatchNeighboursRow, optional=True)
 
 ACCURACY = MetricName("accuracy/{model}")  # of the model's own classifier
@@ -57,7 +59,7 @@ RECORD = Contents(
     ),
     tables=(
         DATA, FEATURES, DEPTH, MARKS, NOTES, PAIRS, HEAD_DIFFERENCES, SIMILARITY, SPACE, PATCHES, MATCHES, RETRIEVAL,
-        HEADS, TEMPLATES, NO_ZERO_SHOT, PROMPTS, SHARED,
+        HEADS, TEMPLATES, NO_ZERO_SHOT, PROMPTS, SHARED, PRETRAINING,
     ),
     arrays=ARRAYS,
 )  # fmt: skip

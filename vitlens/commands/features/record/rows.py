@@ -149,11 +149,11 @@ class SimilarityRow:
 @dataclass(frozen=True)
 class SpaceRow:
     """One map of features: of the last layer's, for images or patches, or of the patches that enter block 0 (of:
-    "embedding"). neighbours: how many trustworthiness compares;
+    "embedding"), and of these minus the mean of their place ("content"). neighbours: how many trustworthiness compares;
     explained: shares of the variance of PCA's two components; perplexity: of t-SNE."""
 
     model: str
-    of: Literal["images", "patches", "embedding"]
+    of: Literal["images", "patches", "embedding", "content"]
     method: Projection
     n: int
     dim: int

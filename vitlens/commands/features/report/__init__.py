@@ -21,6 +21,7 @@ from vitlens.commands.features.report.classifiers import classifier_name, depth_
 from vitlens.commands.features.report.embedding import embedding_sections
 from vitlens.commands.features.report.language import language_sections, template_sentences
 from vitlens.commands.features.report.limits import limits
+from vitlens.commands.features.report.pretraining import pretraining_sections
 from vitlens.commands.features.report.shown import head_sections, patch_sections, retrieval_sections
 from vitlens.commands.features.report.space import between_sentences, similarity_sections, space_sections
 from vitlens.commands.scaffold.describe import data_sentences
@@ -43,6 +44,7 @@ def report(record: Record) -> Document:
     (data,) = record.rows(DATA)
     sections = [
         Section("Summary", tuple(_summary(record, data)), tuple(_last_layers(record)), leading=True),
+        *pretraining_sections(record),
         *depth_sections(record, chance=data.chance),
         *similarity_sections(record),
         *embedding_sections(record),

@@ -8,6 +8,7 @@ from vitlens.commands.features.arrays import SPACE_ARRAYS, SpaceArrays
 from vitlens.commands.features.record import SHARED, SPACE
 from vitlens.commands.features.record.patch_rows import PatchesShare, PatchNeighboursRow
 from vitlens.commands.features.record.rows import SpaceRow
+from vitlens.names import Projection
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words, number, percent
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 _METHODS: Final = {"tsne": "t-SNE", "pca": "PCA"}
 _CAPTION: Final = (
-    "Each point is one patch as it enters block 0: its embedding plus its position, before any attention. What to look "
-    "for: if colours (right) form patches of one place, the position embedding decides which patches are similar; if "
-    "patches that look alike (left) lie together and the colours are mixed, the content does. Distances between groups "
-    "and their sizes mean nothing in t-SNE."
+    "Each point is one patch as it enters block 0: its embedding plus its position, before any attention. Left: groups "
+    "of one colour are patches of one place, whatever they show, so the position embedding decides which patches are "
+    "similar; mixed colours: their content does. Right: the same patches after the mean over images of each place is "
+    "subtracted, some drawn as what they show: patches of one colour or edge should lie together. Distances between "
+    "groups and their sizes mean nothing in t-SNE."
 )
 _SHARES: Final[dict[PatchesShare, str]] = {
     "position": "at the same place",
@@ -48,10 +50,11 @@ def embedding_sections(record: Record) -> Iterator[Section]:
 
 
 def _figures(record: Record, alias: str) -> Iterator[FigureSpec]:
-    maps = [row for row in record.rows(SPACE) if (row.model, row.of) == (alias, "embedding")]
-    if maps:
-        shown = next((row for row in maps if row.method == "tsne"), maps[0])
+    maps = {(row.of, row.method): row for row in record.rows(SPACE) if row.model == alias}
+    method: Projection = "tsne" if ("embedding", "tsne") in maps else "pca"
+    if ("embedding", method) in maps:
         arrays = record.arrays(SPACE_ARRAYS, model=alias)
+        shown = [maps["embedding", method], maps["content", method]]
         yield FigureSpec(f"space_embedding_{alias}", _CAPTION, partial(_draw, alias, arrays, shown))
 
 
@@ -131,19 +134,29 @@ def _table(rows: Sequence[PatchNeighboursRow]) -> Table:
     )
 
 
-def _draw(alias: str, arrays: SpaceArrays, row: SpaceRow) -> "Figure":
+def _draw(alias: str, arrays: SpaceArrays, rows: Sequence[SpaceRow]) -> "Figure":
     from vitlens.figures.features.patch_map import PatchMap, patch_map
 
-    points = arrays.tsne_embedding if row.method == "tsne" else arrays.pca_embedding
-    assert points is not None  # of the row
-    assert arrays.places is not None
+    points: dict[tuple[str, str], Any] = {
+        ("embedding", "tsne"): arrays.tsne_embedding,
+        ("embedding", "pca"): arrays.pca_embedding,
+        ("content", "tsne"): arrays.tsne_content,
+        ("content", "pca"): arrays.pca_content,
+    }
+    assert arrays.places is not None  # of the rows
     assert arrays.grid is not None
+    whole, content = rows
     shown = PatchMap(
-        points,
+        points[whole.of, whole.method],
+        points[content.of, content.method],
         arrays.places,
         (int(arrays.grid[0]), int(arrays.grid[1])),
-        f"{_METHODS[row.method]}, {row.n:,} patches, trustworthiness {row.trustworthiness:.3f}",
+        (_title(whole), _title(content)),
         arrays.cut,
         None if arrays.cut_pixels is None else arrays.cut_pixels / 255,
     )
     return patch_map(shown=shown, title=f"The patch embeddings of {alias}, before any attention")
+
+
+def _title(row: SpaceRow) -> str:
+    return f"{_METHODS[row.method]}, {row.n:,} patches, trustworthiness {row.trustworthiness:.3f}"

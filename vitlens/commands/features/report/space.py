@@ -108,7 +108,7 @@ def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
     figures: list[FigureSpec] = []
     by = {row.model: row.by for row in record.rows(MARKS)}
     for alias in record.aliases:
-        rows = [row for row in record.rows(SPACE) if row.model == alias and row.of != "embedding"]
+        rows = [row for row in record.rows(SPACE) if row.model == alias and row.of in ("images", "patches")]
         if not rows:
             continue
         sentences += [*_singletons(record, alias, rows), _trust(alias, rows), *_without_tsne(record, alias, rows)]
