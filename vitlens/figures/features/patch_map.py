@@ -59,7 +59,7 @@ def patch_map(*, shown: PatchMap, title: str) -> Figure:
         cut, pictures = np.asarray(shown.cut).astype(int), as_images(shown.pixels)
         require_length(len(pictures), len(cut), name="pixels", of="the patches to draw")
         _draw_pictures(panels[1], content[cut], pictures)
-        panels[1].set_title(f"{words[1]}; {len(cut)} drawn as what they show")
+        panels[1].set_title(f"{words[1]}; {len(cut)} as pictures")
     heading(figure, title)
     return figure
 

@@ -22,7 +22,7 @@ _CAPTION: Final = (
     "Each point is one patch as it enters block 0: its embedding plus its position, before any attention. Left: groups "
     "of one colour are patches of one place, whatever they show, so the position embedding decides which patches are "
     "similar; mixed colours: their content does. Right: the same patches after the mean over images of each place is "
-    "subtracted, some drawn as what they show: patches of one colour or edge should lie together. Distances between "
+    "subtracted, some drawn as pictures: patches of one colour or edge should lie together. Distances between "
     "groups and their sizes mean nothing in t-SNE."
 )
 _SHARES: Final[dict[PatchesShare, str]] = {

@@ -143,18 +143,29 @@ def _led(classifier: str, found: tuple[PretrainingRow, FeaturePairRow]) -> str:
 
 
 def _objects(record: Record, rows: Sequence[PretrainingRow]) -> Iterator[Sentence]:
-    """Whose patches find the object best, where intervals do not overlap and more than one objective is known."""
+    """Whose patches find the object best; only where they find it better than the patches before any attention do."""
     found = {row.model: row for row in _overlaps(record)}
+    before = {row.model: row for row in record.rows(SHARED) if row.share == "object" and row.layer is None}
     known = [row for row in rows if row.model in found and row.objective in OBJECTIVES]
     if len(objectives(known)) < 2:
         return
     best = max(known, key=lambda row: found[row.model].value)
+    own, start = found[best.model], before.get(best.model)
+    if start is not None and apart(own.estimate, start.estimate) is not Side.ABOVE:
+        yield Sentence(
+            f"The object is found by the patches of the best model's last layer (`{best.model}`, intersection over "
+            f"union {in_words(own.estimate, with_n=False)}) no better than by its patches before any attention "
+            f"({in_words(start.estimate, with_n=False)}): colour and edges suffice on these images, which therefore do "
+            "not compare objectives by it.",
+            (own, start),
+        )
+        return
     others = [row for row in known if row.objective != best.objective]
-    clear = all(apart(found[best.model].estimate, found[row.model].estimate) is Side.ABOVE for row in others)
-    if clear:
-        overlap = in_words(found[best.model].estimate, with_n=False)
-        text = f"Patches of `{best.model}`, {best.words}, find the object best without training: intersection over "
-        text += f"union {overlap}; the intervals of the other objectives lie below."
+    if all(apart(own.estimate, found[row.model].estimate) is Side.ABOVE for row in others):
+        text = (
+            f"Patches of `{best.model}`, {best.words}, find the object best without training: intersection over union "
+            f"{in_words(own.estimate, with_n=False)}; the intervals of the other objectives lie below."
+        )
     else:
         text = "By the intersection over union of the object found by patches no objective is ahead: intervals overlap."
     yield Sentence(f"{text} Finer grids follow an outline better.", tuple(found[row.model] for row in known))
