@@ -22,7 +22,7 @@ WITHIN: Final = 0.125  # of the image's sides: patches at most as far apart lie 
 _DIGITS: Final = 12  # decimals to which similarities are rounded before they are compared
 
 Patches = Float[Tensor, "patches dim"]
-OfPatch = Int[Tensor, " patches"]
+OfPatch = Int[Tensor, " _"]  # one number a patch
 Pairs = Bool[Tensor, "patches others"]
 
 

@@ -58,18 +58,26 @@ def _read(model: Model) -> Pretraining:
     if named in ("run", "file") and kind == "preset":
         return Pretraining("supervised", "vitlens train", source="a preset, trained with labels")
     if isinstance(model.module, LanguageImage):
-        read = read_name(name.partition(":")[2])
-        recipe = read.recipe if read.objective == "language-image" else "CLIP"
-        return Pretraining("language-image", recipe, read.data, source="its text tower")
+        from_hub = named == "open-clip" or model.provenance.weights == "hub"  # a folder's name says nothing
+        read = read_name(f"{_model_type(model) or 'clip'} {name.partition(':')[2] if from_hub else ''}")
+        return replace(read, source="its text tower")
     if named == "timm":
         return read_name(_with_tag(model, name.partition(":")[2]))
     if named == "torchvision" and model.provenance.weights == "hub":
         return Pretraining("supervised", "labels", "ImageNet-1k", source="torchvision's weights")
     if named == "hf":
-        config: Any = getattr(getattr(model.module, "network", None), "config", None)
-        own = name.partition(":")[2] if model.provenance.weights == "hub" else ""  # a folder's name says nothing
-        return read_name(f"{getattr(config, 'model_type', '')} {own}")
+        own = name.partition(":")[2] if model.provenance.weights == "hub" else ""
+        return read_name(f"{_model_type(model)} {own}")
     return Pretraining("not known")
+
+
+def _model_type(model: Model) -> str:
+    """transformers' name of the architecture, "" for a model of another library."""
+    for module in model.module.modules():
+        config: Any = getattr(module, "config", None)
+        if isinstance(found := getattr(config, "model_type", None), str):
+            return found
+    return ""
 
 
 def _with_tag(model: Model, name: str) -> str:

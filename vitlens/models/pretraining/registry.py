@@ -39,7 +39,7 @@ _START, _END = r"(?:^|[^a-z])", r"(?![a-z])"
 
 RULES: Final = (
     # language-image first: the towers of CLIP models are named after it, whatever else their name holds
-    Rule(r"siglip_?2|siglip.*v2_webli", "language-image", "SigLIP 2"),
+    Rule(r"siglip-?_?2(?![0-9])|siglip.*v2_webli", "language-image", "SigLIP 2"),
     Rule("siglip", "language-image", "SigLIP"),
     Rule(r"mobileclip|_mclip", "language-image", "MobileCLIP"),
     Rule("tinyclip", "language-image", "TinyCLIP"),

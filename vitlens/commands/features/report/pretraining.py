@@ -74,7 +74,8 @@ def _verdict(record: Record, rows: Sequence[PretrainingRow]) -> Iterator[Sentenc
         return
     ahead = {name: _ahead(record, rows, name) for name in tested}
     winners = {found[0].model for found in ahead.values() if found is not None}
-    backing: tuple[object, ...] = (*rows, *(row for row in record.rows(PAIRS) if row.classifier in tested))
+    most = max(record.options(FeaturesOptions).ks)
+    backing: tuple[object, ...] = (*rows, most, *(row for row in record.rows(PAIRS) if row.classifier in tested))
     if not winners:
         listed = " or ".join(f"the {classifier_name(name)}" for name in tested)
         text = f"No objective is ahead: by {listed} no model is better than all models of other objectives."
