@@ -288,6 +288,17 @@ def test_patches_are_coloured_by_place_and_drawn_as_pictures():
     assert not overlapping(figure)
 
 
+def test_the_key_of_places_lies_where_it_hides_no_patch():
+    points = np.array([[0, 0], [1, 1], [0.95, 0.95], [0, 1], [0.02, 0.98], [0.5, 0.5]])
+    figure = patch_map(shown=patches(points=points), title="Patches")
+    left = figure.axes[0]
+    (key,) = left.child_axes
+    drawn(figure)
+    box, whole = key.get_window_extent(), left.get_window_extent()
+    assert abs(box.x1 - whole.x1) < 2  # lower right: the only corner without a point
+    assert abs(box.y0 - whole.y0) < 2
+
+
 def test_patches_without_pictures_and_what_does_not_fit():
     figure = patch_map(shown=patches(cut=None, pixels=None), title="Patches")
     assert "without the mean of each place" in texts(figure)

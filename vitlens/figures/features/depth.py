@@ -46,7 +46,7 @@ def accuracy_by_depth(
     panels: Mapping[str, Sequence[DepthCurve]],
     chance: float | Mapping[str, float],
     n: int,
-    title: str = "Accuracy of classifiers on the features",
+    title: str = "Accuracy of classifiers on features",
 ) -> Figure:
     """Accuracy (%) of classifiers on each layer's features, one panel per classifier, one line per model.
 

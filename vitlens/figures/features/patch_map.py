@@ -12,7 +12,7 @@ from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.style import SMALL, WIDE, heading, sheet, styled
 
-_KEY = 0.2  # side of the key of places, as a share of the panel's
+_KEY = 0.17  # side of the key of places, as a share of the panel's
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def patch_map(*, shown: PatchMap, title: str) -> Figure:
         axes.margins(0.06)
         axes.spines[:].set_visible(True)
         axes.spines[:].set_color("#CCCCCC")
-    _draw_key(panels[0], shown.grid)
+    _draw_key(panels[0], shown.grid, whole)
     if shown.cut is not None and shown.pixels is not None:
         cut, pictures = np.asarray(shown.cut).astype(int), as_images(shown.pixels)
         require_length(len(pictures), len(cut), name="pixels", of="the patches to draw")
@@ -75,11 +75,14 @@ def place_colours(places: ArrayLike, grid: tuple[int, int]) -> NDArray[np.float6
     return colours
 
 
-def _draw_key(axes: Axes, grid: tuple[int, int]) -> None:
-    """The colours of all places, drawn as the image lies, in a corner where it hides few points."""
+def _draw_key(axes: Axes, grid: tuple[int, int], points: Array) -> None:
+    """The colours of all places, drawn as the image lies, in the corner where it hides fewest points."""
     rows, columns = np.indices(grid)
     colours = place_colours(np.stack([rows.ravel(), columns.ravel()], 1), grid).reshape(*grid, 3)
-    key = axes.inset_axes((1 - _KEY, 1 - _KEY, _KEY, _KEY))
+    share = (points - points.min(0)) / np.maximum(np.ptp(points, axis=0), 1e-12)
+    corners = [(x, y) for y in (1 - _KEY, 0.0) for x in (1 - _KEY, 0.0)]
+    hidden = [int((np.abs(share - np.array(corner) - _KEY / 2) < _KEY / 2).all(1).sum()) for corner in corners]
+    key = axes.inset_axes((*corners[int(np.argmin(hidden))], _KEY, _KEY))
     key.imshow(colours, aspect="auto")
     key.set(xticks=[], yticks=[])
     key.spines[:].set_visible(True)
