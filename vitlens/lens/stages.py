@@ -153,9 +153,10 @@ def _shapes(model: Model) -> tuple[list[tuple[str, Shape]], dict[str, dict[Key, 
             shapes.append((name, tuple(tensor.shape)))
 
     names = [name for name, _ in model.module.named_modules() if name]
+    blocks = [name for name in model.anatomy.blocks if name in names]
     with (
         watching(model.module, names, after),
-        watching(model.module, model.anatomy.blocks, before=before),
+        watching(model.module, blocks, before=before),
         evaluating(model),
         torch.no_grad(),
     ):
