@@ -31,6 +31,7 @@ from vitlens.commands.features.record import (
     CKA,
     DATA,
     DEPTH,
+    FEATURES,
     HEADS,
     KNN,
     KNN_DIFFERENCE,
@@ -159,7 +160,7 @@ def test_a_probe_t_sne_thumbnails_and_a_query(pair, pictures):
 def test_pretraining_is_read_or_told(pair, tiny_vit, tiny_cnn, tmp_path):
     assert [row.objective for row in pair.rows(PRETRAINING)] == ["supervised"] * 2
     options = replace(FAST, objective=("b=self-supervised",), bank=20, ks=(1,))
-    models = [f"a={tiny_vit}", f"b={tiny_cnn}", "c=timm:test_vit.r160_in1k@random"]
+    models = [f"a={tiny_vit}", f"b={tiny_cnn}", f"c={tiny_vit}@random"]
     record = run(models, tmp_path / "out", options)
     rows = record.rows(PRETRAINING)
     assert [row.objective for row in rows] == ["supervised", "self-supervised", "random weights"]
@@ -352,3 +353,14 @@ def test_a_language_image_model_by_names_alone(tmp_path):
     assert {"templates_clip", "prompts_clip"} <= names
     with pytest.raises(InputError, match=r"expected a template with \{\}"):
         run(["open-clip:tiny-clip@random"], tmp_path / "no", replace(FAST, templates=("a photo",)))
+
+
+def test_a_model_without_an_embedding_has_its_layers_and_the_report_says_so(tiny_cnn, tmp_path, monkeypatch):
+    for module in ("vitlens.commands.features.measure", "vitlens.commands.features.measure.patches"):
+        monkeypatch.setattr(f"{module}.embedding_stage", lambda _model: None)
+    record = run([str(tiny_cnn)], tmp_path / "out", replace(FAST, ks=(1,)))
+    assert {row.layer for row in record.rows(DEPTH)} == {0, 1, 2}
+    assert {row.layer for row in record.rows(SHARED)} == {2}
+    [row] = record.rows(FEATURES)
+    assert (row.embedding, row.layers) == (None, 3)
+    assert "What enters its first block is not read" in " ".join(line.text for line in report(record).preface)

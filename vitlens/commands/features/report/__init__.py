@@ -96,13 +96,11 @@ def _reading(row: FeaturesRow, *, embedding: bool) -> Sentence:
         "embedding": " Before them the embedding is read: the tokens that enter block 0, patches and positions before "
         "any attention, as the mean of the patches, without a norm (its CLS token is the same for every image).",
         "stem": " Before them the stem is read: the map that enters the first block, as the mean of its cells.",
-        None: ""
-        if not embedding
-        else " What enters its first block is not read: it has no blocks, or not all patches enter there.",
+        None: " What enters its first block is not read: it has no blocks, or not all patches enter there.",
     }[row.embedding]
     return Sentence(
         f"`{row.model}`: an image's feature vector is {pool}{norm}, at each of {row.layers} {row.kind}s; in the last "
-        f"it has {row.dim} dimensions.{before}",
+        f"it has {row.dim} dimensions.{before if embedding else ''}",
         (row,),
     )
 

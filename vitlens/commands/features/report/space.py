@@ -72,14 +72,14 @@ def _within(row: SimilarityRow) -> Sentence:
             "compared.",
             (row,),
         )
-    embedding = ""
+    embedding, whose = "", "their"
     if row.embedding_last is not None:
         last = _with_interval(row, row.embedding_last, row.embedding_last_low, row.embedding_last_high)
-        embedding = f", the embedding and the last one of {last}"
+        embedding, whose = f", the embedding and the last one of {last}", "the first and the last layer's"
     return Sentence(
         f"Within `{row.first}` the first and the last layer have a CKA of "
         f"{_with_interval(row, row.first_last, row.first_last_low, row.first_last_high)}{embedding}; the rank "
-        f"correlation of the first and the last layer's distances between images is {row.rank_first_last:.2f}.",
+        f"correlation of {whose} distances between images is {row.rank_first_last:.2f}.",
         (row,),
     )
 
