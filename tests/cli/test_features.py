@@ -32,7 +32,7 @@ def test_every_option_arrives(stand_in):
     line = (
         "features a b --data d --k 20,1 --no-probe --bank 50 --pool cls+mean --no-norm --no-cache --tsne --perplexity "
         "5 --thumbnails --query x.jpg --query y.jpg --show s.jpg,t.jpg --clip-templates simple --clip-templates my{} "
-        "--prompt dog --seed 3"
+        "--prompt dog --objective a=self-supervised --seed 3"
     )
     assert run(line.split()) == 0
     [((options,), _)] = calls
@@ -52,6 +52,7 @@ def test_every_option_arrives(stand_in):
         prompts=("dog",),
         cache=False,
         show=("s.jpg", "t.jpg"),
+        objective=("a=self-supervised",),
         run=RunOptions(seed=3, command=options.run.command),
     )
 

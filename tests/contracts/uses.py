@@ -295,6 +295,7 @@ _LISTED = (
     Use("statistics", statistics),
     Use("features", features, EVERYWHERE),
     Use("patch-tokens", patch_tokens, PLAIN),
+    Use("embedding", lambda model, batch: features(model, batch, embedding=True), EVERYWHERE),
     Use("cosines", lambda model, batch: cosines(model, batch, {"other": batch.flip(0)}), EVERYWHERE),
     Use("shifts", lambda model, batch: shifts(model, batch, batch.flip(0))),
     Use("answers-without", answers_with_half, EVERYWHERE),

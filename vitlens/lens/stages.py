@@ -1,13 +1,14 @@
-"""The layers at which a model's features are read: blocks of a transformer, stages of a CNN; and its final norm.
+"""The layers at which a model's features are read: blocks of a transformer, stages of a CNN; what enters the first of
+them (the embedding, a CNN's stem); and the final norm.
 
 They are determined from the shapes in one forward pass of two images, for any number of registers and any grid.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,40 +16,45 @@ from torch import Tensor, nn
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.layout import PrefixKind
-from vitlens.lens.hooks import Arguments, first_tensor, watching
+from vitlens.lens.hooks import Arguments, Key, first_tensor, watching
 from vitlens.lens.layers import probe_images
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Tokens
 
-StageKind = Literal["block", "stage"]
+StageKind = Literal["block", "stage", "embedding", "stem"]
 Shape = tuple[int, ...]
+_BLOCK: Final[StageKind] = "block"
+_STAGE: Final[StageKind] = "stage"
 
 
 @dataclass(frozen=True)
 class FeatureStage:
     """One layer at which features are read.
 
-    index: from 0; kind: a transformer's "block", a CNN's "stage" (the last map of one resolution or group of blocks);
-    module: the name of the module whose output it is; width: dim of its tokens, or channels; grid: (rows, columns)
-    of patches or cells, None where their order is unknown; prefix: tokens before them; channel_axis: of the output.
+    index: from 0, None before block 0; kind: a transformer's "block", a CNN's "stage" (the last map of one resolution
+    or group of blocks), or what enters the first block: a transformer's "embedding", a CNN's "stem"; module: the name
+    of the module whose output it is; width: dim of its tokens, or channels; grid: (rows, columns) of patches or cells,
+    None where their order is unknown; prefix: tokens before them; channel_axis: of the tensor; argument: the one of the
+    module that it is, None for the output.
     """
 
-    index: int
+    index: int | None
     kind: StageKind
     module: str
     width: int
     grid: tuple[int, int] | None
     prefix: tuple[PrefixKind, ...]
     channel_axis: int
+    argument: Key | None = None
 
     @property
     def title(self) -> str:
-        """Its name in reports: "block 5", "stage 2"."""
-        return f"{self.kind} {self.index}"
+        """Its name in reports: "block 5", "stage 2", "embedding"."""
+        return self.kind if self.index is None else f"{self.kind} {self.index}"
 
     def tokens(self, output: Any) -> Tokens:
-        """The module's output as (batch, tokens, width); a map is flattened row by row."""
+        """The module's output (or argument) as (batch, tokens, width); a map is flattened row by row."""
         first: Tensor = output[0] if isinstance(output, tuple) else output
         return first if first.dim() == 3 else first.movedim(self.channel_axis, 3).flatten(1, 2)
 
@@ -68,6 +74,7 @@ class FinalNorm:
 @dataclass(frozen=True)
 class _Places:
     stages: tuple[FeatureStage, ...]
+    embedding: FeatureStage | None
     norm: FinalNorm | None
 
 
@@ -80,6 +87,15 @@ def stages(model: Model) -> tuple[FeatureStage, ...]:
     return _places(model).stages
 
 
+def embedding_stage(model: Model) -> FeatureStage | None:
+    """The tokens (a CNN's map) that enter the first block, before any attention: patches, positions and prefix tokens.
+
+    It has no number, so that block 0 stays layer 0. None for a model without blocks, and where what enters the first
+    one is no sequence of all patches.
+    """
+    return _places(model).embedding
+
+
 def final_norm(model: Model) -> FinalNorm | None:
     """The model's final norm; None where it has none (CNNs, post-norm transformers)."""
     return _places(model).norm
@@ -90,19 +106,24 @@ def watching_stages(
     model: Model, chosen: Sequence[FeatureStage], reducer: Callable[[FeatureStage, Tokens], None]
 ) -> Iterator[None]:
     """Hand the chosen layers' tokens to the reducer as they are computed; the hooks are removed on exit."""
-    stages_of = {stage.module: stage for stage in chosen}
+    outputs = {stage.module: stage for stage in chosen if stage.argument is None}
+    inputs = {stage.module: (stage, stage.argument) for stage in chosen if stage.argument is not None}
+
+    def before(name: str, values: Arguments) -> None:
+        stage, argument = inputs[name]
+        reducer(stage, stage.tokens(values[argument]))
 
     def after(name: str, _arguments: Arguments, output: Any) -> None:
-        reducer(stages_of[name], stages_of[name].tokens(output))
+        reducer(outputs[name], outputs[name].tokens(output))
 
-    with watching(model.module, stages_of, after):
+    with watching(model.module, inputs, before=before), watching(model.module, outputs, after):
         yield
 
 
 @once_per_model
 def _places(model: Model) -> _Places:
-    shapes = _shapes(model)
-    read = _stages(model, shapes)
+    shapes, entering = _shapes(model)
+    blocks, read = _stages(model, shapes)
     if not read:
         reason = f": {model.anatomy.unread}" if model.anatomy.unread else ""
         transformer = model.anatomy.layout is not None or bool(reason)
@@ -113,12 +134,18 @@ def _places(model: Model) -> _Places:
             f"expected blocks or maps to read features from, found none in {model.alias} ({model.anatomy.family})"
             f"{reason}{f'; {advice}' if transformer else ''}"
         )
-    return _Places(read, _norm(model, shapes, read[-1]))
+    return _Places(read, _embedding(model, blocks, read, entering), _norm(model, shapes, read[-1]))
 
 
-def _shapes(model: Model) -> list[tuple[str, Shape]]:
-    """The shape of every module's output for two images, in the order in which they were computed."""
+def _shapes(model: Model) -> tuple[list[tuple[str, Shape]], dict[str, dict[Key, Shape]]]:
+    """The shape of every module's output for two images, in the order in which they were computed; and the shapes of
+    each block's arguments in its first call."""
     shapes: list[tuple[str, Shape]] = []
+    entering: dict[str, dict[Key, Shape]] = {}
+
+    def before(name: str, values: Arguments) -> None:
+        tensors = {key: tuple(value.shape) for key, value in values.items() if isinstance(value, Tensor)}
+        entering.setdefault(name, tensors)
 
     def after(name: str, _arguments: Arguments, output: Any) -> None:
         tensor = first_tensor(output)
@@ -126,34 +153,55 @@ def _shapes(model: Model) -> list[tuple[str, Shape]]:
             shapes.append((name, tuple(tensor.shape)))
 
     names = [name for name, _ in model.module.named_modules() if name]
-    with watching(model.module, names, after), evaluating(model), torch.no_grad():
+    blocks = [name for name in model.anatomy.blocks if name in names]
+    with (
+        watching(model.module, names, after),
+        watching(model.module, blocks, before=before),
+        evaluating(model),
+        torch.no_grad(),
+    ):
         model(probe_images(model, 2))
-    return shapes
+    return shapes, entering
 
 
-def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[FeatureStage, ...]:
+def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str], tuple[FeatureStage, ...]]:
+    """The blocks that were found, in forward order, and the layers at which features are read."""
     shapes, layout = dict(seen), model.anatomy.layout
     token_count = None if layout is None else layout.tokens
     order = {name: place for place, (name, _) in enumerate(seen)}
     blocks = [name for name in model.anatomy.blocks if name in shapes and _is_stream(shapes[name], token_count)]
-    names = sorted((name for name in blocks if not _holds_another(name, blocks)), key=order.__getitem__)
-    kind: StageKind = "block"
+    blocks = sorted((name for name in blocks if not _holds_another(name, blocks)), key=order.__getitem__)
+    names, kind = blocks, _BLOCK
     if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
-        kind, groups = "stage", groupby(names, key=lambda name: name.rpartition(".")[0])
+        kind, groups = _STAGE, groupby(names, key=lambda name: name.rpartition(".")[0])
         names = [list(group)[-1] for _, group in groups]
     tokens_only = layout is not None or (model.anatomy.unread and not model.anatomy.attention)
     if not names and not tokens_only:  # else such maps are the stem's, or attention weights
         maps = {shape[2:]: name for name, shape in seen if len(shape) == 4 and shape[0] == 2 and max(shape[2:]) > 1}
-        kind, names = "stage", list(maps.values())
-    return tuple(_stage(model, index, kind, name, shapes[name]) for index, name in enumerate(names))
+        kind, names = _STAGE, list(maps.values())
+    return blocks, tuple(_stage(model, index, kind, name, shapes[name]) for index, name in enumerate(names))
 
 
-def _stage(model: Model, index: int, kind: StageKind, name: str, shape: Shape) -> FeatureStage:
+def _embedding(
+    model: Model, blocks: Sequence[str], read: Sequence[FeatureStage], entering: Mapping[str, Mapping[Key, Shape]]
+) -> FeatureStage | None:
+    """The argument of the first block that holds all patches of each image; the first one of its shape."""
+    layout = model.anatomy.layout
+    tokens, arguments = None if layout is None else layout.tokens, entering.get(blocks[0], {}) if blocks else {}
+    streams = {key: shape for key, shape in arguments.items() if _is_stream(shape, tokens)}
+    if not streams:
+        return None
+    argument, shape = next(iter(streams.items()))
+    first = _stage(model, None, read[0].kind, blocks[0], shape)
+    return replace(first, kind="embedding" if first.kind == _BLOCK else "stem", argument=argument)
+
+
+def _stage(model: Model, index: int | None, kind: StageKind, name: str, shape: Shape) -> FeatureStage:
     layout = model.anatomy.layout
     if len(shape) == 3:
         grid = None if layout is None else layout.grid
         return FeatureStage(index, kind, name, shape[2], grid, () if layout is None else layout.prefix, 2)
-    last = kind == "block" and _reads(model.module.get_submodule(name), shape[3])
+    last = kind == _BLOCK and _reads(model.module.get_submodule(name), shape[3])
     rows, columns, width = (shape[1], shape[2], shape[3]) if last else (shape[2], shape[3], shape[1])
     return FeatureStage(index, kind, name, width, (rows, columns), (), 3 if last else 1)
 
@@ -177,7 +225,7 @@ def _reads(block: nn.Module, width: int) -> bool:
 
 def _norm(model: Model, seen: Sequence[tuple[str, Shape]], last: FeatureStage) -> FinalNorm | None:
     """The first norm of the stream's width that runs after the last block, outside all blocks."""
-    if last.kind == "stage":
+    if last.kind == _STAGE:
         return None
     behind = max(place for place, (name, _) in enumerate(seen) if name == last.module)
     for name, shape in seen[behind + 1 :]:

@@ -11,20 +11,8 @@ from vitlens.cli.main import run
 from vitlens.commands.features.conclusions import findings, verdicts
 from vitlens.commands.features.measure.classifiers import LastLayer, write_head_differences, write_pairs
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import (
-    ACCURACY,
-    DATA,
-    HEAD_DIFFERENCES,
-    PAIRS,
-    PROBE,
-    PROBE_ACCURACY,
-    RECORD,
-    DepthRow,
-    FeatureDataRow,
-    RetrievalRow,
-    SimilarityRow,
-    SpaceRow,
-)
+from vitlens.commands.features.record import ACCURACY, DATA, HEAD_DIFFERENCES, PAIRS, PROBE_ACCURACY, RECORD
+from vitlens.commands.features.record.rows import PROBE, DepthRow, FeatureDataRow, RetrievalRow, SimilarityRow, SpaceRow
 from vitlens.commands.features.report.shown import retrieval_sections
 from vitlens.commands.features.report.space import space_sections
 from vitlens.commands.registry import COMMANDS

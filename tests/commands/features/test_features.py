@@ -9,8 +9,11 @@ import torch
 from PIL import Image
 
 from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.features.embedding import embed
 from vitlens.analysis.features.features import features as read
+from vitlens.analysis.features.features import patch_tokens
 from vitlens.analysis.features.knn import knn
+from vitlens.analysis.features.patch_neighbours import patch_neighbours
 from vitlens.analysis.features.similarity import similarity
 from vitlens.commands.features.arrays import (
     LAYER_SIMILARITY,
@@ -28,6 +31,7 @@ from vitlens.commands.features.record import (
     CKA,
     DATA,
     DEPTH,
+    FEATURES,
     HEADS,
     KNN,
     KNN_DIFFERENCE,
@@ -35,10 +39,14 @@ from vitlens.commands.features.record import (
     MATCHES,
     NOTES,
     PAIRS,
+    PATCH_NEIGHBOURS,
+    PRETRAINING,
     PROBE_ACCURACY,
     PROMPTS,
     RETRIEVAL,
+    SHARED,
     SIMILARITY,
+    SPACE,
     TEMPLATES,
     TRUSTWORTHINESS,
     ZERO_SHOT,
@@ -79,14 +87,15 @@ def pair(tiny_vit, tiny_cnn, pictures, tmp_path_factory) -> Record:
 def test_numbers_are_those_of_the_functions(pair, tiny_vit):
     model = load(str(tiny_vit))
     (queries, labels, groups), (bank, bank_labels, _) = pixels("test", 24), pixels("train", 40)
-    test, train = read(model, queries), read(model, bank)
+    test, train = read(model, queries, embedding=True), read(model, bank, embedding=True)
     rows = [row for row in pair.rows(DEPTH) if row.model == "a"]
-    for layer in (0, 1):
+    for layer in (None, 0, 1):
         for weighting in ("dino", "majority"):
+            place = "embedding" if layer is None else layer
             expected = knn(
-                train.at(layer),
+                train.at(place),
                 bank_labels,
-                test.at(layer),
+                test.at(place),
                 labels,
                 classes=10,
                 ks=(1, 3),
@@ -117,14 +126,18 @@ def test_two_models_are_paired_on_the_same_images(pair):
     assert (gap.n, gap.unit) == (24, "points")
     assert [row.classifier for row in pair.rows(PAIRS)] == ["knn-1", "knn-3", "probe"]
     assert [row.estimate for row in pair.rows(PAIRS)][1] == gap
-    layers = len({row.layer for row in pair.rows(DEPTH) if row.model == "b"})
+    layers = len({row.layer for row in pair.rows(DEPTH) if row.model == "b"})  # with the stem
     [(number, row)] = [(number, row) for number, row in enumerate(pair.rows(SIMILARITY)) if row.first != row.second]
     assert row.last_last_low <= row.last_last <= row.last_last_high
     cka = pair.arrays(LAYER_SIMILARITY).cka[number]
-    assert cka.shape == (2, layers)
-    assert pair.metric(CKA(first="a", second="b", layer=1, other=layers - 1)).value == cka[-1, -1] == row.last_last
-    layer, other = row.most_layers
-    assert cka[layer, other] == row.most == cka.max()
+    assert cka.shape == (1 + 2, layers)
+    assert row.embedded == (True, True)
+    assert pair.metric(CKA(first="a", second="b", layer=1, other=layers - 2)).value == cka[-1, -1] == row.last_last
+    assert pair.metric(CKA(first="a", second="b", layer="embedding", other=0)).value == cka[0, 1]
+    assert (row.first_last, row.embedding_last) == (cka[1, -1], cka[0, -1])
+    layer, other = row.most_layers  # numbers of blocks and stages
+    assert cka[1:, 1:][layer, other] == row.most == cka[1:, 1:].max()
+    assert row.mean == pytest.approx(cka[1:, 1:].mean())
 
 
 def test_a_probe_t_sne_thumbnails_and_a_query(pair, pictures):
@@ -144,8 +157,24 @@ def test_a_probe_t_sne_thumbnails_and_a_query(pair, pictures):
     assert (row.among, row.images, row.queries, row.neighbours) == ("bank", 40, 1, 7)
 
 
+def test_pretraining_is_read_or_told(pair, tiny_vit, tiny_cnn, tmp_path):
+    assert [row.objective for row in pair.rows(PRETRAINING)] == ["supervised"] * 2
+    options = replace(FAST, objective=("b=self-supervised",), bank=20, ks=(1,))
+    models = [f"a={tiny_vit}", f"b={tiny_cnn}", f"c={tiny_vit}@random"]
+    record = run(models, tmp_path / "out", options)
+    rows = record.rows(PRETRAINING)
+    assert [row.objective for row in rows] == ["supervised", "self-supervised", "random weights"]
+    assert [row.parameters for row in rows] == [load(name).parameter_count() for name in models]
+    [section] = [section for section in report(record).sections if section.title == "Pretraining"]
+    [table] = section.tables
+    assert [line[0] for line in table.rows] == ["a", "b", "c"]
+    place = table.columns.index("nearest neighbour")
+    assert [line[place].value for line in table.rows] == [record.metric(KNN(model=alias, k=1)).value for alias in "abc"]
+
+
 def test_layers_and_heads_count_from_0(pair):
-    assert {row.title for row in pair.rows(DEPTH)} == {"block 0", "block 1", "stage 0", "stage 1", "stage 2"}
+    numbered = {"block 0": 0, "block 1": 1, "stage 0": 0, "stage 1": 1, "stage 2": 2}
+    assert {row.title: row.layer for row in pair.rows(DEPTH)} == {"embedding": None, "stem": None, **numbered}
     [row] = pair.rows(HEADS)
     assert (row.model, row.layer, row.heads) == ("a", 1, 2)
 
@@ -153,10 +182,53 @@ def test_layers_and_heads_count_from_0(pair):
 def test_the_report_has_a_line_for_every_layer_and_no_number_without_its_interval(pair):
     [section] = [section for section in report(pair).sections if section.title == "Accuracy by layer"]
     weighted, majority, pairs = section.tables
-    assert len(weighted.rows) == len(majority.rows) == 2 + 3
+    assert len(weighted.rows) == len(majority.rows) == 2 + 3 + 2  # blocks, stages, embedding and stem
     for line in (*weighted.rows, *majority.rows):
         assert all(cell.low <= cell.value <= cell.high for cell in line[3:])
     assert len(pairs.rows) == 3
+
+
+def test_maps_of_the_patches_that_enter_block_0_have_their_rows(pair, tiny_vit):
+    """A sample over all images, in their order; the content is what is left without the mean of each place."""
+    model = load(str(tiny_vit))
+    queries, _, _ = pixels("test", 24)
+    tokens = patch_tokens(model, queries, layer="embedding")
+    rows, columns = tokens.shape[1:3]
+    space = pair.arrays(SPACE_ARRAYS, model="a")
+    assert tuple(space.grid) == (rows, columns)
+    count = len(queries) * rows * columns  # fewer than would be sampled
+    expected = [[row, column] for _ in queries for row in range(rows) for column in range(columns)]
+    np.testing.assert_array_equal(space.places, expected)
+    whole = embed(tokens.flatten(0, 2), method="pca")
+    np.testing.assert_allclose(space.pca_embedding, whole.points, atol=1e-4)
+    content = embed((tokens - tokens.double().mean(0)).flatten(0, 2).float(), method="pca")
+    np.testing.assert_allclose(space.pca_content, content.points, atol=1e-3)
+    drawn = {(row.of, row.method): row.n for row in pair.rows(SPACE) if row.model == "a"}
+    assert drawn["embedding", "tsne"] == drawn["content", "pca"] == count
+    assert not [row for row in pair.rows(SPACE) if row.model == "b" and row.of != "images"]  # a CNN
+    height, width = queries.shape[2] // rows, queries.shape[3] // columns
+    for index, cut in zip(space.cut[:5], space.cut_pixels[:5], strict=True):
+        image, cell = divmod(int(index), rows * columns)
+        top, left = (cell // columns) * height, (cell % columns) * width
+        below = (queries[image, :, top : top + height, left : left + width] * 255).round().byte()
+        assert torch.equal(torch.from_numpy(cut)[:, :: 16 // height, :: 16 // width], below)
+
+
+def test_neighbours_of_patches_are_counted_among_other_images(pair, tiny_vit):
+    model = load(str(tiny_vit))
+    queries, labels, _ = pixels("test", 24)
+    tokens = patch_tokens(model, queries, layer="embedding")
+    cells = tokens.shape[1] * tokens.shape[2]
+    images = torch.arange(24).repeat_interleave(cells)
+    near = patch_neighbours(tokens.flatten(0, 2), images)
+    same = (labels[images][near.indices] == labels[images][:, None]).double().mean()
+    [row] = [row for row in pair.rows(SHARED) if (row.model, row.layer, row.share) == ("a", None, "class")]
+    assert row.value == pytest.approx(float(same))
+    assert (row.patches, row.images, row.title) == (24 * cells, 24, "embedding")
+    assert pair.metric(PATCH_NEIGHBOURS(model="a", layer="embedding", share="class")).value == row.value
+    known = {(row.model, row.title, row.share) for row in pair.rows(SHARED)}
+    layers = [("a", "embedding"), ("a", "block 1"), ("b", "stem"), ("b", "stage 2")]
+    assert known == {(*layer, share) for layer in layers for share in ("position", "class", "object")}
 
 
 def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
@@ -171,6 +243,7 @@ def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
         image.tobytes() for image in images
     }
     np.testing.assert_array_equal(record.arrays(SHOWN_ARRAYS).pixels[0], images[0])
+    assert record.arrays(SPACE_ARRAYS, model="tiny-vit").cut_pixels is None  # patches are parts of images
     assert [row.among for row in record.rows(RETRIEVAL)] == ["shown"]
     matches = record.arrays(MATCH_ARRAYS, model="tiny-vit")
     assert [row.matches for row in record.rows(MATCHES)] == [len(matches.similarity[place]) for place in (0, 1)]
@@ -211,14 +284,14 @@ def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_pa
     options = replace(FAST, cache=True, bank=5, ks=(1,), show=(str(pictures / "0.png"),), run=kept)
     first = run([str(tiny_vit)], tmp_path / "out0", options)
     files = sorted((tmp_path / "kept").rglob("*.safetensors"))
-    assert len(files) == 2 * (2 + 1)  # two layers and the logits, of test and bank
+    assert len(files) == 2 * (3 + 1)  # the embedding, two layers and the logits, of test and bank
     for file in files[1:]:
         file.write_bytes(file.read_bytes()[:-8])
     second = run([str(tiny_vit)], tmp_path / "out1", options)
     assert first.rows(DEPTH) == second.rows(DEPTH)
     before, after = ([row.note for row in record.rows(NOTES)] for record in (first, second))
     assert not any("built again" in note for note in before)
-    assert sum("built again" in note for note in after) == 5
+    assert sum("built again" in note for note in after) == 7
     assert [note.partition(": ")[2] for note in before] == [
         "5 of the 10 classes of the test images have no training image, so none of their images can be correct",
         "5 of the 10 classes of the test images have one training image",
@@ -230,6 +303,9 @@ def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_pa
     [
         (replace(FAST, ks=(1, 41)), "expected --k of at most the 40 training images, found 41"),
         (replace(FAST, tsne=True, perplexity=30.0), "perplexity"),
+        (replace(FAST, objective=("mae",)), "expected --objective ALIAS=OBJECTIVE, found 'mae'"),
+        (replace(FAST, objective=("tiny-vt=supervised",)), "no model of --objective 'tiny-vt'"),
+        (replace(FAST, objective=("tiny-vit=selfsupervised",)), "no objective 'selfsupervised'"),
         (replace(FAST, bank=1, ks=(1,), probe=True), "at least 2 classes"),
     ],
 )
@@ -277,3 +353,14 @@ def test_a_language_image_model_by_names_alone(tmp_path):
     assert {"templates_clip", "prompts_clip"} <= names
     with pytest.raises(InputError, match=r"expected a template with \{\}"):
         run(["open-clip:tiny-clip@random"], tmp_path / "no", replace(FAST, templates=("a photo",)))
+
+
+def test_a_model_without_an_embedding_has_its_layers_and_the_report_says_so(tiny_cnn, tmp_path, monkeypatch):
+    for module in ("vitlens.commands.features.measure", "vitlens.commands.features.measure.patches"):
+        monkeypatch.setattr(f"{module}.embedding_stage", lambda _model: None)
+    record = run([str(tiny_cnn)], tmp_path / "out", replace(FAST, ks=(1,)))
+    assert {row.layer for row in record.rows(DEPTH)} == {0, 1, 2}
+    assert {row.layer for row in record.rows(SHARED)} == {2}
+    [row] = record.rows(FEATURES)
+    assert (row.embedding, row.layers) == (None, 3)
+    assert "What enters its first block is not read" in " ".join(line.text for line in report(record).preface)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from tests.figures.reading import colour_at, cut_off, overlapping, texts
+from tests.figures.reading import colour_at, cut_off, drawn, overlapping, texts
 from vitlens.errors import InputError
 from vitlens.figures.features.depth import DepthCurve, accuracy_by_depth
+from vitlens.figures.features.patch_map import PatchMap, patch_map, place_colours
 from vitlens.figures.features.patches import Matches, correspondence_lines, patch_colour_rows
 from vitlens.figures.features.retrieval import RetrievedImages, retrieval_sheet
 from vitlens.figures.features.similarity import LayerMap, layer_similarity
@@ -228,3 +229,82 @@ def test_of_many_templates_the_ends_are_drawn():
     assert any("15 of 80" in text for text in texts(figure))
     with pytest.raises(InputError, match="at least one template"):
         template_chart(ensemble=words[0], templates=[], chance=0.1, title="")
+
+
+# ---- the embedding, before block 0
+
+
+def test_the_embedding_lies_before_the_layers_and_an_objective_has_its_marker():
+    values = np.linspace(0.1, 0.9, 5)
+    curves = [
+        DepthCurve("vit", values, values, values, "vit", True, "supervised"),
+        DepthCurve("clip", values[:4], values[:4], values[:4], "vit", False, "language-image"),
+    ]
+    panels = {"probe": curves, "object": curves[:1]}
+    figure = accuracy_by_depth(panels=panels, chance={"probe": 0.1, "object": 0.3}, n=50)
+    first, second, chance = figure.axes[0].lines
+    np.testing.assert_allclose(first.get_xdata(), [0, 0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(second.get_xdata(), [0.25, 0.5, 0.75, 1])
+    assert (first.get_marker(), second.get_marker()) == ("o", "^")
+    assert first.get_linestyle() != second.get_linestyle()
+    assert list(chance.get_ydata()) == pytest.approx([10, 10])
+    assert list(figure.axes[1].lines[-1].get_ydata()) == pytest.approx([30, 30])
+    assert {"vit (ViT, supervised)", "clip (ViT, language-image)", "embedding"} <= set(texts(figure))
+    assert not cut_off(figure)
+    assert not overlapping(figure)
+
+
+def test_the_embedding_of_a_map_of_layers_has_no_number():
+    maps = [LayerMap(np.eye(4), "vit", "vit", (True, True)), LayerMap(np.ones((4, 3)), "vit", "cnn", (True, False))]
+    own, other, _ = layer_similarity(maps=maps, title="CKA", label="CKA").axes
+    assert [label.get_text() for label in own.get_xticklabels()] == ["E", "0", "1", "2"]
+    assert [label.get_text() for label in own.get_yticklabels()] == ["E", "0", "1", "2"]
+    assert [label.get_text() for label in other.get_xticklabels()] == ["0", "1", "2"]
+
+
+def patches(**changes: object) -> PatchMap:
+    points = np.random.default_rng(0).normal(size=(6, 2))
+    places = np.array([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]])
+    pictures = np.zeros((2, 3, 8, 8))
+    pictures[:, 2] = 1  # blue
+    shown = {"points": points, "content": points[::-1], "places": places, "grid": (2, 3), "titles": ("one", "two")}
+    return PatchMap(**{**shown, "cut": np.array([1, 4]), "pixels": pictures, **changes})
+
+
+def test_patches_are_coloured_by_place_and_drawn_as_pictures():
+    figure = patch_map(shown=patches(), title="The patch embeddings of a-vision-transformer, before any attention")
+    left, right = figure.axes[:2]
+    colours = left.collections[0].get_facecolors()[:, :3]
+    np.testing.assert_allclose(colours, place_colours(patches().places, (2, 3)))
+    assert len({tuple(colour) for colour in colours}) == 6
+    np.testing.assert_allclose(right.collections[0].get_offsets(), patches().content)
+    drawn(figure)  # lays it out
+    at = right.transAxes.inverted().transform(right.transData.transform(np.asarray(patches().content)[1]))
+    np.testing.assert_allclose(colour_at(figure, right, at[0], 1 - at[1]), [0, 0, 1], atol=0.05)
+    key = left.child_axes[0].images[0].get_array()
+    np.testing.assert_allclose(key[1, 2], place_colours([[1, 2]], (2, 3))[0])
+    assert "without the mean of each place; 2 as pictures" in texts(figure)
+    assert not cut_off(figure)
+    assert not overlapping(figure)
+
+
+def test_the_key_of_places_lies_where_it_hides_no_patch():
+    points = np.array([[0, 0], [1, 1], [0.95, 0.95], [0, 1], [0.02, 0.98], [0.5, 0.5]])
+    figure = patch_map(shown=patches(points=points), title="Patches")
+    left = figure.axes[0]
+    (key,) = left.child_axes
+    drawn(figure)
+    box, whole = key.get_window_extent(), left.get_window_extent()
+    assert abs(box.x1 - whole.x1) < 2  # lower right: the only corner without a point
+    assert abs(box.y0 - whole.y0) < 2
+
+
+def test_patches_without_pictures_and_what_does_not_fit():
+    figure = patch_map(shown=patches(cut=None, pixels=None), title="Patches")
+    assert "without the mean of each place" in texts(figure)
+    with pytest.raises(InputError, match="expected places in a grid"):
+        patch_map(shown=patches(grid=(1, 3)), title="")
+    with pytest.raises(InputError, match="expected 6 places"):
+        patch_map(shown=patches(places=np.zeros((2, 2))), title="")
+    with pytest.raises(InputError, match="expected 1 pixels"):
+        patch_map(shown=patches(cut=np.array([1])), title="")

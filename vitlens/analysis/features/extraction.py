@@ -29,6 +29,7 @@ def extract(
     layer: int | Sequence[int] | None = None,
     pool: FeaturePool | None = None,
     norm: bool = True,
+    embedding: bool = False,
     cache: Path | None = None,
     batch_size: int | None = None,
     precision: str = "fp32",
@@ -46,7 +47,7 @@ def extract(
     """
     all_processes = processes or Processes(0, 1, model.device)
     _require_images(split, all_processes)
-    reader = FeatureReader(model, layer=layer, pool=pool, norm=norm)
+    reader = FeatureReader(model, layer=layer, pool=pool, norm=norm, embedding=embedding)
     feature_pass = _Pass(split, all_processes, batch_size or fitting_batch_size(model), precision)
     if cache is None:
         return _in_memory(reader, feature_pass, advance)
@@ -58,9 +59,10 @@ def extract(
     absent = torch.tensor([float(feature_cache is not None and name not in cached) for name in names])
     missing = {name for name, lacks in zip(names, all_processes.total(absent).tolist()) if lacks}
     if missing:  # in all processes alike
-        layers = [layer.index for layer, name in zip(reader.layers, names) if name in missing]
+        absent_layers = [layer.index for layer, name in zip(reader.layers, names) if name in missing]
+        numbers, embedded = [index for index in absent_layers if index is not None], None in absent_layers
         _write_missing(
-            FeatureReader(model, layer=layers, pool=reader.pool, norm=norm),
+            FeatureReader(model, layer=numbers, pool=reader.pool, norm=norm, embedding=embedded),
             feature_pass,
             feature_cache,
             missing,
@@ -125,7 +127,7 @@ def _cache_of(cache: Path, reader: FeatureReader, feature_pass: _Pass, *, norm: 
 
 def _names(reader: FeatureReader) -> list[str]:
     """The names of the files of a pass: its layers, and the logits last."""
-    return [*(f"{layer.kind}-{layer.index}" for layer in reader.layers), "logits"]
+    return [*(layer.title.replace(" ", "-") for layer in reader.layers), "logits"]
 
 
 def _recall(

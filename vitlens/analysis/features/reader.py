@@ -10,7 +10,15 @@ from torch import Tensor
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
-from vitlens.lens.stages import FeatureStage, FinalNorm, StageKind, final_norm, stages, watching_stages
+from vitlens.lens.stages import (
+    FeatureStage,
+    FinalNorm,
+    StageKind,
+    embedding_stage,
+    final_norm,
+    stages,
+    watching_stages,
+)
 from vitlens.models.model import Model
 from vitlens.names import FEATURE_POOLS, FeaturePool
 from vitlens.shapes import Images, Tokens
@@ -22,11 +30,12 @@ Vectors = Float[Tensor, "images dim"]
 class FeatureLayer:
     """A layer at which features were read.
 
-    index: from 0; title: as a figure names it ("block 5"); kind: "block" or "stage"; module: the one whose output was
-    read; dim: of the features; norm: the name of the model's final norm where it was applied, else None.
+    index: from 0, None for the embedding; title: as a figure names it ("block 5"); kind: "block" or "stage", for what
+    enters the first block "embedding" or "stem"; module: the one whose output (of the embedding: input) was read; dim:
+    of the features; norm: the name of the model's final norm where it was applied, else None.
     """
 
-    index: int
+    index: int | None
     title: str
     kind: StageKind
     module: str
@@ -44,7 +53,7 @@ class BatchFeatures(NamedTuple):
 class FeatureReader:
     """Reads the chosen layers of a model in one forward pass a batch.
 
-    layer, pool, norm: as in `features`; layers: those that it reads. Raises what `features` raises.
+    layer, pool, norm, embedding: as in `features`; layers: those that it reads. Raises what `features` raises.
     """
 
     def __init__(
@@ -54,16 +63,17 @@ class FeatureReader:
         layer: int | Sequence[int] | None = None,
         pool: FeaturePool | None = None,
         norm: bool = True,
+        embedding: bool = False,
     ) -> None:
         self.model = model
-        self.stages = chosen_stages(model, layer)
+        self.stages = (*([require_embedding(model)] if embedding else []), *chosen_stages(model, layer))
         self.pool = resolve_pool(model, pool)
         self._norm = final_norm(model) if norm else None
         self.layers = tuple(self._layer(stage) for stage in self.stages)
 
     def read(self, images: Images) -> BatchFeatures:
         """The features of a batch. Raises NonFiniteError naming the layer."""
-        vectors: dict[int, Tensor] = {}
+        vectors: dict[int | None, Tensor] = {}
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
             vectors[stage.index] = self._pooled(stage, tokens).float().cpu()
@@ -79,20 +89,35 @@ class FeatureReader:
 
     def _layer(self, stage: FeatureStage) -> FeatureLayer:
         norm = fitting_norm(self._norm, stage)
-        dim = stage.width * (2 if self.pool == "cls+mean" else 1)
+        dim = stage.width * (2 if self._pool_of(stage) == "cls+mean" else 1)
         return FeatureLayer(stage.index, stage.title, stage.kind, stage.module, dim, norm.module if norm else None)
 
     def _pooled(self, stage: FeatureStage, tokens: Tokens) -> Float[Tensor, "batch _"]:
         norm = fitting_norm(self._norm, stage)
         apply = self.model.module.get_submodule(norm.module) if norm else torch.nn.Identity()
-        parts = []
-        if "cls" in self.pool:
+        parts, pool = [], self._pool_of(stage)
+        if "cls" in pool:
             parts.append(apply(tokens[:, stage.prefix.index("cls")]))
-        if "mean" in self.pool:
+        if "mean" in pool:
             patches = tokens[:, len(stage.prefix) :]
             # as the model does: the mean of normalised tokens, or the normalised mean (timm's fc_norm)
             parts.append(apply(patches).mean(1) if norm and norm.on_tokens else apply(patches.mean(1)))
         return torch.cat(parts, 1)
+
+    def _pool_of(self, stage: FeatureStage) -> FeaturePool:
+        """The pooling of one layer; the CLS token of the embedding is the same for every image, and is left out."""
+        return "mean" if stage.index is None else self.pool
+
+
+def require_embedding(model: Model) -> FeatureStage:
+    """What enters the first block. Raises UnsupportedError for a model where that is no sequence of all patches."""
+    stage = embedding_stage(model)
+    if stage is None:
+        raise UnsupportedError(
+            f"expected a model whose first block is given the embedding of all patches, found {model.alias} "
+            f"({model.anatomy.family}); read its layers without embedding=True"
+        )
+    return stage
 
 
 def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
@@ -123,5 +148,6 @@ def chosen_stages(model: Model, layer: int | Sequence[int] | None) -> tuple[Feat
 
 
 def fitting_norm(norm: FinalNorm | None, stage: FeatureStage) -> FinalNorm | None:
-    """The norm if its width is that of the layer, else None."""
-    return norm if norm is not None and norm.width == stage.width else None
+    """The norm if its width is that of the layer, else None; None for the embedding, which is read as it enters block
+    0."""
+    return norm if norm is not None and norm.width == stage.width and stage.index is not None else None

@@ -83,6 +83,7 @@ def _squared_gradients(
 
 def _field(stage: FeatureStage, norms: Float[Tensor, "batch height width"], size: tuple[int, int]) -> ReceptiveField:
     assert stage.grid is not None
+    assert stage.index is not None  # not the embedding
     (rows, columns), (height, width) = stage.grid, size
     centre = (rows // 2 + 0.5) * height / rows, (columns // 2 + 0.5) * width / columns
     down = (torch.arange(height) + 0.5 - centre[0])[:, None]

@@ -20,7 +20,7 @@ _Maps = Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
 @dataclass(frozen=True)
 class SimilarityArrays:
     """By the number of the row of SIMILARITY: values (layers of the first model, layers of the second), NaN where a
-    layer's features do not vary."""
+    layer's features do not vary; the first layer of each is its embedding where the row says so."""
 
     cka: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
     rank: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
@@ -30,7 +30,10 @@ class SimilarityArrays:
 class SpaceArrays:
     """Maps of one model's last layer, those that SPACE lists; labels: of the points, as indices into classes (of
     patches, where masks are known: 1 on the object); wrong: which images are misclassified; pictures: indices of the
-    images that are also drawn as thumbnails, with their pixels."""
+    images that are also drawn as thumbnails, with their pixels. Maps of the patches that enter block 0, and of their
+    content without the mean of each place: grid: their rows and columns; places: the row and column of each; cut:
+    indices of the patches that are drawn as what they show, with their pixels.
+    """
 
     classes: ClassNames
     labels_images: _Labels | None = None
@@ -42,6 +45,14 @@ class SpaceArrays:
     pca_patches: _Points | None = None
     pictures: _Labels | None = None
     pixels: Pixels | None = None
+    tsne_embedding: _Points | None = None
+    pca_embedding: _Points | None = None
+    tsne_content: _Points | None = None
+    pca_content: _Points | None = None
+    grid: Annotated[NDArray[np.integer], Form("iu", (2,))] | None = None
+    places: Annotated[NDArray[np.integer], Form("iu", (None, 2))] | None = None
+    cut: _Labels | None = None
+    cut_pixels: Pixels | None = None
 
 
 @dataclass(frozen=True)

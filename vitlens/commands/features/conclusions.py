@@ -11,12 +11,14 @@ from vitlens.commands.features.record import (
     DEPTH,
     HEAD_DIFFERENCES,
     PAIRS,
-    PROBE,
     PROBE_ACCURACY,
     RETRIEVAL,
     SIMILARITY,
     SPACE,
     TEMPLATES,
+)
+from vitlens.commands.features.record.rows import (
+    PROBE,
     DepthRow,
     FeatureDataRow,
     FeaturePairRow,
@@ -151,7 +153,7 @@ def _better_layer(rows: Sequence[DepthRow]) -> Finding | None:
     if apart(widened(best.estimate, looks), widened(last.estimate, looks)) is not Side.ABOVE:
         return None
     return finding(
-        f"A linear probe reads the class better from {best.title} of **{best.model}** than from {last.title}, its last "
+        f"A linear probe reads the class better from {best.place} of **{best.model}** than from {last.place}, its last "
         f"({in_words(last.estimate)}).",
         best.estimate,
         kind="fact",

@@ -7,7 +7,7 @@ from vitlens.analysis.features.defaults import PERPLEXITY, VOTERS
 from vitlens.commands.scaffold.flags import bundle, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
 from vitlens.commands.scaffold.parsing import counts, names_of
-from vitlens.names import TEMPLATE_SETS, FeaturePool
+from vitlens.names import OBJECTIVES, TEMPLATE_SETS, FeaturePool
 from vitlens.schema import Untrusted
 
 _READ = "How features are read"
@@ -21,10 +21,11 @@ class FeaturesOptions:
 
     ks: numbers of neighbours that vote; bank: training images at most (None: all, or ten times --limit and at least
     200); pool: the tokens of which an image's vector is made (None: those that the classifier reads); norm: apply the
-    model's final norm; tsne: None for t-SNE where there are enough images; query: files whose neighbours are searched;
-    show: the only images to draw, names of the data's files or paths of others (none: a sample of the test images);
-    templates: prompts with {} in place of a class, files of such lines, or names of sets; prompts: texts whose
-    relevance over the image is shown; cache: keep features on disk.
+    model's final norm; objective: ALIAS=OBJECTIVE of models whose pretraining is not known; tsne: None for t-SNE where
+    there are enough images; query: files whose neighbours are searched; show: the only images to draw, names of the
+    data's files or paths of others (none: a sample of the test images); templates: prompts with {} in place of a class,
+    files of such lines, or names of sets; prompts: texts whose relevance over the image is shown; cache: keep features
+    on disk.
     """
 
     models: tuple[str, ...] = several_models()
@@ -50,6 +51,14 @@ class FeaturesOptions:
         panel=_READ,
     )
     norm: bool = option("--norm/--no-norm", "Apply the model's final norm.", default=True, panel=_READ)
+    objective: tuple[str, ...] = option(
+        "--objective",
+        f"What a model was pretrained for, where its name does not tell: {', '.join(OBJECTIVES)}; may be repeated.",
+        default=(),
+        metavar="ALIAS=OBJECTIVE",
+        shown=False,
+        panel=_READ,
+    )
     cache: bool = option(
         "--cache/--no-cache", "Keep features below --data-dir for later runs.", default=True, panel=_READ
     )

@@ -20,16 +20,18 @@ from vitlens.figures.style import MAGNITUDE, SMALL, WIDE, shortened, styled
 @dataclass(frozen=True)
 class LayerMap:
     """Similarity (rows, columns) of the layers of one model (down) with those of another, or its own (across); rows,
-    columns: the names of the two."""
+    columns: the names of the two; embedded: whether the first row is the embedding, and the first column."""
 
     values: ArrayLike
     rows: str
     columns: str
+    embedded: tuple[bool, bool] = (False, False)
 
 
 @styled
 def layer_similarity(*, maps: Sequence[LayerMap], title: str, label: str, lowest: float | None = None) -> Figure:
-    """Maps of similarity side by side, with one colour scale up to 1; layers count from 0.
+    """Maps of similarity side by side, with one colour scale up to 1; layers count from 0, an embedding before them is
+    marked E.
 
     values may be NaN, drawn hatched; lowest: the lower end of the colours (default: 0, or the least value where it is
     negative); label: at the colour bar. In maps of two models the greatest value of every row is marked by a dot.
@@ -61,8 +63,8 @@ def layer_similarity(*, maps: Sequence[LayerMap], title: str, label: str, lowest
         axes.add_patch(no_value_patch(transform=axes.transAxes, zorder=-1))
         axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm, aspect="auto", origin="lower")
         axes.spines[:].set_visible(False)
-        _count(axes.xaxis, values.shape[1], wide / 0.22)
-        _count(axes.yaxis, values.shape[0], tall / 0.18)
+        _count(axes.xaxis, values.shape[1], wide / 0.22, embedded=pair.embedded[1])
+        _count(axes.yaxis, values.shape[0], tall / 0.18, embedded=pair.embedded[0])
         letters = int(wide / 0.075)
         axes.set_xlabel(f"layer of {shortened(pair.columns, letters - 9)}", fontsize=SMALL)
         axes.set_ylabel(f"layer of {shortened(pair.rows, letters - 9)}", fontsize=SMALL)
@@ -72,10 +74,12 @@ def layer_similarity(*, maps: Sequence[LayerMap], title: str, label: str, lowest
     return drawn.figure
 
 
-def _count(axis: Axis, count: int, room: float) -> None:
-    """Label as many layers, from 0, as there is room for."""
-    places = range(0, count, -(-count // max(1, int(room))))
-    axis.set_ticks(places, labels=[str(place) for place in places])
+def _count(axis: Axis, count: int, room: float, *, embedded: bool) -> None:
+    """Label as many layers, from 0, as there is room for, and the embedding before them."""
+    first = int(embedded)
+    places = range(first, count, -(-count // max(1, int(room))))
+    labels = ["E"] * first + [str(place - first) for place in places]
+    axis.set_ticks([*range(first), *places], labels=labels)
 
 
 def _mark_greatest(axes: Axes, values: Array) -> None:

@@ -8,6 +8,7 @@ from tests.lens.put_back import unwindow
 from tests.models.sources.huggingface.tiny import FAMILIES, TOWERS
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observe
+from vitlens.models.pretraining.reading import pretraining_of
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
 
@@ -146,3 +147,34 @@ def test_a_kernel_that_cannot_be_observed_is_refused_by_name(folders, kernel):
     wrapped = vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
     with torch.no_grad():
         assert torch.equal(wrapped(pixels()), own((pixels() - 0.5) / 0.5).logits)
+
+
+@pytest.mark.parametrize("name", [*SEQUENCES, "swin", "swinv2"])
+def test_the_embedding_is_transformers_own_first_hidden_state(folders, name):
+    folder, own = folders(name)
+    model = vitlens.load(f"hf:{folder}")
+    tower = TOWERS.get(name, lambda whole: whole)(own)
+    with torch.no_grad():
+        first = tower(pixel_values=model.prepare(pixels()), output_hidden_states=True).hidden_states[0]
+    prefix = len(SEQUENCES[name][0]) if name in SEQUENCES else 0
+    found = vitlens.features(model, pixels(), embedding=True)
+    torch.testing.assert_close(found.at("embedding"), first[:, prefix:].mean(1), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit", ("not known", "")),  # the architecture of supervised models and of DINO
+        ("dinov2-features", ("self-supervised", "DINOv2")),
+        ("dinov3", ("self-supervised", "DINOv3")),
+        ("beit", ("self-supervised", "BEiT")),
+        ("clip", ("language-image", "CLIP")),
+        ("clip-vision", ("language-image", "CLIP")),
+        ("siglip", ("language-image", "SigLIP")),
+        ("swin", ("not known", "")),
+    ],
+)
+def test_the_pretraining_of_a_folder_is_that_of_its_model_type(folders, name, expected):
+    folder, _ = folders(name)
+    read = pretraining_of(vitlens.load(f"hf:{folder}"))
+    assert (read.objective, read.recipe) == expected

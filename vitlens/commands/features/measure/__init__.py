@@ -1,9 +1,9 @@
 """The features of models, layer by layer: extracted once, then classified, mapped, compared and shown."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -15,10 +15,13 @@ from vitlens.analysis.features.reader import resolve_pool
 from vitlens.commands.features.measure.classifiers import write_classifiers, write_head_differences, write_pairs
 from vitlens.commands.features.measure.images import FeatureSets, features_parts, load_sets
 from vitlens.commands.features.measure.language import require_language, write_language
+from vitlens.commands.features.measure.patches import draw_patches, write_patch_neighbours
 from vitlens.commands.features.measure.shown import ShownImages, write_shown
 from vitlens.commands.features.measure.space import require_enough_images, write_similarity, write_space
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import DATA, FEATURES, FeatureDataRow, FeaturesRow
+from vitlens.commands.features.record import DATA, FEATURES, PRETRAINING
+from vitlens.commands.features.record.pretraining_rows import PretrainingRow
+from vitlens.commands.features.record.rows import FeatureDataRow, FeaturesRow
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
@@ -28,8 +31,10 @@ from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.data.split import Split
 from vitlens.errors import InputError
-from vitlens.lens.stages import stages
+from vitlens.lens.stages import embedding_stage, stages
 from vitlens.models.model import Model
+from vitlens.models.pretraining.reading import pretraining_of, told_objectives
+from vitlens.names import Objective
 from vitlens.processes import Processes, share_of
 
 
@@ -84,10 +89,16 @@ def _write_all(
     seed = options.run.seed
     tests = [of_model.test for of_model in features if of_model.test is not None]  # the first process has them all
     folder.write(FEATURES, [_features_row(model, test) for model, test in zip(models, tests)])
+    told = told_objectives(options.objective, [model.alias for model in models])
+    folder.write(
+        PRETRAINING, [_pretraining_row(model, test, told.get(model.alias)) for model, test in zip(models, tests)]
+    )
     last_layers = write_classifiers(folder, models, sets, tests, [of_model.bank for of_model in features], options)
     write_pairs(folder, last_layers, sets[0].test, seed=seed)
     write_head_differences(folder, last_layers, sets[0].test, seed=seed)
-    write_space(folder, models, sets, tests, last_layers, options)
+    drawn = draw_patches(models, sets, options)
+    write_space(folder, models, sets, tests, last_layers, drawn, options)
+    write_patch_neighbours(folder, models, drawn, seed=seed)
     write_similarity(folder, tests, seed=seed)
     write_shown(folder, models, [_shown_images(own, of_model) for own, of_model in zip(sets, features)], seed=seed)
     write_language(folder, models, sets, tests, options)
@@ -99,12 +110,26 @@ def _features_row(model: Model, features: Features) -> FeaturesRow:
         model=model.alias,
         family=model.anatomy.family,
         pool=features.pool,
-        layers=len(features.layers),
-        kind=last.kind,
+        layers=len(features.layers) - features.embedded,
+        kind="stage" if last.kind == "stage" else "block",
         dim=last.dim,
         norm=last.norm,
         images=len(features),
+        embedding=_embedding_word(features),
     )
+
+
+def _pretraining_row(model: Model, features: Features, told: Objective | None) -> PretrainingRow:
+    read = pretraining_of(model, told=told)
+    return PretrainingRow(
+        model=model.alias, **asdict(read), parameters=model.parameter_count(), dim=features.layers[-1].dim
+    )
+
+
+def _embedding_word(features: Features) -> Literal["embedding", "stem"] | None:
+    if not features.embedded:
+        return None
+    return "stem" if features.layers[0].kind == "stem" else "embedding"
 
 
 def _data_row(own: FeatureSets) -> FeatureDataRow:
@@ -133,6 +158,7 @@ def _require(
     if bank is not None and options.probe:
         held_out(require_labels(bank).cpu(), groups=bank.groups, seed=0)  # refuses what cannot be probed
     require_enough_images(len(sets[0].test), options)
+    told_objectives(options.objective, [model.alias for model in models])
     require_language(models, options)
 
 
@@ -167,6 +193,7 @@ def _read(model: Model, own: FeatureSets, options: FeaturesOptions, processes: P
                 split,
                 pool=options.pool,
                 norm=options.norm,
+                embedding=cached and embedding_stage(model) is not None,
                 batch_size=run.batch_size,
                 precision=run.precision,
                 cache=run.data_dir / "features" if cached and options.cache else None,

@@ -26,12 +26,14 @@ from vitlens.commands.features.record import (
     KNN_MAJORITY,
     MARKS,
     NOTES,
-    OWN_HEAD,
     PAIRS,
-    PROBE,
     PROBE_ACCURACY,
     PROBE_DIFFERENCE,
     RETRIEVAL_PRECISION,
+)
+from vitlens.commands.features.record.rows import (
+    OWN_HEAD,
+    PROBE,
     DepthRow,
     FeatureNoteRow,
     FeaturePairRow,

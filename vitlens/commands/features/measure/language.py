@@ -14,15 +14,8 @@ from vitlens.analysis.features.zero_shot import TemplateScore, chosen_templates,
 from vitlens.commands.features.arrays import PROMPT_ARRAYS, PromptArrays
 from vitlens.commands.features.measure.images import SHOWN, FeatureSets, names_of, pixels, sample
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import (
-    NO_ZERO_SHOT,
-    PROMPTS,
-    TEMPLATES,
-    ZERO_SHOT,
-    NoZeroShotRow,
-    PromptRow,
-    TemplateRow,
-)
+from vitlens.commands.features.record import NO_ZERO_SHOT, PROMPTS, TEMPLATES, ZERO_SHOT
+from vitlens.commands.features.record.rows import NoZeroShotRow, PromptRow, TemplateRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split

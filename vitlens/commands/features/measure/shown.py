@@ -26,16 +26,9 @@ from vitlens.commands.features.arrays import (
     ShownArrays,
 )
 from vitlens.commands.features.measure.images import SHOWN, names_of, pixels, sample
-from vitlens.commands.features.record import (
-    HEADS,
-    MATCHES,
-    PATCHES,
-    RETRIEVAL,
-    LastLayerHeadsRow,
-    MatchesRow,
-    PatchColoursRow,
-    RetrievalRow,
-)
+from vitlens.commands.features.record import HEADS, MATCHES, PATCHES, RETRIEVAL
+from vitlens.commands.features.record.patch_rows import MatchesRow, PatchColoursRow
+from vitlens.commands.features.record.rows import LastLayerHeadsRow, RetrievalRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.split import Split
 from vitlens.errors import UnsupportedError

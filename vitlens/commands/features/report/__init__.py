@@ -13,16 +13,16 @@ from vitlens.commands.features.record import (
     KNN,
     NOTES,
     PAIRS,
-    PROBE,
+    PRETRAINING,
     PROBE_ACCURACY,
     TEMPLATES,
-    FeatureDataRow,
-    FeaturePairRow,
-    FeaturesRow,
 )
+from vitlens.commands.features.record.rows import PROBE, FeatureDataRow, FeaturePairRow, FeaturesRow
 from vitlens.commands.features.report.classifiers import classifier_name, depth_sections
+from vitlens.commands.features.report.embedding import embedding_sections
 from vitlens.commands.features.report.language import language_sections, template_sentences
 from vitlens.commands.features.report.limits import limits
+from vitlens.commands.features.report.pretraining import pretraining_sections
 from vitlens.commands.features.report.shown import head_sections, patch_sections, retrieval_sections
 from vitlens.commands.features.report.space import between_sentences, similarity_sections, space_sections
 from vitlens.commands.scaffold.describe import data_sentences
@@ -45,8 +45,10 @@ def report(record: Record) -> Document:
     (data,) = record.rows(DATA)
     sections = [
         Section("Summary", tuple(_summary(record, data)), tuple(_last_layers(record)), leading=True),
+        *pretraining_sections(record),
         *depth_sections(record, chance=data.chance),
         *similarity_sections(record),
+        *embedding_sections(record),
         *space_sections(record, masked=data.masked),
         *retrieval_sections(record),
         *patch_sections(record),
@@ -66,7 +68,8 @@ def report(record: Record) -> Document:
 def _preface(record: Record) -> Iterator[Sentence]:
     """The images, and how the features of each model were extracted."""
     yield from data_sentences(record)
-    yield from map(_reading, record.rows(FEATURES))
+    read = bool(record.rows(PRETRAINING))  # a folder of an older version, which read no embedding, has none
+    yield from (_reading(row, embedding=read) for row in record.rows(FEATURES))
     if record.options(FeaturesOptions).show:
         yield Sentence("All images shown below were named with `--show` or `--query`.", says="setting")
 
@@ -85,13 +88,19 @@ def _summary(record: Record, data: FeatureDataRow) -> Iterator[Sentence]:
     yield Sentence(_WHOLE, says="method")
 
 
-def _reading(row: FeaturesRow) -> Sentence:
-    """How one model's features were extracted."""
+def _reading(row: FeaturesRow, *, embedding: bool) -> Sentence:
+    """How one model's features were extracted; embedding: whether it was to be read too."""
     pool = _POOLS[row.pool] if row.kind == "block" or row.pool != "mean" else "the mean of the map's cells"
     norm = f", after the model's final norm (`{row.norm}`)" if row.norm else ""
+    before = {
+        "embedding": " Before them the embedding is read: the tokens that enter block 0, patches and positions before "
+        "any attention, as the mean of the patches, without a norm (its CLS token is the same for every image).",
+        "stem": " Before them the stem is read: the map that enters the first block, as the mean of its cells.",
+        None: " What enters its first block is not read: it has no blocks, or not all patches enter there.",
+    }[row.embedding]
     return Sentence(
         f"`{row.model}`: an image's feature vector is {pool}{norm}, at each of {row.layers} {row.kind}s; in the last "
-        f"it has {row.dim} dimensions.",
+        f"it has {row.dim} dimensions.{before if embedding else ''}",
         (row,),
     )
 

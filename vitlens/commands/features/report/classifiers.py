@@ -5,22 +5,33 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import DEPTH, FEATURES, PAIRS, PROBE, DepthRow, FeaturePairRow
+from vitlens.commands.features.record import DEPTH, FEATURES, PAIRS, PRETRAINING, SHARED
+from vitlens.commands.features.record.rows import PROBE, DepthRow, FeaturePairRow
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words, percent
+from vitlens.uncertainty import Estimate, values_and_ends
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from vitlens.figures.features.depth import DepthCurve
+
 ROWS: Final = 60  # of a table in the report, at most; results.json has all of them
 _PANELS: Final = 3  # of the curves over depth: the probe, the most and the fewest neighbours
+_OBJECT: Final = "object by patches (IoU)"
 _NEARLY: Final = 0.9  # of the last layer's accuracy
 _CAPTION: Final = (
     "Accuracy on the test images with each layer's features alone: of a linear classifier trained on them, or of the "
-    "votes of their nearest training images (cosine, weights exp(similarity / 0.07)). A layer with low accuracy may "
-    "still hold information that later layers use. Layers of different models at the same relative depth need not "
+    "votes of their nearest training images (cosine, weights exp(similarity / 0.07)). The embedding (of a CNN: the "
+    "stem) is what enters the first block, as the mean of its patches. A layer with low accuracy may still "
+    "hold information that later layers use. Layers of different models at the same relative depth need not "
     "correspond. Dashed: always predicting the most frequent class."
+)
+
+_OBJECTIVES_CAPTION: Final = (
+    " Markers and kinds of line show what a model was pretrained for. The object is found by votes of the nearest "
+    "patches of other images (intersection over union), at the embedding and the last layer alone."
 )
 
 
@@ -43,7 +54,8 @@ def depth_sections(record: Record, *, chance: float) -> Iterator[Section]:
         for alias in record.aliases
         for sentence in _over_depth(_curve(rows, classifier, alias))
     ]
-    figure = FigureSpec("depth", _CAPTION, partial(_draw_depth, record, chance))
+    caption = _CAPTION + (_OBJECTIVES_CAPTION if _objectives(record) else "")
+    figure = FigureSpec("depth", caption, partial(_draw_depth, record, chance))
     tables = tuple(_tables(rows, record.rows(PAIRS)))
     yield Section("Accuracy by layer", tuple(sentences), tables, (figure,), leading=True)
 
@@ -59,14 +71,16 @@ def _over_depth(rows: Sequence[DepthRow]) -> Iterator[Sentence]:
     """The accuracy of a classifier at the first, the last and the best layer."""
     if len(rows) < 2:
         return
-    first, last, best = rows[0], rows[-1], max(rows, key=lambda row: row.accuracy)
+    before = [row for row in rows if row.layer is None]
+    first, last, best = rows[len(before)], rows[-1], max(rows, key=lambda row: row.accuracy)
     nearly = next(row for row in rows if row.accuracy >= _NEARLY * last.accuracy)
-    where = "the highest of all layers" if best is last else f"highest in {best.title} with {in_words(best.estimate)}"
+    where = "the highest of all layers" if best is last else f"highest in {best.place} with {in_words(best.estimate)}"
+    start = "".join(f"{in_words(row.estimate)} in {row.place}, " for row in before)
     yield Sentence(
-        f"`{first.model}`, {classifier_name(first.classifier)}: accuracy {in_words(first.estimate)} in {first.title} "
-        f"and {in_words(last.estimate)} in {last.title}, {where}; {percent(_NEARLY)} of the last layer's accuracy is "
-        f"first reached in {nearly.title}.",
-        (first, last, best, nearly, first.voters, _NEARLY),
+        f"`{first.model}`, {classifier_name(first.classifier)}: accuracy {start}{in_words(first.estimate)} in "
+        f"{first.place} and {in_words(last.estimate)} in {last.place}, {where}; {percent(_NEARLY)} of the last layer's "
+        f"accuracy is first reached in {nearly.place}.",
+        (*before, first, last, best, nearly, first.voters, _NEARLY),
     )
 
 
@@ -106,23 +120,43 @@ def _by_layer(caption: str, rows: Sequence[DepthRow]) -> Table:
 
 
 def _draw_depth(record: Record, chance: float) -> "Figure":
-    from vitlens.figures.features.depth import DepthCurve, accuracy_by_depth
+    """The probe, the most and the fewest neighbours; for models of different pretraining the object found by patches,
+    where it is known, in place of the latter."""
+    from vitlens.figures.features.depth import accuracy_by_depth
 
-    rows, families = record.rows(DEPTH), {row.model: row.family for row in record.rows(FEATURES)}
+    rows = record.rows(DEPTH)
     names = list(dict.fromkeys(row.classifier for row in rows))
     voting = [name for name in names if name != PROBE]
     chosen = [*([PROBE] if PROBE in names else []), *dict.fromkeys([voting[-1], voting[0]])][:_PANELS]
+    overlaps = [row for row in record.rows(SHARED) if row.share == "object"] if _objectives(record) else []
     panels = {}
-    for name in chosen:
+    for name in chosen[: 2 if overlaps else _PANELS]:
+        curves = ((alias, _curve(rows, name, alias)) for alias in record.aliases)
         panels[classifier_name(name)] = [
-            DepthCurve(
-                alias,
-                [row.accuracy for row in curve],
-                [row.low for row in curve],
-                [row.high for row in curve],
-                families[alias],
-            )
-            for alias in record.aliases
-            if (curve := _curve(rows, name, alias))
+            _depth_curve(record, alias, curve[0].layer, [row.estimate for row in curve])
+            for alias, curve in curves
+            if curve
         ]
-    return accuracy_by_depth(panels=panels, chance=chance, n=rows[0].n)
+    by_chance = dict.fromkeys(panels, chance)
+    if overlaps:
+        by_chance[_OBJECT] = min(row.chance for row in overlaps)
+        known = ((alias, [row for row in overlaps if row.model == alias]) for alias in record.aliases)
+        panels[_OBJECT] = [
+            _depth_curve(record, alias, own[0].layer, [row.estimate for row in own]) for alias, own in known if own
+        ]
+    return accuracy_by_depth(panels=panels, chance=by_chance, n=rows[0].n)
+
+
+def _objectives(record: Record) -> dict[str, str]:
+    """What each model was pretrained for; empty where all are alike."""
+    told = {row.model: str(row.objective) for row in record.rows(PRETRAINING)}
+    return told if len({*told.values()}) > 1 else {}
+
+
+def _depth_curve(record: Record, alias: str, first: int | None, estimates: Sequence[Estimate]) -> "DepthCurve":
+    """One line of the figure; first: the layer of the first value."""
+    from vitlens.figures.features.depth import DepthCurve
+
+    [family] = [row.family for row in record.rows(FEATURES) if row.model == alias]
+    values, low, high = values_and_ends(estimates)
+    return DepthCurve(alias, values, low, high, family, first is None, _objectives(record).get(alias, ""))

@@ -5,7 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.features.arrays import PROMPT_ARRAYS, PromptArrays
-from vitlens.commands.features.record import NO_ZERO_SHOT, PROMPTS, TEMPLATES, PromptRow, TemplateRow
+from vitlens.commands.features.record import NO_ZERO_SHOT, PROMPTS, TEMPLATES
+from vitlens.commands.features.record.rows import PromptRow, TemplateRow
 from vitlens.commands.features.report.classifiers import ROWS
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table

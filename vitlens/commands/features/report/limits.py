@@ -47,7 +47,7 @@ def limits(record: Record) -> Iterator[Sentence]:
 
 def _maps(record: Record) -> Iterator[Sentence]:
     """How little of the features a map shows."""
-    rows = [row for row in record.rows(SPACE) if row.explained is not None]
+    rows = [row for row in record.rows(SPACE) if row.explained is not None and row.of in ("images", "patches")]
     if rows:
         row = min(rows, key=lambda row: sum(row.explained or ()))
         share = Estimate(sum(row.explained or ()))

@@ -16,17 +16,9 @@ from vitlens.commands.features.arrays import (
 )
 from vitlens.commands.features.conclusions import SEARCHED
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import (
-    HEADS,
-    MATCHES,
-    PATCHES,
-    RETRIEVAL,
-    RETRIEVAL_PRECISION,
-    LastLayerHeadsRow,
-    MatchesRow,
-    PatchColoursRow,
-    RetrievalRow,
-)
+from vitlens.commands.features.record import HEADS, MATCHES, PATCHES, RETRIEVAL, RETRIEVAL_PRECISION
+from vitlens.commands.features.record.patch_rows import MatchesRow, PatchColoursRow
+from vitlens.commands.features.record.rows import LastLayerHeadsRow, RetrievalRow
 from vitlens.commands.scaffold.sheets import sheets
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table

@@ -9,7 +9,8 @@ import numpy as np
 from vitlens.commands.features.arrays import LAYER_SIMILARITY, SPACE_ARRAYS, SpaceArrays
 from vitlens.commands.features.conclusions import GROUP, largest_class
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import DATA, MARKS, SIMILARITY, SPACE, SimilarityRow, SpaceRow
+from vitlens.commands.features.record import DATA, MARKS, SIMILARITY, SPACE
+from vitlens.commands.features.record.rows import SimilarityRow, SpaceRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence
 
@@ -71,10 +72,14 @@ def _within(row: SimilarityRow) -> Sentence:
             "compared.",
             (row,),
         )
+    embedding, whose = "", "their"
+    if row.embedding_last is not None:
+        last = _with_interval(row, row.embedding_last, row.embedding_last_low, row.embedding_last_high)
+        embedding, whose = f", the embedding and the last one of {last}", "the first and the last layer's"
     return Sentence(
         f"Within `{row.first}` the first and the last layer have a CKA of "
-        f"{_with_interval(row, row.first_last, row.first_last_low, row.first_last_high)}; the rank correlation of "
-        f"their distances between images is {row.rank_first_last:.2f}.",
+        f"{_with_interval(row, row.first_last, row.first_last_low, row.first_last_high)}{embedding}; the rank "
+        f"correlation of {whose} distances between images is {row.rank_first_last:.2f}.",
         (row,),
     )
 
@@ -90,10 +95,11 @@ def _draw_similarity(record: Record, measure: str) -> "Figure":
 
     rows, arrays = record.rows(SIMILARITY), record.arrays(LAYER_SIMILARITY)
     values = arrays.cka if measure == "cka" else arrays.rank
-    maps = [LayerMap(values[number], row.first, row.second) for number, row in enumerate(rows)]
+    maps = [LayerMap(values[number], row.first, row.second, row.embedded) for number, row in enumerate(rows)]
+    first = " (E: the embedding)" if any(True in row.embedded for row in rows) else ""
     if measure == "cka":
-        return layer_similarity(maps=maps, title="Linear CKA of the layers", label="CKA")
-    return layer_similarity(maps=maps, title="Rank correlation of distances between images", label="Spearman")
+        return layer_similarity(maps=maps, title=f"Linear CKA of the layers{first}", label="CKA")
+    return layer_similarity(maps=maps, title=f"Rank correlation of distances between images{first}", label="Spearman")
 
 
 def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
@@ -102,7 +108,7 @@ def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
     figures: list[FigureSpec] = []
     by = {row.model: row.by for row in record.rows(MARKS)}
     for alias in record.aliases:
-        rows = [row for row in record.rows(SPACE) if row.model == alias]
+        rows = [row for row in record.rows(SPACE) if row.model == alias and row.of in ("images", "patches")]
         if not rows:
             continue
         sentences += [*_singletons(record, alias, rows), _trust(alias, rows), *_without_tsne(record, alias, rows)]

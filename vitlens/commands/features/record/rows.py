@@ -1,11 +1,10 @@
-"""The rows and metrics of `vitlens features`; its arrays are in arrays.py."""
+"""The rows of `vitlens features`, but for those on patches and on pretraining."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from vitlens.commands.features.arrays import ARRAYS
 from vitlens.names import FeaturePool, Projection, Weighting
-from vitlens.records import Contents, MetricName, TableOf, UntrustedName
+from vitlens.records import UntrustedName
 from vitlens.uncertainty import Estimate
 
 PROBE = "probe"  # name of a classifier; the others are "knn-20" and so on
@@ -28,7 +27,8 @@ class FeatureDataRow:
 @dataclass(frozen=True)
 class FeaturesRow:
     """How one model's features were read. family: of the model; dim: of the last layer; norm: the module of the final
-    norm that was applied."""
+    norm that was applied; layers: its blocks or stages; embedding: the name of what enters the first of them, which is
+    read too, None where it is not."""
 
     model: str
     family: str
@@ -38,15 +38,16 @@ class FeaturesRow:
     dim: int
     norm: str | None
     images: int
+    embedding: Literal["embedding", "stem"] | None = None
 
 
 @dataclass(frozen=True)
 class DepthRow:
-    """The accuracy of one classifier on one layer's features. weighting: of the neighbours' votes, None for the probe;
-    c: the probe's inverse regularisation, None for k-NN."""
+    """The accuracy of one classifier on one layer's features. layer: None for what enters block 0; weighting: of the
+    neighbours' votes, None for the probe; c: the probe's inverse regularisation, None for k-NN."""
 
     model: str
-    layer: int
+    layer: int | None
     title: str
     dim: int
     norm: str | None
@@ -63,6 +64,11 @@ class DepthRow:
     def estimate(self) -> Estimate:
         """The accuracy with its interval."""
         return Estimate(self.accuracy, self.low, self.high)
+
+    @property
+    def place(self) -> str:
+        """The layer in a sentence: "block 5", "the embedding"."""
+        return f"the {self.title}" if self.layer is None else self.title
 
     @property
     def voters(self) -> int:
@@ -115,7 +121,9 @@ class SimilarityRow:
 
     Linear CKA and the rank correlation of distances of the first model's first and last layer with the second's last;
     mean, most: the mean and the greatest CKA of all pairs of layers (within a model: of different layers); most_layers:
-    the pair with the greatest. None where a layer's features do not vary.
+    the pair with the greatest. None where a layer's features do not vary. Layers are blocks or stages; embedded:
+    whether the arrays begin with the first model's embedding, and with the second's; embedding_last: CKA of the first
+    model's embedding with the second's last layer.
     """
 
     first: str
@@ -132,15 +140,20 @@ class SimilarityRow:
     mean: float | None
     most: float | None
     most_layers: tuple[int, int] | None
+    embedded: tuple[bool, bool] = (False, False)
+    embedding_last: float | None = None
+    embedding_last_low: float | None = None
+    embedding_last_high: float | None = None
 
 
 @dataclass(frozen=True)
 class SpaceRow:
-    """One map of the last layer's features. of: what its points are; neighbours: how many trustworthiness compares;
+    """One map of features: of the last layer's, for images or patches, or of the patches that enter block 0 (of:
+    "embedding"), and of these minus the mean of their place ("content"). neighbours: how many trustworthiness compares;
     explained: shares of the variance of PCA's two components; perplexity: of t-SNE."""
 
     model: str
-    of: Literal["images", "patches"]
+    of: Literal["images", "patches", "embedding", "content"]
     method: Projection
     n: int
     dim: int
@@ -148,28 +161,6 @@ class SpaceRow:
     neighbours: int
     trustworthiness: float
     explained: tuple[float, ...] | None
-
-
-@dataclass(frozen=True)
-class PatchColoursRow:
-    """The colours of one model's patches. grid: rows and columns; explained: shares of the variance of the three
-    principal components."""
-
-    model: str
-    grid: tuple[int, int]
-    explained: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class MatchesRow:
-    """Two images whose patches were matched. matches: the number of pairs of patches that are each other's best
-    match."""
-
-    model: str
-    first: UntrustedName
-    second: UntrustedName
-    grid: tuple[int, int]
-    matches: int
 
 
 @dataclass(frozen=True)
@@ -242,45 +233,3 @@ class PromptRow:
     name: UntrustedName
     prompt: UntrustedName
     cosine: float
-
-
-DATA = TableOf("images", FeatureDataRow)
-FEATURES = TableOf("features", FeaturesRow)
-DEPTH = TableOf("depth", DepthRow)
-MARKS = TableOf("marks", MarkedErrorsRow)
-NOTES = TableOf("notes", FeatureNoteRow)
-PAIRS = TableOf("pairs", FeaturePairRow)
-HEAD_DIFFERENCES = TableOf("head", FeaturePairRow, optional=True)
-SIMILARITY = TableOf("similarity", SimilarityRow)
-SPACE = TableOf("space", SpaceRow)
-PATCHES = TableOf("patches", PatchColoursRow)
-MATCHES = TableOf("matches", MatchesRow)
-RETRIEVAL = TableOf("retrieval", RetrievalRow)
-HEADS = TableOf("heads", LastLayerHeadsRow)
-TEMPLATES = TableOf("templates", TemplateRow)
-NO_ZERO_SHOT = TableOf("silent", NoZeroShotRow)
-PROMPTS = TableOf("prompts", PromptRow)
-
-ACCURACY = MetricName("accuracy/{model}")  # of the model's own classifier
-KNN = MetricName("knn_accuracy/{model}/{k}")
-KNN_MAJORITY = MetricName("knn_majority_accuracy/{model}/{k}")
-PROBE_ACCURACY = MetricName("probe_accuracy/{model}")
-RETRIEVAL_PRECISION = MetricName("retrieval_precision/{model}/{k}")
-TRUSTWORTHINESS = MetricName("trustworthiness/{model}/{method}/{of}")
-ZERO_SHOT = MetricName("zero_shot_accuracy/{model}")
-KNN_DIFFERENCE = MetricName("knn_difference/{first}/{second}/{k}")
-PROBE_DIFFERENCE = MetricName("probe_difference/{first}/{second}")
-HEAD_DIFFERENCE = MetricName("head_difference/{model}/{classifier}")  # the classifier's accuracy minus the head's
-CKA = MetricName("cka/{first}/{second}/{layer}/{other}")
-
-RECORD = Contents(
-    metrics=(
-        ACCURACY, KNN, KNN_MAJORITY, PROBE_ACCURACY, RETRIEVAL_PRECISION, TRUSTWORTHINESS, ZERO_SHOT, KNN_DIFFERENCE,
-        PROBE_DIFFERENCE, HEAD_DIFFERENCE, CKA,
-    ),
-    tables=(
-        DATA, FEATURES, DEPTH, MARKS, NOTES, PAIRS, HEAD_DIFFERENCES, SIMILARITY, SPACE, PATCHES, MATCHES, RETRIEVAL,
-        HEADS, TEMPLATES, NO_ZERO_SHOT, PROMPTS,
-    ),
-    arrays=ARRAYS,
-)  # fmt: skip

@@ -1,0 +1,110 @@
+"""What names and sources tell about a model's pretraining; nothing is guessed."""
+
+from dataclasses import replace
+
+import pytest
+import timm
+
+import vitlens
+from tests.lens.tiny import timm_model
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.models.model import Model
+from vitlens.models.pretraining.reading import pretraining_of, told_objectives
+from vitlens.models.pretraining.registry import Pretraining, read_name
+
+NAMES = {  # name -> objective, recipe, data, labels afterwards
+    "vit_small_patch16_224.dino": ("self-supervised", "DINO", "", ""),
+    "vit_small_patch14_reg4_dinov2.lvd142m": ("self-supervised", "DINOv2", "LVD-142M", ""),
+    "vit_small_patch16_dinov3.lvd1689m": ("self-supervised", "DINOv3", "LVD-1689M", ""),
+    "vit_base_patch16_224.mae": ("self-supervised", "MAE", "", ""),
+    "hiera_tiny_224.mae_in1k_ft_in1k": ("self-supervised", "MAE", "ImageNet-1k", "ImageNet-1k"),
+    "convnextv2_tiny.fcmae": ("self-supervised", "FCMAE", "", ""),
+    "beit_base_patch16_224.in22k_ft_in22k_in1k": (
+        "self-supervised", "BEiT", "ImageNet-22k", "ImageNet-22k, ImageNet-1k"
+    ),
+    "vit_huge_patch14_gap_224.in1k_ijepa": ("self-supervised", "I-JEPA", "ImageNet-1k", ""),
+    "vit_base_patch16_clip_224.openai": ("language-image", "CLIP", "WIT-400M", ""),
+    "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k": (
+        "language-image", "CLIP", "LAION-2B", "ImageNet-12k, ImageNet-1k"
+    ),
+    "vit_base_patch16_siglip_224.webli": ("language-image", "SigLIP", "WebLI", ""),
+    "vit_base_patch16_siglip_224.v2_webli": ("language-image", "SigLIP 2", "WebLI", ""),
+    "vit_base_patch16_224.augreg_in21k_ft_in1k": ("supervised", "labels", "ImageNet-21k", "ImageNet-1k"),
+    "resnet50.a1_in1k": ("supervised", "labels", "ImageNet-1k", ""),
+    "vit_base_patch16_224.sam_in1k": ("supervised", "labels", "ImageNet-1k", ""),  # the optimiser, not the masks
+    "deit_tiny_patch16_224.fb_in1k": ("supervised", "labels, DeiT's recipe or distillation", "ImageNet-1k", ""),
+    "resnet50.fb_swsl_ig1b_ft_in1k": ("supervised", "hashtags", "Instagram 1B", "ImageNet-1k"),
+    "dinov2 facebook/dinov2-base": ("self-supervised", "DINOv2", "", ""),  # transformers: model_type and repository
+    "vit facebook/dino-vits16": ("self-supervised", "DINO", "", ""),
+    "vit_mae facebook/vit-mae-base": ("self-supervised", "MAE", "", ""),
+    "siglip google/siglip-base-patch16-224": ("language-image", "SigLIP", "", ""),
+    "vit_tiny_patch16_224": ("not known", "", "", ""),  # weights of the user's
+    "beit3_base_patch16_224.pt": ("not known", "", "", ""),
+    "vit_base_patch16_radio_v3.c_radio": ("not known", "", "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names(name):
+    read = read_name(name)
+    assert (read.objective, read.recipe, read.data, read.labels) == NAMES[name]
+
+
+def test_most_of_timms_names_are_known_and_none_of_dino_or_clip_is_called_supervised():
+    known = {name: read_name(name).objective for name in timm.list_pretrained()}
+    unknown = [name for name, objective in known.items() if objective == "not known"]
+    assert len(unknown) < 0.05 * len(known)
+    for word, objective in (("dino", "self-supervised"), ("clip", "language-image"), (".mae", "self-supervised")):
+        assert {read for name, read in known.items() if word in name} == {objective}
+
+
+def from_hub(model: Model, name: str, weights: str = "hub") -> Model:
+    """As if the hub's weights had been loaded."""
+    model.provenance = replace(model.provenance, name=name, weights=weights)
+    return model
+
+
+def test_the_source_tells():
+    digits = pretraining_of(vitlens.load("vit-digits"))
+    assert (digits.objective, digits.data, digits.source) == ("supervised", "digits", "bundled with vitlens")
+    dino = timm_model("vit_small_patch14_reg4_dinov2")
+    assert pretraining_of(dino).objective == "random weights"
+    read = pretraining_of(from_hub(dino, "timm:vit_small_patch14_reg4_dinov2"))
+    assert (read.recipe, read.data) == ("DINOv2", "LVD-142M")  # the tag of timm's own configuration
+    own = pretraining_of(from_hub(dino, "timm:vit_small_patch14_reg4_dinov2", "mine.safetensors"))
+    assert (own.objective, own.data) == ("self-supervised", "")
+    assert "user's file" in own.source
+    assert pretraining_of(from_hub(dino, "torchvision:vit_b_16")).data == "ImageNet-1k"
+    assert pretraining_of(from_hub(dino, "torchvision:vit_b_16", "mine.pth")) == Pretraining("not known")
+
+
+def test_the_user_knows_better_but_not_of_random_weights():
+    model = timm_model("vit_tiny_patch16_224")
+    assert pretraining_of(model, told="self-supervised").objective == "random weights"
+    file = from_hub(model, "timm:vit_tiny_patch16_224", "mine.safetensors")
+    assert pretraining_of(file).objective == "not known"
+    assert pretraining_of(file, told="self-supervised") == Pretraining("self-supervised", source="--objective")
+    named = from_hub(model, "timm:vit_small_patch16_224.dino", "mine.safetensors")
+    assert pretraining_of(named, told="self-supervised").recipe == "DINO"  # the word agrees with the name
+    assert pretraining_of(named, told="supervised").recipe == ""
+
+
+def test_a_text_tower_tells():
+    pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
+    from tests.models.tiny_clip import tiny
+
+    model = from_hub(tiny(), "open-clip:ViT-B-32/laion2b_s34b_b79k")
+    read = pretraining_of(model)
+    assert (read.objective, read.recipe, read.data) == ("language-image", "CLIP", "LAION-2B")
+    read = pretraining_of(from_hub(tiny(), "open-clip:ViT-B-16-SigLIP/webli"))
+    assert (read.recipe, read.data) == ("SigLIP", "WebLI")
+
+
+def test_what_is_told_is_checked():
+    assert told_objectives(["a=supervised"], ["a", "b"]) == {"a": "supervised"}
+    with pytest.raises(InputError, match=r"ALIAS=OBJECTIVE, found 'dino'; e.g. --objective a=self-supervised"):
+        told_objectives(["dino"], ["a"])
+    with pytest.raises(UnknownNameError, match="no objective 'self'"):
+        told_objectives(["a=self"], ["a"])
+    with pytest.raises(UnknownNameError, match="no model of --objective 'c'"):
+        told_objectives(["c=supervised"], ["a"])

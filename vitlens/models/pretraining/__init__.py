@@ -1,0 +1,1 @@
+"""What models were pretrained for, as their names and sources tell."""
