@@ -8,14 +8,14 @@ from torch.nn import functional as F
 from vitlens.errors import InputError
 from vitlens.layout import TokenLayout
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.vit_config import VIT_PRESETS, Pooling, ViTConfig
+from vitlens.models.vit_config import VIT_PRESETS, ViTConfig
 from vitlens.shapes import Images, Logits, Tokens
 from vitlens.startup import import_without_compiler
 
 import_without_compiler("torchvision")
 from torchvision.ops import StochasticDepth  # noqa: E402
 
-__all__ = ["VIT_PRESETS", "PatchEmbedding", "Pooling", "TransformerBlock", "ViTConfig", "VisionTransformer"]
+__all__ = ["VIT_PRESETS", "PatchEmbedding", "TransformerBlock", "ViTConfig", "VisionTransformer"]
 
 NORM_EPSILON = 1e-6  # timm's, and the paper's JAX code; torch's own default is 1e-5
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from vitlens.errors import InputError
 from vitlens.layout import PrefixKind, TokenLayout
+from vitlens.names import POOLINGS, Pooling
 from vitlens.schema import Between
 
-Pooling = Literal["cls", "mean"]
 CLASSES: Final = 100_000  # most classes of a head
 # upper bounds for files and command lines; __post_init__ checks the lower ones and suggests a value
 _Blocks: TypeAlias = Annotated[int, Between(-(2**31), 1000)]
@@ -102,7 +102,7 @@ def _check_parts(config: ViTConfig) -> None:
             raise InputError(f"expected {name} in [0, 1), found {getattr(config, name)}")
     if config.position_spread <= 0:
         raise InputError(f"expected position_spread above 0, found {config.position_spread}")
-    if config.pooling not in ("cls", "mean"):
+    if config.pooling not in POOLINGS:
         raise InputError(f"expected pooling 'cls' or 'mean', found {config.pooling!r}")
     if config.distillation and config.pooling != "cls":
         raise InputError("expected pooling 'cls' with a distillation token, found 'mean'; try pooling='cls'")

@@ -7,12 +7,15 @@ from typing import Any, Final
 
 from vitlens.commands.scaffold.flags import argument, bundle, choices, option
 from vitlens.commands.scaffold.options import RunOptions, data_option, model_file_option
-from vitlens.commands.scaffold.parsing import recipe_settings, side_lengths
+from vitlens.commands.scaffold.parsing import recipe_settings
+from vitlens.commands.train.shape import Shape
 from vitlens.errors import InputError
 from vitlens.models.sources.registry import describe_names
 from vitlens.names import PRESETS, TRACKERS, Compile, DistillKind, RecipeName, TrackerName
 
-_RECIPE, _SHAPE = "Recipe (default: the preset's)", "Shape (default: the preset's)"
+__all__ = ["RecipeChanges", "Shape", "TeacherOptions", "TrainOptions", "Tuning", "require_together"]
+
+_RECIPE = "Recipe (default: the preset's)"
 _TUNING, _DISTILLATION = "Fine-tuning (of a trained MODEL)", "Distillation"
 _COST = "Speed and memory"
 
@@ -116,51 +119,6 @@ class Tuning:
                 f"expected a trained model with {chosen[0]}, found the preset {model!r}: its weights are random, so "
                 "there is nothing to freeze; give timm:NAME, torchvision:NAME, a run folder, or --weights FILE"
             )
-
-
-def _patch_sides(name: str, text: str) -> list[int]:
-    return list(side_lengths(name, text))
-
-
-def _window(name: str, text: str) -> list[int]:
-    return list(side_lengths(name, text, unit="patches", example=4))
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Changes to the preset's shape: the image's (height, width) in px, and sizes by field.
-
-    window: in patches; other: further fields of the shape, for callers in Python.
-    """
-
-    image_size: tuple[int, int] | None = option(
-        "--image-size", "Input size in pixels.", default=None, metavar="N|HxW", parse=side_lengths, panel=_SHAPE
-    )
-    patch_size: list[int] | None = option(
-        "--patch-size",
-        "Patch size of a ViT in pixels.",
-        default=None,
-        metavar="N|HxW",
-        parse=_patch_sides,
-        panel=_SHAPE,
-    )
-    dim: int | None = option("--dim", "Embedding dimension of a ViT.", default=None, metavar="N", panel=_SHAPE)
-    depth: int | None = option("--depth", "Number of blocks of a ViT.", default=None, metavar="N", panel=_SHAPE)
-    heads: int | None = option("--heads", "Heads in each block of a ViT.", default=None, metavar="N", panel=_SHAPE)
-    window: list[int] | None = option(
-        "--window", "Window of a Swin.", default=None, metavar="N|HxW", parse=_window, panel=_SHAPE, shown=False
-    )
-    shift: bool | None = option(
-        "--shift/--no-shift", "Shift a Swin's windows (default).", default=None, panel=_SHAPE, shown=False
-    )
-    other: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def sides(self) -> dict[str, Any]:
-        """The changed sizes by field of the preset."""
-        names = ("patch_size", "dim", "depth", "heads", "window", "shift")
-        own = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in {**own, **self.other}.items() if value is not None}
 
 
 _TEACHER_FLAGS: Final = {
