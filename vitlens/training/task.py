@@ -166,9 +166,8 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
             "give a folder with a subfolder for each class"
         )
     for split in (train, test):
-        if not len(split) or split.labels is None:
-            problem = "none" if not len(split) else "images without labels"
-            raise DataError(f"expected labelled {split.part} images in {split.name}, found {problem}; see vitlens data")
+        require_labelled(split)
+        assert split.labels is not None
         if split.classes != model.classes:
             raise InputError(
                 f"expected a model of {split.name}'s {len(split.classes)} classes, found {model.alias} with "
@@ -180,6 +179,13 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
                 f"expected labels from 0 to {len(model.classes) - 1} in {split.name}, found {low} to {high}"
             )
     _require_examples(train, test)
+
+
+def require_labelled(split: Split) -> None:
+    """Raise DataError for no images, and for images without labels."""
+    if not len(split) or split.labels is None:
+        problem = "none" if not len(split) else "images without labels"
+        raise DataError(f"expected labelled {split.part} images in {split.name}, found {problem}; see vitlens data")
 
 
 def _require_examples(train: Split, test: Split) -> None:

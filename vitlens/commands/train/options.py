@@ -13,7 +13,15 @@ from vitlens.errors import InputError
 from vitlens.models.sources.registry import describe_names
 from vitlens.names import PRESETS, TRACKERS, Compile, DistillKind, RecipeName, TrackerName
 
-__all__ = ["RecipeChanges", "Shape", "TeacherOptions", "TrainOptions", "Tuning", "require_together"]
+__all__ = [
+    "RecipeChanges",
+    "Shape",
+    "TeacherOptions",
+    "TrainOptions",
+    "Tuning",
+    "require_checkable",
+    "require_together",
+]
 
 _RECIPE = "Recipe (default: the preset's)"
 _TUNING, _DISTILLATION = "Fine-tuning (of a trained MODEL)", "Distillation"
@@ -210,6 +218,22 @@ def require_together(tuning: Tuning, teaching: TeacherOptions, others: Mapping[s
         raise InputError(f"expected {way} without {excluded[0]}, found both; leave one out, or take --train-last 1")
 
 
+def require_checkable(options: "TrainOptions") -> None:
+    """Refuse options that --check has no use for. Raises InputError."""
+    others = {
+        "--resume": options.resume,
+        "--compare-frozen": options.tuning.compare,
+        "--distill-from": options.teaching.teacher,
+        "--keep-every": options.keep_every,
+        "--track": options.track,
+        "--recompute": options.recompute,
+        "--compile on": options.compiling == "on",
+    }
+    excluded = next((name for name, value in others.items() if value), None)
+    if excluded is not None:
+        raise InputError(f"expected --check without {excluded}, found both; leave one out")
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """resume: the folder of a run to continue; keep_every: epochs between the copies of the weights in kept/;
@@ -225,6 +249,11 @@ class TrainOptions:
     data: str | None = data_option()
     resume: Path | None = option(
         "--resume", "Continue a run that was stopped, with its own settings.", default=None, metavar="FOLDER"
+    )
+    check: bool = option(
+        "--check",
+        "Do not train: check data, model and recipe on a few images, in seconds; exit code 1 where a check fails.",
+        default=False,
     )
     keep_every: int | None = option(
         "--keep-every",

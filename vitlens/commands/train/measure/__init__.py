@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
+from vitlens.commands.scaffold.conclusion import Conclusion
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.expected import print_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
@@ -20,6 +21,7 @@ from vitlens.commands.scaffold.tracking.trackers import require_trackers
 from vitlens.commands.scaffold.tracking.watcher import TrackerWatcher
 from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.commands.train.gaps import gain, generalisation_gap, is_mixed
+from vitlens.commands.train.measure.check import check
 from vitlens.commands.train.measure.compared import compare_ways
 from vitlens.commands.train.measure.distillation import (
     DistillationSetup,
@@ -62,7 +64,12 @@ from vitlens.uncertainty import Estimate
 __all__ = ["measure"]
 
 
-def measure(options: TrainOptions) -> Path | None:
+def measure(options: TrainOptions) -> Path | Conclusion | None:
+    """Train (`train`), or with --check only look whether that can succeed (`check`)."""
+    return check(options) if options.check else train(options)
+
+
+def train(options: TrainOptions) -> Path | None:
     """Train, and write the run's folder: weights, checkpoint, metrics.jsonl, report.
 
     Returns the report's path, or None in all processes but the first of several. Raises InputError, NonFiniteError and
@@ -75,7 +82,7 @@ def measure(options: TrainOptions) -> Path | None:
     costs = {"--keep-every": plan.keep_every, "--recompute": plan.recompute, "--compile on": plan.compiling == "on"}
     require_together(plan.tuning, plan.teaching, costs)
     if plan.tuning.compare:
-        return compare_ways(measure, plan, options, run)
+        return compare_ways(train, plan, options, run)
     processes, run = join_run(run)
     with processes.main_process_first():
         start = prepare(plan, run, code_files=options.model_file, processes=processes.count)

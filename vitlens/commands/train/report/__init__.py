@@ -10,6 +10,7 @@ from vitlens.commands.train.conclusions import findings, gain_of, gap_of, verdic
 from vitlens.commands.train.plan import TrainPlan
 from vitlens.commands.train.record import (
     ACCURACY,
+    CHECKS,
     CLASSES,
     COMPUTED,
     CONFUSION,
@@ -25,6 +26,7 @@ from vitlens.commands.train.record import (
     FineTunedRow,
     ImagesRow,
 )
+from vitlens.commands.train.report.check import check_report
 from vitlens.commands.train.report.comparison import comparison
 from vitlens.commands.train.report.distillation import distillation_section
 from vitlens.commands.train.report.limits import limits
@@ -47,7 +49,9 @@ _TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wa
 
 
 def report(record: Record) -> Document:
-    """The result, the accuracy by class, and the recipe; or the comparison of two ways of training."""
+    """The result, the accuracy by class, and the recipe; or the comparison of two ways of training; or the checks."""
+    if record.rows(CHECKS):
+        return check_report(record)
     if record.rows(TEST_ACCURACIES):
         return comparison(record)
     result = (
