@@ -106,7 +106,7 @@ def _write(folder: RunFolder, start: Start, found: TrainingCheck) -> None:
     folder.write(LAYERS, found.layers)
     folder.write(BATCH_LOSSES, found.losses)
     alias = start.model.alias
-    folder.metric(FAILED_CHECKS(model=alias), Estimate(len(found.failed), n=len(found.checks), unit="checks"))
+    folder.metric(FAILED_CHECKS(model=alias), Estimate(float(len(found.failed)), n=len(found.checks), unit="checks"))
     if found.constant is not None:
         folder.metric(CONSTANT_LOSS(model=alias), Estimate(found.constant, unit="nats"))
     for metric, name in ((INITIAL_LOSS, "initial loss"), (BATCH_LOSS, "one batch")):
