@@ -14,7 +14,7 @@ from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 from vitlens.training.augment import augment, mix
-from vitlens.training.feed import Portion, resident
+from vitlens.training.feed import Portion, derive_seed, resident
 from vitlens.training.optimiser import learning_rate
 from vitlens.training.recipe import Recipe
 
@@ -127,9 +127,13 @@ class Task:
             erasing=recipe.erasing,
         )
 
-    def mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Images mixed by the recipe's mixup and cutmix, and their targets; draws from torch's generator."""
+    def mixed(self, images: Tensor, labels: Tensor, *, step: int, process: int) -> tuple[Tensor, Tensor]:
+        """Images mixed by the recipe's mixup and cutmix, and their targets.
+
+        Seeds torch's generator, which mixing and dropout draw from, by the step and the process.
+        """
         recipe = self.recipe
+        torch.manual_seed(derive_seed(self.seed, step, process))
         if not (recipe.mixup or recipe.cutmix):
             return images, labels
         classes, chance = len(self.model.classes), recipe.mix_chance

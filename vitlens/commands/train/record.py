@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING_IMAGES, Budget
-from vitlens.records import ArraysOf, Contents, MetricName, TableOf, UntrustedName
+from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.training.check.rows import BatchLossRow, CheckRow, LayerRow
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate
@@ -134,6 +134,27 @@ class ConfusionArrays:
     counts: Annotated[NDArray[np.integer], Form("iu", (None, None))]
 
 
+@dataclass(frozen=True)
+class AugmentationRow:
+    """The recipe's augmentation in words; mixed: how many of the `images` first images of the first batch have a target
+    of several classes."""
+
+    augmentation: str
+    images: int
+    mixed: int
+
+
+@dataclass(frozen=True)
+class FirstBatchArrays:
+    """The first images of the first training batch, as given and as the model takes them; labels: of the images as
+    given; targets (image, class): shares of the classes."""
+
+    given: Pixels
+    trained: Pixels
+    labels: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    targets: Annotated[NDArray[np.floating], Form("f", (None, None))]
+
+
 WAYS: Final = {"frozen": "the backbone frozen", "full": "all weights trained"}  # of a comparison
 
 HISTORY = TableOf("history", EpochMetrics)
@@ -149,8 +170,10 @@ TIMES_TO_ACCURACY = TableOf("reached", TimeToAccuracyRow)
 TRAININGS = TableOf("training", Budget, optional=True)  # of trainings that are compared
 CHECKS = TableOf("checks", CheckRow, optional=True)  # these three of --check alone
 LAYERS = TableOf("layers", LayerRow, optional=True)
+AUGMENTATION = TableOf("augmentation", AugmentationRow, optional=True)
 BATCH_LOSSES = TableOf("batch_losses", BatchLossRow, optional=True)
 CONFUSION = ArraysOf("confusion", ConfusionArrays)
+FIRST_BATCH = ArraysOf("first_batch", FirstBatchArrays)
 
 ACCURACY = MetricName("accuracy/{model}")
 BEST_ACCURACY = MetricName("best_accuracy/{model}")
@@ -168,7 +191,7 @@ BATCH_LOSS = MetricName("one_batch_loss/{model}")  # nats, at the end of the tra
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
     HISTORY, CLASSES, IMAGES, RECIPE, COMPUTED, FINE_TUNED, DISTILLATION, STUDENT_AND_TEACHER, PAIRS, TEST_ACCURACIES,
-    TIMES_TO_ACCURACY, TRAININGS, CHECKS, LAYERS, BATCH_LOSSES,
+    TIMES_TO_ACCURACY, TRAININGS, CHECKS, LAYERS, BATCH_LOSSES, AUGMENTATION,
 )  # fmt: skip
 RECORD = Contents(
     metrics=(
@@ -187,5 +210,5 @@ RECORD = Contents(
         CONSTANT_LOSS,
     ),
     tables=TABLES,
-    arrays=(CONFUSION, TRAINING_IMAGES),
+    arrays=(CONFUSION, FIRST_BATCH, TRAINING_IMAGES),
 )

@@ -29,6 +29,7 @@ from vitlens.commands.train.record import (
 from vitlens.commands.train.report.check import check_report
 from vitlens.commands.train.report.comparison import comparison
 from vitlens.commands.train.report.distillation import distillation_section
+from vitlens.commands.train.report.first_batch import augmentation
 from vitlens.commands.train.report.limits import limits
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, sentences
@@ -73,6 +74,7 @@ def report(record: Record) -> Document:
         Section(
             "By class", tuple(_class_sentences(record)), (_class_table(record),), tuple(_by_class(record)), "", True
         ),
+        *augmentation(record),
         Section("Recipe", sentences(f"Computed with {computed}." if computed else None, says="setting"), (settings,)),
     ]
     return Document(
