@@ -29,7 +29,8 @@ class ViTConfig:
     for a teacher (Touvron 2021). dropout: on tokens, projections and MLP; attention_dropout: on the weights; drop_path:
     of the last block, growing linearly from 0 in the first. position_spread: standard deviation of the initial
     positions; in a short training it should be near that of the patch embeddings, as 0.02 has hardly any effect for
-    many steps. attention, mlp, residual, norm, positions: False removes that part.
+    many steps. attention, mlp, residual, norm, positions: False removes that part. norm_first: the norm stands before
+    each branch (pre-norm, Dosovitskiy 2021); False: after each addition (post-norm, Vaswani 2017), with no final norm.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -52,6 +53,7 @@ class ViTConfig:
     mlp: bool = True
     residual: bool = True
     norm: bool = True
+    norm_first: bool = True
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -108,6 +110,8 @@ def _check_parts(config: ViTConfig) -> None:
         raise InputError("expected pooling 'cls' with a distillation token, found 'mean'; try pooling='cls'")
     if not (config.attention or config.mlp):
         raise InputError("expected blocks with attention or an MLP, found neither; try mlp=True")
+    if not (config.norm or config.norm_first):
+        raise InputError("expected norms with norm_first=False (post-norm), found norm=False; try norm_first=True")
     if config.drop_path and not config.residual:
         raise InputError("expected drop_path 0 without residual connections (nothing would be left); try drop_path=0")
 

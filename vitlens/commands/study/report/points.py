@@ -63,7 +63,7 @@ _INTERVALS_OF_ONE_SEED: Final = (
 )
 _COMPARED: Final = (
     (DIFFERENCES, DIFFERENCE, "of points", "Paired differences of accuracy"),
-    (STEPS, STEP, "of a point with the one before it", "Each point and the one before"),
+    (STEPS, STEP, "of a point with the one that it changes", "Each point and the one that it changes"),
 )
 
 
