@@ -68,9 +68,7 @@ def ours(**changes: object) -> Model:
 
 
 def torchs(model: Model) -> Model:
-    return vitlens.wrap(
-        Oracle(model.module).eval(), image_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3, classes=CLASSES
-    )
+    return vitlens.wrap(Oracle(model.module).eval(), image_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3, classes=CLASSES)
 
 
 @pytest.fixture(scope="module")

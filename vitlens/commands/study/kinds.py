@@ -94,9 +94,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "without attention a CLS token would receive nothing from them.",
                 "The first point has an MLP in place of attention; the next ones have attention and no MLP, up to "
                 "the point that adds it again. Depth is 1 where no depth is named.",
-                "Norms stand before attention and MLP (pre-norm) and once before the classifier. Post-norm, after each "
-                "addition and without that last norm, is compared with the whole block; greater depths build on the "
-                "pre-norm block, too.",
+                "Norms stand before attention and MLP (pre-norm) and once before the classifier; a post-norm block has "
+                "them after each addition, without that last norm, and the points after it change the pre-norm block.",
             ),
             steps=True,
         ),
