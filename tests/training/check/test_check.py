@@ -167,6 +167,15 @@ def test_a_wrong_learning_rate_is_the_only_fault_and_a_better_one_is_given(optim
     assert rows["one batch"].state == "pass"  # at another rate
 
 
+def test_a_low_rate_of_fine_tuning_at_which_the_loss_falls_is_no_fault(images):
+    model = tiny(dim=32)
+    nn.init.zeros_(model.module.head.weight)  # as a new head of a trained model
+    rows = run(model, images, recipe=replace(RECIPE, optimiser="adamw", learning_rate=3e-4))
+    assert failed(rows) == []
+    assert (rows["one batch"].state, rows["learning rate"].state) == ("pass", "pass")
+    assert rows["one batch"].found.endswith("at 0.01") or rows["one batch"].found.endswith("at 0.001")
+
+
 def test_where_no_rate_fits_the_rate_is_not_blamed(images):
     model = tiny()
     zero_head_and_features(model)

@@ -56,21 +56,17 @@ def first_batch(
     without_frames(drawn.panels)
     for index in range(groups * across):
         row, column = divmod(index, across)
-        upper = drawn.panels[2 * row * across + column]
-        lower = drawn.panels[(2 * row + 1) * across + column]
+        pair = [drawn.panels[(2 * row + lower) * across + column] for lower in (0, 1)]
         if index >= len(before):
-            upper.set_visible(False)
-            lower.set_visible(False)
+            for axes in pair:
+                axes.set_visible(False)
             continue
-        for axes, picture, caption, colour in (
-            (upper, before[index], shortened(classes[own[index]], letters), GREY),
-            (lower, after[index], _target(shares[index], classes, letters), "black"),
-        ):
+        captions = shortened(classes[own[index]], letters), _target(shares[index], classes, letters)
+        for axes, picture, caption, colour in zip(pair, (before[index], after[index]), captions, (GREY, "black")):
             axes.imshow(enlarged(picture))
             axes.set_xlabel(caption, fontsize=SMALL, labelpad=2, color=colour)
-        if column == 0:
-            upper.set_ylabel("as given", fontsize=SMALL)
-            lower.set_ylabel("trained on", fontsize=SMALL)
+    for index, axes in enumerate(drawn.panels[::across]):
+        axes.set_ylabel("trained on" if index % 2 else "as given", fontsize=SMALL)
     return drawn.figure
 
 

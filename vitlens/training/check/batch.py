@@ -20,6 +20,7 @@ STEPS: Final = 100
 IMAGES: Final = 8
 WARMUP: Final = 5  # steps
 FALLING: Final = 0.9  # of that loss, below which the loss has fallen
+STEADY: Final = 0.97  # of the loss a quarter of the steps before, below which it still falls
 STILL: Final = 1e-3  # relative change of the weights below which a learning rate is low rather than high
 ERRATIC: Final = 1.5  # times the first loss, above which a loss on the way shows a high rate
 RATES: Final = (1e-5, 1e-4, 1e-3, 1e-2)  # tried where the recipe's does not fit; both optimisers take the same
@@ -105,9 +106,9 @@ def trainings(model: Model, images: Images, labels: Labels, recipe: Recipe) -> t
     if fits(first, constant):
         return (first,)
     higher, lower = [each for each in RATES if each > 2 * rate], [each for each in RATES[::-1] if each < rate / 2]
-    slow = first.moved < STILL or falls(first, constant)
+    slow = first.moved < STILL or is_falling(first, constant)
     runs = [first]
-    for other in higher if slow and not erratic(first, constant) else lower:
+    for other in (*higher, *lower) if slow else (*lower, *higher):
         runs.append(fit_batch(model, images, labels, recipe, rate=other, steps=STEPS))
         if fits(runs[-1], constant):
             break
@@ -122,6 +123,15 @@ def fits(run: Trained, constant: float) -> bool:
 def falls(run: Trained, constant: float) -> bool:
     """Whether the loss fell below that of a constant prediction."""
     return run.last < FALLING * min(constant, run.losses[0])
+
+
+def is_falling(run: Trained, constant: float) -> bool:
+    """Whether the loss fell below that of a constant prediction, or still falls at the end, without rising before."""
+    if erratic(run, constant):
+        return False
+    quarter = len(run.losses) // 4
+    earlier, later = (sum(run.losses[start:][:quarter]) for start in (-2 * quarter, -quarter))
+    return falls(run, constant) or (run.last < STEADY * run.losses[0] and later < STEADY * earlier)
 
 
 def erratic(run: Trained, constant: float) -> bool:
@@ -162,7 +172,9 @@ def learning_rate_check(runs: Sequence[Trained], constant: float) -> CheckRow:
     ended = f"{first.last:.3f} nats" if math.isfinite(first.last) else "NaN or infinity"
     found = f"{first.losses[0]:.3f} to {ended} in {len(first.losses) - 1} steps"
     found += f", up to {_largest(first):.4g} on the way" if erratic(first, constant) else ""
-    if fits(first, constant) or (falls(first, constant) and not erratic(first, constant)):
+    learned = any(fits(run, constant) for run in runs)  # else a loss may fall by the classes' frequencies alone
+    steady = not erratic(first, constant) and (falls(first, constant) or (learned and is_falling(first, constant)))
+    if fits(first, constant) or steady:
         return CheckRow("learning rate", "pass", expected, found, value=first.rate)
     better = [run for run in runs[1:] if falls(run, constant) and not run.last >= first.last]
     if not better:

@@ -77,7 +77,7 @@ def activations_check(layers: Sequence[LayerRow]) -> CheckRow:
     infinite = [name for name, value in known.items() if not math.isfinite(value)]
     dead = [name for name, value in known.items() if value == 0]
     large = [name for name, value in known.items() if math.isfinite(value) and value > LARGEST]
-    finite = [value for value in known.values() if math.isfinite(value)]
+    finite = [value for value in known.values() if math.isfinite(value) and value > 0]
     top = max(finite, default=math.inf)
     if infinite:
         advice = f"The first is {infinite[0]}: look for a division by 0, a logarithm of 0, or an overflow before it."
