@@ -5,22 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.saving import save_little
 from tests.typechecker import install
 
 install("vitlens")
+save_little()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest test first, so that no process waits for it at the end."""
     items.sort(key=lambda item: "test_a_preset_is_trained_and_then_looked_into" not in item.name)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def coarse_figures() -> None:
-    """Save the figures of reports with few dots per inch: encoding them is a tenth of the tests' time."""
-    from vitlens.commands.scaffold import publish
-
-    publish._DOTS_PER_INCH = 50
 
 
 @pytest.fixture(scope="session", autouse=True)

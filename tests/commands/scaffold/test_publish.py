@@ -1,5 +1,6 @@
 """Figures and report.md are made from a run's folder alone, and made again they are the same."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.contracts.throw_away import ENTRY, WORD
 from tests.contracts.throw_away import report as throw_away
 from tests.contracts.throw_away.record import BRIGHTNESS, IMAGES, ROWS, BrightnessArrays, BrightnessRow
 from tests.pages import page_problems
+from tests.saving import saved_figures
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold import publish as publishing
 from vitlens.commands.scaffold.folder import RunFolder
@@ -23,13 +25,13 @@ from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate
 
 REPORTS = sorted((Path(vitlens.__file__).parents[1] / "reports").glob("*/report.md"))
-RESOLUTION = publishing._DOTS_PER_INCH  # before the tests' fixture lowers it
 
 
 @pytest.fixture(autouse=True)
-def added(monkeypatch: pytest.MonkeyPatch) -> None:
+def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(COMMANDS, WORD, ENTRY)
-    monkeypatch.setattr(publishing, "_DOTS_PER_INCH", RESOLUTION)
+    with saved_figures(publishing._DOTS_PER_INCH):
+        yield
 
 
 @pytest.fixture

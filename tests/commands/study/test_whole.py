@@ -73,7 +73,7 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     (one,) = [row for row in ablated if (row["kind"], row["layer"], row["head"], row["replace"]) == place]
     assert document.explorer.importance[1, 0] == pytest.approx(one["delta_loss"])
     assert all(all(layer) for layer in document.explorer.labels)
-    whole_folder(out, "study")
+    whole_folder(out, "study", drawn=False)
 
 
 @pytest.mark.slow

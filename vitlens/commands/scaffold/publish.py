@@ -111,11 +111,15 @@ def _files(folder: Path, below: str, name: str, formats: tuple[str, ...]) -> tup
 
 def _draw(spec: FigureSpec, files: Mapping[str, Path], folder: Path) -> None:
     """Draw one figure into its files, by format."""
-    from matplotlib import rc_context
-
     figure = spec.draw()
     _require_bounded(figure, spec.name, folder)
     unprotect(figure)
+    _save(figure, files)
+
+
+def _save(figure: "Figure", files: Mapping[str, Path]) -> None:
+    from matplotlib import rc_context
+
     for form, path in files.items():
         # without a salt, the ids inside an svg are drawn at random
         with write_atomically(path) as temporary, rc_context({"svg.hashsalt": "vitlens"}):
