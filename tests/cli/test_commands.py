@@ -153,6 +153,15 @@ def test_train_passes_on_what_was_given_alone(stand_in):
     assert (options.model, options.data, options.resume) == ("vit-micro", None, None)
 
 
+def test_train_passes_on_dropout_and_pooling(stand_in, capsys):
+    calls = stand_in("train")
+    assert run(["train", "vit-micro", "--dropout", "0.1", "--pooling", "mean"]) == 0
+    [((options,), _)] = calls
+    assert options.shape.sides == {"dropout": 0.1, "pooling": "mean"}
+    assert run(["train", "vit-micro", "--pooling", "max"]) == 2
+    assert "--pooling" in capsys.readouterr().err
+
+
 def test_train_passes_on_what_is_tuned_and_who_teaches(stand_in, capsys):
     calls = stand_in("train")
     for line in (

@@ -192,7 +192,7 @@ def test_untrained_can_be_trained():
 def test_untrained_refuses_what_is_no_field():
     with pytest.raises(InputError, match="expected fields of a ViT, found 'width'"):
         untrained("vit-micro", classes=("a",), overrides={"width": 3})
-    with pytest.raises(InputError, match="expected no overrides for resnet20, found 'depth'"):
+    with pytest.raises(InputError, match="expected no --depth for resnet20, a CNN without that setting, found 3"):
         untrained("resnet20", classes=("a",), overrides={"depth": 3})
     with pytest.raises(UnknownNameError, match="no preset 'vit-mikro'; did you mean 'vit-micro'"):
         untrained("vit-mikro", classes=("a",))

@@ -74,3 +74,9 @@ def test_few_images_get_small_batches_at_a_lower_rate(images, processes, batch):
     assert how.learning_rate == pytest.approx(1e-3 * (batch / 128) ** 0.5, rel=1e-3)
     assert (how == usual) == (batch == 128)
     assert fitted(usual, images, processes=processes, rate_given=True).learning_rate == 1e-3
+
+
+def test_a_whole_number_for_a_fraction_is_one():
+    changed = override(Recipe(), {"cutmix": 1, "epochs": 3})
+    assert isinstance(changed.cutmix, float)  # torch draws no mixing share from Beta(1, 1) of whole numbers
+    assert isinstance(changed.epochs, int)

@@ -17,11 +17,10 @@ import typer
 from vitlens.cli.terminal import print_note, print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
-from vitlens.commands.scaffold.conclusion import Conclusion
+from vitlens.commands.scaffold.conclusion import UNMET, Conclusion
 from vitlens.commands.scaffold.flags import Flag, flags_of
 
 _RUN: Final = "Run and report"
-UNMET: Final = 3  # exit code: done, but a requirement does not hold
 _DEBUG: Final = inspect.Parameter(
     "debug",
     inspect.Parameter.KEYWORD_ONLY,
@@ -71,18 +70,18 @@ def command_function(command: Command) -> Callable[..., None]:
         outcome = command.measure(options)
         if outcome is None:  # of several processes only the first prints
             return
-        holds = True
+        holds, code = True, UNMET
         if isinstance(outcome, Path) and run:
             holds = _conclude(outcome, requirements, quiet=run.quiet)
         elif isinstance(outcome, Conclusion):
             for note in outcome.lines:
                 print_note(note)
-            holds = outcome.holds
+            holds, code = outcome.holds, outcome.code
         written: object = outcome.path if isinstance(outcome, Conclusion) else outcome
         for line in (written,) if isinstance(written, str | Path) else _lines(written):
             print_result(line)
         if not holds:
-            raise typer.Exit(UNMET)
+            raise typer.Exit(code)
 
     parameters = [*_parameters(kind), _DEBUG]
     call.__name__, call.__doc__, call.__annotations__ = command.word, command.help, {}

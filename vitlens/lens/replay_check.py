@@ -35,7 +35,7 @@ def method_of(model: Model) -> ReplayMethod:
             difference = _largest_difference(model, method)
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
             # a model of another structure may raise anything when its forward starts in the middle
-            why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            why = ": ".join((type(error).__name__, *str(error).splitlines()[:1]))  # a bare assert has no message
             continue
         if difference <= TOLERANCE:
             return method if not why else replace(method, note=f"{model.alias}'s last block is run whole: {why}")

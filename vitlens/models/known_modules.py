@@ -11,7 +11,9 @@ from typing import Final
 
 from torch import nn
 
+from vitlens.errors import UnsupportedError
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.model import Model
 from vitlens.models.vit import MLP, TransformerBlock
 
 
@@ -57,9 +59,31 @@ TIMM: Final[Mapping[str, KnownModule]] = MappingProxyType(
 def is_known_block(block: nn.Module) -> bool:
     """Whether a module is a pre-norm transformer block: ours with all its parts, or one with the children of timm's."""
     if isinstance(block, TransformerBlock):
-        return block.residual and isinstance(block.attn, MultiHeadSelfAttention) and block.mlp is not None
+        return (
+            block.residual
+            and block.norm_first
+            and isinstance(block.attn, MultiHeadSelfAttention)
+            and block.mlp is not None
+        )
     attention = getattr(block, "attn", None)
     return TIMM["block"].matches(block) and isinstance(attention, nn.Module) and TIMM["attention"].matches(attention)
+
+
+def require_pre_norm(model: Model, *, instead: str) -> None:
+    """Raise UnsupportedError for our post-norm blocks, whose output is no sum of their input, attention and MLP.
+
+    instead: what is available for such a model.
+    """
+    found = [name for name in model.anatomy.blocks if _is_post_norm(model.module.get_submodule(name))]
+    if found:
+        raise UnsupportedError(
+            f"expected blocks that add attention and MLP to one residual stream (pre-norm), found norms after each "
+            f"addition (post-norm) in {found[0]} of {model.alias}; {instead}"
+        )
+
+
+def _is_post_norm(block: nn.Module) -> bool:
+    return isinstance(block, TransformerBlock) and not block.norm_first
 
 
 def is_known_mlp(module: nn.Module) -> bool:

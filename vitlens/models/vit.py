@@ -8,14 +8,14 @@ from vitlens.errors import InputError
 from vitlens.layout import TokenLayout
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.positions import FIXED, fixed_positions, interpolate_positions
-from vitlens.models.vit_config import VIT_PRESETS, Pooling, ViTConfig
+from vitlens.models.vit_config import VIT_PRESETS, ViTConfig
 from vitlens.shapes import Images, Logits, Tokens
 from vitlens.startup import import_without_compiler
 
 import_without_compiler("torchvision")
 from torchvision.ops import StochasticDepth  # noqa: E402
 
-__all__ = ["VIT_PRESETS", "PatchEmbedding", "Pooling", "TransformerBlock", "ViTConfig", "VisionTransformer"]
+__all__ = ["VIT_PRESETS", "PatchEmbedding", "TransformerBlock", "ViTConfig", "VisionTransformer"]
 
 NORM_EPSILON = 1e-6  # timm's, and the paper's JAX code; torch's own default is 1e-5
 
@@ -61,7 +61,9 @@ class MLP(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """One pre-norm block: attention, then an MLP, each added to the residual stream.
+    """One block: attention, then an MLP, each added to the residual stream.
+
+    A norm stands before each branch (pre-norm), or with norm_first=False after each addition (post-norm).
 
     drop_path: probability, per image and in training, that a branch is dropped. The config can remove attention, MLP,
     norms or the residual connection; without the latter, a block's output is that of its branch.
@@ -69,7 +71,7 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.residual = config.residual
+        self.residual, self.norm_first = config.residual, config.norm_first
         if config.attention:
             self.norm1 = _norm(config)
             self.attn: nn.Module | None = MultiHeadSelfAttention(
@@ -91,10 +93,16 @@ class TransformerBlock(nn.Module):
     def forward(self, tokens: Tokens) -> Tokens:
         """The residual stream after this block."""
         if self.attn is not None:
-            tokens = self._add(tokens, self.attn(self.norm1(tokens)))
+            tokens = self._branch(tokens, self.attn, self.norm1)
         if self.mlp is not None:
-            tokens = self._add(tokens, self.mlp(self.norm2(tokens)))
+            tokens = self._branch(tokens, self.mlp, self.norm2)
         return tokens
+
+    def _branch(self, tokens: Tokens, branch: nn.Module, norm: nn.Module) -> Tokens:
+        if self.norm_first:
+            return self._add(tokens, branch(norm(tokens)))
+        result: Tensor = norm(self._add(tokens, branch(tokens)))
+        return result
 
     def _add(self, tokens: Tokens, branch: Tokens) -> Tokens:
         dropped: Tensor = self.drop_path(branch)
@@ -125,8 +133,9 @@ class VisionTransformer(nn.Module):
             [TransformerBlock(config, drop_path=config.drop_path * index / steps) for index in range(config.depth)]
         )
         # as in timm: CLS is taken from normalised tokens; the mean of the patches is normalised after pooling
-        self.norm = _norm(config) if config.pooling == "cls" else nn.Identity()
-        self.fc_norm = _norm(config) if config.pooling == "mean" else nn.Identity()
+        final = config.pooling if config.norm_first else None  # the last block of a post-norm model ends with a norm
+        self.norm = _norm(config) if final == "cls" else nn.Identity()
+        self.fc_norm = _norm(config) if final == "mean" else nn.Identity()
         self.head = nn.Linear(dim, config.classes)
         self.head_dist = nn.Linear(dim, config.classes) if config.distillation else None
         self.apply(_initialise)
@@ -167,7 +176,7 @@ class VisionTransformer(nn.Module):
         return result
 
     def forward_features(self, images: Images) -> Tokens:
-        """The residual stream after the last block and, with CLS pooling, the final norm."""
+        """The residual stream after the last block and, with CLS pooling and pre-norm, the final norm."""
         tokens = self.tokens(images)
         for block in self.blocks:
             tokens = block(tokens)

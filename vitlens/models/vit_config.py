@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from vitlens.errors import InputError
 from vitlens.layout import PrefixKind, TokenLayout
+from vitlens.names import POOLINGS, Pooling
 from vitlens.schema import Between
 
-Pooling = Literal["cls", "mean"]
 Positions = Literal["none", "learned", "sine", "sine-2d"]
 POSITIONS: Final[tuple[Positions, ...]] = get_args(Positions)
 CLASSES: Final = 100_000  # most classes of a head
@@ -34,6 +34,8 @@ class ViTConfig:
     many steps. positions: of the patches, "learned" (one vector each), "sine" (fixed sines and cosines of the patch's
     number, Vaswani 2017) or "sine-2d" (of its column and its row, as in MAE, He 2022), or "none"; True and False, which
     earlier files have, are "learned" and "none". attention, mlp, residual, norm: False removes that part.
+    norm_first: the norm stands before each branch (pre-norm, Dosovitskiy 2021); False: after each addition (post-norm,
+    Vaswani 2017), with no final norm.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -56,6 +58,7 @@ class ViTConfig:
     mlp: bool = True
     residual: bool = True
     norm: bool = True
+    norm_first: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.positions, bool):
@@ -116,12 +119,14 @@ def _check_parts(config: ViTConfig) -> None:
         )
     if config.position_spread <= 0:
         raise InputError(f"expected position_spread above 0, found {config.position_spread}")
-    if config.pooling not in ("cls", "mean"):
+    if config.pooling not in POOLINGS:
         raise InputError(f"expected pooling 'cls' or 'mean', found {config.pooling!r}")
     if config.distillation and config.pooling != "cls":
         raise InputError("expected pooling 'cls' with a distillation token, found 'mean'; try pooling='cls'")
     if not (config.attention or config.mlp):
         raise InputError("expected blocks with attention or an MLP, found neither; try mlp=True")
+    if not (config.norm or config.norm_first):
+        raise InputError("expected norms with norm_first=False (post-norm), found norm=False; try norm_first=True")
     if config.drop_path and not config.residual:
         raise InputError("expected drop_path 0 without residual connections (nothing would be left); try drop_path=0")
 

@@ -91,6 +91,7 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
             isinstance(changes[name], bool) != (kind is bool)
         ):
             raise InputError(f"expected {name} as {_KINDS[kind]}, found {changes[name]!r}")
+        changes[name] = float(changes[name]) if kind is float else changes[name]  # type: ignore[arg-type]
     different = {name: value for name, value in changes.items() if value != getattr(recipe, name)}
     return replace(recipe, **different, measured="") if different else recipe  # type: ignore[arg-type]
 

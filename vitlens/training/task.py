@@ -14,7 +14,7 @@ from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 from vitlens.training.augment import augment, mix
-from vitlens.training.feed import Portion, resident
+from vitlens.training.feed import Portion, derive_seed, resident
 from vitlens.training.optimiser import learning_rate
 from vitlens.training.recipe import Recipe
 
@@ -127,9 +127,13 @@ class Task:
             erasing=recipe.erasing,
         )
 
-    def mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Images mixed by the recipe's mixup and cutmix, and their targets; draws from torch's generator."""
+    def mixed(self, images: Tensor, labels: Tensor, *, step: int, process: int) -> tuple[Tensor, Tensor]:
+        """Images mixed by the recipe's mixup and cutmix, and their targets.
+
+        Seeds torch's generator, which mixing and dropout draw from, by the step and the process.
+        """
         recipe = self.recipe
+        torch.manual_seed(derive_seed(self.seed, step, process))
         if not (recipe.mixup or recipe.cutmix):
             return images, labels
         classes, chance = len(self.model.classes), recipe.mix_chance
@@ -166,9 +170,8 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
             "give a folder with a subfolder for each class"
         )
     for split in (train, test):
-        if not len(split) or split.labels is None:
-            problem = "none" if not len(split) else "images without labels"
-            raise DataError(f"expected labelled {split.part} images in {split.name}, found {problem}; see vitlens data")
+        require_labelled(split)
+        assert split.labels is not None
         if split.classes != model.classes:
             raise InputError(
                 f"expected a model of {split.name}'s {len(split.classes)} classes, found {model.alias} with "
@@ -180,6 +183,13 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
                 f"expected labels from 0 to {len(model.classes) - 1} in {split.name}, found {low} to {high}"
             )
     _require_examples(train, test)
+
+
+def require_labelled(split: Split) -> None:
+    """Raise DataError for no images, and for images without labels."""
+    if not len(split) or split.labels is None:
+        problem = "none" if not len(split) else "images without labels"
+        raise DataError(f"expected labelled {split.part} images in {split.name}, found {problem}; see vitlens data")
 
 
 def _require_examples(train: Split, test: Split) -> None:

@@ -12,7 +12,6 @@ from vitlens.devices import autocast
 from vitlens.errors import NonFiniteError
 from vitlens.processes import peer_errors
 from vitlens.training.checkpoint import Checkpoint, collect, restore
-from vitlens.training.feed import derive_seed
 from vitlens.training.optimiser import Average, Optimiser
 from vitlens.training.task import Task
 
@@ -52,8 +51,7 @@ class Updates:
         Raises NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
         """
         task, recipe, accelerator = self.task, self.task.recipe, self.accelerator
-        torch.manual_seed(derive_seed(task.seed, self.step, accelerator.process_index))  # for mixing and dropout
-        images, targets = task.mixed(images, labels)
+        images, targets = task.mixed(images, labels, step=self.step, process=accelerator.process_index)
         sums = torch.zeros(2, device=images.device)
         parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
         for number, (part, part_targets) in enumerate(parts, start=1):

@@ -17,7 +17,7 @@ from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.progress.training import training_progress
 from vitlens.commands.scaffold.publish import read
 from vitlens.commands.scaffold.receptive.record import FIELDS
-from vitlens.commands.study.kinds import KINDS, Point
+from vitlens.commands.study.kinds import KINDS, Kind, Point
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.measure import trial as study_trial
 from vitlens.commands.study.measure.trial import StudySetup, run_trial
@@ -76,18 +76,29 @@ def test_a_kind_is_well_formed(name):
         assert (point.place is not None) == bool(kind.axis)
 
 
-def test_neighbouring_points_of_the_architecture_differ_in_one_thing():
-    base = VIT_PRESETS["vit-mini"]
-    configs = [replace(base, **shape_of(point)) for point in KINDS["architecture"].points]
+def test_each_point_of_the_architecture_differs_in_one_thing_from_the_one_that_it_changes():
+    base, kind = VIT_PRESETS["vit-mini"], KINDS["architecture"]
+    configs = {point.label: replace(base, **shape_of(point)) for point in kind.points}
     changed = [
-        {name for name in vars(one) if getattr(one, name) != getattr(other, name)} for one, other in pairwise(configs)
+        {name for name, value in vars(configs[one]).items() if value != getattr(configs[other], name)}
+        for one, other in kind.changes
     ]
     assert changed == [
-        {"attention", "mlp", "heads"}, {"heads"}, {"residual"}, {"norm"}, {"mlp"}, {"depth"}, {"depth"}, {"depth"}
+        {"attention", "mlp", "heads"}, {"heads"}, {"residual"}, {"norm"}, {"mlp"}, {"norm_first"}, {"depth"}, {"depth"},
+        {"depth"},
     ]  # fmt: skip
-    assert not configs[0].attention
-    assert [config.depth for config in configs[5:]] == [1, 2, 4, 6]
-    assert {config.pooling for config in configs} == {"mean"}
+    assert kind.changes[5:7] == (("post-norm", "mlp"), ("depth-2", "mlp"))  # depth builds on the pre-norm block
+    assert not configs["no-attention"].attention
+    assert [config.depth for config in configs.values()][5:] == [1, 1, 2, 4, 6]
+    assert {config.pooling for config in configs.values()} == {"mean"}
+    assert [label for label, config in configs.items() if not config.norm_first] == ["post-norm"]
+
+
+def test_without_variants_each_point_changes_the_one_before():
+    points = tuple(Point(label, label) for label in ("a", "b", "c"))
+    assert Kind("three", points, steps=True).changes == tuple((one, other) for other, one in pairwise("abc"))
+    both = (*points, replace(points[0], label="d", variant=True), replace(points[0], label="e", variant=True))
+    assert Kind("five", both, steps=True).changes[2:] == (("d", "c"), ("e", "c"))
 
 
 @pytest.mark.parametrize("key", POINTS, ids=lambda key: "-".join((POINTS[key][0], POINTS[key][1].label)))

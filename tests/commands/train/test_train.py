@@ -19,6 +19,7 @@ from vitlens.commands.scaffold.progress.training import progress_line
 from vitlens.commands.scaffold.publish import read, report
 from vitlens.commands.train import measure as module
 from vitlens.commands.train.plan import TrainPlan
+from vitlens.commands.train.record import AUGMENTATION, FIRST_BATCH
 from vitlens.errors import InputError, OutputError, UnknownNameError
 from vitlens.files import read_run
 from vitlens.training.metrics import Progress
@@ -75,6 +76,21 @@ def test_the_report_is_written_again_from_the_folder_alone(trained):
     (trained / "report.md").unlink()
     assert report(trained) == trained / "report.md"
     assert (trained / "report.md").read_text() == before
+
+
+def test_the_first_batch_is_drawn_where_images_are_augmented(trained, tmp_path):
+    assert not (trained / "figures" / "first_batch.png").exists()  # the recipe for digits does not augment
+    changes = {"epochs": 1, "cutmix": 1, "crop_padding": 4}
+    train("vit-micro", recipe=changes, shape=TINY, options=replace(OPTIONS, out=tmp_path / "out"))
+    record = read(read_run(tmp_path / "out"))
+    arrays = record.arrays(FIRST_BATCH)
+    assert arrays.given.shape == arrays.trained.shape == (10, 3, 32, 32)
+    assert not (arrays.given == arrays.trained).all()
+    assert arrays.targets.sum(axis=1) == pytest.approx(1.0)
+    [row] = record.rows(AUGMENTATION)
+    assert (row.augmentation, row.images) == ("crop 4 px, CutMix 1.0", 10)
+    assert row.mixed == ((arrays.targets > 0).sum(axis=1) == 2).sum()
+    assert (tmp_path / "out" / "figures" / "first_batch.png").is_file()
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

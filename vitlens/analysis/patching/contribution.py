@@ -20,6 +20,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.hooks import Arguments, Joined, attention_module, inside_attention, watching
 from vitlens.lens.layers import Layer, layers
+from vitlens.models.known_modules import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Tokens
 from vitlens.summary import Summary
@@ -76,7 +77,8 @@ def contributions(model: Model, images: Images, *, targets: Labels | None = None
     targets: a class for each image (default: the prediction). Effects through later layers are not included: a head
     that affects the logit only through other heads has 0. Raises UnsupportedError where the classifier does not read
     the residual stream through a norm and a linear map (attention pooling, CaiT), or where a block adds something
-    other than its heads and its MLP (windows, norms after the branches); InputError for a class that does not exist.
+    other than its heads and its MLP (windows, norms after branches or additions); InputError for a class that does not
+    exist.
     """
     outputs = BranchOutputs(_reads(model))
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
@@ -164,6 +166,9 @@ def _summed(model: Model, outputs: BranchOutputs, logits: Logits, targets: Label
 def _reads(model: Model) -> list[int] | None:
     """The tokens that the classifier reads (None: all). Raises UnsupportedError where contributions are not defined."""
     blocks_of(model)
+    require_pre_norm(
+        model, instead="vitlens ablate and vitlens.patch measure effects, vitlens.logit_lens reads each depth"
+    )
     _require_batch_first(model, layers(model))
     for layer in layers(model):
         if not layer.head_dim:

@@ -34,6 +34,7 @@ from vitlens.lens.call import AttentionCall
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.places.capture import capture
+from vitlens.models.known_modules import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_images, takes_images
@@ -139,6 +140,7 @@ def require_walkthrough(model: Model) -> None:
             "shows what a patch attends to in its window"
         )
     require_token_attention(model)
+    require_pre_norm(model, instead="vitlens attention shows its queries, keys, scores and weights")
     layer = chosen_layer(model, None)
     require_places(model, layer)
     require_queries(model, layer)

@@ -6,19 +6,22 @@ The command line imports this module before it knows whether a command runs at a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from vitlens.commands.scaffold.requirements import Requirement
 
+UNMET: Final = 3  # exit code: done, but a requirement does not hold
+
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a command wrote, the lines for its end, and whether what it judges holds (otherwise exit code 3)."""
+    """What a command wrote, the lines for its end, and whether what it judges holds; code: the exit code otherwise."""
 
     path: Path
     lines: tuple[str, ...]
     holds: bool
+    code: int = UNMET
 
 
 def conclusion_of(outcome: Path, requirements: Sequence["Requirement"]) -> Conclusion:

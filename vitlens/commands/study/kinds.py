@@ -19,7 +19,8 @@ class Point:
 
     label: its name in folders and metrics; words: its name in figures and tables; shape, recipe: the differences from
     the preset's; share: of the training images, fixed and repeated (None: all, as in training); place: on the axis of a
-    kind that has one; against: the label of the point that it is compared with ("": the first).
+    kind that has one; against: the label of the point that it is compared with ("": the first). variant: in a kind
+    with steps, another form of the point before it, on which the following points do not build.
     """
 
     label: str
@@ -30,6 +31,7 @@ class Point:
     share: float | None = None
     place: float | None = None
     against: str = ""
+    variant: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Kind:
     """A study: its title, its points in order, and notes on its design.
 
     axis: the label of the points' places on a logarithmic axis ("": one row a point); steps: whether each point
-    changes one factor of the one before it, so that neighbours are compared, too; fields: whether the effective
-    receptive field of each point is measured; cuts: whether one image is shown as the patches of each point; positions:
-    whether the similarity of each point's position embeddings is measured.
+    changes one factor of the one before it (variants left out), so that these two are compared, too; fields: whether
+    the effective receptive field of each point is measured; cuts: whether one image is shown as the patches of each
+    point; positions: whether the similarity of each point's position embeddings is measured.
     """
 
     title: str
@@ -50,6 +52,16 @@ class Kind:
     fields: bool = False
     cuts: bool = False
     positions: bool = False
+
+    @property
+    def changes(self) -> tuple[tuple[str, str], ...]:
+        """The labels of each point after the first and of the one that it changes: the last before it that is no
+        variant."""
+        pairs, base = [], self.points[0].label
+        for point in self.points[1:]:
+            pairs.append((point.label, base))
+            base = base if point.variant else point.label
+        return tuple(pairs)
 
 
 # vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every point several times.
@@ -73,6 +85,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("residual", "+ residual connection", shape={**_BARE, "residual": True}),
                 Point("norm", "+ norm", shape={**_BARE, "residual": True, "norm": True}),
                 Point("mlp", "+ MLP: a whole block", shape=_BLOCK),
+                Point("post-norm", "the block post-norm", shape={**_BLOCK, "norm_first": False}, variant=True),
                 Point("depth-2", "depth 2", shape={**_BLOCK, "depth": 2}),
                 Point("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}),
                 Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}),
@@ -82,6 +95,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "without attention a CLS token would receive nothing from them.",
                 "The first point has an MLP in place of attention; the next ones have attention and no MLP, up to "
                 "the point that adds it again. Depth is 1 where no depth is named.",
+                "Norms stand before attention and MLP (pre-norm) and once before the classifier; a post-norm block has "
+                "them after each addition, without that last norm, and the points after it change the pre-norm block.",
             ),
             steps=True,
         ),

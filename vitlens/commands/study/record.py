@@ -162,7 +162,7 @@ POSITION_MAPS = ArraysOf("position_similarity", SimilarityArrays)
 ACCURACY = MetricName("accuracy/{model}")
 DIFFERENCE = MetricName("difference/{model}/{against}")
 BEST = MetricName("best/{model}/{against}")  # a point against that of the highest accuracy
-STEP = MetricName("step/{model}/{against}")  # a point against the one before it
+STEP = MetricName("step/{model}/{against}")  # a point against the one that it changes
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
     CHAPTERS, LEFT_OUT, TRAINING, POINTS, TRIALS, DIFFERENCES, STEPS, RECIPES, DESIGN, AGAINST_BEST, FIELDS,

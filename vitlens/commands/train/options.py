@@ -7,12 +7,23 @@ from typing import Any, Final
 
 from vitlens.commands.scaffold.flags import argument, bundle, choices, option
 from vitlens.commands.scaffold.options import RunOptions, data_option, model_file_option
-from vitlens.commands.scaffold.parsing import recipe_settings, side_lengths
+from vitlens.commands.scaffold.parsing import recipe_settings
+from vitlens.commands.train.shape import Shape
 from vitlens.errors import InputError
 from vitlens.models.sources.registry import describe_names
 from vitlens.names import PRESETS, TRACKERS, Compile, DistillKind, RecipeName, TrackerName
 
-_RECIPE, _SHAPE = "Recipe (default: the preset's)", "Shape (default: the preset's)"
+__all__ = [
+    "RecipeChanges",
+    "Shape",
+    "TeacherOptions",
+    "TrainOptions",
+    "Tuning",
+    "require_checkable",
+    "require_together",
+]
+
+_RECIPE = "Recipe (default: the preset's)"
 _TUNING, _DISTILLATION = "Fine-tuning (of a trained MODEL)", "Distillation"
 _COST = "Speed and memory"
 
@@ -118,51 +129,6 @@ class Tuning:
             )
 
 
-def _patch_sides(name: str, text: str) -> list[int]:
-    return list(side_lengths(name, text))
-
-
-def _window(name: str, text: str) -> list[int]:
-    return list(side_lengths(name, text, unit="patches", example=4))
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Changes to the preset's shape: the image's (height, width) in px, and sizes by field.
-
-    window: in patches; other: further fields of the shape, for callers in Python.
-    """
-
-    image_size: tuple[int, int] | None = option(
-        "--image-size", "Input size in pixels.", default=None, metavar="N|HxW", parse=side_lengths, panel=_SHAPE
-    )
-    patch_size: list[int] | None = option(
-        "--patch-size",
-        "Patch size of a ViT in pixels.",
-        default=None,
-        metavar="N|HxW",
-        parse=_patch_sides,
-        panel=_SHAPE,
-    )
-    dim: int | None = option("--dim", "Embedding dimension of a ViT.", default=None, metavar="N", panel=_SHAPE)
-    depth: int | None = option("--depth", "Number of blocks of a ViT.", default=None, metavar="N", panel=_SHAPE)
-    heads: int | None = option("--heads", "Heads in each block of a ViT.", default=None, metavar="N", panel=_SHAPE)
-    window: list[int] | None = option(
-        "--window", "Window of a Swin.", default=None, metavar="N|HxW", parse=_window, panel=_SHAPE, shown=False
-    )
-    shift: bool | None = option(
-        "--shift/--no-shift", "Shift a Swin's windows (default).", default=None, panel=_SHAPE, shown=False
-    )
-    other: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def sides(self) -> dict[str, Any]:
-        """The changed sizes by field of the preset."""
-        names = ("patch_size", "dim", "depth", "heads", "window", "shift")
-        own = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in {**own, **self.other}.items() if value is not None}
-
-
 _TEACHER_FLAGS: Final = {
     "kind": "--distill",
     "weight": "--distill-weight",
@@ -252,6 +218,22 @@ def require_together(tuning: Tuning, teaching: TeacherOptions, others: Mapping[s
         raise InputError(f"expected {way} without {excluded[0]}, found both; leave one out, or take --train-last 1")
 
 
+def require_checkable(options: "TrainOptions") -> None:
+    """Refuse options that --check has no use for. Raises InputError."""
+    others = {
+        "--resume": options.resume,
+        "--compare-frozen": options.tuning.compare,
+        "--distill-from": options.teaching.teacher,
+        "--keep-every": options.keep_every,
+        "--track": options.track,
+        "--recompute": options.recompute,
+        "--compile on": options.compiling == "on",
+    }
+    excluded = next((name for name, value in others.items() if value), None)
+    if excluded is not None:
+        raise InputError(f"expected --check without {excluded}, found both; leave one out")
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """resume: the folder of a run to continue; keep_every: epochs between the copies of the weights in kept/;
@@ -267,6 +249,11 @@ class TrainOptions:
     data: str | None = data_option()
     resume: Path | None = option(
         "--resume", "Continue a run that was stopped, with its own settings.", default=None, metavar="FOLDER"
+    )
+    check: bool = option(
+        "--check",
+        "Do not train: check data, model and recipe on a few images, in seconds; exit code 1 where a check fails.",
+        default=False,
     )
     keep_every: int | None = option(
         "--keep-every",

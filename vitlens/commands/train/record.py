@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING_IMAGES, Budget
-from vitlens.records import ArraysOf, Contents, MetricName, TableOf, UntrustedName
+from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
+from vitlens.training.check.rows import BatchLossRow, CheckRow, LayerRow
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate
 
@@ -133,6 +134,27 @@ class ConfusionArrays:
     counts: Annotated[NDArray[np.integer], Form("iu", (None, None))]
 
 
+@dataclass(frozen=True)
+class AugmentationRow:
+    """The recipe's augmentation in words; mixed: how many of the `images` first images of the first batch have a target
+    of several classes."""
+
+    augmentation: str
+    images: int
+    mixed: int
+
+
+@dataclass(frozen=True)
+class FirstBatchArrays:
+    """The first images of the first training batch, as given and as the model takes them; labels: of the images as
+    given; targets (image, class): shares of the classes."""
+
+    given: Pixels
+    trained: Pixels
+    labels: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    targets: Annotated[NDArray[np.floating], Form("f", (None, None))]
+
+
 WAYS: Final = {"frozen": "the backbone frozen", "full": "all weights trained"}  # of a comparison
 
 HISTORY = TableOf("history", EpochMetrics)
@@ -146,7 +168,12 @@ STUDENT_AND_TEACHER = TableOf("beside", StudentTeacherRow)
 TEST_ACCURACIES = TableOf("points", TestAccuracyRow)
 TIMES_TO_ACCURACY = TableOf("reached", TimeToAccuracyRow)
 TRAININGS = TableOf("training", Budget, optional=True)  # of trainings that are compared
+CHECKS = TableOf("checks", CheckRow, optional=True)  # these three of --check alone
+LAYERS = TableOf("layers", LayerRow, optional=True)
+AUGMENTATION = TableOf("augmentation", AugmentationRow, optional=True)
+BATCH_LOSSES = TableOf("batch_losses", BatchLossRow, optional=True)
 CONFUSION = ArraysOf("confusion", ConfusionArrays)
+FIRST_BATCH = ArraysOf("first_batch", FirstBatchArrays)
 
 ACCURACY = MetricName("accuracy/{model}")
 BEST_ACCURACY = MetricName("best_accuracy/{model}")
@@ -157,13 +184,31 @@ AGREEMENT = MetricName("agreement_with_teacher/{model}")
 GAP = MetricName("generalisation_gap/{model}")  # accuracy on training minus test images, points
 GAIN = MetricName("last_epochs_gain/{model}")  # of test accuracy, over the last tenth of the epochs, points
 DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
+FAILED_CHECKS = MetricName("failed_checks/{model}")
+INITIAL_LOSS = MetricName("initial_loss/{model}")  # nats, before the first step
+CONSTANT_LOSS = MetricName("constant_loss/{model}")  # nats, of the best constant prediction on the one batch
+BATCH_LOSS = MetricName("one_batch_loss/{model}")  # nats, at the end of the training on one batch
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
     HISTORY, CLASSES, IMAGES, RECIPE, COMPUTED, FINE_TUNED, DISTILLATION, STUDENT_AND_TEACHER, PAIRS, TEST_ACCURACIES,
-    TIMES_TO_ACCURACY, TRAININGS,
+    TIMES_TO_ACCURACY, TRAININGS, CHECKS, LAYERS, BATCH_LOSSES, AUGMENTATION,
 )  # fmt: skip
 RECORD = Contents(
-    metrics=(ACCURACY, BEST_ACCURACY, SECONDS, IMAGES_PER_SECOND, EPOCH_SECONDS, AGREEMENT, GAP, GAIN, DIFFERENCE),
+    metrics=(
+        ACCURACY,
+        BEST_ACCURACY,
+        SECONDS,
+        IMAGES_PER_SECOND,
+        EPOCH_SECONDS,
+        AGREEMENT,
+        GAP,
+        GAIN,
+        DIFFERENCE,
+        FAILED_CHECKS,
+        INITIAL_LOSS,
+        BATCH_LOSS,
+        CONSTANT_LOSS,
+    ),
     tables=TABLES,
-    arrays=(CONFUSION, TRAINING_IMAGES),
+    arrays=(CONFUSION, FIRST_BATCH, TRAINING_IMAGES),
 )

@@ -64,6 +64,11 @@ def _swin(architecture: Architecture, classes: int | None) -> tuple[nn.Module, P
                 f"expected no --{name} for {architecture.name}, whose stages have their own, found "
                 f"{architecture.overrides[name]}; leave it out, or train a ViT"
             )
+    if "pooling" in architecture.overrides:
+        raise InputError(
+            f"expected no --pooling for {architecture.name}, which classifies by the mean of its patches, found "
+            f"{architecture.overrides['pooling']!r}; leave it out, or train a ViT"
+        )
     config = _configured(SWIN_PRESETS[architecture.name], architecture, classes, family="Swin")
     return SwinTransformer(config), Preprocessing(config.image_size)
 
@@ -86,7 +91,11 @@ def _configured(config: Config, architecture: Architecture, classes: int | None,
 
 
 def _resnet(architecture: Architecture, classes: int | None) -> tuple[nn.Module, Preprocessing]:
-    if architecture.overrides:
-        raise InputError(f"expected no overrides for {architecture.name}, found {sorted(architecture.overrides)[0]!r}")
+    for name, value in sorted(architecture.overrides.items()):
+        option = "--" + name.replace("_", "-")
+        raise InputError(
+            f"expected no {option} for {architecture.name}, a CNN without that setting, found {value}; leave it out, "
+            "or train a ViT such as vit-micro"
+        )
     size = architecture.image_size or (32, 32)
     return build_resnet(architecture.name, classes=classes or 10, image_size=size), Preprocessing(size)

@@ -238,8 +238,7 @@ def _write(folder: RunFolder, plan: PointsPlan, setup: StudySetup, trials: Mappi
     pairs = [(point.label, point.against or first.label) for point in others]
     write_comparisons(folder, DIFFERENCES, DIFFERENCE, pairs, correct)
     if kind.steps:
-        labels = [point.label for point in kind.points]
-        write_comparisons(folder, STEPS, STEP, list(zip(labels[1:], labels[:-1])), correct)
+        write_comparisons(folder, STEPS, STEP, kind.changes, correct)
     best = max(correct, key=lambda label: float(correct[label].mean()))
     write_comparisons(folder, AGAINST_BEST, BEST, [(label, best) for label in correct if label != best], correct)
     write_point_fields(folder, kind, setup)

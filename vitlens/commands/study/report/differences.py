@@ -18,12 +18,12 @@ from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 
 _COMPARED: Final = (
     (DIFFERENCES, DIFFERENCE, "of points", "Paired differences of accuracy"),
-    (STEPS, STEP, "of a point with the one before it", "Each point and the one before"),
+    (STEPS, STEP, "of a point with the one that it changes", "Each point and the one that it changes"),
 )
 
 
 def difference_section(record: Record) -> Section:
-    """The comparisons of points, and of each with the one before it where a kind goes step by step."""
+    """The comparisons of points, and of each with the one that it changes where a kind goes step by step."""
     return Section("Differences", tuple(_differences(record)), tuple(_comparisons(record)))
 
 

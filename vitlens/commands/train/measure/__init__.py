@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
+from vitlens.commands.scaffold.budgets import augmentation_words
+from vitlens.commands.scaffold.conclusion import Conclusion
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.expected import print_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
@@ -20,6 +22,7 @@ from vitlens.commands.scaffold.tracking.trackers import require_trackers
 from vitlens.commands.scaffold.tracking.watcher import TrackerWatcher
 from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.commands.train.gaps import gain, generalisation_gap, is_mixed
+from vitlens.commands.train.measure.check import check
 from vitlens.commands.train.measure.compared import compare_ways
 from vitlens.commands.train.measure.distillation import (
     DistillationSetup,
@@ -33,11 +36,13 @@ from vitlens.commands.train.options import TrainOptions, require_together
 from vitlens.commands.train.plan import TrainPlan, plan_of, resumed
 from vitlens.commands.train.record import (
     ACCURACY,
+    AUGMENTATION,
     BEST_ACCURACY,
     CLASSES,
     COMPUTED,
     CONFUSION,
     FINE_TUNED,
+    FIRST_BATCH,
     GAIN,
     GAP,
     HISTORY,
@@ -46,14 +51,17 @@ from vitlens.commands.train.record import (
     RECIPE,
     SECONDS,
     TABLES,
+    AugmentationRow,
     ComputedRow,
     ConfusionArrays,
+    FirstBatchArrays,
     ImagesRow,
     SettingRow,
     TrainedClassRow,
 )
 from vitlens.data.split import Split
 from vitlens.training.checkpoint import require_interval
+from vitlens.training.first_batch import first_batch
 from vitlens.training.head import fit_head
 from vitlens.training.loop import fit
 from vitlens.training.metrics import EpochMetrics, TrainingResult
@@ -62,7 +70,12 @@ from vitlens.uncertainty import Estimate
 __all__ = ["measure"]
 
 
-def measure(options: TrainOptions) -> Path | None:
+def measure(options: TrainOptions) -> Path | Conclusion | None:
+    """Train (`train`), or with --check only look whether that can succeed (`check`)."""
+    return check(options) if options.check else train(options)
+
+
+def train(options: TrainOptions) -> Path | None:
     """Train, and write the run's folder: weights, checkpoint, metrics.jsonl, report.
 
     Returns the report's path, or None in all processes but the first of several. Raises InputError, NonFiniteError and
@@ -75,7 +88,7 @@ def measure(options: TrainOptions) -> Path | None:
     costs = {"--keep-every": plan.keep_every, "--recompute": plan.recompute, "--compile on": plan.compiling == "on"}
     require_together(plan.tuning, plan.teaching, costs)
     if plan.tuning.compare:
-        return compare_ways(measure, plan, options, run)
+        return compare_ways(train, plan, options, run)
     processes, run = join_run(run)
     with processes.main_process_first():
         start = prepare(plan, run, code_files=options.model_file, processes=processes.count)
@@ -94,12 +107,25 @@ def measure(options: TrainOptions) -> Path | None:
         keep_training_images(folder.path, start.train, data=plan.data, start=None if start.fresh else start.model)
         for table in TABLES:
             folder.write(table, [])
+        _write_first_batch(folder, plan, start, run, processes=processes.count)
         result = _fit(plan, start, folder.path, options, run, distillation)
         answers = evaluate(start.model, start.test, batch_size=run.batch_size)
         _write(folder, plan, start, run, result, answers)
         if distillation is not None:
             write_distillation(folder, distillation, answers, plan.data, run)
         return publish(folder)
+
+
+def _write_first_batch(folder: RunFolder, plan: TrainPlan, start: Start, run: RunOptions, *, processes: int) -> None:
+    """Write the first training batch beside its originals, where the recipe augments images in every step."""
+    words = augmentation_words(start.recipe.numbers())
+    if plan.tuning.freeze or words == "none":
+        return
+    batch = first_batch(start.model, start.train, start.recipe, seed=run.seed, processes=processes)
+    trained, targets = (255 * batch.trained).round().byte().numpy(), batch.targets.numpy()
+    folder.save(FIRST_BATCH, FirstBatchArrays(batch.given.numpy(), trained, batch.labels.numpy(), targets))
+    mixed = int(((targets > 0).sum(axis=1) > 1).sum())
+    folder.write(AUGMENTATION, [AugmentationRow(words, len(targets), mixed)])
 
 
 def _folder(

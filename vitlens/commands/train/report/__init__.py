@@ -10,6 +10,7 @@ from vitlens.commands.train.conclusions import findings, gain_of, gap_of, verdic
 from vitlens.commands.train.plan import TrainPlan
 from vitlens.commands.train.record import (
     ACCURACY,
+    CHECKS,
     CLASSES,
     COMPUTED,
     CONFUSION,
@@ -25,8 +26,10 @@ from vitlens.commands.train.record import (
     FineTunedRow,
     ImagesRow,
 )
+from vitlens.commands.train.report.check import check_report
 from vitlens.commands.train.report.comparison import comparison
 from vitlens.commands.train.report.distillation import distillation_section
+from vitlens.commands.train.report.first_batch import augmentation
 from vitlens.commands.train.report.limits import limits
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, sentences
@@ -47,7 +50,9 @@ _TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wa
 
 
 def report(record: Record) -> Document:
-    """The result, the accuracy by class, and the recipe; or the comparison of two ways of training."""
+    """The result, the accuracy by class, and the recipe; or the comparison of two ways of training; or the checks."""
+    if record.rows(CHECKS):
+        return check_report(record)
     if record.rows(TEST_ACCURACIES):
         return comparison(record)
     result = (
@@ -69,6 +74,7 @@ def report(record: Record) -> Document:
         Section(
             "By class", tuple(_class_sentences(record)), (_class_table(record),), tuple(_by_class(record)), "", True
         ),
+        *augmentation(record),
         Section("Recipe", sentences(f"Computed with {computed}." if computed else None, says="setting"), (settings,)),
     ]
     return Document(
