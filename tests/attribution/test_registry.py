@@ -73,9 +73,9 @@ def test_the_groups_that_follow_from_the_registry():
     assert RANDOM == ("smoothgrad", "rise", "kernel-shap")
     assert PACKAGED == CAMS
     assert SLOW == ("scorecam", "ablationcam", "smoothgrad", "integrated-gradients", "rise", "kernel-shap")
-    assert default_methods() == ("relevance", "rollout", "gradcam", "integrated-gradients", "occlusion")
+    assert default_methods() == ("relevance", "rollout", "best", "gradcam", "integrated-gradients", "occlusion")
     assert {name for name, method in ATTRIBUTIONS.items() if method.studied} == {
-        "relevance", "rollout", "gradcam", "occlusion",
+        "relevance", "rollout", "best", "gradcam", "occlusion",
     }  # fmt: skip
     assert {name for name, method in ATTRIBUTIONS.items() if not method.needs_class} == {
         "rollout", "attention", "eigencam",
@@ -111,7 +111,7 @@ def test_a_function_takes_the_options_of_its_entry(method):
 
 
 def test_a_comparison_takes_the_first_by_preference_that_a_model_has():
-    assert preferred_method(ours()) == "relevance"
+    assert preferred_method(ours()) == "best"
     assert preferred_method(FAMILIES["swin"]()) == "relevance"
     assert preferred_method(cnn()) == "gradcam"
     assert preferred_method(linear()) == "occlusion"

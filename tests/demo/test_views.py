@@ -15,6 +15,7 @@ import vitlens
 from tests.demo.forms import picture_of
 from tests.nasty import problems
 from tests.pages import page_problems
+from tests.saving import saved_figures
 from tests.whole_folder import whole_folder
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.options import RunOptions
@@ -45,7 +46,7 @@ def test_look_gives_the_probabilities_and_the_map_of_the_public_functions(pictur
     shares = VIT(images).softmax(-1)[0]
     assert [each.name for each in looked.shares] == [VIT.classes[index] for index in shares.topk(5).indices]
     assert [each.probability for each in looked.shares] == pytest.approx(shares.topk(5).values.tolist())
-    wanted = vitlens.explain(VIT, images, method="relevance")[0].numpy()
+    wanted = vitlens.explain(VIT, images, method="best")[0].numpy()
     assert np.array_equal(looked.values, wanted)
     assert "<!doctype html>" in looked.explorer
     assert looked.reason == ""
@@ -239,7 +240,8 @@ def test_a_report_is_that_of_the_command_and_names_no_folder_of_this_machine(pic
 def test_what_intervene_and_3d_show_is_a_whole_report_folder(word, picture, tmp_path):
     named = replace(picture, name="[a](b) <i>m`$.png")
     off = intervene.Off(((0, 2), (3, 1)), (9, 10))
-    files = export.exported(named, export.Wanted(word, (VIT,), off=off, share=0.25), tmp_path, name=word)
+    with saved_figures():
+        files = export.exported(named, export.Wanted(word, (VIT,), off=off, share=0.25), tmp_path, name=word)
     shutil.unpack_archive(files.archive, tmp_path)
     out = tmp_path / word
     whole_folder(out, "demo")

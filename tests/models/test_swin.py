@@ -333,7 +333,9 @@ def test_what_cannot_be_built(change: dict[str, object], words: str) -> None:
 
 
 def test_unknown_fields_and_other_weights_are_refused(tmp_path) -> None:
-    with pytest.raises(InputError, match="fields of a Swin, found 'pooling'"):
+    with pytest.raises(InputError, match="fields of a Swin, found 'residual'"):
+        untrained("swin-micro", classes=("a", "b"), overrides={"residual": False})
+    with pytest.raises(InputError, match="no --pooling for swin-micro"):
         untrained("swin-micro", classes=("a", "b"), overrides={"pooling": "cls"})
     for name in ("depth", "heads"):
         with pytest.raises(InputError, match=f"no --{name} for swin-micro, whose stages have their own"):

@@ -98,7 +98,7 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
     """The prediction of each image, the map of the predicted class and of the runner-up, and the effect of every head.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; the method of the maps is the
-    first by preference that the model supports (relevance, GradCAM, attention; LeGrad of a language-image model). Heads
+    first by preference that the model supports (best, relevance, GradCAM; LeGrad of a language-image model). Heads
     are ablated one by one, exactly; their outputs are replaced as by `ablate`: by zero for one image, which overstates
     their effects, by another image's from two on, by the mean from eight on. batch_size: images at a time (None: chosen
     to fit). Raises UnsupportedError for a model without a classifier.
@@ -106,7 +106,7 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
     >>> import vitlens
     >>> seen = vitlens.look(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2))
     >>> len(seen.names[0]), seen.method, seen.maps.shape
-    (5, 'relevance', torch.Size([2, 2, 8, 8]))
+    (5, 'best', torch.Size([2, 2, 8, 8]))
     >>> len(seen.heads(0))  # the heads that matter most for the first image, each with layer, head, delta_loss ...
     3
     """

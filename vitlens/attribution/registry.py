@@ -88,6 +88,10 @@ _ENTRIES: Final = (
         families=("vit",),
         forwards=8,
         backwards=2,
+        default=True,
+        studied=True,
+        preference=0,
+        preference_with_texts=2,
         candidate=1,
     ),
     _cam(

@@ -97,7 +97,7 @@ def test_the_folder_is_whole(record):
             assert metric(model=alias) in record.metrics
     for metric in (DIFFERENCE, MCNEMAR_P, *AGREEMENTS.values()):
         assert metric(**PAIR) in record.metrics
-    assert [row.method for row in record.rows(METHODS)] == ["relevance", "gradcam"]
+    assert [row.method for row in record.rows(METHODS)] == ["best", "gradcam"]
     shares = [estimate for _, estimate in record.all(CELL_SHARE)]
     assert len(shares) == len(CELLS)
     assert sum(share.value for share in shares) == pytest.approx(1)

@@ -46,7 +46,7 @@ def test_its_rows_and_arrays_are_what_the_function_gives(looked, tiny_vit, pictu
     np.testing.assert_allclose(arrays.prediction, seen.maps[:, 0])
     np.testing.assert_allclose(arrays.runner_up, seen.maps[:, 1])
     (row,) = record.rows(LOOK)
-    assert (row.method, row.replace, row.images, row.heads) == ("relevance", "resample", 3, 4)
+    assert (row.method, row.replace, row.images, row.heads) == ("best", "resample", 3, 4)
 
 
 def test_its_page_has_the_explorer_with_both_maps_and_the_heads(looked):
@@ -159,5 +159,5 @@ def test_deit_tiny_sees_the_photograph(real_data, tmp_path):
     assert run([*line, "--out", str(tmp_path / "out")]) == 0
     record = read_folder(tmp_path / "out")
     (row,) = record.rows(LOOK)
-    assert (row.method, row.replace, row.heads, row.digits) == ("relevance", "zero", 36, False)
+    assert (row.method, row.replace, row.heads, row.digits) == ("best", "zero", 36, False)
     assert (tmp_path / "out" / "report.html").stat().st_size < 3 << 20
