@@ -27,8 +27,11 @@ from vitlens.training.recipe import override, recipe_for
 BATCH = 128
 
 
-def plain(folder: Path, name: str, count: int, precision: str) -> float:
+def plain(
+    folder: Path, name: str, count: int, precision: str, *, device: torch.device | str = "cpu", workers: int = 2
+) -> float:
     """Images a second of the plain loop, without its first batch, in which the workers start."""
+    where = torch.device(device)
     steps = transforms.Compose(
         [
             transforms.RandomCrop(32, padding=4),
@@ -39,20 +42,23 @@ def plain(folder: Path, name: str, count: int, precision: str) -> float:
     )
     whole = datasets.ImageFolder(str(folder / "train"), transform=steps)
     chosen = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))[: count + BATCH].tolist()
-    loader = DataLoader(Subset(whole, chosen), batch_size=BATCH, shuffle=True, num_workers=2, drop_last=True)
-    model = untrained(name, classes=tuple(whole.classes)).module.train()
+    loader = DataLoader(Subset(whole, chosen), batch_size=BATCH, shuffle=True, num_workers=workers, drop_last=True)
+    model = untrained(name, classes=tuple(whole.classes)).module.train().to(where)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     images, start = 0, 0.0
     for number, (batch, labels) in enumerate(loader):
         if number == 1:
             start = time.perf_counter()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        batch, labels = batch.to(where), labels.to(where)
+        with torch.autocast(where.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
             logits = model(batch)
         nn.functional.cross_entropy(logits.float(), labels).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
         images += len(batch) if number else 0
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
     return images / (time.perf_counter() - start)
 
 

@@ -30,7 +30,8 @@ Candidates = tuple[Tensor, Tensor]  # similarities and indices, (queries, candid
 class Neighbours:
     """The k nearest of each query, most similar first.
 
-    indices: (queries, k) into the bank; similarity: (queries, k) cosines, float64; that of a zero vector is 0.
+    indices: (queries, k) into the bank; similarity: (queries, k) cosines, float64; that of a zero vector is 0. Both
+    are on the device of the features.
     """
 
     indices: Int[Tensor, "queries k"]
@@ -60,9 +61,9 @@ def nearest(queries: Queries, bank: Bank, *, k: int, leave_out: Int[Tensor, " le
 def _candidates(queries: Queries, bank: Bank, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The count most similar in fp32, (queries, count) each, and an upper bound of all others (-inf: no others)."""
     units = _units(queries.float())
-    best = torch.full((len(queries), 0), -torch.inf)
-    places = torch.zeros(len(queries), 0, dtype=torch.long)
-    floor = torch.full((len(queries),), -torch.inf, dtype=torch.float64)
+    best = units.new_full((len(queries), 0), -torch.inf)
+    places = units.new_zeros((len(queries), 0), dtype=torch.long)
+    floor = units.new_full((len(queries),), -torch.inf, dtype=torch.float64)
     for start in range(0, len(bank), _BANK):
         part = _units(bank[start : start + _BANK].float()).T
         greatest = [_greatest(units[rows] @ part, count) for rows in _chunks(len(queries), part.shape[1])]
@@ -84,8 +85,8 @@ def _greatest(values: Tensor, count: int) -> Candidates:
         return values.topk(count)
     maxima = values[:, : groups * _GROUP].view(rows, groups, _GROUP).amax(2)
     chosen = maxima.topk(count, sorted=False).indices  # (rows, count)
-    inside = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP)).flatten(1)
-    rest = torch.arange(groups * _GROUP, columns).expand(rows, -1)
+    inside = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=values.device)).flatten(1)
+    rest = torch.arange(groups * _GROUP, columns, device=values.device).expand(rows, -1)
     places = torch.cat((inside, rest), 1)
     greatest, order = values.gather(1, places).topk(count)
     return greatest, places.gather(1, order)
@@ -106,7 +107,7 @@ def _exactly(queries: Queries, bank: Bank, k: int) -> Candidates:
     """The k most similar of the whole bank, in float64."""
     units = _units(queries.double())
     similarity = torch.cat([units @ _units(part.double()).T for part in bank.split(_BANK)], 1)
-    return _ordered(similarity, torch.arange(len(bank)).expand(len(queries), -1), k)
+    return _ordered(similarity, torch.arange(len(bank), device=bank.device).expand(len(queries), -1), k)
 
 
 def _ordered(similarity: Tensor, indices: Tensor, k: int) -> Candidates:
@@ -118,7 +119,7 @@ def _ordered(similarity: Tensor, indices: Tensor, k: int) -> Candidates:
 
 def _without(similarity: Tensor, indices: Tensor, leave_out: Tensor) -> Candidates:
     """Each row without the query itself, or without its last entry where copies of the query displaced it."""
-    own = indices == leave_out[:, None]
+    own = indices == leave_out.to(indices.device)[:, None]
     own[:, -1] |= ~own.any(1)
     columns = (~own).nonzero()[:, 1].view(len(indices), -1)
     return similarity.gather(1, columns), indices.gather(1, columns)

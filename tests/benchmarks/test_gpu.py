@@ -1,0 +1,212 @@
+"""The script for a GPU, on a CPU: every part runs small, goes on where it stopped, and never passes for a GPU."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from benchmarks.gpu import registry
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.ablation import compiled
+from benchmarks.gpu.machine import Machine, computing, peak_of
+from benchmarks.gpu.profile import Busy, kind_of, summary
+from benchmarks.gpu.registry import PARTS, Part
+from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.session import OutOfTimeError, Session
+from benchmarks.gpu.subjects import small
+from benchmarks.gpu.table import TINY
+
+CPU = torch.device("cpu")
+LONG = ("ablation", "observation", "attacks", "profile", "train")  # over 5 s on a busy core
+
+
+@pytest.fixture
+def session(tmp_path):
+    return Session(CPU, Machine("a processor", "versions", None), Rows(tmp_path / "gpu.jsonl"), part="any")
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler and profiler, and of foolbox
+@pytest.mark.parametrize("name", [pytest.param(part, marks=pytest.mark.slow if part in LONG else ()) for part in PARTS])
+def test_a_part_runs_small_on_a_cpu_and_measures_nothing_twice(name, tmp_path, capsys):
+    out = tmp_path / "gpu.jsonl"
+    line = ["--part", name, "--device", "cpu", "--out", str(out)]
+    assert main(line) == 0, capsys.readouterr().err
+    rows = Rows(out).rows
+    checks, cases = ([row for row in rows if row.kind == kind] for kind in ("check", "case"))
+    assert {row.values["result"] for row in checks} <= {"passed"}
+    assert cases
+    assert all(row.tiny and row.part == name for row in rows)
+    assert all(value is None or value == value for row in rows for value in row.values.values()), "NaN"
+    page = (tmp_path / "gpu.md").read_text()
+    assert TINY in page
+    assert all(f"| {row.case} |" in page for row in cases)
+    before = out.read_bytes()
+    assert main(line) == 0
+    assert out.read_bytes() == before
+
+
+def with_part(monkeypatch, run):
+    monkeypatch.setattr(Part, "run", property(lambda _: run))
+    monkeypatch.setitem(registry.PARTS, "any", Part("any", "Any", "nowhere"))
+
+
+def test_an_unknown_part_is_refused():
+    with pytest.raises(SystemExit) as ended:
+        main(["--part", "ablations"])
+    assert ended.value.code == 2
+
+
+def test_training_without_data_says_what_to_add(tmp_path, monkeypatch, capsys):
+    from benchmarks.gpu import train
+
+    with_part(monkeypatch, lambda session: train._data(Session(CPU, session.machine, session.rows)))
+    assert main(["--part", "any", "--out", str(tmp_path / "gpu.jsonl")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("add --data TRAIN.zip,TEST.zip")
+
+
+def test_a_part_stops_when_its_time_is_up_and_the_next_run_goes_on(tmp_path, monkeypatch, capsys):
+    runs = []
+
+    def run(session):
+        for name in ("quick", "slow"):
+            session.case(name, lambda _, name=name: measured(name), batch=1)
+
+    def measured(name):
+        runs.append(name)
+        if name == "slow" and runs.count("slow") == 1:
+            time.sleep(30)
+        return {"seconds": 1.0}
+
+    with_part(monkeypatch, run)
+    out = tmp_path / "gpu.jsonl"
+    line = ["--part", "any", "--seconds", "0.3", "--out", str(out)]
+    began = time.monotonic()
+    assert main(line) == 1
+    assert time.monotonic() - began < 10
+    assert "missing: any, the rest: the 0 s of a part were up" in capsys.readouterr().err
+    assert [row.case for row in Rows(out).rows] == ["quick"]
+    assert main(line) == 0
+    assert runs == ["quick", "slow", "slow"]
+    assert [row.case for row in Rows(out).rows] == ["quick", "slow"]
+
+
+def test_a_case_that_the_time_left_is_too_short_for_is_not_begun(session):
+    session.seconds = 5
+    with pytest.raises(OutOfTimeError, match="long"):
+        session.case("long", lambda _: pytest.fail("begun"), batch=1, needs=60)
+
+
+def test_too_little_memory_halves_the_batch_and_says_what_fits(session, capsys):
+    tried = []
+
+    def measure(batch):
+        tried.append(batch)
+        if batch > 20:
+            raise torch.OutOfMemoryError
+        return {"images/s": 3.0}
+
+    session.case("bf16", measure, batch=128)
+    assert tried == [128, 64, 32, 16]
+    (row,) = session.rows.rows
+    assert (row.values["images at a time"], row.values["out of memory at"]) == (16, 32)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["any, bf16: out of memory with 32 images at a time; --batch-size 16 fits"]
+    session.case("huge", lambda _: (_ for _ in ()).throw(torch.OutOfMemoryError()), batch=4)
+    assert session.missing == ["any, huge: out of memory with a single image"]
+
+
+@pytest.mark.parametrize(("off", "passed"), [(0.9e-4, True), (1.1e-4, False)])
+def test_a_check_holds_to_its_tolerance_relative_to_the_largest_value(session, off, passed):
+    values = iter([torch.tensor([5.0, 10.0]), torch.tensor([5.0, 10.0 * (1 + off)])])
+    with session.of_part("any", 60):
+        session.check("anything", lambda _: next(values), tolerance=1e-4)
+    assert bool(session.missing) is not passed
+    with session.of_part("any", 60):  # from the file: the same
+        session.check("anything", lambda _: pytest.fail("computed again"), tolerance=1e-4)
+    assert len(session.missing) == 2 * (not passed)
+
+
+def test_a_line_that_was_cut_off_is_measured_again(tmp_path):
+    path, row = tmp_path / "gpu.jsonl", Row("part", "case", "case", "a card", "versions", False, {"seconds": 1.0})
+    Rows(path).add(row)
+    path.write_text(path.read_text() + json.dumps({"part": "part"})[:-3])
+    rows = Rows(path)
+    assert rows.rows == [row]
+    rows.add(row)
+    assert Rows(path).rows == [row, row]
+
+
+def test_rows_of_another_machine_or_size_do_not_count(tmp_path):
+    rows = Rows(tmp_path / "gpu.jsonl")
+    rows.add(Row("part", "case", "case", "a card", "versions", True, {}))
+    here = {"device": "a card", "versions": "versions", "tiny": True}
+    assert rows.find("part", "case", **here)
+    for other in ({"device": "another card"}, {"versions": "others"}, {"tiny": False}):
+        assert rows.find("part", "case", **{**here, **other}) is None
+        assert rows.of(**{**here, **other}) == []
+
+
+@pytest.mark.parametrize(
+    ("card", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3, 85 GB", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA GH200 480GB", None),
+        ("Tesla V100-SXM2-16GB", None),
+    ],
+)
+def test_the_peak_of_a_card(card, peak):
+    assert peak_of(card) == peak
+
+
+def test_a_share_of_an_unknown_peak_is_not_known():
+    assert Machine("any", "", None).share(1e12) == "not known"
+    assert Machine("any", "", 989e12).share(98.9e12) == "10.0%"
+
+
+def test_precisions_are_undone():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    for precision, expected in (("fp32", ("highest", False)), ("tf32", ("high", True)), ("bf16", ("highest", False))):
+        with computing(CPU, precision):
+            assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == expected
+            assert torch.is_autocast_enabled("cpu") == (precision == "bf16")
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(...)", "attention"),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN", "matrix products"),
+        ("ampere_sgemm_128x64_tn", "matrix products"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matrix products"),
+        ("Memcpy DtoH (Device -> Pageable)", "copies"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "elementwise and sums"),
+    ],
+)
+def test_kernels_by_kind(kernel, kind):
+    assert kind_of(kernel) == kind
+
+
+def test_shares_add_up_with_the_time_in_which_the_card_waits():
+    found = summary(Busy(1.0, {"sgemm": 0.3, "gemm_2": 0.1, "gelu": 0.2}), torch.device("cuda"))
+    assert found["shares"] == "idle 40%, matrix products 40%, elementwise and sums 20%"
+    assert str(found["largest kernels"]).startswith("sgemm 30%; gelu 20%")
+
+
+@pytest.mark.slow  # torch's compiler takes seconds to import
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_parts_give_the_same_and_are_undone():
+    model, images = small(CPU)
+    before = model(images)
+    parts = [dict(vars(module)) for module in model.modules()]
+    with compiled(model, tiny=True):
+        assert any("forward" in vars(module) for module in model.modules())
+        torch.testing.assert_close(model(images), before)
+    assert [dict(vars(module)) for module in model.modules()] == parts

@@ -1,0 +1,47 @@
+"""Whether two runs of one command measured the same: all metrics but those of time and memory, and all tables' sizes.
+
+Tolerance, for fp32 on two devices: TOLERANCE of a value above 1, else absolute; of a share of n images, one image.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+TOLERANCE = 1e-3
+MACHINE = ("s", "ms", "images/s", "bytes")  # units of what depends on the machine
+TIMED = ("latency", "throughput", "seconds")  # words in the names of what is fitted to such numbers
+
+
+def results(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return read
+
+
+def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """A line for each metric or table that differs."""
+    lines = [f"{name}: only in one run" for name in sorted(expected["metrics"].keys() ^ found["metrics"].keys())]
+    for name in sorted(expected["metrics"].keys() & found["metrics"].keys()):
+        one, other = expected["metrics"][name], found["metrics"][name]
+        if one["unit"] in MACHINE or any(word in name for word in TIMED):
+            continue
+        if not same(one, other):
+            lines.append(f"{name}: {one['value']} and {other['value']} {one['unit']} (n {one.get('n')})")
+    for name, rows in expected["tables"].items():
+        if len(rows) != len(found["tables"][name]):
+            lines.append(f"table {name}: {len(rows)} and {len(found['tables'][name])} rows")
+    return lines
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    first, second = one["value"], other["value"]
+    if first == second or (math.isnan(first) and math.isnan(second)):
+        return True
+    if abs(first - second) <= TOLERANCE * max(1.0, abs(first)):
+        return True
+    whole = {"fraction": 1, "points": 100}.get(one["unit"])
+    n = one.get("n")
+    if whole is None or not n or other.get("n") != n:
+        return False
+    counts = [value * n / whole for value in (first, second)]
+    return all(abs(count - round(count)) < 1e-6 for count in counts) and abs(counts[0] - counts[1]) <= 1 + 1e-6

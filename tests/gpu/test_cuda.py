@@ -1,0 +1,70 @@
+"""Every command on a CUDA device: the numbers of the CPU in fp32 within a stated tolerance (same_numbers.py).
+
+    pytest -m gpu
+
+In fp32 products on a card are computed in all 24 bits, convolutions too: cuDNN's TF32 is off here.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.contracts.test_report_folders import LINES
+from tests.gpu.same_numbers import differences, results
+from vitlens.cli.main import run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none"),
+]
+
+
+@pytest.fixture(autouse=True)
+def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_command_measures_on_cuda_what_it_measures_on_the_cpu(name, tiny_vit, tiny_cnn, pictures, tmp_path, capsys):
+    words = LINES[name].format(vit=tiny_vit, cnn=tiny_cnn, pictures=pictures).split()
+    for device in ("cpu", "cuda"):
+        line = [*words, "--device", device, "--precision", "fp32", "--quiet", "--out", str(tmp_path / device)]
+        assert run(line) == 0, capsys.readouterr().err
+    assert results(tmp_path / "cuda")["status"] == "done"
+    assert differences(results(tmp_path / "cpu"), results(tmp_path / "cuda")) == []
+
+
+def test_bf16_is_the_default_on_cuda_and_keeps_the_answers(tmp_path):
+    for precision in ("fp32", "auto"):
+        line = ["evaluate", "vit-digits", "--device", "cuda", "--precision", precision, "--quiet"]
+        assert run([*line, "--out", str(tmp_path / precision)]) == 0
+    fp32, auto = (results(tmp_path / precision)["metrics"]["accuracy/vit-digits"] for precision in ("fp32", "auto"))
+    assert abs(fp32["value"] - auto["value"]) <= 3 / fp32["n"]
+
+
+def test_too_little_memory_is_one_line_with_a_batch_size(tiny_vit, tmp_path, capsys):
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-6)
+    try:
+        line = ["evaluate", str(tiny_vit), "--data", "digits", "--device", "cuda", "--batch-size", "400", "--quiet"]
+        assert run([*line, "--out", str(tmp_path / "out")]) == 1
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "--batch-size" in said
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("word", ["evaluate", "stats", "ablate", "attack"])
+def test_two_gpus_measure_what_one_does(word, tiny_vit, tmp_path):
+    line = [*LINES[word].format(vit=tiny_vit, cnn=tiny_vit, pictures="").split(), "--device", "cuda"]
+    line = [*line, "--precision", "fp32", "--quiet", "--out"]
+    assert run([*line, str(tmp_path / "one")]) == 0
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "-m", "vitlens"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([*launch, *line, str(tmp_path / "two")], check=True, env=environment)
+    assert differences(results(tmp_path / "one"), results(tmp_path / "two")) == []
