@@ -195,9 +195,9 @@ def test_kernels_by_kind(kernel, kind):
 
 
 def test_shares_add_up_with_the_time_in_which_the_card_waits():
-    found = summary(Busy(1.0, {"sgemm": 0.3, "gemm_2": 0.1, "gelu": 0.2}), torch.device("cuda"))
-    assert found["shares"] == "idle 40%, matrix products 40%, elementwise and sums 20%"
-    assert str(found["largest kernels"]).startswith("sgemm 30%; gelu 20%")
+    found = summary(Busy(2.0, {"sgemm": 0.5, "gemm_2": 0.2, "gelu": 0.5}), torch.device("cuda"))
+    assert found["shares"] == "idle 40%, matrix products 35%, elementwise and sums 25%"
+    assert str(found["largest kernels"]).startswith("sgemm 25%; gelu 25%; gemm_2 10%")
 
 
 @pytest.mark.slow  # torch's compiler takes seconds to import

@@ -40,14 +40,12 @@ def test_a_metric_or_a_row_too_many_is_named():
     assert differences(more, {"metrics": {}, "tables": {"rows": []}}) == ["table rows: 1 and 0 rows"]
 
 
-def test_runs_of_one_model_are_the_same_and_of_another_are_not(tiny_vit, tmp_path):
+def test_runs_of_one_model_are_the_same_and_of_another_are_not(tmp_path):
+    """Trained models: all untrained ones answer alike within the tolerance."""
     folders = [tmp_path / name for name in ("one", "two", "other")]
-    for folder, model in zip(folders, (tiny_vit, tiny_vit, f"{tiny_vit}@random")):
-        line = ["predict", f"net={model}", "--data", "digits", "--limit", "6", "--device", "cpu", "--quiet"]
+    for folder, model in zip(folders, ("vit-digits", "vit-digits", "vit-digits@random")):
+        line = ["evaluate", f"net={model}", "--data", "digits", "--limit", "20", "--device", "cpu", "--quiet"]
         assert run([*line, "--out", str(folder)]) == 0
-    line = ["evaluate", "--data", "digits", "--limit", "20", "--device", "cpu", "--quiet"]
-    for folder, model in zip(folders, (tiny_vit, tiny_vit, f"{tiny_vit}@random")):
-        assert run([*line, f"net={model}", "--out", str(folder), "--overwrite"]) == 0
     first, second, other = map(results, folders)
     assert differences(first, second) == []
-    assert differences(first, other)
+    assert {"accuracy/net", "cross_entropy/net"} <= {line.partition(":")[0] for line in differences(first, other)}
