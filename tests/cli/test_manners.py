@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from vitlens.cli.main import run
 from vitlens.cli.terminal import replace_unencodable
@@ -168,6 +169,32 @@ def test_an_image_size_that_no_memory_holds_is_refused(command, size, capsys, tm
 def test_memory_that_runs_out_says_what_to_change(error, stand_in, capsys):
     stand_in("rollout", error=error)
     assert "--batch-size" in fails(["rollout", "vit-digits"], capsys, 1)
+
+
+def out_of_memory(asked: str, free: str) -> torch.OutOfMemoryError:
+    """As torch 2.15 says it."""
+    return torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 79.10 GiB of which {free} is "
+        "free. Including non-PyTorch memory, this process has 77.60 GiB memory in use."
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "given", "tried"),
+    [
+        (out_of_memory("2.00 GiB", "1.50 GiB"), ["--batch-size", "400"], 128),  # half of it, a power of two
+        (out_of_memory("512.00 MiB", "1.00 MiB"), ["--batch-size=256"], 128),
+        (out_of_memory("320.00 GiB", "79.00 GiB"), ["--batch-size", "256"], 32),  # four times what there is
+        (out_of_memory("900.00 GiB", "79.00 GiB"), ["--batch-size", "4"], 1),
+        (torch.OutOfMemoryError("of no form"), ["--batch-size", "2"], 1),
+        (out_of_memory("2.00 GiB", "1.50 GiB"), ["--batch-size", "1"], None),
+        (out_of_memory("2.00 GiB", "1.50 GiB"), [], None),
+    ],
+)
+def test_too_little_memory_on_a_device_says_which_batch_size_to_try(error, given, tried, stand_in, capsys):
+    stand_in("evaluate", error=error)
+    said = fails(["evaluate", "vit-digits", *given], capsys, 1)
+    assert said.rstrip().endswith("try a smaller --batch-size" if tried is None else f"try --batch-size {tried}")
 
 
 @pytest.mark.parametrize(

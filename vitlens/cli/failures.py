@@ -14,6 +14,12 @@ UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 _MORE_MEMORY: Final = "expected more memory than there is; try a smaller --image-size, --batch-size or --limit"
 _WRONG_PATHS: Final = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a path
+# the message of torch.OutOfMemoryError (2.5 to 2.15)
+_MEMORY: Final = re.compile(
+    r"Tried to allocate ([\d.]+) ([KMG])iB.*?total capacity of ([\d.]+) ([KMG])iB of which ([\d.]+) ([KMG])iB is free",
+    re.DOTALL,
+)
+_BYTES: Final = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30}
 _INVALID = re.compile(r"Invalid value for (?P<name>.+?): (?P<reason>.+)", re.DOTALL)
 # the expected value in messages of Typer's validators: pydantic's since 0.25, click's before
 _EXPECTED: Final = (
@@ -36,7 +42,7 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple
     if lacks_memory(error):
         return _MORE_MEMORY, 1
     if type(error).__name__ == "OutOfMemoryError":
-        return "the device ran out of memory; try a smaller --batch-size", 1
+        return _out_of_device_memory(str(error), _value_of("--batch-size", arguments)), 1
     if isinstance(error, RecursionError):
         return "expected input nested less deeply than what was given; --debug shows where it was read", 2
     if isinstance(error, UnicodeError):
@@ -44,6 +50,24 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple
     if isinstance(error, ValueError) and "null byte" in str(error):
         return "expected a path without a null character, found one; check the paths of the command line", 2
     return f"unexpected {type(error).__name__}: {error}; --debug shows where", 1
+
+
+def _out_of_device_memory(message: str, given: str | None) -> str:
+    """The line for too little memory on a CUDA device, with a batch size to try where the command line gives one.
+
+    It is the largest power of two that is at most half of the given one and, as far as torch's message says what was
+    asked for beyond what is there, fits: what the failed pass still needed after that is not known.
+    """
+    size = int(given) if given and given.isdecimal() else 1
+    if size < 2:
+        return "the device ran out of memory; try a smaller --batch-size"
+    fitting = size / 2
+    found = _MEMORY.search(message)
+    if found:
+        asked, total, free = (float(found[at]) * _BYTES[found[at + 1]] for at in (1, 3, 5))
+        fitting = min(fitting, size * total / (total - free + asked))
+    smaller = 1 << (max(1, int(fitting)).bit_length() - 1)
+    return f"the device ran out of memory with --batch-size {size}; try --batch-size {smaller}"
 
 
 def _system_error(error: OSError) -> tuple[str, int]:

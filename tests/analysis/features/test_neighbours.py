@@ -37,6 +37,19 @@ def test_they_are_those_of_float64(bank, k):
     torch.testing.assert_close(found.similarity, similarity, atol=1e-11, rtol=0)
 
 
+@pytest.mark.parametrize(("bank", "k"), [(400, 20), (5000, 3), (5, 3)])
+def test_everything_is_computed_on_the_device_of_the_features(bank, k):
+    """As on a GPU, the default device is not theirs: what is made on it by mistake does not mix with them."""
+    queries, others, own = vectors(30, seed=1), vectors(bank), torch.arange(30) % bank
+    twins = torch.cat([others[:1].repeat(40, 1), others])  # too many alike for the candidates: measured again
+    expected = [nearest(queries, each, k=k, leave_out=out) for each in (others, twins) for out in (None, own)]
+    with torch.device("meta"):
+        found = [nearest(queries, each, k=k, leave_out=out) for each in (others, twins) for out in (None, own)]
+    for one, other in zip(expected, found):
+        assert torch.equal(one.indices, other.indices)
+        assert torch.equal(one.similarity, other.similarity)
+
+
 def test_neighbours_too_close_for_fp32_are_told_apart():
     """Vectors that differ by less than fp32's rounding of a cosine, and more of them than there are candidates."""
     base = torch.randn(1, 24, generator=torch.Generator().manual_seed(0)) + 10
