@@ -47,7 +47,7 @@ def _pixels(device: torch.device) -> Tensor:
     """The direction of a gradient without its sign function, which would make a rounding error a whole step."""
     model, images = small(device)
     found = attack(model, images, "predicted", method="pgd-l2", epsilon=0.5, steps=3).images
-    return found - images
+    return found.cpu() - images.cpu()
 
 
 def _scenes(model: Model, count: int) -> tuple[Tensor, Tensor]:

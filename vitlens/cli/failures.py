@@ -14,7 +14,7 @@ UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 _MORE_MEMORY: Final = "expected more memory than there is; try a smaller --image-size, --batch-size or --limit"
 _WRONG_PATHS: Final = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a path
-# the message of torch.OutOfMemoryError (2.5 to 2.15)
+# what torch.OutOfMemoryError says of a CUDA device
 _MEMORY: Final = re.compile(
     r"Tried to allocate ([\d.]+) ([KMG])iB.*?total capacity of ([\d.]+) ([KMG])iB of which ([\d.]+) ([KMG])iB is free",
     re.DOTALL,

@@ -77,9 +77,9 @@ def check_targets(targets: Labels | None, logits: Logits) -> Labels:
     classes = logits.shape[-1]
     if len(targets) != len(logits):
         raise InputError(f"expected one target per image ({len(logits)}), found {len(targets)}")
-    wrong = [int(target) for target in targets if not 0 <= target < classes]
-    if wrong:
-        raise InputError(f"expected target classes from 0 to {classes - 1}, found {wrong[0]}")
+    wrong = targets[(targets < 0) | (targets >= classes)]  # on a GPU one wait for the device, not one an image
+    if len(wrong):
+        raise InputError(f"expected target classes from 0 to {classes - 1}, found {int(wrong[0])}")
     return targets.to(logits.device)
 
 
