@@ -5,7 +5,7 @@ import torch
 
 from vitlens.errors import InputError, ModelError
 from vitlens.models.loading import load
-from vitlens.models.pruning import prune_heads
+from vitlens.models.rebuilding.pruning import prune_heads
 from vitlens.models.resizing import untrained_at
 
 

@@ -121,7 +121,7 @@ def test_what_changes_inside_is_recorded(folder):
     record = recorded(folder)
     assert all(row.fooled for row in record.rows(SAMPLE))
     for name in (
-        "vit-digits/spearman/relevance-for-the-true-class", "vit-digits/spearman/rollout",
+        "vit-digits/spearman/best-for-the-true-class", "vit-digits/spearman/rollout",
         "cnn-digits/spearman/gradcam-for-each-prediction",
     ):  # fmt: skip
         assert f"map_agreement/{name}" in record.metrics

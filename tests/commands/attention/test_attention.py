@@ -52,6 +52,7 @@ def test_the_maps_are_the_cls_rows(tiny_vit, pictures, tmp_path):
         assert torch.from_numpy(arrays[f"layer{layer}"]).flatten(2).allclose(weights[:, :, 0, 1:], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_windowed_model_has_a_grid_of_heads_for_each_stage(pictures, tmp_path):
     results = run("torchvision:swin_t", tmp_path / "out", images=(str(pictures / "0.png"),))
     assert len(results["tables"]["layers"]) == 12

@@ -79,7 +79,7 @@ def test_the_chosen_method_alone_is_drawn_and_every_number_is_backed(record):
 def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evidence(tmp_path):
     record = run(tmp_path / "out", run=replace(RUN, out=tmp_path / "out", limit=5))
     (row,) = record.rows(CHOICE)
-    assert (row.method, row.certainty, row.confirmation) == ("relevance", None, None)
+    assert (row.method, row.certainty, row.confirmation) == ("best", None, None)
     assert "at least 20" in row.reason
     assert not record.rows(CHOICE_SCORES)
     (section,) = [each for each in report(record).sections if each.title == "Chosen method"]

@@ -26,7 +26,9 @@ OPTIONS = RunOptions(device="cpu", limit=10, batch_size=5, quiet=True, command="
 def _attacked_a_little(monkeypatch):
     """The attacks of a study, their searches and self-checks are tested where they are made, and so are the checks of
     maps: here few steps and images will do."""
-    few = replace(USUAL, attacks=("fgsm",), searched=3, search_steps=4, checked=4, panels=6)
+    few = replace(
+        USUAL, explained=("relevance", "gradcam"), attacks=("fgsm",), searched=3, search_steps=4, checked=4, panels=6
+    )
     monkeypatch.setattr(chapters, "USUAL", few)
     monkeypatch.setattr(checks, "CHECKED", 2)
 

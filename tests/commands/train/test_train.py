@@ -183,7 +183,8 @@ def test_progress_in_one_line():
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT, which Windows has not")
 def test_ctrl_c_leaves_with_130_one_line_and_an_interrupted_folder(tmp_path):
     folder = tmp_path / "stopped"
-    words = ["train", "vit-micro", "--device", "cpu", "--epochs", "9999", "--limit", "40", "--out", str(folder)]
+    small = ["--dim", "16", "--depth", "1", "--heads", "1"]
+    words = ["train", "vit-micro", *small, "--device", "cpu", "--epochs", "9999", "--limit", "40", "--out", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vitlens", *words]
     with interruptible(command, env=environment) as child:

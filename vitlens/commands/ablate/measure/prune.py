@@ -15,7 +15,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.unseen import copy_training_images
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.models.pruning import prune_heads
+from vitlens.models.rebuilding.pruning import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.processes import Processes
 from vitlens.uncertainty import Estimate
