@@ -1,0 +1,85 @@
+"""The course: every exercise is whole, and what follows from arithmetic is what the page says."""
+
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitlens.analysis.attention.positions import rank_correlation
+from vitlens.analysis.walkthrough.reversal import FLOOR, LENGTH, sequences
+from vitlens.models.loading import load
+from vitlens.models.positions import fixed_positions
+
+PAGE = (Path(__file__).parents[2] / "docs" / "course.md").read_text()
+WEEKS = dict(re.findall(r"^## Week (\d): [^\n]+\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE))
+EXERCISES = {
+    title.split()[0]: text
+    for title, text in re.findall(r"^### (\d\.\d [^\n]+)\n(.*?)(?=^##)", PAGE, flags=re.DOTALL | re.MULTILINE)
+}
+WORDS = re.sub(r"\s+", " ", PAGE)
+
+
+def test_there_are_eight_weeks_and_a_hint_for_each_exercise():
+    assert list(WEEKS) == [str(week) for week in range(1, 9)]
+    for week in WEEKS:
+        assert sum(number.startswith(week) for number in EXERCISES) >= 2
+    hints = PAGE.partition("\n## Hints\n")[2]
+    assert re.findall(r"(?:^-|\.)\s+(\d\.\d):", hints, flags=re.MULTILINE) == list(EXERCISES)
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_an_exercise_is_whole(number):
+    goal, command, rest = re.split(r"^```(?:sh)?\n", EXERCISES[number], flags=re.MULTILINE)
+    assert goal.strip().endswith((".", "?"))
+    assert "vitlens " in command or "python3 -c " in command
+    labels = re.findall(r"^- \*\*([^*]+)\*\*:", rest, flags=re.MULTILINE)
+    assert labels == ["Look for", "Right", "Mistake"]
+    assert re.search(r"\d", rest.partition("**Right**")[2].partition("**Mistake**")[0]), "no number to reach"
+
+
+def test_three_patches():
+    weights = torch.tensor([0, 0.5, 0]).softmax(0).tolist()
+    assert ", ".join(f"{weight:.3f}" for weight in weights) in WORDS
+    assert f"exponential of {math.log(0.52 / 0.24):.2f}" in WORDS
+
+
+def test_the_loss_of_a_reversal_without_positions():
+    data = sequences(torch.Generator().manual_seed(0), batches=100)
+    error = (data.mean(1, keepdim=True) - data.flip(1)).square().mean().item()
+    assert error == pytest.approx((1 - 1 / LENGTH) ** 2 + (LENGTH - 1) / LENGTH**2, abs=0.005)
+    assert pytest.approx(8 / 9) == FLOOR
+    assert f"all ten give {error:.2f}" in WORDS
+
+
+@pytest.mark.parametrize(
+    ("preset", "width", "depth"), [("vit-mini", 128, 4), ("vit-micro", 128, 6), ("vit-tiny", 192, 6)]
+)
+def test_parameters(preset, width, depth):
+    model = load(preset, random_weights=True)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == 49 * width + 66 * width + depth * (12 * width**2 + 13 * width) + 2 * width + 10 * width + 10
+    assert f"{count:,}" in WORDS
+
+
+def test_tokens_of_each_patch_size():
+    assert "257, 65, 17 and 5 tokens" in WORDS
+    assert [(32 // side) ** 2 + 1 for side in (2, 4, 8, 16)] == [257, 65, 17, 5]
+
+
+@pytest.mark.parametrize(("side", "patch"), [(32, 4), (224, 16)])
+def test_the_distance_of_uniform_attention(side, patch):
+    places = [(patch * row, patch * column) for row in range(side // patch) for column in range(side // patch)]
+    mean = math.fsum(itertools.starmap(math.dist, itertools.product(places, repeat=2))) / len(places) ** 2
+    assert f"{mean:.2f} px at {side} px" in WORDS
+
+
+@pytest.mark.parametrize(("kind", "words"), [("sine", "1-D"), ("sine-2d", "2-D")])
+def test_the_order_of_fixed_positions(kind, words):
+    layout = load("vit-mini", random_weights=True).layout
+    placed = torch.nn.functional.normalize(fixed_positions(kind, grid=layout.grid, prefix=0, dim=64)[0].float(), dim=-1)
+    order = rank_correlation(placed @ placed.T, layout)
+    assert f"{words} sines {order.all:.2f}" in WORDS
+    assert kind != "sine" or f"rows are ordered ({order.rows:.2f}), columns less ({order.columns:.2f})" in WORDS
