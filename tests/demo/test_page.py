@@ -70,7 +70,7 @@ def test_a_class_is_typed_and_one_that_does_not_exist_is_a_sentence(visitor: Vis
     visitor.open("Explain")
     visitor.wait("#explain-result", "for 0")
     field = visitor.tab.locator("#explain-class input")
-    for typed, seen in (("7", "relevance of vit-digits for 7"), ("zebra", "")):
+    for typed, seen in (("7", "combined map (best) of vit-digits for 7"), ("zebra", "")):
         field.fill(typed)
         field.press("Enter")
         if seen:
@@ -149,7 +149,7 @@ def test_the_view_in_space_says_what_it_shows(visitor: Visitor):
 
 SHOWS = {  # of each tab, what it shows at first
     "Look": ("#look-top", "vit-digits"),
-    "Explain": ("#explain-result", "relevance of vit-digits"),
+    "Explain": ("#explain-result", "combined map (best) of vit-digits"),
     "Break": ("#break-result", "epsilon 4/255"),
     "Intervene": ("#intervene-result", "Nothing is off"),
     "3D": ("#space-words", "Each point is a patch"),
@@ -324,7 +324,7 @@ def test_tabs_that_are_opened_in_quick_succession_all_show_the_picture(visitor: 
     for name, selector, words in (
         ("3D", "#space-words", "Each point is a patch"),
         ("Break", "#break-result", "epsilon 4/255"),
-        ("Explain", "#explain-result", "relevance of vit-digits"),
+        ("Explain", "#explain-result", "combined map (best) of vit-digits"),
     ):
         visitor.open(name)
         visitor.wait(selector, words)

@@ -318,3 +318,7 @@ def test_examples_are_scenes_for_models_of_digits_and_photographs_for_others(tmp
     (tmp_path / "wide.png").unlink()
     with pytest.raises(InputError, match="found none"):
         examples((str(tmp_path),), (VIT,), options=RunOptions())
+
+
+def test_the_map_that_answers_a_click_is_a_quick_one():
+    assert (intervene.live_method(VIT), intervene.live_method(CNN)) == ("relevance", "gradcam")

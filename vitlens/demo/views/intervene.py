@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 import vitlens
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.attention.tokens import require_token_attention
-from vitlens.attribution.explain import preferred_method
+from vitlens.attribution.explain import preferred_method, preferred_methods
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.demo.markup import Card, Share, cards, classes_table, joined, said, sentence
 from vitlens.demo.pictures import Picture
@@ -22,6 +22,8 @@ from vitlens.models.model import Model
 from vitlens.models.support import require
 
 Head = tuple[int, int]  # layer, head
+_LIVE: Final = 4  # passes of a map that answers a click
+_RANKED: Final = 3  # methods by preference, of which the first quick one is taken
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,13 @@ def changes_of(model: Model, off: Off) -> Changes:
     return changes
 
 
+def live_method(model: Model) -> str:
+    """The first method by preference of at most _LIVE passes, as its map answers every click."""
+    methods = preferred_methods(model, _RANKED)
+    quick = (name for name in methods if ATTRIBUTIONS[name].forwards + ATTRIBUTIONS[name].backwards <= _LIVE)
+    return next(quick, preferred_method(model))
+
+
 def answered(model: Model, picture: Picture, off: Off, *, whole: Answer | None = None) -> Answer:
     """The prediction and the map of the class predicted at first, before and after.
 
@@ -130,7 +139,7 @@ def answered(model: Model, picture: Picture, off: Off, *, whole: Answer | None =
         before = replay.logits[0].float()
         after = replay.run([changes])[0, 0].float() if off else before
         exact, note = replay.exact, replay.note
-    target, method, leading = before.argmax().reshape(1), preferred_method(model), _leading(before, after)
+    target, method, leading = before.argmax().reshape(1), live_method(model), _leading(before, after)
     first = whole.maps[0] if whole else map_array(vitlens.explain(model, images, targets=target, method=method))
     then = first
     if off:
