@@ -156,7 +156,7 @@ def kept_by_loops(model: Model, image: Tensor, target: int, candidate: Tensor) -
 
 
 def smooth_by_loops(where: Tensor, rollout: Tensor) -> Tensor:
-    """(4/5 R + 1/5 BR)⁶ with R = (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, the border repeated."""
+    """(4/5 R + 1/5 BR)⁴ with R = (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, the border repeated."""
     root = (where**6 * rollout).double() ** (1 / 6)
     rows, columns = root.shape
     found = torch.zeros_like(root)
@@ -167,7 +167,7 @@ def smooth_by_loops(where: Tensor, rollout: Tensor) -> Tensor:
                 share = (1, 6, 1)[down + 1] * (1, 6, 1)[across + 1] / 64
                 near = min(max(row + down, 0), rows - 1), min(max(column + across, 0), columns - 1)
                 blurred += share * float(root[near])
-            found[row, column] = (0.8 * float(root[row, column]) + 0.2 * blurred) ** 6
+            found[row, column] = (0.8 * float(root[row, column]) + 0.2 * blurred) ** 4
     return found.to(where.dtype)
 
 

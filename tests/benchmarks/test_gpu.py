@@ -201,7 +201,7 @@ def test_shares_add_up_with_the_time_in_which_the_card_waits():
 
 
 @pytest.mark.slow  # torch's compiler takes seconds to import
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_compiled_parts_give_the_same_and_are_undone():
     model, images = small(CPU)
     before = model(images)

@@ -145,7 +145,7 @@ def test_many_damaged_words_and_numbers_are_told(kind, tmp_path, capsys, name, r
         check_report(source, tmp_path / "x", name, damaged(content, at, value), capsys)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # numpy casts the damaged arrays, complex ones too
 def test_damaged_arrays_are_told(predicted, tmp_path, capsys):
     folder = copied(predicted, tmp_path)
     file = folder / "arrays" / "images.npz"

@@ -7,7 +7,7 @@ made alike between patches that attend alike (S² of the upper two thirds of the
 mean. Their product V = S²G · (S²C⁺ + S²N⁺) says where the object is, but not which of its patches count most; the maps
 that are not smoothed do. So there are three candidates (B: along each axis 3/4 of a patch and 1/8 of each neighbour):
 
-    smooth: (4/5 R + 1/5 BR)⁶ with R = (V⁶ · G)^⅙        sharp: V³ · G · (C⁺ + N⁺)        rollout: G
+    smooth: (4/5 R + 1/5 BR)⁴ with R = (V⁶ · G)^⅙        sharp: V³ · G · (C⁺ + N⁺)        rollout: G
 
 The smooth one is given, unless the image says otherwise: each candidate's highest 25 and 50 % of the patches are kept,
 the rest is blurred, and where the target is more probable by MARGIN with those of another one, that one is given.
@@ -35,6 +35,7 @@ from vitlens.shapes import Images, Labels, Maps
 
 MARGIN: Final = 0.1  # in probability: how much better another candidate than the smooth one must be
 _SMOOTH_POWER, _SHARP_POWER = 6, 3  # of V
+_CONTRAST: Final = 4  # power of the smooth map; leaves the order of patches, but at 6 all but one or two look dark
 _BLURRED: Final = 0.2  # the share of B
 _SHARES: Final = (0.25, 0.5)  # of the patches that are kept
 
@@ -89,7 +90,7 @@ def _parts(model: Model, images: Images, targets: Labels) -> _Parts:
 def _smooth(parts: _Parts) -> Maps:
     """The smooth candidate."""
     root = (parts.where**_SMOOTH_POWER * parts.rollout) ** (1 / _SMOOTH_POWER)
-    return torch.lerp(root, _with_neighbours(_with_neighbours(root).mT).mT, _BLURRED) ** _SMOOTH_POWER
+    return torch.lerp(root, _with_neighbours(_with_neighbours(root).mT).mT, _BLURRED) ** _CONTRAST
 
 
 def _with_neighbours(maps: Maps) -> Maps:

@@ -1,7 +1,7 @@
 """What the names of models tell about their pretraining: objectives, recipes and data, as literal tables.
 
 Free of torch. The names are those of timm with their tags (`vit_small_patch16_224.dino`), of open_clip with theirs, and
-of transformers with their model_type. What no rule knows is "not known", never a guess.
+of transformers with their model_type. A name that no rule matches is "not known", never a guess.
 """
 
 import re

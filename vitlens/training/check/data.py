@@ -110,12 +110,12 @@ def constant_check(read: Sample) -> CheckRow:
     flat = read.images.flatten(2)
     count = int((flat.amax(2) == flat.amin(2)).all(1).sum())
     expected, found = "no image of one colour", f"{count:,} among {read.words}"
-    value = {"value": count / len(flat), "unit": "fraction"}
+    share = count / len(flat)
     if not count:
-        return CheckRow("constant images", "pass", expected, found, **value)  # type: ignore[arg-type]
+        return CheckRow("constant images", "pass", expected, found, value=share, unit="fraction")
     advice = "Look at these files: an image that was not decoded, or scaled twice, often comes out in one colour."
     state = "fail" if count >= len(flat) / 2 else "warn"
-    return CheckRow("constant images", state, expected, found, advice, **value)  # type: ignore[arg-type]
+    return CheckRow("constant images", state, expected, found, advice, share, "fraction")
 
 
 def duplicate_check(read: Sample, test: Sample | None) -> CheckRow:
@@ -132,17 +132,17 @@ def duplicate_check(read: Sample, test: Sample | None) -> CheckRow:
     shared = 0 if test is None else len(labels.keys() & set(test.contents))
     found = f"{repeated:,} repeated among {read.words}, {contradicting:,} of them with two labels"
     found += "" if test is None else f", {shared:,} among {test.words} of the test"
-    value = {"value": (repeated + shared) / len(contents), "unit": "fraction"}
+    share = (repeated + shared) / len(contents)
     if contradicting:
         advice = "One image with two labels cannot be learned: check how labels and images are matched."
-        return CheckRow("duplicate images", "fail", expected, found, advice, **value)  # type: ignore[arg-type]
+        return CheckRow("duplicate images", "fail", expected, found, advice, share, "fraction")
     if shared:
         advice = "Remove them from one of the two parts: an accuracy on images that were trained on is too high."
-        return CheckRow("duplicate images", "fail", expected, found, advice, **value)  # type: ignore[arg-type]
+        return CheckRow("duplicate images", "fail", expected, found, advice, share, "fraction")
     if repeated > REPEATED * len(contents):
         advice = "Remove the copies, or say that images were repeated on purpose."
-        return CheckRow("duplicate images", "warn", expected, found, advice, **value)  # type: ignore[arg-type]
-    return CheckRow("duplicate images", "pass", expected, found, **value)  # type: ignore[arg-type]
+        return CheckRow("duplicate images", "warn", expected, found, advice, share, "fraction")
+    return CheckRow("duplicate images", "pass", expected, found, value=share, unit="fraction")
 
 
 def range_check(read: Sample) -> CheckRow:
@@ -150,9 +150,8 @@ def range_check(read: Sample) -> CheckRow:
     low, high = read.images.amin().item(), read.images.amax().item()
     expected, found = "pixels in [0, 1]", f"{low:.3g} to {high:.3g}"
     inside = low >= -OUTSIDE and high <= 1 + OUTSIDE
-    value = {"value": high, "unit": ""}
     if inside and high - low >= 0.05:
-        return CheckRow("pixel range", "pass", expected, found, **value)  # type: ignore[arg-type]
+        return CheckRow("pixel range", "pass", expected, found, value=high)
     if inside:
         advice = "The images are almost of one value: were they divided by 255 twice?"
     elif low < 0:
@@ -162,7 +161,7 @@ def range_check(read: Sample) -> CheckRow:
         )
     else:
         advice = "Divide the pixels by 255, or give them as uint8."
-    return CheckRow("pixel range", "fail", expected, found, advice, **value)  # type: ignore[arg-type]
+    return CheckRow("pixel range", "fail", expected, found, advice, high)
 
 
 def _whole(value: Tensor) -> str:
