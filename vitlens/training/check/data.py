@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitlens.data.split import Split
 from vitlens.shapes import Images
-from vitlens.training.check.rows import CheckRow
+from vitlens.training.check.rows import CheckRow, State
 
 READ: Final = 1000  # images of each part at most
 IMBALANCE: Final = 10.0  # images of the largest class over those of the smallest, above which the balance is a warning
@@ -114,7 +114,7 @@ def constant_check(read: Sample) -> CheckRow:
     if not count:
         return CheckRow("constant images", "pass", expected, found, value=share, unit="fraction")
     advice = "Look at these files: an image that was not decoded, or scaled twice, often comes out in one colour."
-    state = "fail" if count >= len(flat) / 2 else "warn"
+    state: State = "fail" if count >= len(flat) / 2 else "warn"
     return CheckRow("constant images", state, expected, found, advice, share, "fraction")
 
 
