@@ -156,7 +156,8 @@ def kept_by_loops(model: Model, image: Tensor, target: int, candidate: Tensor) -
 
 
 def smooth_by_loops(where: Tensor, rollout: Tensor) -> Tensor:
-    """(4/5 R + 1/5 BR)⁴ with R = (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, the border repeated."""
+    """(4/5 R + 1/5 BR)ᵖ over its greatest value, with R = (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, the
+    border repeated."""
     root = (where**6 * rollout).double() ** (1 / 6)
     rows, columns = root.shape
     found = torch.zeros_like(root)
@@ -167,8 +168,31 @@ def smooth_by_loops(where: Tensor, rollout: Tensor) -> Tensor:
                 share = (1, 6, 1)[down + 1] * (1, 6, 1)[across + 1] / 64
                 near = min(max(row + down, 0), rows - 1), min(max(column + across, 0), columns - 1)
                 blurred += share * float(root[near])
-            found[row, column] = (0.8 * float(root[row, column]) + 0.2 * blurred) ** 4
-    return found.to(where.dtype)
+            found[row, column] = (0.8 * float(root[row, column]) + 0.2 * blurred)
+    found /= found.max()
+    powers = [1 + 3 * step / 5000 for step in range(5001)]
+    power = max([each for each in powers if spread(found**each) >= 0.15], default=1.0)
+    return (found**power).to(where.dtype)
+
+
+def spread(values: Tensor) -> float:
+    """(Σ m)² / (N Σ m²): the share of the patches that a map of zeros and equal values would mark."""
+    return float(values.sum()) ** 2 / (values.numel() * float((values**2).sum()))
+
+
+def test_contrast_leaves_the_order_and_enough_patches_bright():
+    """As high a power as leaves the spread, from 1 to 4: at both ends, and between them."""
+    torch.manual_seed(0)
+    maps = torch.stack([torch.rand(8, 8) ** sharpness + 1e-3 for sharpness in (0.1, 1, 3, 40)])
+    made = best._contrasted(maps)
+    assert torch.equal(made.flatten(1).argsort(1), maps.flatten(1).argsort(1))
+    torch.testing.assert_close(made.amax((1, 2)), torch.ones(4))
+    wanted = maps / maps.amax((1, 2), keepdim=True)
+    torch.testing.assert_close(made[0], wanted[0] ** 4, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(made[3], wanted[3])
+    assert spread(maps[3]) < 0.15
+    assert spread(made[2]) == pytest.approx(0.15, abs=1e-3)
+    assert best._contrasted(torch.zeros(1, 8, 8)).abs().sum() == 0
 
 
 @pytest.mark.parametrize("margin", [-1.0, 0.0, 0.1, 2.0])
@@ -187,7 +211,7 @@ def test_the_image_decides_between_the_candidates(scenes, margin, monkeypatch):
         assert number != 0 or margin > -1
         assert number == 0 or margin < 2
         wanted = candidates[number, place]
-        torch.testing.assert_close(found[place], wanted, atol=1e-5 * wanted.max().item(), rtol=1e-3)
+        torch.testing.assert_close(found[place], wanted, atol=1e-5 * wanted.max().item(), rtol=5e-3)  # p to 1/1000
 
 
 def test_the_logits_and_the_model_are_as_before(scenes):

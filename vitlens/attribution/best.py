@@ -7,10 +7,11 @@ made alike between patches that attend alike (S² of the upper two thirds of the
 mean. Their product V = S²G · (S²C⁺ + S²N⁺) says where the object is, but not which of its patches count most; the maps
 that are not smoothed do. So there are three candidates (B: along each axis 3/4 of a patch and 1/8 of each neighbour):
 
-    smooth: (4/5 R + 1/5 BR)⁴ with R = (V⁶ · G)^⅙        sharp: V³ · G · (C⁺ + N⁺)        rollout: G
+    smooth: (4/5 R + 1/5 BR)ᵖ with R = (V⁶ · G)^⅙        sharp: V³ · G · (C⁺ + N⁺)        rollout: G
 
 The smooth one is given, unless the image says otherwise: each candidate's highest 25 and 50 % of the patches are kept,
 the rest is blurred, and where the target is more probable by MARGIN with those of another one, that one is given.
+The power p, from 1 to 4, decides how much the highest patches stand out, not the order of patches (_contrasted).
 benchmarks/best_map.md has the sets that the choice of all this looked at, those kept aside, and what is not reached.
 """
 
@@ -35,7 +36,9 @@ from vitlens.shapes import Images, Labels, Maps
 
 MARGIN: Final = 0.1  # in probability: how much better another candidate than the smooth one must be
 _SMOOTH_POWER, _SHARP_POWER = 6, 3  # of V
-_CONTRAST: Final = 4  # power of the smooth map; leaves the order of patches, but at 6 all but one or two look dark
+_LEAST_POWER, _GREATEST_POWER = 1.0, 4.0  # of the smooth map
+_SPREAD: Final = 0.15  # of its values over the patches: at 1/N one patch alone is not 0, at 1 all are equal
+_HALVINGS: Final = 20  # of the interval that holds the power
 _BLURRED: Final = 0.2  # the share of B
 _SHARES: Final = (0.25, 0.5)  # of the patches that are kept
 
@@ -90,7 +93,24 @@ def _parts(model: Model, images: Images, targets: Labels) -> _Parts:
 def _smooth(parts: _Parts) -> Maps:
     """The smooth candidate."""
     root = (parts.where**_SMOOTH_POWER * parts.rollout) ** (1 / _SMOOTH_POWER)
-    return torch.lerp(root, _with_neighbours(_with_neighbours(root).mT).mT, _BLURRED) ** _CONTRAST
+    return _contrasted(torch.lerp(root, _with_neighbours(_with_neighbours(root).mT).mT, _BLURRED))
+
+
+def _contrasted(maps: Maps) -> Maps:
+    """Each map, divided by its greatest value, to the greatest of these powers with a spread of at least _SPREAD.
+
+    The spread of values m over N patches is (Σ m)² / (N Σ m²). Without this bound a map of few patches would show one
+    or two of them and nothing else.
+    """
+    unit = maps / maps.amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
+    low = unit.new_full((len(unit), 1, 1), _LEAST_POWER)
+    high = torch.full_like(low, _GREATEST_POWER)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        tried = unit**middle
+        enough = tried.mean((1, 2), keepdim=True).square() >= _SPREAD * tried.square().mean((1, 2), keepdim=True)
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    return unit**low
 
 
 def _with_neighbours(maps: Maps) -> Maps:
