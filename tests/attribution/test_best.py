@@ -168,7 +168,7 @@ def smooth_by_loops(where: Tensor, rollout: Tensor) -> Tensor:
                 share = (1, 6, 1)[down + 1] * (1, 6, 1)[across + 1] / 64
                 near = min(max(row + down, 0), rows - 1), min(max(column + across, 0), columns - 1)
                 blurred += share * float(root[near])
-            found[row, column] = (0.8 * float(root[row, column]) + 0.2 * blurred)
+            found[row, column] = 0.8 * float(root[row, column]) + 0.2 * blurred
     found /= found.max()
     powers = [1 + 3 * step / 5000 for step in range(5001)]
     power = max([each for each in powers if spread(found**each) >= 0.15], default=1.0)
