@@ -13,10 +13,11 @@ from vitlens.files import read_run
 from vitlens.records import MetricName
 
 
-def whole_folder(out: Path, command: str, *, drawn: bool = True) -> None:
+def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = False) -> None:
     """Fail where a folder lacks something, or where its report made again is another.
 
-    drawn: save the figures, too, and make them again; a study's figures are those of other commands.
+    drawn: save the figures, too, and make them again; a study's figures are those of other commands. saved: they are
+    saved already, as the command ran within `saved_figures`.
     """
     check_results(json.loads((out / "results.json").read_text()), command)
     config = json.loads((out / "config.json").read_text())
@@ -26,7 +27,7 @@ def whole_folder(out: Path, command: str, *, drawn: bool = True) -> None:
     check_declared(out)
     check_pages(out)
     words = (out / "report.md").read_bytes()
-    if drawn:
+    if drawn and not saved:
         with saved_figures():
             assert run(["report", str(out)]) == 0
     check_report(out, drawn=drawn)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.saving import saved_figures
 from tests.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
@@ -74,5 +75,6 @@ BY_HAND = (
 def test_a_command_leaves_a_whole_folder_that_can_be_made_again(name, tiny_vit, tiny_cnn, pictures, tmp_path, capsys):
     out = tmp_path / "out"
     line = LINES[name].format(vit=tiny_vit, cnn=tiny_cnn, pictures=pictures)
-    assert run([*line.split(), "--device", "cpu", "--quiet", "--out", str(out)]) == 0, capsys.readouterr().err
-    whole_folder(out, line.split()[0])
+    with saved_figures():
+        assert run([*line.split(), "--device", "cpu", "--quiet", "--out", str(out)]) == 0, capsys.readouterr().err
+    whole_folder(out, line.split()[0], saved=True)
