@@ -1,5 +1,7 @@
 """Devices and precisions: what is asked for against what is there; evaluation mode comes back."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -56,10 +58,21 @@ def test_precision():
 
 
 def test_auto_on_cuda_follows_the_card(monkeypatch):
-    from contextlib import nullcontext
-
     pretend(monkeypatch, cuda=1, bf16=False)
-    assert isinstance(autocast(torch.device("cuda"), "auto"), nullcontext)
+    with autocast(torch.device("cuda"), "auto"):
+        assert not torch.is_autocast_enabled("cuda")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_fp32_on_cuda_is_fp32_in_convolutions(before, monkeypatch):
+    """cuDNN would compute them in TF32, with 11 bits; the setting is the user's again afterwards."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
+    inside = []
+    with suppress(ZeroDivisionError), autocast(torch.device("cuda"), "fp32"):
+        inside.append(torch.backends.cudnn.allow_tf32)
+        raise ZeroDivisionError
+    assert inside == [False]
+    assert torch.backends.cudnn.allow_tf32 == before
 
 
 def test_an_unknown_precision_is_refused_and_not_taken_for_another():

@@ -53,16 +53,27 @@ def multiplies_bf16(device: torch.device) -> bool:
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Mixed precision for a device: bf16, fp32, or auto (bf16 on a CUDA device that has it, else fp32).
 
-    On a CPU, attention that requires a gradient is computed as matrix products, or stays in fp32.
+    On a CPU, attention that requires a gradient is computed as matrix products, or stays in fp32. On a CUDA device fp32
+    means fp32 in convolutions, too, which cuDNN by default computes in TF32.
     """
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     if precision == "fp32":
-        return nullcontext()
+        return _without_tf32() if device.type == "cuda" else nullcontext()
     mixed = torch.autocast(device.type, dtype=torch.bfloat16)
     return _with_fast_attention(mixed) if device.type == "cpu" else mixed
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 @contextmanager

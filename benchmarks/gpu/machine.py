@@ -3,7 +3,7 @@
 import platform
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,7 +74,7 @@ def computing(device: torch.device, precision: str) -> Iterator[None]:
     try:
         torch.set_float32_matmul_precision("high" if rounded else "highest")
         torch.backends.cudnn.allow_tf32 = rounded
-        with autocast(device, "bf16" if precision == "bf16" else "fp32"):
+        with autocast(device, precision) if precision != "tf32" else nullcontext():  # fp32 turns TF32 off
             yield
     finally:
         torch.set_float32_matmul_precision(products)

@@ -10,6 +10,7 @@ import torch
 
 from tests.training.tiny import tiny_split
 from tests.waiting import HANGS
+from vitlens.data.given import AsGiven
 from vitlens.data.split import InMemory, Subset
 from vitlens.errors import RunError
 from vitlens.training.feed import decoding_errors, derive_seed, epoch_batches, needs_no_workers, portions, process_share
@@ -51,6 +52,14 @@ def test_the_views_of_an_image_are_in_one_batch_with_different_keys() -> None:
     for portion, batch in zip(portions(source, batches, pin=False), batches, strict=True):
         assert torch.equal(portion.keys, batch)
         assert torch.equal(portion.pixels, source.read(batch % 24))
+
+
+def test_pixels_given_as_floats_are_those_of_8_bits() -> None:
+    source = tiny_split("train", 6).source
+    stored = source.read(torch.arange(6))
+    assert stored.dtype == torch.uint8
+    (portion,) = portions(AsGiven(stored / 255), [torch.tensor([4, 1])], pin=False)
+    assert torch.equal(portion.pixels, stored[[4, 1]])
 
 
 def test_order_depends_on_seed_and_epoch_alone() -> None:

@@ -80,17 +80,22 @@ def resident(source: Source, device: torch.device) -> Source:
 def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterator[Portion]:
     """The batches' pixels in order: read directly where they are in memory, else in advance by worker processes.
 
-    batches: keys; pin: use page-locked memory, from which a CUDA device copies asynchronously.
+    batches: keys; pin: use page-locked memory, from which a CUDA device copies asynchronously. Pixels given as floats
+    in [0, 1] are rounded to 8 bits, on which augmentation works: they change by 1/510 at most.
     """
     count = len(source)
     if needs_no_workers(source):
         for keys in batches:
-            yield Portion(source.read(keys % count), keys % count, keys)
+            yield Portion(_in_8_bits(source.read(keys % count)), keys % count, keys)
         return
     workers = min(_MOST_WORKERS, len(batches), _cores())
     loader = DataLoader(_Batches(source), batch_size=None, sampler=list(batches), num_workers=workers, pin_memory=pin)
     for pixels, keys in loader:
-        yield Portion(pixels, keys % count, keys)
+        yield Portion(_in_8_bits(pixels), keys % count, keys)
+
+
+def _in_8_bits(pixels: Tensor) -> Pixels:
+    return pixels.mul(255).round().to(torch.uint8) if pixels.is_floating_point() else pixels
 
 
 @contextmanager
