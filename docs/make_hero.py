@@ -33,7 +33,7 @@ def main() -> None:
     pixels = np.array(Image.open(data / PHOTOGRAPH).convert("RGB"))
     image = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255
     targets = torch.tensor([vit.classes.index(name) for name in CLASSES])
-    maps = vitlens.relevance(vit, image.expand(len(CLASSES), -1, -1, -1), targets=targets)
+    maps = vitlens.explain(vit, image.expand(len(CLASSES), -1, -1, -1), targets=targets, method="best")
     with torch.no_grad():
         probabilities = vit(image).softmax(-1)[0, targets].tolist()
     figure = class_maps(
@@ -41,7 +41,7 @@ def main() -> None:
         maps=maps,
         classes=CLASSES,
         probabilities=probabilities,
-        title="DeiT-tiny: relevance for two classes of one photograph (Chefer 2021)",
+        title="DeiT-tiny: the evidence for two classes of one photograph (combined map, best)",
     )
     (HERE / "images").mkdir(exist_ok=True)
     figure.savefig(HERE / "images" / "hero.png", dpi=180, metadata={"Software": None})

@@ -51,7 +51,7 @@ from vitlens.commands.features.record import (
     TRUSTWORTHINESS,
     ZERO_SHOT,
 )
-from vitlens.commands.features.report import report
+from vitlens.commands.features.report import embedding, report
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read as typed
 from vitlens.data.digits import digits
@@ -231,6 +231,16 @@ def test_neighbours_of_patches_are_counted_among_other_images(pair, tiny_vit):
     assert known == {(*layer, share) for layer in layers for share in ("position", "class", "object")}
 
 
+def test_what_no_patches_can_share_has_no_column(pair):
+    """Where every image has a class of its own, no patches of two images share one."""
+    rows = pair.rows(SHARED)
+    assert "of the same class" in embedding._table(rows).columns
+    alone = [replace(row, value=0.0, chance=0.0) if row.share == "class" else row for row in rows]
+    table = embedding._table(alone)
+    assert "of the same class" not in table.columns
+    assert all(len(line) == len(table.columns) for line in table.rows)
+
+
 def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
     shown = (str(pictures / "2.png"), str(pictures / "0.png"))
     options = replace(FAST, show=shown, ks=(1,))
@@ -244,6 +254,8 @@ def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
     }
     np.testing.assert_array_equal(record.arrays(SHOWN_ARRAYS).pixels[0], images[0])
     assert record.arrays(SPACE_ARRAYS, model="tiny-vit").cut_pixels is None  # patches are parts of images
+    captions = {figure.name: figure.caption for figure in report(record).figures}
+    assert "pictures" not in captions["space_embedding_tiny-vit"]
     assert [row.among for row in record.rows(RETRIEVAL)] == ["shown"]
     matches = record.arrays(MATCH_ARRAYS, model="tiny-vit")
     assert [row.matches for row in record.rows(MATCHES)] == [len(matches.similarity[place]) for place in (0, 1)]

@@ -22,9 +22,9 @@ _CAPTION: Final = (
     "Each point is one patch as it enters block 0: its embedding plus its position, before any attention. Left: groups "
     "of one colour are patches of one place, whatever they show, so the position embedding decides which patches are "
     "similar; mixed colours: their content does. Right: the same patches after the mean over images of each place is "
-    "subtracted, some drawn as pictures: patches of one colour or edge should lie together. Distances between "
-    "groups and their sizes mean nothing in t-SNE."
+    "subtracted{pictures}. Distances between groups and their sizes mean nothing in t-SNE."
 )
+_PICTURES: Final = ", some drawn as pictures: patches of one colour or edge should lie together"
 _SHARES: Final[dict[PatchesShare, str]] = {
     "position": "at the same place",
     "class": "of the same class",
@@ -55,7 +55,8 @@ def _figures(record: Record, alias: str) -> Iterator[FigureSpec]:
     if ("embedding", method) in maps:
         arrays = record.arrays(SPACE_ARRAYS, model=alias)
         shown = [maps["embedding", method], maps["content", method]]
-        yield FigureSpec(f"space_embedding_{alias}", _CAPTION, partial(_draw, alias, arrays, shown))
+        caption = _CAPTION.format(pictures="" if arrays.cut is None else _PICTURES)
+        yield FigureSpec(f"space_embedding_{alias}", caption, partial(_draw, alias, arrays, shown))
 
 
 def _sentences(record: Record, alias: str) -> Iterator[Sentence]:
@@ -116,10 +117,10 @@ def _definition(row: PatchNeighboursRow) -> Sentence:
 
 
 def _table(rows: Sequence[PatchNeighboursRow]) -> Table:
-    """One row for each model and layer, a column for what is shared, with chance."""
+    """One row for each model and layer, a column for what is shared, with chance; what nothing shares is left out."""
     layers = dict.fromkeys((row.model, row.title) for row in rows)
     cells = {(row.model, row.title, row.share): row for row in rows}
-    shares = [share for share in _SHARES if any(row.share == share for row in rows)]
+    shares = [share for share in _SHARES if any(row.share == share and row.chance for row in rows)]
     first = {key: next(row for row in rows if (row.model, row.title) == key) for key in layers}
     lines: list[tuple[Any, ...]] = []
     for key in layers:
