@@ -27,12 +27,14 @@ from vitlens.commands.explain.evidence_record import (
     SUBSTRATE_AGREEMENTS,
     SUBSTRATE_GAP,
     SUBSTRATES,
+    SubstrateAgreementRow,
 )
 from vitlens.commands.explain.measure import measure
 from vitlens.commands.explain.measure.composites import composite_names
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.explain.report import report
+from vitlens.commands.explain.report.evidence import agreement_words
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
@@ -187,6 +189,18 @@ def test_substrates_are_the_functions_own(record, folder):
     agreements = record.rows(SUBSTRATE_AGREEMENTS)
     assert len(agreements) == 6
     assert all(row.tau in (-1.0, 1.0) and row.methods == 2 for row in agreements)  # one pair of methods
+
+
+@pytest.mark.parametrize(
+    ("methods", "tau", "said"),
+    [
+        (5, -0.2, "the rankings agree least with blur and mean: Kendall's τ -0.20"),
+        (2, 1.0, "their order is the same with every replacement"),
+        (2, -1.0, "the mean of one is higher with blur, of the other with mean"),  # τ of two methods says no more
+    ],
+)
+def test_the_agreement_of_two_methods_is_said_without_a_correlation(methods, tau, said):
+    assert agreement_words(SubstrateAgreementRow("vit", "blur", "mean", tau, methods, 0, 40)) == said
 
 
 def test_stability_and_the_cascade_are_recorded(record):

@@ -72,7 +72,7 @@ def _substrate_answer(
     league: League, agreements: list[SubstrateAgreementRow], swapped: list[SwappedPairRow]
 ) -> Sentence:
     least = min(agreements, key=lambda row: row.tau)
-    span = f"Kendall's τ is {least.tau:.2f} at least, between {least.first} and {least.second}"
+    span = agreement_words(least)
     backing = (*agreements, *swapped, len(agreements))
     if not swapped:
         return Sentence(
@@ -91,6 +91,15 @@ def _substrate_answer(
         "holds for its replacement only.",
         (*backing, len(pairs)),
     )
+
+
+def agreement_words(least: SubstrateAgreementRow) -> str:
+    """How far the rankings with two substrates agree, of the two that agree least."""
+    if least.methods > 2:
+        return f"the rankings agree least with {least.first} and {least.second}: Kendall's τ {least.tau:.2f}"
+    if least.tau > 0:
+        return "their order is the same with every replacement"
+    return f"the mean of one is higher with {least.first}, of the other with {least.second}"
 
 
 def _substrate_table(league: League) -> Table:

@@ -6,7 +6,7 @@ from typing import Final
 from vitlens.commands.explain.conclusions import is_paired
 from vitlens.commands.explain.evidence_record import SUBSTRATE_AGREEMENTS
 from vitlens.commands.explain.record import COUNTERFACTUALS, SEARCH, SIZE_SEARCHED
-from vitlens.commands.explain.report.evidence import power_sentences
+from vitlens.commands.explain.report.evidence import agreement_words, power_sentences
 from vitlens.commands.explain.report.league import League, curves_figure, league_figure, leagues
 from vitlens.commands.explain.report.maps import target_words
 from vitlens.commands.scaffold.maps.judged import CHECK_WORDS, JudgedMap, cascade_words, in_three_decimals
@@ -76,7 +76,7 @@ def _other_words(league: League) -> str:
     places = (
         f"{swapped} times a pair of methods is shown to change" if swapped else "no pair of methods is shown to change"
     )
-    return f"With others {places} places (Kendall's τ {least.tau:.2f} at least). {_road_words(league)}"
+    return f"With others {places} places ({agreement_words(least)}). {_road_words(league)}"
 
 
 def _road_words(league: League) -> str:
