@@ -16,6 +16,7 @@ from vitlens.commands.audit.record import BUDGET, CANDIDATES, CandidateRow
 from vitlens.commands.evaluate.record import ACCURACY, CLASSES, CONFIDENCE_GAP, CONFUSIONS
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
+from vitlens.commands.scaffold.maps.judged import in_three_decimals
 from vitlens.commands.stats.record import HEADS
 from vitlens.records import Record
 from vitlens.report.document import Sentence
@@ -60,8 +61,8 @@ def trusted(part: AuditPart, _record: Record) -> Iterator[Sentence]:
         best = max(rows, key=lambda row: row.gap)
         gap = part.record.metric(CHECKS["gap"](model=best.model, method=best.method))
         yield Sentence(
-            f"Of {len(rows)} methods, {best.method} has the greatest insertion minus deletion, {in_words(gap)}: "
-            f"{best.verdict}.",
+            f"Of {len(rows)} methods, {best.method} has the greatest insertion minus deletion, "
+            f"{in_three_decimals(gap)}: {best.verdict}.",
             (gap, *rows),
         )
 
