@@ -21,7 +21,7 @@ from vitlens.commands.explain.report import report
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
-from vitlens.errors import InputError
+from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import read_run
 from vitlens.models.loading import load
 from vitlens.records import Record
@@ -63,6 +63,23 @@ def test_rows_and_metrics_are_those_of_the_function(record, expected):
     margins = {(each.against, each.check): each.difference for each in record.rows(CHOICE_MARGINS)}
     assert set(margins) == {(each.against, each.check) for each in expected.margins}
     assert {*BASELINES, expected.runner_up} <= {against for against, _ in margins}
+
+
+def test_removed_patches_are_replaced_as_told(tmp_path):
+    record = run(tmp_path / "out", method=NAMES, substrate="mean")
+    expected = vitlens.choose_method(load("vit-digits"), digits("test").limit(COUNT), methods=NAMES, substrate="mean")
+    (row,) = record.rows(CHOICE)
+    assert row.substrate == "mean"
+    scores = {each.method: each.selection["insertion_minus_deletion"] for each in record.rows(CHOICE_SCORES)}
+    for each in expected.scores:
+        assert scores[each.method] == pytest.approx(each.selection["insertion_minus_deletion"].value, abs=1e-4)
+    blurred = vitlens.choose_method(load("vit-digits"), digits("test").limit(COUNT), methods=NAMES)
+    assert any(
+        each.selection["insertion_minus_deletion"].value != pytest.approx(scores[each.method], abs=1e-3)
+        for each in blurred.scores
+    )
+    with pytest.raises(UnsupportedError, match="left out of the sequence"):
+        run(tmp_path / "cnn", models=("cnn-digits",), method=("gradcam", "saliency"), substrate="absent")
 
 
 def test_the_chosen_method_alone_is_drawn_and_every_number_is_backed(record):

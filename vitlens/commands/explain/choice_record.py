@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from vitlens.analysis.faithfulness.defaults import SUBSTRATE
+from vitlens.names import Substrate
 from vitlens.records import Contents, MetricName, TableOf
 from vitlens.uncertainty import Estimate
 
@@ -17,7 +19,7 @@ class ChoiceRow:
     what decided; left_out: checks that judged nothing, with the reason; localised: where localisation was scored,
     "objects" or a kind of composites; certainty: share of the bootstrap draws of the selection half in which it wins;
     alike: candidates with the same maps; confirmation: what the report half says of it and the runner-up; selection,
-    report: images in each half; seed: of the halves."""
+    report: images in each half; seed: of the halves; substrate: what replaced removed patches."""
 
     model: str
     method: str
@@ -34,6 +36,7 @@ class ChoiceRow:
     selection: int
     report: int
     seed: int
+    substrate: Substrate = SUBSTRATE
 
 
 @dataclass(frozen=True)

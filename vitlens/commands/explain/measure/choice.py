@@ -25,7 +25,7 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.names import Engine
+from vitlens.names import Engine, Substrate
 from vitlens.uncertainty import Estimate
 
 
@@ -51,6 +51,7 @@ def chosen_method(
     *,
     engine: Engine,
     refinement: Refinement,
+    substrate: Substrate,
     options: RunOptions,
 ) -> tuple[str, EvidenceRows]:
     """Choose the method, and write the metrics; returns it with the rows."""
@@ -59,10 +60,17 @@ def chosen_method(
     total = len(candidates) * (1 if split.masks is not None else 3)  # maps of the images, and of each half's mosaics
     with progress(f"Choosing a method for {model.alias}", total, unit="methods", quiet=options.quiet) as advance:
         choice = chosen_by_evidence(
-            model, split, targets, functions, batch_size=options.batch_size, seed=options.seed, advance=advance
+            model,
+            split,
+            targets,
+            functions,
+            substrate=substrate,
+            batch_size=options.batch_size,
+            seed=options.seed,
+            advance=advance,
         )
     _write(folder, model.alias, choice)
-    return choice.method, _rows(model.alias, choice)
+    return choice.method, _rows(model.alias, choice, substrate)
 
 
 def _write(folder: RunFolder, alias: str, choice: MethodChoice) -> None:
@@ -74,7 +82,7 @@ def _write(folder: RunFolder, alias: str, choice: MethodChoice) -> None:
                 folder.metric(CHOICE_SCORE(model=alias, half=half, check=check, method=scored.method), estimate)
 
 
-def _rows(alias: str, choice: MethodChoice) -> EvidenceRows:
+def _rows(alias: str, choice: MethodChoice, substrate: Substrate) -> EvidenceRows:
     row = ChoiceRow(
         model=alias,
         method=choice.method,
@@ -91,6 +99,7 @@ def _rows(alias: str, choice: MethodChoice) -> EvidenceRows:
         selection=len(choice.selection),
         report=len(choice.report),
         seed=choice.seed,
+        substrate=substrate,
     )
     scores = [
         ChoiceScoreRow(alias, each.method, each.baseline, _values(each.selection), _values(each.report), each.wins)

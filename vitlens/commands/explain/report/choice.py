@@ -15,6 +15,7 @@ from vitlens.commands.explain.choice_record import (
     ChoiceRow,
     ChoiceScoreRow,
 )
+from vitlens.commands.explain.report.league import SUBSTRATE_WORDS
 from vitlens.commands.scaffold.maps.findings import listed
 from vitlens.commands.scaffold.maps.judged import in_three_decimals
 from vitlens.commands.scaffold.maps.rows import BASELINES
@@ -113,7 +114,8 @@ def _words(row: ChoiceRow) -> Sentence:
     return Sentence(
         "The images are divided by a seeded draw: one half selects, the other reports. Score: the mean over the checks "
         "of a method's mean value, divided by the standard deviation of the methods' values on the selection half, so "
-        f"that a score of 1 is one standard deviation{by}. Certainty says how often the same method would win with "
+        f"that a score of 1 is one standard deviation{by}. Removed patches are replaced by "
+        f"{SUBSTRATE_WORDS[row.substrate]}. Certainty says how often the same method would win with "
         "other images of this kind, not that its maps are right.",
         says="method",
     )
