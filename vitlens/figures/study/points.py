@@ -52,14 +52,21 @@ def points_in_rows(*, points: Sequence[StudyPoint], chance: float, title: str) -
     chance_line(left, chance, upright=True)
     for place, row, point in zip(places, values, points):
         left.plot(row[1:3], [place, place], color=BLUE, linewidth=1.4)
-        left.plot(100 * np.asarray(point.seeds), np.full(len(point.seeds), place), "|", color=GREY, markersize=7)
-        left.plot(row[:1], [place], "o", color=BLUE, markersize=4.5)
+        left.plot(
+            100 * np.asarray(point.seeds),
+            np.full(len(point.seeds), place),
+            "|",
+            color=GREY,
+            markersize=7,
+            clip_on=False,
+        )
+        left.plot(row[:1], [place], "o", color=BLUE, markersize=4.5, clip_on=False)  # whole at 100 %, too
         words = f"{row[0]:.1f} [{row[1]:.1f}, {row[2]:.1f}]"
         left.text(102, place, words, va="center", fontsize=SMALL)
     left.set(xlim=(0, 100), title="accuracy on test images (%)", ylim=(len(points) - 0.4, -0.6))
     left.set_yticks(places, [f"{shortened(p.name, 28)}\n{p.parameters / 1e6:.3g} M parameters" for p in points])
     for axes, cost, (_, name, _) in zip(others, costs.T, _COSTS):
-        _costs(axes, cost, places.astype(float), cost, "o-", GREY, upright=True)
+        _costs(axes, cost, places.astype(float), cost, "o", GREY, upright=True)
         axes.set_title(f"{name} (log)".replace(" ", "\n", 1))
         logarithmic(axes, "x")
         axes.tick_params(axis="y", length=0)
