@@ -114,6 +114,9 @@ TOLD = [  # the page, what it says, the report, its metric, and the factor betwe
     ("course", "0.927 (0.924 to 0.930)", "explain-vit-digits", "localisation/vit-digits/roc_auc/relevance", 1),
     ("course", "0.931 (0.929 to 0.934)", "explain-vit-digits", "localisation/vit-digits/roc_auc/rollout", 1),
     ("course", "0.500 (0.476 to 0.522)", "explain-cnn-digits", "faithfulness/cnn-digits/gap/gradcam", 1),
+    ("course", "99.1 % (98.4 to 99.8)", "swin-digits", "accuracy/cnn", 100),
+    ("course", "85.3 % (82.2 to 88.5)", "swin-digits", "accuracy/vit", 100),
+    ("course", "71.5 % (67.7 to 75.3)", "swin-digits", "accuracy/swin", 100),
     ("course", "365,699,328 FLOPs", "profile-vit-resnet-swin", "flops/vit-tiny", 1),
     ("course", "81,102,080", "profile-vit-resnet-swin", "flops/resnet20", 1),
 ]
