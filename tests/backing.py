@@ -16,6 +16,7 @@ _NO_NUMBERS: Final = re.compile(
     r"`[^`]*`|/255|\([^()]*\b(19|20)\d\d\b[^()]*\)|95 %|(?<!\w)[A-Za-z][\w-]*\d[\w-]*(\.H\d+)?"
 )
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+_TIME: Final = re.compile(r"(\d+) (min|h) (\d+) (s|min)\b")  # of report/numbers.in_time
 _SCALES: Final = (1.0, 100.0, 255.0)  # a fraction is printed in per cent, an epsilon in 255ths
 
 
@@ -36,6 +37,14 @@ def _unbacked(sentence: Sentence) -> Iterator[str]:
     text = sentence.text
     for word in sorted(words, key=len, reverse=True):  # names of classes and methods may hold digits
         text = _without(text, word)
+    for time in _TIME.finditer(text):
+        first, last = int(time[1]), int(time[3])
+        low, high = 60 * first + last - 0.5, 60 * first + last + 0.5
+        if time[2] == "h":  # minutes are rounded down
+            low, high = 60 * (60 * first + last) - 0.5, 60 * (60 * first + last + 1) - 0.5
+        if not bool(((held >= low) & (held <= high)).any()):
+            yield f"{time[0]} stands in none of its rows: {sentence.text}"
+    text = _TIME.sub("", text)
     for printed in _NUMBER.findall(_NO_NUMBERS.sub("", text)):
         number = Decimal(printed.replace(",", ""))
         counted = number == int(number) and 0 <= number <= len(sentence.rows)

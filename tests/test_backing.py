@@ -6,6 +6,7 @@ import pytest
 
 from tests.backing import unbacked
 from vitlens.report.document import Document, Says, Section, Sentence
+from vitlens.report.numbers import in_time
 from vitlens.uncertainty import Estimate
 
 
@@ -39,6 +40,16 @@ def test_numbers_of_the_rows_are_backed(text: str) -> None:
 @pytest.mark.parametrize("text", ["Top-1 accuracy 79.9 %.", "3 of them.", "At 3/255.", "p = 1.2e-05."])
 def test_other_numbers_are_not(text: str) -> None:
     assert len(_faults(text, ROW, ESTIMATE)) == 1
+
+
+@pytest.mark.parametrize("seconds", [0.4, 9.96, 59.6, 88.06, 3599.4, 3600.0, 7530.2])
+def test_a_time_is_that_of_its_seconds(seconds: float) -> None:
+    assert _faults(f"It took {in_time(seconds)}.", seconds) == []
+
+
+@pytest.mark.parametrize("text", ["It took 1 min 27 s.", "It took 2 min 28 s.", "It took 1 h 28 min."])
+def test_another_time_is_not(text: str) -> None:
+    assert len(_faults(text, 88.06)) == 1
 
 
 def test_a_number_of_ten_to_the_minus_is_read_whole() -> None:

@@ -60,16 +60,11 @@ def limits(record: Record) -> Iterator[Sentence]:
     (design,) = record.rows(DESIGN)
     rows = record.rows(POINTS)
     yield Sentence(
-        f"The trainings are short: {design.epochs} epochs rank the points for this budget only. A larger model often "
-        "learns more slowly and may be better with more epochs (--epochs).",
-        (design,),
+        f"The trainings are short: {design.epochs} epochs rank these {len(rows)} points for this budget only. A larger "
+        "model often learns more slowly and may be better with more epochs (--epochs).",
+        (design, *rows),
     )
-    seeds = "1 seed" if design.seeds == 1 else f"{design.seeds} seeds"
-    yield Sentence(
-        f"Every point was trained with {seeds}, too few to show small differences: what is not significant here may be "
-        "with more (--seeds).",
-        (design,),
-    )
+    yield _power(record, design)
     costly, cheap = (choose(rows, key=lambda row: row.flops) for choose in (max, min))
     if costly.flops > cheap.flops:
         factor = costly.flops / cheap.flops
@@ -101,6 +96,26 @@ def _by_seed(record: Record, row: ComparisonRow) -> list[float]:
     reached = {(trial.label, trial.seed): trial.accuracy for trial in record.rows(TRIALS)}
     seeds = [seed for label, seed in reached if label == row.label and (row.against, seed) in reached]
     return [reached[row.label, seed] - reached[row.against, seed] for seed in seeds]
+
+
+def _power(record: Record, design: DesignRow) -> Sentence:
+    """What so few seeds may miss: the differences that would have been seen, where they are known."""
+    seeds = "1 seed" if design.seeds == 1 else f"{design.seeds} seeds"
+    rows = [row for row in (*record.rows(DIFFERENCES), *record.rows(STEPS)) if row.detectable is not None]
+    if not rows:
+        return Sentence(
+            f"Every point was trained with {seeds}, too few to show small differences: what is not significant here "
+            "may be with more (--seeds).",
+            (design,),
+        )
+    widest = max(rows, key=lambda row: row.detectable or 0.0)
+    words = {row.label: row.words for row in record.rows(POINTS)}
+    return Sentence(
+        f"Every point was trained with {seeds}, too few to show small differences: a true one of less than "
+        f"{number(widest.detectable or 0.0)} points between `{words[widest.label]}` and `{words[widest.against]}` is "
+        "missed in more than one of five such studies (--seeds).",
+        (design, widest, 5),
+    )
 
 
 def _changed(
