@@ -114,7 +114,7 @@ def _power(record: Record, design: DesignRow) -> Sentence:
         f"Every point was trained with {seeds}, too few to show small differences: a true one of less than "
         f"{number(widest.detectable or 0.0)} points between `{words[widest.label]}` and `{words[widest.against]}` is "
         "missed in more than one of five such studies (--seeds).",
-        (design, widest, 5),
+        (design, widest),
     )
 
 
