@@ -112,13 +112,21 @@ def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool 
     """The recipe with smaller batches and a lower learning rate where an epoch has too few batches.
 
     If an epoch has fewer than LEAST_STEPS batches, the batch size becomes the largest power of two that gives as many,
-    but at least LEAST_BATCH and one image per process; the learning rate is scaled by the square root of the batch size
-    (Malladi 2022), unless the user gave it. Other recipes are returned unchanged.
+    but at least LEAST_BATCH and one image per process; the learning rate is scaled as by `with_batch_size`, unless the
+    user gave it. Other recipes are returned unchanged.
     """
     if images >= LEAST_STEPS * recipe.batch_size:
         return recipe
     power = 1 << max(0, (images // LEAST_STEPS).bit_length() - 1)
     size = min(recipe.batch_size, max(LEAST_BATCH, processes, power))
+    return with_batch_size(recipe, size, rate_given=rate_given)
+
+
+def with_batch_size(recipe: Recipe, size: int, *, rate_given: bool = False) -> Recipe:
+    """The recipe with batches of this size, its learning rate scaled by the square root of the ratio (Malladi 2022).
+
+    rate_given: the learning rate is the user's and stays as it is.
+    """
     if size == recipe.batch_size:
         return recipe
     rate = recipe.learning_rate * (1.0 if rate_given else (size / recipe.batch_size) ** 0.5)

@@ -105,7 +105,7 @@ def test_without_variants_each_point_changes_the_one_before():
 def test_every_point_is_built_and_does_a_step(key, tmp_path):
     point = replace(POINTS[key][1], share=None)
     train, test = (digits(part).limit(10) for part in ("train", "test"))
-    setup = StudySetup("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
+    setup = StudySetup((point,), "digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
     telling = training_progress("one step", quiet=True)
     trial = run_trial(setup, point, tmp_path, seed=0, resume=False, progress=telling)
     assert (trial.steps, trial.train_images, len(trial.correct)) == (1, 10, 10)
@@ -214,10 +214,31 @@ def test_overwriting_takes_earlier_results_away(done, tmp_path):
 def test_shares_are_of_the_data_and_steps_are_equal(tmp_path):
     point = next(point for point in KINDS["data"].points if point.label == "vit-25")
     train, test = digits("train").limit(40), digits("test").limit(10)
-    setup = StudySetup("digits", train, test, 2, None, torch.device("cpu"), OPTIONS)
+    setup = StudySetup(KINDS["data"].points, "digits", train, test, 2, None, torch.device("cpu"), OPTIONS)
     progress = training_progress("a share", quiet=True)
     trial = run_trial(setup, point, tmp_path, seed=0, resume=False, progress=progress)
     assert (trial.steps, trial.train_images) == (8, 10)
+
+
+@pytest.mark.parametrize(
+    ("images", "batch_size", "expected"),
+    [
+        (10_000, None, {"vit": (128, 1.414e-3), "cnn": (128, 3e-3)}),  # the CNN's own size: the ViT's recipe has 256
+        (10_000, 64, {"vit": (64, 2e-3), "cnn": (64, 3e-3)}),  # of the user: the learning rates stay
+        (2_000, None, {"vit": (128, 1.414e-3), "cnn": (128, 3e-3)}),
+        (200, None, {"vit": (16, 5e-4), "cnn": (16, 1.061e-3)}),  # 10 steps an epoch, from 256 and from 128
+    ],
+)
+def test_all_points_have_one_batch_size_though_their_presets_differ(images, batch_size, expected):
+    train, test = (digits(part).limit(10) for part in ("train", "test"))
+    several = train.pick(torch.arange(images) % len(train))
+    options = replace(OPTIONS, batch_size=batch_size)
+    setup = StudySetup(KINDS["swin"].points, "elsewhere", several, test, 8, None, torch.device("cpu"), options)
+    recipes = {point.label: setup.recipe(point) for point in KINDS["swin"].points}
+    assert {recipe.batch_size for recipe in recipes.values()} == {expected["vit"][0]}
+    for label, (size, rate) in expected.items():
+        assert (recipes[label].batch_size, recipes[label].learning_rate) == (size, pytest.approx(rate, rel=1e-3))
+    assert recipes["swin"] == recipes["swin-no-shift"]
 
 
 def refuses(match: str, error: type[Exception] = InputError, **changes: object) -> None:
@@ -259,11 +280,15 @@ def test_another_study_is_not_resumed_as_one_of_points(done, tmp_path, monkeypat
     other = tmp_path / "other"
     RunFolder.create("study", out=other, config={**config, "points": config["points"][:1]})
     refuses("expected the points that", resume=other)
+    old = tmp_path / "old"
+    recipes = {name: {**recipe, "batch_size": 7} for name, recipe in config["recipes"].items()}
+    RunFolder.create("study", out=old, config={**config, "recipes": recipes})
+    refuses("expected the recipes that the run began with", resume=old)
 
 
 def test_results_about_other_images_are_refused(done, tmp_path):
     train, test = (digits(part).limit(10) for part in ("train", "test"))
-    setup = StudySetup("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
+    setup = StudySetup(KINDS["pooling"].points, "digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
     with pytest.raises(InputError, match=r"expected the 20 test images of .* found 10"):
         run_trial(
             setup, KINDS["pooling"].points[0], done / "points" / "cls" / "seed-0", seed=0, resume=True,

@@ -151,15 +151,15 @@ def _resumed(resume: Path, options: StudyOptions) -> tuple[PointsPlan, RunOption
 def _setup(plan: PointsPlan, run: RunOptions) -> StudySetup:
     """The images, loaded once for all points, and the device."""
     # the input's size decides how photographs are cropped; it is the same for all points
-    first = KINDS[plan.kind].points[0]
-    size = untrained(first.preset, classes=("0",), image_size=plan.image_size).preprocessing
+    points = KINDS[plan.kind].points
+    size = untrained(points[0].preset, classes=("0",), image_size=plan.image_size).preprocessing
     train, test = (
         load_data(plan.data, part=part, preprocessing=size, data_dir=run.data_dir, seed=run.seed).limit(
             run.limit, seed=run.seed
         )
         for part in _PARTS
     )
-    return StudySetup(plan.data, train, test, plan.epochs, plan.image_size, resolve_device(run.device), run)
+    return StudySetup(points, plan.data, train, test, plan.epochs, plan.image_size, resolve_device(run.device), run)
 
 
 def _folder(plan: PointsPlan, options: StudyOptions, setup: StudySetup, run: RunOptions) -> RunFolder:
@@ -174,7 +174,7 @@ def _folder(plan: PointsPlan, options: StudyOptions, setup: StudySetup, run: Run
         "recipes": _recipes(kind, setup),
     }
     if options.resume is not None:
-        needs = dict.fromkeys(("data", "points", "recipes", "plan"))
+        needs = {**dict.fromkeys(("data", "points", "plan")), "recipes": config["recipes"]}
         return RunFolder.reopen(options.resume, needs=needs, config=config)
     return RunFolder.create(
         "study",

@@ -27,7 +27,7 @@ from vitlens.training import checkpoint
 from vitlens.training.bookkeeping import BEST_FILE
 from vitlens.training.loop import fit
 from vitlens.training.metrics import Progress
-from vitlens.training.recipe import Recipe, fitted, override, recipe_for
+from vitlens.training.recipe import Recipe, fitted, override, recipe_for, with_batch_size
 
 RESULT = "result.npz"
 _FIELDS = ("seconds", "images_per_second", "steps", "train_images", "parameters", "flops")
@@ -67,8 +67,10 @@ class _TrialNumbers:
 
 @dataclass(frozen=True)
 class StudySetup:
-    """The settings of all trainings of a study: the images, the epochs, the size of the input, and the options."""
+    """The settings of all trainings of a study: the points, the images, the epochs, the size of the input, and the
+    options."""
 
+    points: tuple[Point, ...]
     data: str
     train: Split
     test: Split
@@ -94,14 +96,19 @@ class StudySetup:
     def recipe(self, point: Point) -> Recipe:
         """The point's recipe: the preset's for this data, with the study's epochs and one evaluation at the end.
 
-        Without stochastic depth, which would confound the number of blocks. Batches are smaller where there are few
-        images, unless --batch-size sets their size.
+        Without stochastic depth, which would confound the number of blocks. All points have the smallest batch size
+        that any of their recipes has for so many images, so that all are trained for as many steps; --batch-size sets
+        another.
         """
-        changes = {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0, **point.recipe}
+        own = self._own_recipe(point)
         if self.options.batch_size is not None:
-            changes["batch_size"] = self.options.batch_size
-        recipe = override(recipe_for(point.preset, self.data), changes)
-        return recipe if "batch_size" in changes else fitted(recipe, len(self.train))
+            return override(own, {"batch_size": self.options.batch_size})
+        sizes = [fitted(self._own_recipe(other), len(self.train)).batch_size for other in self.points]
+        return with_batch_size(own, min(sizes))
+
+    def _own_recipe(self, point: Point) -> Recipe:
+        changes = {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0, **point.recipe}
+        return override(recipe_for(point.preset, self.data), changes)
 
     def images(self, point: Point, *, seed: int) -> Split:
         """The training images of the point."""
