@@ -88,12 +88,16 @@ def test_a_bomb_is_refused_by_its_list_of_contents(tmp_path):
 
 
 def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
-    arrays = {"a": np.arange(3), "b": np.array(["x", "yz"]), "c": np.zeros((0, 5)), "d": np.array(True)}
+    arrays = {
+        "a": np.arange(3), "b": np.array(["x", "yz"]), "c": np.zeros((0, 5)), "d": np.array(True),
+        "e": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "f": np.arange(6.0).reshape(2, 3),
+        "g": np.array(["", ""]), "h": np.arange(4, dtype=">i4"),
+    }  # fmt: skip
     np.savez(tmp_path / "a.npz", **arrays)
     found = read_archive(tmp_path / "a.npz")
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
         np.testing.assert_array_equal(found[name], array)
     assert list(read_archive(tmp_path / "a.npz", keys=("b", "z"))) == ["b"]
 
