@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.figures.reading import cut_off, pixels
+from vitlens.display import protected
 from vitlens.figures.style import SERIES, WIDE, heading, round_ticks, sheet, shortened, styled, tick_words
 
 
@@ -49,6 +50,20 @@ def test_user_settings_neither_change_nor_matter():
         other = drawn()
         assert dict(matplotlib.rcParams) == before
     np.testing.assert_array_equal(pixels(other), plain)
+
+
+def test_the_asterisks_of_a_name_are_drawn_wherever_it_stands():
+    @styled
+    def named(name: str) -> Figure:
+        figure = sheet(3.0, 2.0)
+        axes = figure.add_subplot(title=name, xlabel=name)
+        axes.plot([0, 1], [0, 1], label=name)
+        axes.set_yticks([0, 1], labels=[name, "x"])
+        axes.legend()
+        return figure
+
+    np.testing.assert_array_equal(pixels(named(protected("a*b`c"))), pixels(named("a*b`c")))
+    assert (pixels(named("a*b`c")) != pixels(named("a b c"))).any()
 
 
 def test_settings_come_back_after_an_error():

@@ -22,7 +22,7 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
-from vitlens.display import escape, visible
+from vitlens.display import escape, unprotected, visible
 
 WIDE: Final = 7.2  # inch
 HALF: Final = 3.5  # inch
@@ -157,8 +157,11 @@ def shortened(name: str, length: int = 18) -> str:
 
 
 def drawable(text: str) -> str:
-    """A text in which characters without a glyph, and invisible ones, are replaced by their escapes."""
-    lines = (visible(line) for line in text.split("\n"))
+    """A text in which characters without a glyph, and invisible ones, are replaced by their escapes.
+
+    Escapes of asterisks and backticks, which only markdown needs, are removed.
+    """
+    lines = (visible(line) for line in unprotected(text).split("\n"))
     return "\n".join("".join(char if _has_glyph(char) else escape(char) for char in line) for line in lines)
 
 

@@ -113,7 +113,6 @@ def _draw(spec: FigureSpec, files: Mapping[str, Path], folder: Path) -> None:
     """Draw one figure into its files, by format."""
     figure = spec.draw()
     _require_bounded(figure, spec.name, folder)
-    unprotect(figure)
     _save(figure, files)
 
 
@@ -124,18 +123,6 @@ def _save(figure: "Figure", files: Mapping[str, Path]) -> None:
         # without a salt, the ids inside an svg are drawn at random
         with write_atomically(path) as temporary, rc_context({"svg.hashsalt": "vitlens"}):
             figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_undated(form))
-
-
-def unprotect(figure: "Figure") -> None:
-    """Remove from a figure's texts the escapes that only markdown needs."""
-    from matplotlib.text import Text
-
-    from vitlens.display import unprotected
-
-    for text in figure.findobj(Text):
-        words = text.get_text()
-        if words != unprotected(words):
-            text.set_text(unprotected(words))
 
 
 def _require_bounded(figure: "Figure", name: str, folder: Path) -> None:

@@ -42,7 +42,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits, read_as
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.publish import publish, read, unprotect
+from vitlens.commands.scaffold.publish import publish, read
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
 from vitlens.errors import InputError
@@ -252,7 +252,6 @@ def _write_panels(record: Record) -> None:
     """Each image of the panels with its maps as a single file, panels/001.png ..., for slides."""
     for index, image in enumerate(sheet_images(record).get(PANELS, ())):
         figure = drawn_sheet(record, [image], f"{image.file}: {methods_words(record)}")
-        unprotect(figure)
         path = inside(record.folder, PANELS, f"{index + 1:03}.png")
         with write_atomically(path) as temporary:
             figure.savefig(temporary, dpi=_DOTS_PER_INCH)
