@@ -1,6 +1,6 @@
 """Which factor of a controlled comparison mattered beyond the spread of seeds: verdicts, findings and limits."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from vitlens.commands.study.record import (
@@ -9,6 +9,7 @@ from vitlens.commands.study.record import (
     DIFFERENCE,
     DIFFERENCES,
     POINTS,
+    RECIPES,
     STEP,
     STEPS,
     TRIALS,
@@ -68,22 +69,33 @@ def limits(record: Record) -> Iterator[Sentence]:
     costly, cheap = (choose(rows, key=lambda row: row.flops) for choose in (max, min))
     if costly.flops > cheap.flops:
         factor = costly.flops / cheap.flops
+        reached = [record.metric(ACCURACY(model=row.label)) for row in (costly, cheap)]
+        high, low = (f"{100 * accuracy.value:.1f} %" for accuracy in reached)
         yield Sentence(
-            f"The points differ in cost, too: `{costly.words}` takes {number(factor)} times the operations of "
-            f"`{cheap.words}` (counted by torch: matrix products and convolutions), so a gain may be one of size.",
-            (costly, cheap, factor),
+            f"The points differ in cost, too: `{costly.words}`, with an accuracy of {high}, takes {number(factor)} "
+            f"times the operations of `{cheap.words}`, with {low} (counted by torch: matrix products and "
+            "convolutions), so a gain may be one of computation.",
+            (costly, cheap, factor, *reached),
         )
-    presets = {row.preset for row in rows}
-    yield Sentence(
-        f"The {len(rows)} points share {len(presets)} recipe{'' if len(presets) == 1 else 's'}, chosen for whole "
-        "models: a point that lacks parts may do better with another learning rate.",
-        (*rows, len(presets)),
-    )
+    yield _recipes(record, rows)
     speeds = [row.images_per_second for row in rows]
     yield Sentence(
         f"Training speeds, from {number(min(speeds))} to {number(max(speeds))} images a second, were measured on this "
         "machine; other programs running on it reduce them.",
         rows,
+    )
+
+
+def _recipes(record: Record, rows: Sequence[PointRow]) -> Sentence:
+    """The recipes that the points share, by their learning rates."""
+    presets = {row.preset for row in rows}
+    settings = [row for row in record.rows(RECIPES) if row.setting == "learning_rate"]
+    rates = [f"{rate:g}" for rate in sorted({float(row.value) for row in settings})]
+    many, several = ("s" if len(each) > 1 else "" for each in (presets, rates))
+    return Sentence(
+        f"The {len(rows)} points share {len(presets)} recipe{many}, chosen for whole models, with the learning "
+        f"rate{several} {' and '.join(rates)}: another may suit a point better, above all one that lacks parts.",
+        (*rows, len(presets), *settings),
     )
 
 
