@@ -44,7 +44,7 @@ def _checked(typechecker: Callable[..., Any], subject: Any) -> Any:
         has_shapes = any("jaxtyping" in repr(kind) for kind in subject.__annotations__.values())
         return once_a_form(typechecker, subject) if has_shapes else subject
     if dataclasses.is_dataclass(subject) and "__init__" in vars(subject):
-        subject.__init__ = once_a_form(typechecker, subject.__init__)  # type: ignore[misc]
+        subject.__init__ = once_a_form(typechecker, subject.__init__)
     return subject
 
 
@@ -87,11 +87,11 @@ def form(value: object, depth: int = _DEEP) -> Hashable:
     """What the check of a value depends on: its type, and shape and type of the numbers of a tensor or array."""
     kind = type(value)
     if kind is torch.Tensor or kind is np.ndarray or isinstance(value, torch.Tensor):
-        return kind, value.shape, value.dtype  # type: ignore[attr-defined]
+        return kind, value.shape, value.dtype
     if kind is str:
         return value
     if depth and kind is dict:
-        items = islice(value.items(), _ITEMS)  # type: ignore[attr-defined]
+        items = islice(value.items(), _ITEMS)
         return kind, tuple([(form(key, depth - 1), form(item, depth - 1)) for key, item in items])
     if depth and isinstance(value, (tuple, list)):
         length = len(value) if isinstance(value, tuple) else bool(value)
