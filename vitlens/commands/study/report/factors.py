@@ -90,7 +90,7 @@ def _recipes(record: Record, rows: Sequence[PointRow]) -> Sentence:
     """The recipes that the points share, by their learning rates."""
     presets = {row.preset for row in rows}
     settings = [row for row in record.rows(RECIPES) if row.setting == "learning_rate"]
-    rates = [f"{rate:g}" for rate in sorted({float(row.value) for row in settings})]
+    rates = list(dict.fromkeys(row.value for row in settings))
     many, several = ("s" if len(each) > 1 else "" for each in (presets, rates))
     return Sentence(
         f"The {len(rows)} points share {len(presets)} recipe{many}, chosen for whole models, with the learning "
