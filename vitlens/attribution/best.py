@@ -4,14 +4,18 @@ image before it is given.
 Gradient-weighted rollout (G) covers all layers but separates several objects in view poorly; GradCAM (C) separates
 them but on some models points beside the object; HiResCAM with LibraGrad's gradients (N) lies between the two. Each is
 made alike between patches that attend alike (S² of the upper two thirds of the layers, affinity.py) and divided by its
-mean. Their product V = S²G · (S²C⁺ + S²N⁺) says where the object is, but not which of its patches count most; the maps
-that are not smoothed do. So there are three candidates (B: along each axis 3/4 of a patch and 1/8 of each neighbour):
+mean. Their product V = S²G · (S²C⁺ + S²N⁺) says where the object is. R = (V⁶ · G)^⅙ is made alike by half once more,
+between patches of similar tokens at the target layer (T: the softmax of 5 times the cosine of tokens less their mean),
+and blurred a little (B: along each axis 3/4 of a patch and 1/8 of each neighbour). Which of the object's patches count
+most is another question: e is each patch's share of the logit's first-order change, from one step of integrated
+gradients near a blurred image as the baseline (Sundararajan 2017). There are three candidates:
 
-    smooth: (4/5 R + 1/5 BR)ᵖ with R = (V⁶ · G)^⅙        sharp: V³ · G · (C⁺ + N⁺)        rollout: G
+    smooth: ((R' + 3/2 e)⁺)ᵖ with R' = (4/5 + 1/5 B) (1/2 + 1/2 T) R over its greatest value
+    sharp: V³ · G · (C⁺ + N⁺)       rollout: G
 
-The smooth one is given, unless the image says otherwise: each candidate's highest 25 and 50 % of the patches are kept,
-the rest is blurred, and where the target is more probable by MARGIN with those of another one, that one is given.
-The power p, from 1 to 4, decides how much the highest patches stand out, not the order of patches (_contrasted).
+The smooth one is given, unless the image says otherwise: each candidate's higher half of the patches is kept, the rest
+is blurred, and where the target is more probable by MARGIN with those of another one, that one is given. The power p,
+from 1 to 4, decides how much the highest patches stand out, not the order of patches (_contrasted).
 benchmarks/best_map.md has the sets that the choice of all this looked at, those kept aside, and what is not reached.
 """
 
@@ -21,15 +25,19 @@ from typing import Final
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
-from vitlens.analysis.attention.affinity import normalised, patch_attention, refined
+from vitlens.analysis.attention.affinity import Affinity, normalised, patch_attention, refined
 from vitlens.analysis.attention.chain import Chain, without_autocast
 from vitlens.analysis.attention.gradients import with_module_gradients
 from vitlens.analysis.attention.relevance import gradient_rollout_maps
-from vitlens.analysis.faithfulness.masking import logits_without_patches
+from vitlens.analysis.faithfulness.defaults import SUBSTRATE
+from vitlens.analysis.faithfulness.masking import logits_without_patches, substrate_images
+from vitlens.analysis.faithfulness.resampled import on_grid
 from vitlens.attribution.cam import gradcam, hirescam
+from vitlens.attribution.gradients import pixel_gradients
 from vitlens.attribution.refinement import evidence
-from vitlens.attribution.target_layer import layer_gradients, target_layer
+from vitlens.attribution.target_layer import ChannelMaps, layer_gradients, target_layer
 from vitlens.lens.libra import libra_gradients
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
@@ -40,17 +48,22 @@ _LEAST_POWER, _GREATEST_POWER = 1.0, 4.0  # of the smooth map
 _SPREAD: Final = 0.15  # of its values over the patches: at 1/N one patch alone is not 0, at 1 all are equal
 _HALVINGS: Final = 20  # of the interval that holds the power
 _BLURRED: Final = 0.2  # the share of B
-_SHARES: Final = (0.25, 0.5)  # of the patches that are kept
+_SHARPNESS: Final = 5.0  # of T: by what the cosine is multiplied
+_ALIKE: Final = 0.5  # the share of T
+_EFFECT_WEIGHT: Final = 1.5  # of e, whose absolute values sum to 1, beside R', which is at most 1
+_UNBLURRED: Final = 0.1  # the share of the image in the one at which the gradient of e is taken; the rest is blurred
+_KEPT: Final = 0.5  # the share of the patches that are kept
 
 
 @dataclass(frozen=True)
 class _Parts:
     """On the grid of patches: where (V), and the maps that are not smoothed: rollout (G), and agreed (C⁺ + N⁺), each
-    divided by its mean."""
+    divided by its mean; alike: T (batch, patches, patches)."""
 
     where: Maps
     rollout: Maps
     agreed: Maps
+    alike: Affinity
 
 
 def best_maps(model: Model, images: Images, targets: Labels) -> Maps:
@@ -60,14 +73,12 @@ def best_maps(model: Model, images: Images, targets: Labels) -> Maps:
     over one sequence of tokens.
     """
     parts = _parts(model, images, targets)
-    smooth = _smooth(parts)
-    others = (parts.where**_SHARP_POWER * parts.rollout * parts.agreed, parts.rollout)
-    chosen, most = smooth, _kept(model, images, targets, smooth) + MARGIN
-    for other in others:
-        kept = _kept(model, images, targets, other)
-        chosen = torch.where((kept > most)[:, None, None], other, chosen)
-        most = torch.maximum(kept, most)
-    return chosen
+    smooth = _smooth(parts, effects(model, images, targets))
+    candidates = torch.stack([smooth, parts.where**_SHARP_POWER * parts.rollout * parts.agreed, parts.rollout])
+    kept = _kept(model, images, targets, candidates)
+    kept[0] += MARGIN
+    found: Maps = candidates[kept.argmax(0), torch.arange(len(images), device=candidates.device)]
+    return found
 
 
 def _parts(model: Model, images: Images, targets: Labels) -> _Parts:
@@ -87,13 +98,40 @@ def _parts(model: Model, images: Images, targets: Labels) -> _Parts:
         )
         first, second = (evidence(refined(cam, similarity)) for cam in cams)
         where = evidence(refined(rollout, similarity)) * (first + second)
-    return _Parts(where, evidence(rollout), evidence(cams[0]) + evidence(cams[1]))
+        alike = alike_tokens(layer.as_maps(output).float())
+    return _Parts(where, evidence(rollout), evidence(cams[0]) + evidence(cams[1]), alike)
 
 
-def _smooth(parts: _Parts) -> Maps:
+def alike_tokens(tokens: ChannelMaps) -> Affinity:
+    """T of tokens (batch, dim, rows, columns): how much each patch takes from each other one; rows sum to 1."""
+    flat = tokens.flatten(2)
+    unit = F.normalize(flat - flat.mean(2, keepdim=True), dim=1)
+    return (_SHARPNESS * (unit.mT @ unit)).softmax(-1)
+
+
+def effects(model: Model, images: Images, targets: Labels) -> Maps:
+    """e: each patch's share of the logit's first-order change from the blurred image to the image, signed.
+
+    The absolute values of an image sum to 1, or are all 0.
+    """
+    blurred = substrate_images(images, SUBSTRATE)
+    change = images - blurred
+    gradient = pixel_gradients(model, blurred + _UNBLURRED * change, targets)
+    found = on_grid((gradient.float() * change).sum(1), model.layout.grid)
+    return found / found.abs().sum((1, 2), keepdim=True).clamp_min(torch.finfo(found.dtype).tiny)
+
+
+def _smooth(parts: _Parts, effect: Maps) -> Maps:
     """The smooth candidate."""
     root = (parts.where**_SMOOTH_POWER * parts.rollout) ** (1 / _SMOOTH_POWER)
-    return _contrasted(torch.lerp(root, _with_neighbours(_with_neighbours(root).mT).mT, _BLURRED))
+    alike = torch.lerp(root, (parts.alike @ root.flatten(1).unsqueeze(-1)).view_as(root), _ALIKE)
+    blurred = torch.lerp(alike, _with_neighbours(_with_neighbours(alike).mT).mT, _BLURRED)
+    return _contrasted((_unit(blurred) + _EFFECT_WEIGHT * effect).clamp_min(0))
+
+
+def _unit(maps: Maps) -> Maps:
+    """Each map divided by its greatest value; 0 where it is."""
+    return maps / maps.amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
 
 
 def _contrasted(maps: Maps) -> Maps:
@@ -102,7 +140,7 @@ def _contrasted(maps: Maps) -> Maps:
     The spread of values m over N patches is (Σ m)² / (N Σ m²). Without this bound a map of few patches would show one
     or two of them and nothing else.
     """
-    unit = maps / maps.amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
+    unit = _unit(maps)
     low = unit.new_full((len(unit), 1, 1), _LEAST_POWER)
     high = torch.full_like(low, _GREATEST_POWER)
     for _ in range(_HALVINGS):
@@ -119,11 +157,14 @@ def _with_neighbours(maps: Maps) -> Maps:
     return 0.75 * maps + (torch.cat([left, maps[..., :-1]], -1) + torch.cat([maps[..., 1:], right], -1)) / 8
 
 
-def _kept(model: Model, images: Images, targets: Labels, maps: Maps) -> Float[Tensor, " batch"]:
-    """The target's probability with the patches that a map ranks highest, the rest blurred, mean over _SHARES."""
-    ranks = maps.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    removed = torch.cat([ranks >= round(share * ranks.shape[1]) for share in _SHARES])
-    which = torch.arange(len(images), device=images.device).repeat(len(_SHARES))
+def _kept(
+    model: Model, images: Images, targets: Labels, candidates: Float[Tensor, "candidates batch _ _"]
+) -> Float[Tensor, "candidates batch"]:
+    """The target's probability with the share _KEPT of the patches that a candidate ranks highest, the rest blurred."""
+    count = len(candidates)
+    ranks = candidates.flatten(2).argsort(dim=2, descending=True, stable=True).argsort(dim=2)
+    removed = (ranks >= round(_KEPT * ranks.shape[2])).flatten(0, 1)
+    which = torch.arange(len(images), device=images.device).repeat(count)
     logits = logits_without_patches(model, images, which, removed, grid=model.layout.grid)
-    found = logits.float().softmax(-1).gather(1, targets.repeat(len(_SHARES))[:, None].to(logits.device))
-    return found.view(len(_SHARES), -1).mean(0)
+    found = logits.float().softmax(-1).gather(1, targets.repeat(count)[:, None].to(logits.device))
+    return found.view(count, -1).to(candidates.device)
