@@ -79,7 +79,8 @@ _ENTRIES: Final = (
         name="best",
         title="combined map (best)",
         description="where gradient-weighted rollout, GradCAM and HiResCAM agree, tested on the image",
-        paper="vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020, Mehri 2025, Sundararajan 2017",
+        paper="vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020, Mehri 2025, "
+        "Sundararajan 2017",
         function="vitlens.attribution.best:best_maps",
         resolution="patch",
         refined=True,
