@@ -1,5 +1,6 @@
 """Shared fixtures. Every annotation with a shape in vitlens is checked while tests run (jaxtyping, beartype)."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests.typechecker import install
 
 install("vitlens")
 save_little()
+gc.set_threshold(50_000, 20, 20)  # a tenth of the tests' time went into walking through what stays anyway
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
