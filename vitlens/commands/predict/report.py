@@ -22,7 +22,7 @@ _ROWS: Final = 50  # of the report's table; results.json has them all
 def report(record: Record) -> Document:
     """The most probable classes of each image."""
     rows = record.rows(PREDICTIONS)
-    part = f" (the first {_ROWS} of {len(rows)})" if len(rows) > _ROWS else ""
+    part = f" of the first {_ROWS} of {len(rows):,} images" if len(rows) > _ROWS else ""
     table = Table.of(
         f"Predictions{part}",
         rows[:_ROWS],

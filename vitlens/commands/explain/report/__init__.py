@@ -217,9 +217,10 @@ def _image_table(record: Record) -> Table:
     if any(row.target is not None for row in shown):
         columns |= _answer_columns(shown)
     columns["label"] = tuple(row.label for row in shown)
-    extent = f" (the first {_ROWS} of {len(rows):,}; all are in results.json)" if len(rows) > _ROWS else ""
     explained = any(has_classifier(record, alias) for alias in record.aliases)
-    title = f"Images{', predictions and targets' if explained else ''}{extent}"
+    title = "Images, predictions and targets" if explained else "Images"
+    if len(rows) > _ROWS:
+        title += f": the first {_ROWS}, all {len(rows):,} in results.json"
     return Table(title, tuple(columns), tuple(zip(*columns.values())))
 
 

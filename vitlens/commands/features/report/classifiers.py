@@ -115,7 +115,7 @@ def _by_layer(caption: str, rows: Sequence[DepthRow]) -> Table:
         (row.model, row.title, row.dim, *(cells.get((*key, classifier)) for classifier in classifiers))
         for key, row in layers.items()
     ]
-    more = f" (the first {ROWS} of {len(lines)} layers)" if len(lines) > ROWS else ""
+    more = f": the first {ROWS} of {len(lines):,} layers" if len(lines) > ROWS else ""
     return Table(caption + more, ("model", "layer", "dim", *map(classifier_name, classifiers)), tuple(lines[:ROWS]))
 
 
