@@ -1,5 +1,6 @@
 """The record of `vitlens explain` holds what the functions compute."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,22 @@ def test_each_model_gets_the_methods_defined_for_it(tiny_vit, tiny_cnn, pictures
         "explain_tiny-cnn.png",
         "explain_tiny-vit.png",
     ]
+
+
+def test_progress_counts_passes_up_to_its_total(tiny_vit, tmp_path, monkeypatch):
+    done: list[int] = []
+    totals: dict[str, int] = {}
+
+    @contextmanager
+    def recorded(what, total, *, unit="images", quiet=False):
+        totals[f"{what}: {unit}"] = total
+        yield done.append
+
+    monkeypatch.setattr("vitlens.commands.explain.measure.progress", recorded)
+    run([tiny_vit], tmp_path / "out", data="digits", method=("attention", "occlusion"))
+    (total,) = [count for name, count in totals.items() if name.endswith(": passes")]
+    assert sum(done) == total
+    assert max(done) > 10 * min(done)  # occlusion is slower, and says so
 
 
 def test_the_default_methods_and_all_of_them(tiny_vit, tiny_cnn):

@@ -8,7 +8,7 @@ from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.cli.main import run
 from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.options import AblateOptions
-from vitlens.commands.explain.parts import explain_parts
+from vitlens.commands.explain.parts import explain_parts, passes
 from vitlens.commands.scaffold import expected
 from vitlens.commands.scaffold.expected import Load, Pace, Part, advice, pace_of, seconds_of
 from vitlens.commands.scaffold.options import RunOptions
@@ -69,6 +69,15 @@ def test_maps_cost_what_the_registry_says():
     assert (others.forwards, others.shorter) == (2 * 2 * 10 * 4 * 10, "--other-substrates none")
     assert (steady.forwards, steady.backwards, steady.shorter) == (512 * 40, 40, "--no-stability")
     assert (composites.forwards, composites.shorter) == (512 * 50, "--composites none")
+
+
+def test_a_map_in_passes_is_what_the_parts_count():
+    for method in ("gradcam", "rise", "best", "attention"):
+        for views, times in ((1, None), (4, None), (2, "relevance")):
+            one = passes(method, views=views, times=times)
+            (maps,) = explain_parts([method], 1, verify=False, counterfactuals=False, views=views, times=times)
+            assert one == max(1, round(maps.forwards + 3 * maps.backwards))
+    assert passes("rise") > 50 * passes("gradcam")
 
 
 def test_removals_cost_about_what_they_are_measured_to(tiny_vit):

@@ -16,6 +16,7 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
 
 _SEARCHED: Final = 16  # passes of the search for a counterfactual, by image and method, about
+_BOTH: Final = 3  # forward passes that take as long as one forward and backward pass, about
 
 
 def explain_parts(
@@ -58,6 +59,12 @@ def explain_parts(
             yield Part("stability", forwards * disturbed, backwards * disturbed, "--no-stability")
         if composites:
             yield Part("composites", forwards * composites, backwards * composites, "--composites none")
+
+
+def passes(method: str, *, views: int = 1, times: str | None = None) -> int:
+    """The map of one image in forward passes of about the same time; views and times as for `explain_parts`."""
+    entries = [ATTRIBUTIONS[name] for name in (method, *((times,) if times else ()))]
+    return max(1, round(views * sum(entry.forwards + _BOTH * entry.backwards for entry in entries)))
 
 
 def _randomised(entry: Attribution) -> int:

@@ -20,7 +20,7 @@ from vitlens.commands.explain.measure.maps import attribution_maps, image_rows, 
 from vitlens.commands.explain.measure.methods import chosen_methods, methods_of, refinement_of
 from vitlens.commands.explain.measure.subject import subject
 from vitlens.commands.explain.options import NONE, ExplainOptions
-from vitlens.commands.explain.parts import choice_part, composite_maps, costliest, explain_parts
+from vitlens.commands.explain.parts import choice_part, composite_maps, costliest, explain_parts, passes
 from vitlens.commands.explain.record import (
     AGREEMENTS,
     IMAGES,
@@ -39,7 +39,7 @@ from vitlens.commands.scaffold.explorer.measure import explorer_row
 from vitlens.commands.scaffold.explorer.record import EXPLORER, ExplorerRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.scaffold.progress.bar import Advance, progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
 from vitlens.commands.scaffold.targets import chosen_targets
@@ -159,6 +159,10 @@ def _chosen(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOptions
     return replace(work, methods=(method,))
 
 
+def _scaled(advance: Advance, cost: int) -> Advance:
+    return lambda images: advance(images * cost)
+
+
 def _print_expected(works: Sequence[_Work], options: ExplainOptions) -> None:
     parts = [
         (
@@ -197,13 +201,16 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
     classes = work.targets
     if classes is None and model.has_classifier:
         classes = logits.argmax(-1)
-    with progress(f"Explaining {model.alias}", len(work.methods) * len(split), quiet=run.quiet) as advance:
+    costs = {name: passes(name, views=refinement.views, times=refinement.times) for name in work.methods}
+    total = len(split) * sum(costs.values())  # images would be no measure of time: a map takes 1 pass or 500
+    with progress(f"Explaining {model.alias}", total, unit="passes", quiet=run.quiet) as advance:
         maps = [
             attribution_maps(
-                model, split, classes, name, engine=options.engine, refinement=refinement, options=run, advance=advance
+                model, split, classes, name, engine=options.engine, refinement=refinement, options=run,
+                advance=_scaled(advance, cost),
             )
-            for name in work.methods
-        ]
+            for name, cost in costs.items()
+        ]  # fmt: skip
     write_maps(folder, model, split, maps, drawn=drawn)
     rows.methods.extend(method_row(model, attribution, options.engine, refinement) for attribution in maps)
     rows.images.extend(image_rows(model, split, logits, classes))

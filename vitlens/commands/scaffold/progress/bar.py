@@ -51,7 +51,9 @@ def progress(
             bar.update(task, completed=done, rate=rate)
         elif now - shown >= LINE_EVERY:
             shown = now
-            console.print(f"{what}: {done} of {total} {unit}, {rate}", highlight=False, markup=False, soft_wrap=True)
+            console.print(
+                f"{what}: {done:,} of {total:,} {unit}, {rate}", highlight=False, markup=False, soft_wrap=True
+            )
 
     try:
         yield advance
