@@ -19,6 +19,8 @@ from vitlens.uncertainty import Estimate
         (Estimate(12345.6, unit=""), "12,346"),
         (None, "–"),
         (0.12345, "0.123"),
+        (999.4, "999"),
+        (-999.6, "-1,000"),
         (12345, "12,345"),
         ("a b", "a b"),
     ],

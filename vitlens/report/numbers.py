@@ -33,7 +33,7 @@ def number(value: float, digits: int | None = None) -> str:
     if digits is not None:
         text = f"{value:.{digits}f}"
         return text.removeprefix("-") if float(text) == 0 else text
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"  # .3g makes 1e+03 of it
 
 
 def in_time(seconds: float) -> str:

@@ -59,3 +59,5 @@ def test_rate_and_time_left() -> None:
     assert rate_and_left(10, 100, 5.0, "images") == "2 images/s, 0:45 left"
     assert rate_and_left(1, 7201, 1.0, "steps") == "1 steps/s, 2:00:00 left"
     assert rate_and_left(0, 5, 3.0, "images") == "0 images/s, 0:00 left"
+    assert rate_and_left(14_800, 44_400, 10.0, "images") == "1,480 images/s, 0:20 left"
+    assert rate_and_left(999, 1998, 10.0, "images") == "99.9 images/s, 0:10 left"

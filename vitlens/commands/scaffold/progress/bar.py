@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from vitlens.deadline import require_time
 from vitlens.display import for_terminal
+from vitlens.report.numbers import number
 
 Advance = Callable[[int], None]
 
@@ -68,4 +69,4 @@ def rate_and_left(done: int, total: int, seconds: float, unit: str) -> str:
     left = round((total - done) / rate) if rate else 0
     hours, minutes = divmod(left // 60, 60)
     clock = f"{hours}:{minutes:02}:{left % 60:02}" if hours else f"{minutes}:{left % 60:02}"
-    return f"{rate:.3g} {unit}/s, {clock} left"
+    return f"{number(rate)} {unit}/s, {clock} left"
