@@ -36,7 +36,7 @@ def explain_parts(
     substrates: the number of others; composites: maps on them; views: of each image; times: the method whose maps all
     others are multiplied by.
     """
-    computed = [ATTRIBUTIONS[name] for each in methods for name in (each, *((times,) if times else ()))]
+    computed = _computed(methods, times)
     forwards = views * sum(method.forwards for method in computed)
     backwards = views * sum(method.backwards for method in computed)
     slow = [name for name in methods if ATTRIBUTIONS[name].slow]
@@ -63,8 +63,12 @@ def explain_parts(
 
 def passes(method: str, *, views: int = 1, times: str | None = None) -> int:
     """The map of one image in forward passes of about the same time; views and times as for `explain_parts`."""
-    entries = [ATTRIBUTIONS[name] for name in (method, *((times,) if times else ()))]
-    return max(1, round(views * sum(entry.forwards + _BOTH * entry.backwards for entry in entries)))
+    return max(1, round(views * sum(entry.forwards + _BOTH * entry.backwards for entry in _computed((method,), times))))
+
+
+def _computed(methods: Sequence[str], times: str | None) -> list[Attribution]:
+    """The methods whose maps are made, the one that all are multiplied by once for each."""
+    return [ATTRIBUTIONS[name] for each in methods for name in (each, *((times,) if times else ()))]
 
 
 def _randomised(entry: Attribution) -> int:
