@@ -345,7 +345,7 @@ def test_initial_weights() -> None:
         elif "norm" in name:
             assert (parameter == 1).all(), name
         else:
-            others = {"patch_embed.proj.weight": 48**-0.5, "pos_embed": model.config.position_spread}
+            others = {"patch_embed.proj.weight": 48**-0.5, "pos_embed": 0.02}
             spread = others.get(name, 0.02)  # of positions and tokens cut off at twice that, which leaves 0.88 of it
             assert parameter.std().item() == pytest.approx(spread, rel=0.2), name
     for name, other in build(VIT_PRESETS["vit-tiny"]).named_parameters():

@@ -210,8 +210,8 @@ def _norm(config: ViTConfig) -> nn.Module:
     return nn.LayerNorm(config.dim, eps=NORM_EPSILON) if config.norm else nn.Identity()
 
 
-def _token(count: int, dim: int, spread: float = 0.02) -> nn.Parameter:
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, dim), std=spread, a=-2 * spread, b=2 * spread))
+def _token(count: int, dim: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, dim), std=0.02, a=-0.04, b=0.04))
 
 
 def _positions(config: ViTConfig) -> Tensor | None:
@@ -220,7 +220,7 @@ def _positions(config: ViTConfig) -> Tensor | None:
     if config.positions in FIXED:
         return nn.Buffer(fixed_positions(config.positions, grid=grid, prefix=prefix, dim=config.dim), persistent=False)
     learned = config.positions == "learned"
-    return _token(prefix + config.layout.patches, config.dim, config.position_spread) if learned else None
+    return _token(prefix + config.layout.patches, config.dim) if learned else None
 
 
 def _initialise(module: nn.Module) -> None:

@@ -29,11 +29,10 @@ class ViTConfig:
     the MLP over dim. pooling: the classifier's input, "cls" (a CLS token) or "mean" (no CLS token; the mean of the
     patches, then the final norm). registers: learned extra tokens (Darcet 2024); distillation: a second token and head
     for a teacher (Touvron 2021). dropout: on tokens, projections and MLP; attention_dropout: on the weights; drop_path:
-    of the last block, growing linearly from 0 in the first. position_spread: standard deviation of the initial
-    positions; in a short training it should be near that of the patch embeddings, as 0.02 has hardly any effect for
-    many steps. positions: of the patches, "learned" (one vector each), "sine" (fixed sines and cosines of the patch's
-    number, Vaswani 2017) or "sine-2d" (of its column and its row, as in MAE, He 2022), or "none"; True and False, which
-    earlier files have, are "learned" and "none". attention, mlp, residual, norm: False removes that part.
+    of the last block, growing linearly from 0 in the first. positions: of the patches, "learned" (one vector each),
+    "sine" (fixed sines and cosines of the patch's number, Vaswani 2017) or "sine-2d" (of its column and its row, as in
+    MAE, He 2022), or "none"; True and False, which earlier files have, are "learned" and "none". attention, mlp,
+    residual, norm: False removes that part.
     norm_first: the norm stands before each branch (pre-norm, Dosovitskiy 2021); False: after each addition (post-norm,
     Vaswani 2017), with no final norm.
     """
@@ -49,7 +48,6 @@ class ViTConfig:
     registers: _Blocks = 0
     distillation: bool = False
     positions: bool | Positions = "learned"
-    position_spread: float = 0.02
     qkv_bias: bool = True
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -117,8 +115,6 @@ def _check_parts(config: ViTConfig) -> None:
             f"expected dim divisible by {step} with positions {config.positions!r}, found {config.dim}; try "
             f"{-(-config.dim // step) * step}"
         )
-    if config.position_spread <= 0:
-        raise InputError(f"expected position_spread above 0, found {config.position_spread}")
     if config.pooling not in POOLINGS:
         raise InputError(f"expected pooling 'cls' or 'mean', found {config.pooling!r}")
     if config.distillation and config.pooling != "cls":
@@ -133,9 +129,9 @@ def _check_parts(config: ViTConfig) -> None:
 
 VIT_PRESETS: Final[Mapping[str, ViTConfig]] = MappingProxyType(
     {
-        "vit-micro": ViTConfig(dim=128, depth=6, heads=4, position_spread=1.0),
-        "vit-mini": ViTConfig(dim=128, depth=4, heads=4, position_spread=1.0),
-        "vit-tiny": ViTConfig(dim=192, depth=6, heads=3, position_spread=1.0),
+        "vit-micro": ViTConfig(dim=128, depth=6, heads=4),
+        "vit-mini": ViTConfig(dim=128, depth=4, heads=4),
+        "vit-tiny": ViTConfig(dim=192, depth=6, heads=3),
         "vit-tiny-224": ViTConfig((224, 224), (16, 16), dim=192, depth=12, heads=3, classes=1000),
         "vit-small-224": ViTConfig((224, 224), (16, 16), dim=384, depth=12, heads=6, classes=1000),
         "vit-base-224": ViTConfig((224, 224), (16, 16), dim=768, depth=12, heads=12, classes=1000),
