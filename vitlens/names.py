@@ -40,6 +40,7 @@ Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
 AnimationFormat = Literal["gif", "mp4"]
 TrackerName = Literal["tensorboard", "wandb"]
+SelfChecks = Literal["all", "few"]  # of attacks
 
 PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
 BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)

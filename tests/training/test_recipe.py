@@ -5,7 +5,7 @@ import pytest
 
 from vitlens.errors import InputError
 from vitlens.names import PRESETS
-from vitlens.training.recipe import FINE_TUNING, RECIPES, Recipe, fitted, override, recipe_for
+from vitlens.training.recipe import FINE_TUNING, RECIPES, Recipe, equal_budgets, fitted, override, recipe_for
 
 
 def test_every_preset_has_a_recipe_and_one_for_digits() -> None:
@@ -25,11 +25,21 @@ def test_the_pair_comes_before_the_preset_and_the_preset_before_fine_tuning() ->
     assert recipe_for("timm:vit_tiny_patch16_224", "digits") is FINE_TUNING
 
 
-def test_an_override_clears_what_was_measured_unless_the_value_is_the_same() -> None:
-    recipe = Recipe(measured="90 %")
-    assert override(recipe, {"epochs": 3}).measured == ""
-    assert override(recipe, {"epochs": 3}).epochs == 3
-    assert override(recipe, {"epochs": recipe.epochs}) == recipe
+def test_compared_presets_see_the_same_images_in_as_many_steps() -> None:
+    """On data where their own recipes differ in passes, batches and augmentation."""
+    presets = ("vit-micro", "resnet20", "vit-tiny-224")
+    budgets = equal_budgets(presets, "cifar10")
+    recipes = [override(recipe_for(preset, "cifar10"), budgets[preset]) for preset in presets]
+    shared = ("epochs", "batch_size", "crop_padding", "flip", "randaugment", "cutmix", "mixup", "erasing", "views")
+    assert len({tuple(getattr(recipe, name) for name in shared) for recipe in recipes}) == 1
+    assert (recipes[0].epochs, recipes[0].batch_size) == (300, 128)  # the most and the fewest of the three
+    assert recipes[2].learning_rate == pytest.approx(1e-3 * (128 / 1024) ** 0.5, rel=1e-3)
+    assert recipes[1].optimiser == recipe_for("resnet20", "cifar10").optimiser
+    assert {name: dict(changes) for name, changes in equal_budgets(["vit-micro", "resnet20"], "digits").items()} == {
+        "vit-micro": {}, "resnet20": {},
+    }  # fmt: skip
+    few = equal_budgets(["resnet20"], "digits", epochs=1, batch_size=8)
+    assert few == {"resnet20": {"epochs": 1, "batch_size": 8}}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +58,7 @@ def test_an_override_clears_what_was_measured_unless_the_value_is_the_same() -> 
         {"crop_padding": -1},
         {"clip": -0.5},
         {"lr": 1.0},
-        {"measured": "100 %"},
+        {"source": "here"},
     ],
 )
 def test_invalid_settings_are_refused(changes: dict[str, object]) -> None:
@@ -57,9 +67,9 @@ def test_invalid_settings_are_refused(changes: dict[str, object]) -> None:
 
 
 def test_numbers_are_json_without_the_notes() -> None:
-    numbers = Recipe(source="a", measured="b").numbers()
+    numbers = Recipe(source="a").numbers()
     assert json.loads(json.dumps(numbers)) == numbers
-    assert set(numbers) == {field.name for field in dataclasses.fields(Recipe)} - {"source", "measured"}
+    assert set(numbers) == {field.name for field in dataclasses.fields(Recipe)} - {"source"}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +78,7 @@ def test_numbers_are_json_without_the_notes() -> None:
     [(1280, 1, 128), (1279, 1, 64), (400, 1, 32), (48, 1, 8), (3, 1, 8), (48, 16, 16), (3, 500, 128)],
 )
 def test_few_images_get_small_batches_at_a_lower_rate(images, processes, batch):
-    usual = Recipe(batch_size=128, learning_rate=1e-3, measured="90 %")
+    usual = Recipe(batch_size=128, learning_rate=1e-3)
     how = fitted(usual, images, processes=processes)
     assert how.batch_size == batch
     assert how.learning_rate == pytest.approx(1e-3 * (batch / 128) ** 0.5, rel=1e-3)

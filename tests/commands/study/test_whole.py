@@ -27,7 +27,14 @@ def _attacked_a_little(monkeypatch):
     """The attacks of a study, their searches and self-checks are tested where they are made, and so are the checks of
     maps: here few steps and images will do."""
     few = replace(
-        USUAL, explained=("relevance", "gradcam"), attacks=("fgsm",), searched=3, search_steps=4, checked=4, panels=6
+        USUAL,
+        explained=("relevance", "gradcam"),
+        attacks=("fgsm",),
+        searched=3,
+        search_steps=4,
+        checked=4,
+        panels=6,
+        thorough=True,
     )
     monkeypatch.setattr(chapters, "USUAL", few)
     monkeypatch.setattr(checks, "CHECKED", 2)

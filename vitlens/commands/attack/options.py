@@ -18,6 +18,7 @@ from vitlens.commands.scaffold.options import (
 )
 from vitlens.commands.scaffold.parsing import amounts, count_or_counts, one_of
 from vitlens.errors import InputError, UnknownNameError
+from vitlens.names import SelfChecks
 
 _MORE, _PATCH = "Beside the curves", "The patch attack"
 
@@ -35,7 +36,8 @@ class AttackOptions:
     random start; downwards: from the largest epsilon to the first at which an image is still classified correctly;
     predicted: use the models' predictions as labels; resume: the folder of a stopped run of the same models, data and
     options; transfer: also test each model on the adversarial images of the others; inside: also measure maps,
-    attention and block outputs; corruptions: also common corruptions; baseline: alias of the model to which mean
+    attention and block outputs; corruptions: also common corruptions; self_checks: whether every attack is checked in
+    every way, or three checks a model are made; baseline: alias of the model to which mean
     corruption errors are relative (None: the first CNN, else the first model); patch_side: px of the patch attack's
     square (None: a quarter of the shorter side); patch_anywhere: the square need not be aligned with a ViT's patches.
     """
@@ -87,6 +89,12 @@ class AttackOptions:
         "--inside/--no-inside", "Maps, attention and block outputs before and after.", default=True, panel=_MORE
     )
     corruptions: bool = option("--corruptions/--no-corruptions", "Also common corruptions.", default=True, panel=_MORE)
+    self_checks: SelfChecks = option(
+        "--self-checks",
+        "all, or few: gradients, more steps of the strongest attack, one step against many.",
+        default="all",
+        panel=_MORE,
+    )
     baseline: str | None = option(
         "--baseline",
         "Model that mean corruption errors are relative to.",

@@ -1,6 +1,7 @@
 """How compared models were trained, as far as it is known: data, epochs, augmentation."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from vitlens.commands.scaffold.folder import RunFolder
@@ -8,36 +9,23 @@ from vitlens.commands.scaffold.trainings import TRAINING, Budget
 from vitlens.commands.scaffold.unseen import training_run
 from vitlens.files import RunRecord
 from vitlens.models.model import Model
-from vitlens.names import PRESETS
-from vitlens.training.recipe import Recipe, recipe_for
+from vitlens.names import BUNDLED, PRESETS
+from vitlens.training.recipe import Recipe
 
-# benchmarks/bundle.py: the commands that made the pair; digits has 5,388 training scenes in an epoch
-_BUNDLED: Final = {"vit-digits": ("vit-micro", 20), "cnn-digits": ("resnet20", 10)}
-_DIGITS: Final = 5388
+# benchmarks/bundle.py, which trained the pair: both models alike
+_BUNDLED: Final = Budget(
+    "", "random weights", "digits", images=4788, epochs=110, steps=4070, batch_size=128, augmentation="crop 2 px",
+    seed=0, teacher="none",
+)  # fmt: skip
 
 
 def budget_of(model: Model) -> Budget:
-    """How a model was trained, from the folder of its run; for the bundled pair from the commands that made it."""
+    """How a model was trained, from the folder of its run; for the bundled pair as benchmarks/bundle.py made it."""
     alias, name = model.alias, model.provenance.name
     if model.provenance.weights == "random":
         return Budget(alias, start="random weights", epochs=0, steps=0)
-    if name in _BUNDLED:
-        preset, epochs = _BUNDLED[name]
-        recipe = recipe_for(preset, "digits")
-        steps = epochs * (_DIGITS // recipe.batch_size)
-        augmentation = augmentation_words(recipe.numbers())
-        return Budget(
-            alias,
-            "random weights",
-            "digits",
-            _DIGITS,
-            epochs,
-            steps,
-            recipe.batch_size,
-            augmentation,
-            seed=0,
-            teacher="none",
-        )
+    if name in BUNDLED:
+        return replace(_BUNDLED, model=alias)
     run = training_run(model)
     return Budget(alias) if run is None else budget_of_run(alias, run)
 

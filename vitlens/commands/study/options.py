@@ -21,7 +21,8 @@ _KIND: Final = "Controlled comparison (--kind)"
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """models: a ViT and a CNN; a preset is trained first (empty: vit-micro and resnet20); data: digits by default;
+    """models: a ViT and a CNN (empty: the bundled pair); presets are trained first, with one budget; data: digits by
+    default;
     images: files and folders without labels, for trained models; predicted: ablation and attacks use the models'
     predictions as labels; kind: instead a controlled comparison of small models trained with several seeds, the only
     kind that can be resumed; full: with more methods, attacks and images; cache: whether chapters of earlier studies
@@ -29,7 +30,7 @@ class StudyOptions:
 
     models: tuple[str, ...] = argument(
         "MODEL...",
-        "A ViT and a CNN, of which presets are trained first (default: vit-micro and resnet20 on digits).",
+        "A ViT and a CNN (default: vit-digits and cnn-digits); presets are trained first, with equal budgets.",
         default=(),
         complete="model",
     )

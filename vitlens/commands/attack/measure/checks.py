@@ -59,6 +59,8 @@ def checked(work: ModelAttack, swept: Sequence[SweptAttack]) -> list[Check]:
         return []
     images, labels = work.images(right), work.labels[right]
     checks = [gradients_not_zero(work.model, images, labels)]
+    if work.options.self_checks == "few":
+        return [*checks, *_of_strongest(work, swept, images, labels)]
     title = f"checking the attacks on {work.model.alias}"
     with progress(title, len(swept), unit="attacks", quiet=work.run.quiet) as advance:
         for result in swept:
@@ -67,6 +69,24 @@ def checked(work: ModelAttack, swept: Sequence[SweptAttack]) -> list[Check]:
                 checks.append(_from_below(work, result, right))
             advance(1)
     return [*checks, *_in_order([result.outcome for result in swept], [result.attack for result in swept])]
+
+
+def _of_strongest(work: ModelAttack, swept: Sequence[SweptAttack], images: Tensor, labels: Tensor) -> Iterator[Check]:
+    """More steps of the strongest attack that has them, and that attack against one without."""
+    able = [result for result in swept if "more steps" in _planned(work, result)]
+    for strongest in sorted(able, key=lambda result: ATTACKS[result.attack].strong)[-1:]:
+        if ATTACKS[strongest.attack].kind == "budget":
+            yield _more_steps(work, strongest, images, labels)
+        of_pairs = _in_order([result.outcome for result in swept], [result.attack for result in swept])
+        yield from [check for check in of_pairs if strongest.outcome.name in check.attack.split(", ")][:1]
+
+
+def _more_steps(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Tensor) -> Check:
+    """At the largest epsilon that leaves an image correct, where more steps could break more."""
+    outcome, steps = swept.outcome, steps_of(ATTACKS[swept.attack], work.options)
+    open_ = [epsilon for epsilon in outcome.epsilons if outcome.robust(epsilon).any()]
+    epsilon = max(open_, default=outcome.epsilons[0])
+    return more_steps(outcome.name, attempt_of(work, swept.attack), images, labels, epsilon=epsilon, steps=steps)
 
 
 def _of_attack(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Tensor) -> Iterator[Check]:
@@ -99,7 +119,7 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Te
         yield same_distances(slug, attempt, *searched, epsilon=everything, steps=steps)
         yield every_image_broken(swept.outcome)
     elif "more steps" in planned:
-        yield more_steps(slug, attempt, images, labels, epsilon=swept.outcome.epsilons[0], steps=steps)
+        yield _more_steps(work, swept, images, labels)
         yield unlimited_budget(slug, attempt, images, labels, epsilon=everything)
 
 

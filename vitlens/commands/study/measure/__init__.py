@@ -27,10 +27,11 @@ from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.support import require_supported
+from vitlens.names import BUNDLED
+from vitlens.training.recipe import equal_budgets
 
 __all__ = ["measure"]
 
-DEFAULT_MODELS: Final = ("vit-micro", "resnet20")
 NEED_LABELS: Final = ("evaluate", "compare", "features")  # chapters that are left out without labels
 
 
@@ -54,7 +55,7 @@ def measure(options: StudyOptions) -> Path:
 
 def _measure_whole(options: StudyOptions) -> Path:
     """Run all chapters, each a run folder of its own; returns the report's path."""
-    names = options.models or DEFAULT_MODELS
+    names = options.models or BUNDLED
     require_rule(names)
     named = parse_models(names)
     if options.images and options.data:
@@ -77,7 +78,9 @@ def _measure_whole(options: StudyOptions) -> Path:
         for table in TABLES:
             folder.write(table, [])
         chapters = Chapters(folder.path, images, options.model_options, run, cache=options.cache, full=options.full)
-        ready = [chapters.trained(model, options.epochs) for model in named]
+        presets = [model.name for model in named if trained_first(model, options.model_options)]
+        budgets = equal_budgets(presets, str(data), epochs=options.epochs, batch_size=run.batch_size)
+        ready = [chapters.trained(model, budgets[model.name]) if model.name in budgets else model for model in named]
         models = chapters.load(ready)
         write_trainings(folder, models)
         chapters.check_ahead(models)

@@ -1,6 +1,6 @@
 """The chapters of a whole study: one command after another on its models, each with its own run folder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.evaluate.options import EvaluateOptions
-from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.options import NONE, ExplainOptions
 from vitlens.commands.explain.parts import explain_parts
 from vitlens.commands.features.measure.images import default_bank, features_parts
 from vitlens.commands.features.options import FeaturesOptions
@@ -34,7 +34,7 @@ from vitlens.commands.study.measure.depth import FULL, PROFILED, USUAL, Depth, s
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
-from vitlens.names import FEWEST_FOR_MEAN, PRESETS, Replacement
+from vitlens.names import FEWEST_FOR_MEAN, PRESETS, Replacement, SelfChecks
 
 
 def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
@@ -60,12 +60,11 @@ class Chapters(ChapterRunner):
         self.images, self.model_options, self.depth = images, model_options, FULL if full else USUAL
         self.replacements: tuple[Replacement, ...] = ()  # the default of the command
 
-    def trained(self, model: ModelName, epochs: int | None) -> ModelName:
-        """A name that can be loaded: for a preset, the run folder of the chapter that trains it."""
-        if not trained_first(model, self.model_options):
-            return model
-        line = f"train {model.name} --data {self.images.data}"
-        recipe = RecipeChanges(epochs=epochs)
+    def trained(self, model: ModelName, budget: Mapping[str, object]) -> ModelName:
+        """A preset's name as that of the run folder of the chapter that trains it; budget: changes to its recipe."""
+        changed = "".join(f" --set {name}={value}" for name, value in budget.items())
+        line = f"train {model.name} --data {self.images.data}{changed}"
+        recipe = RecipeChanges(other=budget)
         self.run(
             "train", model.alias, line, lambda run: TrainOptions(model.name, self.images.data, recipe=recipe, run=run)
         )
@@ -112,7 +111,8 @@ class Chapters(ChapterRunner):
         if others and labelled:
             self._compare(as_typed(vits[0]), as_typed(others[0]))
         self._attack(names, self.depth.attacks, self.depth.attacked, "")
-        self._attack(names, ("cw",), self.depth.searched, "cw", "--steps", str(self.depth.search_steps))
+        if self.depth.searched:
+            self._attack(names, ("cw",), self.depth.searched, "cw", "--steps", str(self.depth.search_steps))
         if labelled:
             self._features(names)
         self._profile(names)
@@ -131,10 +131,14 @@ class Chapters(ChapterRunner):
         self.run("rollout", alias, template.format("rollout"), lambda run: RolloutOptions(name, run=run, **common))
         self.run("stats", alias, template.format("stats"), lambda run: StatsOptions((name,), run=run, **common))
         kinds = self.replacements
-        line = f"ablate {name} {self.images.typed_with_labels}{' --replace ' + ','.join(kinds) if kinds else ''}"
+        ablated = self._at_most(self.depth.ablated)
+        replaced = f" --replace {','.join(kinds)}" if kinds else ""
+        line = f"ablate {name} {self.images.typed_with_labels}{replaced} --limit {ablated}"
         self.run(
             "ablate", alias, line,
-            lambda run: AblateOptions(name, predicted=predicted, replace=kinds, run=run, **common),
+            lambda run: AblateOptions(
+                name, predicted=predicted, replace=kinds, run=replace(run, limit=ablated), **common
+            ),
         )  # fmt: skip
 
     def _explain(self, model: ModelName, methods: tuple[str, ...]) -> None:
@@ -142,12 +146,13 @@ class Chapters(ChapterRunner):
         if not methods:
             return
         name, limit = as_typed(model), self._at_most(self.depth.checked)
-        line = f"{self._line('explain', [name])} --method {','.join(methods)} --verify --limit {limit}"
+        quick = "" if self.depth.thorough else f" --other-substrates {NONE} --no-stability"
+        line = f"{self._line('explain', [name])} --method {','.join(methods)} --verify{quick} --limit {limit}"
         self.run(
             "explain", model.alias, line,
             lambda run: ExplainOptions(
                 (name,), method=methods, verify=True, run=replace(run, limit=limit), model_options=self.model_options,
-                **self.images.options,
+                **({"other_substrates": (NONE,), "stability": False} if quick else {}), **self.images.options,
             ),
         )  # fmt: skip
 
@@ -165,16 +170,18 @@ class Chapters(ChapterRunner):
     def _attack(self, names: Sequence[str], attacks: tuple[str, ...], images: int, part: str, *more: str) -> None:
         """The robustness of all models on a part of the images; C&W alone, without what the first run measures."""
         limit, alone = self._at_most(images), bool(part)
+        checks: SelfChecks = "all" if self.depth.thorough else "few"
         words = (*more, *(("--no-corruptions", "--no-transfer", "--no-inside") if alone else ()))
         line = (
             f"attack {' '.join(names)} {self.images.typed_with_labels} --attack {','.join(attacks)} "
-            f"{''.join(f'{word} ' for word in words)}--limit {limit}"
+            f"{''.join(f'{word} ' for word in words)}--self-checks {checks} --limit {limit}"
         )
         self.run(
             "attack", "", line,
             lambda run: AttackOptions(
                 tuple(names), **self.images.options, attacks=attacks, steps=int(more[1]) if more else None,
                 corruptions=not alone, transfer=not alone, inside=not alone, predicted=self.images.predicted,
+                self_checks=checks,
                 model_options=self.model_options, run=replace(run, limit=limit),
             ),
             part=part,
@@ -194,12 +201,13 @@ class Chapters(ChapterRunner):
         )  # fmt: skip
 
     def _profile(self, names: Sequence[str]) -> None:
-        """The costs of all models, on a few batch sizes."""
-        line = f"profile {' '.join(names)} --batch-sizes {','.join(map(str, PROFILED))}"
+        """The costs of all models."""
+        sizes = () if self.depth.thorough else (PROFILED,)
+        line = f"profile {' '.join(names)}{''.join(f' --batch-sizes {size}' for size in sizes)}"
         self.run(
             "profile", "", line,
             lambda run: ProfileOptions(
-                tuple(names), batch_sizes=PROFILED, model_options=self.model_options, run=replace(run, limit=None)
+                tuple(names), batch_sizes=sizes, model_options=self.model_options, run=replace(run, limit=None)
             ),
         )  # fmt: skip
 

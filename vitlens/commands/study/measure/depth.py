@@ -7,7 +7,7 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.models.model import Model
 from vitlens.models.support import meets
 
-PROFILED: Final = (1, 8, 32)  # batch sizes
+PROFILED: Final = 32  # batch size
 _STUDIED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)
 _QUICK: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied or not entry.slow)
 
@@ -16,36 +16,42 @@ _QUICK: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.stud
 class Depth:
     """Numbers of images unless said otherwise.
 
-    explained: methods whose maps are checked; checked: images on which they are; compared: whose maps are compared;
-    panels: shown side by side; developed: whose attention is shown over all layers; featured: whose features are read;
+    explained: methods whose maps are checked; ablated: on which every unit is ablated; checked: on which maps are;
+    compared: whose maps are compared; panels: shown side by side; developed: whose attention is shown over all layers;
+    featured: whose features are read;
     bank: training images of their classifiers; attacks: by name, on attacked images; searched: on which C&W searches
-    for the smallest perturbation, with so many steps in each of its searches.
+    for the smallest perturbation (0: it is left out), with so many steps in each of its searches; thorough: whether
+    maps and attacks are checked in every way, and speed is measured at every batch size.
     """
 
     explained: tuple[str, ...] = _STUDIED
-    checked: int = 50
-    compared: int = 100
-    panels: int = 50
+    ablated: int = 200
+    checked: int = 40
+    compared: int = 60
+    panels: int = 24
     developed: int = 24
     featured: int = 1000
     bank: int = 5000
     attacks: tuple[str, ...] = ("fgsm", "pgd", "low-frequency")
-    attacked: int = 100
-    searched: int = 8
-    search_steps: int = 40
+    attacked: int = 60
+    searched: int = 0
+    search_steps: int = 100
+    thorough: bool = False
 
 
 USUAL: Final = Depth()
 FULL: Final = Depth(  # --full
     explained=_QUICK,
+    ablated=10_000,
     checked=200,
     compared=500,
+    panels=50,
     featured=10_000,
     bank=50_000,
     attacks=("fgsm", "pgd", "low-frequency", "auto"),
     attacked=500,
     searched=100,
-    search_steps=100,
+    thorough=True,
 )
 
 
