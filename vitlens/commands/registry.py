@@ -77,7 +77,7 @@ _ENTRIES: Final = (
     ),
     Command(
         "study",
-        "Train a ViT and a CNN (or take yours) and write one report of every analysis; --kind trains one comparison.",
+        "Every analysis of a ViT and a CNN (yours or the bundled pair) in one report; --kind trains one comparison.",
         "vitlens study",
         "Inspect",
         needs=("classifier", "maps", "chain", "statistics", "heads", "features"),
