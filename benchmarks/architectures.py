@@ -44,7 +44,7 @@ TIMM = (
     "crossvit_tiny_240", "pit_ti_224", "volo_d1_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256",
     "swinv2_cr_tiny_224", "hiera_tiny_224", "mvitv2_tiny", "pvt_v2_b0", "twins_svt_small", "nest_tiny", "davit_tiny",
     "coat_lite_tiny", "maxvit_tiny_tf_224", "levit_128s", "mobilevit_xxs", "edgenext_xx_small", "efficientformer_l1",
-    "vitamin_small_224", "mixer_s16_224", "convnext_atto", "resnet18",
+    "vitamin_small_224", "eva02_base_patch16_clip_224", "mixer_s16_224", "convnext_atto", "resnet18",
 )  # fmt: skip
 TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convnext_tiny")
 OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")

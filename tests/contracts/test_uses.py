@@ -1,6 +1,7 @@
 """Whatever is done with a model leaves it as it was: after success, after an exception, and within other uses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from inspect import signature
 
 import pytest
@@ -10,6 +11,8 @@ from torch.utils.hooks import RemovableHandle
 
 import vitlens
 from tests.contracts.uses import CASES, ELSEWHERE, ONCE, USES, Break, BrokenError, batch_of, state_of, unsettled
+from tests.lens.tiny import CLASSES, shaken
+from tests.models.handwritten import SIZE, SoftmaxViT
 from vitlens.lens.hooks import overridden, watching
 from vitlens.models.model import Model
 
@@ -113,3 +116,51 @@ def test_a_use_within_another_undoes_its_own_alone(use: str, name: str) -> None:
             model(batch)
         assert calls == list(blocks)
     assert state_of(model) == before
+
+
+UNEQUAL = ("intervene", "replay", "profile")  # contexts in which the caller runs the model; times
+PUBLIC = [name for name in USES if name.partition("/")[0] in vitlens.__all__ and name not in UNEQUAL]
+
+
+def in_training(*, attention: bool) -> Model:
+    """A user's module as it is when built: in training mode, with much dropout and with batch statistics."""
+
+    def build() -> nn.Module:
+        if attention:
+            vit = SoftmaxViT(depth=2, drop=0.5)
+            vit.stem = nn.Sequential(vit.stem, nn.BatchNorm2d(vit.stem.out_channels))  # type: ignore[assignment]
+            return vit
+        convolutions = [nn.Conv2d(3, 8, 4, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
+        return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(8, 5))
+
+    module = shaken(build)
+    model = vitlens.wrap(module, image_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3, classes=CLASSES, alias="training")
+    return model.train()
+
+
+def differences(first: object, second: object, where: str = "") -> list[str]:
+    """Where two results differ in a number or a word."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return [] if torch.equal(first.nan_to_num(nan=-7), second.nan_to_num(nan=-7)) else [where]
+    if is_dataclass(first):
+        names = [field.name for field in fields(first)]
+        pairs = [(name, getattr(first, name), getattr(second, name)) for name in names]
+    elif isinstance(first, Mapping) and isinstance(second, Mapping):
+        pairs = [(str(key), value, second[key]) for key, value in first.items()]
+    elif isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        pairs = [(str(number), *each) for number, each in enumerate(zip(first, second, strict=True))]
+    else:
+        comparable = isinstance(first, str | int | float) and first == first
+        return [where] if comparable and first != second else []
+    return [place for name, one, two in pairs for place in differences(one, two, f"{where}.{name}")]
+
+
+@pytest.mark.parametrize("use", PUBLIC)
+def test_a_module_in_training_mode_is_measured_in_evaluation_mode(use: str) -> None:
+    """Twice the same, its batch statistics unchanged, and in training mode again."""
+    model = in_training(attention=bool({"ours", "wrapped"} & set(USES[use].models)))
+    kept = {name: value.clone() for name, value in model.named_buffers()}
+    first, second = (USES[use].run(model, batch_of(model)) for _ in range(2))
+    assert not differences(first, second)
+    assert [name for name, value in model.named_buffers() if not torch.equal(value, kept[name])] == []
+    assert all(module.training for module in model.modules())

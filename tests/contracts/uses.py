@@ -136,10 +136,10 @@ def run_nested(model: Model, batch: Tensor) -> None:
         capture_attention(model, batch)
 
 
-def run_places(model: Model, _batch: Tensor) -> None:
+def run_places(model: Model, _batch: Tensor) -> object:
     """The places of a model that was not looked at before."""
     forget(model)
-    places(model)
+    return places(model)
 
 
 def run_intervene(model: Model, batch: Tensor) -> None:
@@ -170,9 +170,9 @@ def run_capture_graph(model: Model, batch: Tensor) -> None:
     torch.autograd.grad(captured.logits.sum(), list(captured.values()))
 
 
-def run_patch(model: Model, batch: Tensor) -> None:
+def run_patch(model: Model, batch: Tensor) -> object:
     """Every place of the images' run patched by that of another order, each apart."""
-    patch(model, batch, batch.flip(0), places(model).names[:-1])
+    return patch(model, batch, batch.flip(0), places(model).names[:-1])
 
 
 def run_place_replay(model: Model, batch: Tensor) -> None:
@@ -241,21 +241,21 @@ def run_way(model: Model, batch: Tensor, *, method: str) -> None:
     maps_in_one_pass(model, batch, [MethodSettings(method)])
 
 
-def run_explain(model: Model, batch: Tensor, *, method: str) -> None:
+def run_explain(model: Model, batch: Tensor, *, method: str) -> object:
     """An attribution of the predictions."""
-    explain(model, batch, method=method)
+    return explain(model, batch, method=method)
 
 
-def run_attack(model: Model, batch: Tensor, *, method: str) -> None:
+def run_attack(model: Model, batch: Tensor, *, method: str) -> object:
     """One step of an attack that starts from the predictions."""
-    attack(model, batch, "predicted", method=method, steps=1)
+    return attack(model, batch, "predicted", method=method, steps=1)
 
 
-def run_failures(model: Model, batch: Tensor) -> None:
+def run_failures(model: Model, batch: Tensor) -> object:
     """Maps, and causal tests on objects that cover a corner."""
     masks = torch.zeros(len(batch), *batch.shape[-2:], dtype=torch.bool)
     masks[:, : batch.shape[-2] // 2, : batch.shape[-1] // 3] = True
-    failures(model, replace(split_of(model, batch), masks=masks), second=model)
+    return failures(model, replace(split_of(model, batch), masks=masks), second=model)
 
 
 EVERYWHERE = tuple(MODELS)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
+from tests.lens.tiny import images, torchvision_vit
 from vitlens.lens.libra import LibraMode, libra_gradients
 from vitlens.models.model import Model
 
@@ -94,3 +95,35 @@ def test_the_logits_are_those_of_the_plain_model_and_parameters_are_restored() -
     with pytest.raises(ZeroDivisionError), libra_gradients(model):
         raise ZeroDivisionError
     assert all(parameter.requires_grad for parameter in model.module.parameters())
+
+
+def test_gradients_inside_multihead_attention_are_those_of_its_formula() -> None:
+    """torchvision's ViT, and the same weights with attention as a plain call of the kernel."""
+    model = torchvision_vit()
+    module = model.module
+
+    def by_formula(attention: nn.MultiheadAttention) -> Any:
+        def forward(tokens: Tensor, *_args: object, **_options: object) -> tuple[Tensor, None]:
+            projected = F.linear(tokens, attention.in_proj_weight, attention.in_proj_bias)
+            heads = projected.unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+            joined = F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+            return F.linear(joined, attention.out_proj.weight, attention.out_proj.bias), None
+
+        return forward
+
+    def gradient() -> Tensor:
+        pixels = images().requires_grad_()
+        return torch.autograd.grad(model(pixels)[:, 1].sum(), pixels)[0]
+
+    def both() -> tuple[Tensor, Tensor]:
+        plain = gradient()
+        with libra_gradients(model):
+            return plain, gradient()
+
+    plain, libra = both()
+    for attention in module.modules():
+        if isinstance(attention, nn.MultiheadAttention):
+            attention.forward = by_formula(attention)  # type: ignore[method-assign]
+    for found, expected in zip((plain, libra), both()):
+        assert (found - expected).norm() < 1e-5 * expected.norm()
+    assert (libra - plain).norm() > 0.1 * plain.norm()

@@ -1,16 +1,48 @@
-"""What is kept for a model: found once, dropped on request and with the model, never an exception."""
+"""What is kept for a model: found once, on the unchanged model, dropped on request and with the model, never an
+exception."""
 
 import gc
 import weakref
 from threading import Barrier, Thread
 
 import pytest
+import torch
+from torch import Tensor
 
-from tests.lens.tiny import ours
+import vitlens
+from tests.lens.tiny import images, ours
+from vitlens.lens.hooks import watching
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import BlockRemoved, HeadReplaced, KnockedOut, MLPReplaced
+from vitlens.lens.libra import libra_gradients
+from vitlens.lens.observe import observing
 from vitlens.models.memo import Memo, forget, once_per_model, per_model
 from vitlens.models.model import Model
 
 CALLS: list[tuple[str, int]] = []
+SEEN: list[object] = []
+CHANGED = {
+    "heads": lambda model: vitlens.intervene(model, {"blocks.0.head.*": "zero"}),
+    "queries": lambda model: vitlens.intervene(model, {"blocks.0.attention.queries": "zero"}),
+    "mlp": lambda model: vitlens.intervene(model, {"blocks.1.mlp": lambda mlp: 0.5 * mlp}),
+    "removed": lambda model: vitlens.intervene(model, {"blocks.1": "remove"}),
+    "knocked out": lambda model: vitlens.intervene(model, {"blocks.*.attention.weights": vitlens.KnockOut(keys="cls")}),
+    "several": lambda model: intervened(
+        model, [HeadReplaced(0, 1), KnockedOut(0, keys=(0,)), MLPReplaced(0), BlockRemoved(1)]
+    ),
+    "gradients": libra_gradients,
+}
+WATCHED = {
+    "observed": lambda model: observing(model, SEEN.append),
+    "watched": lambda model: watching(model.module, ["patch_embed"], lambda *call: SEEN.append(call)),
+}
+
+
+def logits_and_gradient(model: Model) -> tuple[Tensor, Tensor]:
+    """Of the first class, with respect to the pixels."""
+    pixels = images((32, 48)).requires_grad_()
+    logits = model(pixels)
+    return logits.detach(), torch.autograd.grad(logits[:, 0].sum(), pixels)[0]
 
 
 @per_model
@@ -126,3 +158,52 @@ def test_once_per_model_does_not_keep_a_call_that_raised():
     with pytest.raises(ValueError):
         fact(model)
     assert fact(model) == fact(model) == 2
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_value_is_that_of_the_unchanged_model(change):
+    model, memo = ours(), Memo[tuple[Tensor, Tensor]]()
+    clean = logits_and_gradient(model)
+    with CHANGED[change](model):
+        changed = logits_and_gradient(model)
+        kept = memo.get(model, lambda: logits_and_gradient(model))
+        again = logits_and_gradient(model)
+    assert not all(map(torch.equal, changed, clean)), "nothing was changed"
+    assert all(map(torch.equal, kept, clean))
+    assert all(map(torch.equal, again, changed)), "the change is no longer in force"
+
+
+@pytest.mark.parametrize("watch", WATCHED)
+def test_who_watches_a_model_does_not_see_what_a_value_takes(watch):
+    model, memo = ours(), Memo[object]()
+    SEEN.clear()
+    with WATCHED[watch](model):
+        memo.get(model, lambda: logits_and_gradient(model))
+        assert not SEEN
+        logits_and_gradient(model)
+        assert SEEN
+
+
+@pytest.mark.parametrize("outer", CHANGED)
+@pytest.mark.parametrize("inner", CHANGED)
+def test_a_value_may_change_the_model_to_find_out(outer, inner):
+    """The changes of the computation are in force in it, but not in the values that it asks for, nor afterwards."""
+    model, memo = ours(), Memo[object]()
+    clean = logits_and_gradient(model)
+
+    def compute() -> tuple[Tensor, Tensor]:
+        with CHANGED[inner](model):
+            found = logits_and_gradient(model)
+            nested = memo.get(model, lambda: logits_and_gradient(model), key="nested")
+            assert all(map(torch.equal, nested, clean))
+            assert all(map(torch.equal, logits_and_gradient(model), found))
+            return found
+
+    alone = compute()
+    memo.clear()
+    with CHANGED[outer](model):
+        changed = logits_and_gradient(model)
+        kept = memo.get(model, compute)
+        assert all(map(torch.equal, logits_and_gradient(model), changed))
+    assert all(map(torch.equal, kept, alone))
+    assert all(map(torch.equal, logits_and_gradient(model), clean))

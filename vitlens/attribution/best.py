@@ -90,8 +90,8 @@ def _parts(model: Model, images: Images, targets: Labels) -> _Parts:
     with torch.no_grad(), without_autocast(model.device):
         patch = [call for call in calls if call.site.kind == "patch"]
         upper = patch[len(patch) // 3 :]  # the lower ones see what any image has; a map must change with the upper
-        similarity = normalised(torch.stack([patch_attention(call, model.layout) for call in upper]).sum(0))
-        rollout = gradient_rollout_maps(chain).clamp_min(0)
+        similarity = normalised(torch.stack([patch_attention(call, model.layout) for call in upper]).sum(0)).float()
+        rollout = gradient_rollout_maps(chain).clamp_min(0).float()
         cams = (
             gradcam(layer.as_maps(output).float(), layer.as_maps(gradient).float()).clamp_min(0),
             hirescam(libra.activations.float(), libra.gradients.float()).clamp_min(0),

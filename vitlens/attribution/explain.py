@@ -166,7 +166,7 @@ def _checked(model: Model, images: Images, targets: Labels) -> Labels:
     model.require_classifier()
     if len(targets) != len(images):
         raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
-    wrong = [int(target) for target in targets if not 0 <= target < len(model.classes)]
-    if wrong:
-        raise InputError(f"expected target classes from 0 to {len(model.classes) - 1}, found {wrong[0]}")
+    wrong = targets[(targets < 0) | (targets >= len(model.classes))]  # one wait for the device, as in check_targets
+    if len(wrong):
+        raise InputError(f"expected target classes from 0 to {len(model.classes) - 1}, found {int(wrong[0])}")
     return targets

@@ -8,7 +8,7 @@ once.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.defaults import BASELINE, NOISE, SAMPLES, STEPS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
+from vitlens.models.hooks import overridden
 from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
@@ -203,17 +204,9 @@ def _stem_name(model: Model) -> str | None:
     return readers[0] if close else None
 
 
-@contextmanager
-def _output_replaced(module: nn.Module, output: Tensor) -> Iterator[None]:
+def _output_replaced(module: nn.Module, output: Tensor) -> AbstractContextManager[None]:
     """The module returns this output for any input, without computing."""
-    before = vars(module).get("forward")
-    module.forward = lambda *_: output
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
+    return overridden(module, lambda _forward: lambda *_: output)
 
 
 def _leaf(model: Model, values: Tensor) -> Tensor:

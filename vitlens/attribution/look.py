@@ -12,6 +12,7 @@ from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.heads.specialisation import Given, specialise
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.attribution.explain import explain, preferred_method
+from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.support import meets
@@ -113,7 +114,7 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
     model.require_classifier()
     images = as_images(images)
     size = batch_size or fitting_batch_size(model)
-    with torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         logits = torch.cat([model(batch.to(model.device)).float().cpu() for batch in images.split(size)])
     top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
     method = preferred_method(model)

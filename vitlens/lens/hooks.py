@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attend import attend
 from vitlens.models.hooks import Arguments as Arguments
 from vitlens.models.hooks import Forward as Forward
 from vitlens.models.hooks import Key as Key
+from vitlens.models.hooks import Replaced as Replaced
+from vitlens.models.hooks import ScopedMode as ScopedMode
 from vitlens.models.hooks import arguments as arguments
 from vitlens.models.hooks import as_call as as_call
 from vitlens.models.hooks import first_tensor as first_tensor
@@ -55,7 +56,7 @@ Joined = Callable[[Tensor], Tensor]  # (calls, tokens, heads x head_dim) -> a te
 Keep = Callable[[Tensor, int, int], Tensor]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
 
 
-class InsideAttention(TorchFunctionMode):
+class InsideAttention(ScopedMode):
     """Changes the computation inside one attention module: heads' outputs by `joined`, the attention mask by `keep`.
 
     joined: maps the concatenated heads' outputs, before the output projection; keep: which keys take part (True).
@@ -70,11 +71,9 @@ class InsideAttention(TorchFunctionMode):
         self.joined = joined
         self.keep = keep
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Change the arguments of attention calls; pass every other call through."""
-        args, kwargs = positional(func, args, kwargs or {})
+        args, kwargs = positional(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             with self:  # a mode is not active in its own calls, which must be intercepted here
                 return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)

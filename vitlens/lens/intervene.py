@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vitlens.errors import InputError
@@ -77,15 +77,27 @@ def _attention_changed(model: Model, layer: Layer, changes: list[PreparedInterve
     def keep(like: Tensor, queries: int, keys: int) -> Tensor:
         mask = torch.ones(copies, layer.heads, queries, keys, dtype=torch.bool, device=like.device)
         for copy, knockout in zip(knocked_copies, knocked):
-            rows = [row for row in knockout.queries or range(queries) if row < queries]
-            axes = (knockout.heads or range(layer.heads), rows, knockout.keys or range(keys))
-            index = torch.meshgrid(*map(torch.tensor, axes), indexing="ij")
-            mask[copy][index] = False
+            knock_out(mask[copy], knockout.heads, knockout.queries, knockout.keys)
         return mask if copies == 1 else mask.repeat_interleave(len(like) // copies, 0)
 
     attention = attention_module(model, layer.attention)
     with inside_attention(attention, joined=joined if heads else None, keep=keep if knocked else None):
         yield
+
+
+def knock_out(
+    keep: Bool[Tensor, "heads query key"],
+    heads: Sequence[int] | None,
+    queries: Sequence[int] | None,
+    keys: Sequence[int] | None,
+) -> None:
+    """Set to False where these queries would attend to these keys; None: all, an empty sequence: none.
+
+    Queries that are not computed, as in a replay whose last block computes the first tokens alone, are left out.
+    """
+    given = zip((heads, queries, keys), keep.shape)
+    chosen = ([at for at in (range(count) if axis is None else axis) if at < count] for axis, count in given)
+    keep[torch.meshgrid(*(torch.tensor(axis, dtype=torch.long) for axis in chosen), indexing="ij")] = False
 
 
 def change_heads(outputs: Tensor, layer: Layer, changes: Sequence[PreparedIntervention], copies: int = 1) -> Tensor:

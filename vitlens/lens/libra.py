@@ -14,9 +14,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from vitlens.lens.hooks import SOFTMAX
+from vitlens.lens.hooks import SOFTMAX, ScopedMode, multi_head_attention
 from vitlens.models.model import Model
 
 Rule = Callable[..., Any]  # of the function itself and its arguments
@@ -39,15 +38,17 @@ def libra_gradients(model: Model) -> Iterator[None]:
             parameter.requires_grad_(required.get(name, parameter.requires_grad))
 
 
-class LibraMode(TorchFunctionMode):
+class LibraMode(ScopedMode):
     """Applies LibraGrad's rule to each function that has one. Use through `libra_gradients`."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's own value, with the rule's gradient."""
-        kwargs = kwargs or {}
-        rule = RULES.get(func) if torch.is_grad_enabled() else None
+        if not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:  # a mode is not active in its own calls, and attention has a rule
+                return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)
+        rule = RULES.get(func)
         return func(*args, **kwargs) if rule is None else rule(func, *args, **kwargs)
 
 

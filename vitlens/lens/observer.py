@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import LensError, UnsupportedError
 from vitlens.lens.attend import StagedAttention, attend, attend_and_read
 from vitlens.lens.call import AttentionCall, AttentionInputs, attention_inputs, per_head
-from vitlens.lens.hooks import SOFTMAX, Arguments, multi_head_attention, positional, watching
+from vitlens.lens.hooks import SOFTMAX, Arguments, ScopedMode, multi_head_attention, positional, watching
 from vitlens.lens.site import Site, decide_kind
 from vitlens.lens.windows import windows_of
 from vitlens.models.attention_parts import read_attention
@@ -25,7 +24,7 @@ from vitlens.models.model import Model
 Reducer = Callable[[AttentionCall], None]
 
 
-class AttentionObserver(TorchFunctionMode):
+class AttentionObserver(ScopedMode):
     """Hands every attention call of a model to a reducer, in the order of the forward pass, and keeps no tensor.
 
     heads: the number of heads of each module that has any, by its name; explicit: attention is computed as matrix
@@ -48,11 +47,9 @@ class AttentionObserver(TorchFunctionMode):
         self._seen: list[str] = []  # the module of each call of this forward pass
         self._silent: list[str] = []  # attention modules that ran without a call
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Report attention calls; pass every call through."""
-        args, kwargs = positional(func, args, kwargs or {})
+        args, kwargs = positional(func, args, kwargs)
         if not self._stack or (self.unused and any(name in self.unused for name, _, _ in self._stack)):
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:

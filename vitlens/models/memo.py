@@ -3,7 +3,8 @@
     @per_model
     def layers(model: Model) -> tuple[Layer, ...]: ...
 
-A value must not hold a reference to the model (weakref.ref where needed): the model would never be freed.
+A value must not hold a reference to the model (weakref.ref where needed): the model would never be freed. It is that
+of the unchanged model, also where it is first asked for inside an intervention, which has no effect on it.
 """
 
 from collections.abc import Callable, Hashable
@@ -12,6 +13,7 @@ from threading import Lock
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
+from vitlens.models.hooks import unchanged
 from vitlens.models.model import Model
 
 P = ParamSpec("P")
@@ -33,12 +35,13 @@ class Memo(Generic[T]):
         _MEMOS.add(self)
 
     def get(self, model: Model, compute: Callable[[], T], *, key: Hashable = None) -> T:
-        """The value kept for a model and key; computed where there is none."""
+        """The value kept for a model and key; computed on the unchanged model where there is none."""
         with self._lock:
             values = self._values.setdefault(model, {})
             if key in values:
                 return values[key]
-        value = compute()
+        with unchanged():
+            value = compute()
         with self._lock:
             return values.setdefault(key, value)
 

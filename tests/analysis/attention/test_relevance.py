@@ -20,7 +20,9 @@ from vitlens.analysis.attention.relevance import (
     relevance,
     relevance_matrix,
 )
+from vitlens.analysis.attention.rollout import rollout
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.hooks import watching
 from vitlens.models.model import Model
 
 
@@ -303,3 +305,16 @@ def test_nothing_is_left_behind_by_a_wrong_target():
     with torch.no_grad():  # as in a command
         assert relevance(model, batch).sum() > 0
         assert not torch.is_grad_enabled()
+
+
+def test_passes_with_gradients_take_a_third_of_the_images(monkeypatch):
+    """What is kept for the backward pass is about three times what a forward pass needs."""
+    monkeypatch.setattr("vitlens.analysis.attention.chain.fitting_batch_size", lambda _model: 6)
+    model, sizes = ours(), []
+    batch = images((32, 48), batch=6)
+    whole = relevance(model, batch)
+    with watching(model.module, [""], before=lambda _, arguments: sizes.append(len(arguments[0]))):
+        rollout(model, batch)
+        assert sizes == [6]
+        torch.testing.assert_close(relevance(model, batch), whole)
+    assert sizes == [6, 2, 2, 2]

@@ -13,12 +13,14 @@ from vitlens.analysis.attention.rollout import (
     discard_lowest,
     fuse,
     rollout,
+    rollout_by_layer,
     rollout_matrix,
     rollout_of,
     rollout_row,
 )
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture_attention
+from vitlens.lens.hooks import watching
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 from vitlens.names import FUSIONS
@@ -322,3 +324,16 @@ def test_an_unknown_fusion_names_the_known():
     object.__setattr__(options, "fusion", "men")  # the type checker of the tests would stop it at the constructor
     with pytest.raises(UnknownNameError, match="no fusion 'men'; did you mean 'mean'"):
         options.__post_init__()
+
+
+def test_up_to_each_layer_from_one_pass(deep):
+    """The rollout of a layer is that of the layers below; the model is run once for all."""
+    model, batch = deep
+    passes = []
+    with watching(model.module, [""], before=lambda *call: passes.append(call)):
+        rollout(model, batch)
+        once = len(passes)
+        found = rollout_by_layer(model, batch)
+    assert len(passes) == 2 * once
+    torch.testing.assert_close(found[:, -1], rollout(model, batch))
+    assert not torch.allclose(found[:, 0], found[:, -1])

@@ -117,3 +117,18 @@ def test_other_substrates(substrate):
     maps = torch.rand(2, 4, 3)
     assert along_map(model, batch, maps, substrate=substrate).removed.shape == (2, 4, 3)
     assert by_search(model, batch, substrate=substrate).removed.shape == (2, 4, 3)
+
+
+def test_a_search_holds_the_logits_of_few_variants(monkeypatch):
+    """The same sets, however many images are tried at once."""
+    model, batch = ours(), images((32, 48), batch=4)
+    whole, seen = by_search(model, batch), []
+
+    def watched(*args: object, **options: object) -> Tensor:
+        seen.append(logits_without_patches(*args, **options))
+        return seen[-1]
+
+    monkeypatch.setattr("vitlens.analysis.faithfulness.counterfactual.SETS_AT_ONCE", 12)
+    monkeypatch.setattr("vitlens.analysis.faithfulness.counterfactual.logits_without_patches", watched)
+    assert torch.equal(by_search(model, batch).removed, whole.removed)
+    assert max(map(len, seen)) == 12

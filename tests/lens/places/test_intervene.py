@@ -193,6 +193,17 @@ def test_a_knock_out_of_every_key_leaves_nothing():
     torch.testing.assert_close(nothing, changed(model, batch, {"blocks.0.head.*": "zero"}), **SAME)
 
 
+@pytest.mark.parametrize("knocked", [{"keys": []}, {"queries": []}, {"heads": []}])
+def test_a_knock_out_of_nothing_changes_nothing(knocked):
+    """Also from a kept clean pass, which once took none for all."""
+    model, batch = ours(), images((32, 48))
+    nothing = {WEIGHTS: KnockOut(**knocked)}
+    clean = changed(model, batch, {})
+    torch.testing.assert_close(changed(model, batch, nothing), clean, **SAME)
+    with vitlens.replay(model, batch) as kept:
+        torch.testing.assert_close(kept.run([nothing])[0], clean, **SAME)
+
+
 @pytest.mark.parametrize("name", ATTENTIVE)
 def test_a_block_removed_passes_its_input_on(name):
     model = MODELS[name]()

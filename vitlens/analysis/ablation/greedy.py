@@ -15,7 +15,6 @@ from vitlens.analysis.attention.gradients import check_targets
 from vitlens.errors import InputError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
-from vitlens.lens.replay_check import method_of
 from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.shapes import Images, Labels
@@ -56,7 +55,6 @@ def greedy_order(
     """
     if every < 1 or not units:
         raise InputError(f"expected units, and at least 1 removed in a round, found {len(units)} and {every}")
-    method_of(model)  # determined and cached on the unchanged model
     size = batch_size or fitting_batch_size(model)
     others = images[other_images(len(images), seed=seed).to(images.device)] if replace == "resample" else images
     batches = [

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.attention.gradients import Rules, with_gradients
 from vitlens.analysis.attention.readout import readout_row
 from vitlens.devices import evaluating
@@ -121,17 +121,17 @@ def chained(
 def over_batches(
     model: Model,
     images: Images,
-    follow: Callable[[Chain], Maps],
+    follow: Callable[[Chain], Tensor],
     *,
     targets: Labels | None = None,
     gradient: bool = False,
     rules: Rules = "plain",
     readout: Readout | None = None,
-) -> Maps:
-    """One map an image, computed in batches that fit in memory."""
+) -> Tensor:
+    """The maps of each image, computed in batches that fit in memory."""
     if targets is not None and len(targets) != len(images):
         raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
-    size = fitting_batch_size(model)
+    size = max(1, fitting_batch_size(model) // (BACKWARD if gradient else 1))
     parts = []
     for start in range(0, len(images), size):
         own = None if targets is None else targets[start : start + size]

@@ -180,11 +180,8 @@ def rollout_by_layer(
     depth, settings = chain_length(model, images[:1]), RolloutSettings(alpha=alpha)
     readout: Readout = "mean" if model.anatomy.readout in (None, "pool") else model.anatomy.readout
 
-    def up_to(layer: int) -> Maps:
-        def follow(chain: Chain) -> Maps:
-            calls = tuple(call for call in chain.calls if call.site.layer <= layer)
-            return chain.as_map(rollout_of(replace(chain, calls=calls), settings))
+    def follow(chain: Chain) -> Float[Tensor, "batch layers rows columns"]:
+        lower = (tuple(call for call in chain.calls if call.site.layer <= layer) for layer in range(depth))
+        return torch.stack([chain.as_map(rollout_of(replace(chain, calls=calls), settings)) for calls in lower], 1)
 
-        return over_batches(model, images, follow, readout=readout)
-
-    return torch.stack([up_to(layer) for layer in range(depth)], 1)
+    return over_batches(model, images, follow, readout=readout)

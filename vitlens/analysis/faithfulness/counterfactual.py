@@ -21,6 +21,7 @@ from vitlens.names import Substrate
 from vitlens.shapes import Images, Labels, Logits
 
 LENGTHS_AT_ONCE = 8  # numbers of patches tried in one batch: few are computed beyond the first that succeeds
+SETS_AT_ONCE = 256  # variants whose logits are held by a search
 CANDIDATES = 16  # patches tried in a greedy step: those with the lowest margin when last tried
 
 
@@ -162,6 +163,18 @@ class _Variants:
         )
         return logits.view(count, sets, -1)
 
+    def margins(
+        self, which: Labels, removed: Bool[Tensor, "images sets patches"], prediction: Labels
+    ) -> tuple[Float[Tensor, "images sets"], Int[Tensor, "images sets"]]:
+        """The margin and the predicted class without each set; the logits of a few images are held at a time."""
+        size = max(1, SETS_AT_ONCE // removed.shape[1])
+        parts = []
+        for few, sets, own in zip(which.split(size), removed.split(size), prediction.split(size)):
+            logits = self.of(few, sets).float()
+            parts.append((_margins(logits, own), logits.argmax(-1)))
+        margins, classes = zip(*parts)
+        return torch.cat(margins), torch.cat(classes)
+
     def predictions(self) -> Labels:
         """The predictions for the whole images."""
         every = torch.arange(len(self.images), device=self.images.device)
@@ -178,14 +191,13 @@ def _one_step(
     tried_next = tried.topk(count, dim=1, largest=False).indices  # those with the lowest margins
     sets = state.removed[left].unsqueeze(1).repeat(1, count, 1)
     sets.scatter_(2, tried_next.unsqueeze(-1), torch.ones_like(tried_next, dtype=torch.bool).unsqueeze(-1))
-    answers = variants.of(left, sets)
-    margins = _margins(answers, prediction[left])
+    margins, predicted = variants.margins(left, sets, prediction[left])
     best = margins.argmin(1)
     state.margins[left[:, None], tried_next] = margins
     chosen = tried_next.gather(1, best[:, None]).squeeze(1)
     state.removed[left, chosen] = True
     state.when[left, chosen], state.steps = step, step + 1
-    now = answers.gather(1, best[:, None, None].expand(-1, 1, answers.shape[-1])).squeeze(1).argmax(-1)
+    now = predicted.gather(1, best[:, None]).squeeze(1)
     state.turned[left] = now
     return left[now == prediction[left]]
 

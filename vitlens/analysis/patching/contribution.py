@@ -25,7 +25,7 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Tokens
 from vitlens.summary import Summary
 
-TOLERANCE = 1e-3  # of the largest logit: the greatest error of the sum of the contributions
+TOLERANCE = 1e-3  # fp32, of the largest logit: the greatest error of the sum of the contributions
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,7 +113,7 @@ def read_by_depth(model: Model, images: Images, blocks: Sequence[str]) -> Float[
             logits = model(images)
         lens = torch.stack([logits_from(model, stream, blocks=blocks) for stream in streams], dim=1)
     difference = (lens[:, -1] - logits).abs().max().item()
-    if not difference <= TOLERANCE * max(1.0, logits.abs().max().item()):
+    if not difference <= _tolerance(model) * max(1.0, logits.abs().max().item()):
         raise UnsupportedError(
             f"expected a classifier that reads the output of the last block, {blocks[-1]}, found logits of "
             f"{model.alias} that differ by {difference:.1e}; try vitlens ablate, which needs none"
@@ -181,10 +181,15 @@ def _reads(model: Model) -> list[int] | None:
     return [*model.layout.positions("cls"), *model.layout.positions("distillation")]
 
 
+def _tolerance(model: Model) -> float:
+    """Of the largest logit; of a module in bf16 or fp16 that of its rounding, as `survey` has it."""
+    return max(TOLERANCE, 4 * float(torch.finfo(model.mean.dtype).eps))
+
+
 def _check(model: Model, result: Contributions, largest: float) -> None:
     """Raise UnsupportedError unless the parts sum to the logit, as then the blocks have other parts."""
     missed = (result.total() - result.logit).abs()
-    if not bool((missed <= TOLERANCE * max(1.0, largest)).all()):
+    if not bool((missed <= _tolerance(model) * max(1.0, largest)).all()):
         worst = int(missed.argmax())
         raise UnsupportedError(
             f"expected blocks that add heads and an MLP to one residual stream, found others in {model.alias}: the "

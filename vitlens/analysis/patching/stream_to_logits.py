@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import UnsupportedError
-from vitlens.lens.hooks import overridden
+from vitlens.lens.hooks import ScopedMode, overridden
 from vitlens.lens.stages import stages
 from vitlens.models.model import Model
 from vitlens.shapes import Labels, Logits, Tokens
@@ -99,14 +98,11 @@ def _identity(_forward: Callable[..., Any]) -> Callable[..., Tokens]:
     return lambda tokens, *_args, **_kwargs: tokens
 
 
-class _FixedScale(TorchFunctionMode):
+class _FixedScale(ScopedMode):
     """Makes the scale of norms a constant for autograd; their outputs are unchanged."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute norms by their formula; pass every other call on."""
-        kwargs = kwargs or {}
         if func is F.layer_norm:
             return _layer_norm(*args, **kwargs)
         if func is F.rms_norm:

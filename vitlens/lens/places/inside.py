@@ -8,11 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from vitlens.lens.attend import StagedAttention, TensorFunction, attend
 from vitlens.lens.call import AttentionInputs, attention_inputs, per_head
-from vitlens.lens.hooks import SOFTMAX, Forward, multi_head_attention, overridden, positional
+from vitlens.lens.hooks import SOFTMAX, Forward, ScopedMode, multi_head_attention, overridden, positional
 
 Stage = Literal["queries", "keys", "values", "scores", "weights"]
 _INPUTS: Mapping[Stage, str] = {"queries": "query", "keys": "key", "values": "value"}
@@ -40,7 +39,7 @@ class StageTouch:
         return tensor
 
 
-class AttentionStages(TorchFunctionMode):
+class AttentionStages(ScopedMode):
     """Reads or changes the stages of the calls of one attention module; use through `inside_stages`.
 
     Covers scaled dot-product attention, softmax and nn.MultiheadAttention. A module that computes its own softmax has
@@ -52,11 +51,9 @@ class AttentionStages(TorchFunctionMode):
         self._heads = heads
         self._touches = tuple(touches)
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle attention calls; pass every other call through."""
-        args, kwargs = positional(func, args, kwargs or {})
+        args, kwargs = positional(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             with self:  # a mode is not active in its own calls, which must be intercepted here
                 return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlens.lens.hooks import Arguments, attention_module, inside_attention
+from vitlens.lens.intervene import knock_out
 from vitlens.lens.layers import layers
 from vitlens.lens.places.changes import Changes, PreparedChange, Reference, prepared
 from vitlens.lens.places.touch import Touch, around, touched
@@ -61,7 +62,7 @@ def _in_force(model: Model, change: PreparedChange) -> AbstractContextManager[No
         knocked = change.knocked
         return inside_attention(
             attention_module(model, access.module),
-            keep=lambda like, *counts: keep_mask(like, counts, access.heads, knocked),
+            keep=lambda like, *counts: _keep(like, (access.heads, *counts), knocked),
         )
     assert access.layer is not None
     stream = layers(model)[access.layer].stream
@@ -72,9 +73,8 @@ def _in_force(model: Model, change: PreparedChange) -> AbstractContextManager[No
     return around(module, after=pass_on)
 
 
-def keep_mask(like: Tensor, counts: tuple[int, ...], heads: int, knocked: tuple[tuple[int, ...], ...]) -> Tensor:
-    """Which keys take part, (1, heads, query, key), where some do not; counts: of queries and keys."""
-    mask = torch.ones(1, heads, *counts, dtype=torch.bool, device=like.device)
-    index = torch.meshgrid(*map(torch.tensor, knocked), indexing="ij")
-    mask[0][index] = False
+def _keep(like: Tensor, shape: tuple[int, ...], knocked: tuple[tuple[int, ...], ...]) -> Tensor:
+    """Which keys take part, (1, heads, query, key), where some do not."""
+    mask = torch.ones(1, *shape, dtype=torch.bool, device=like.device)
+    knock_out(mask[0], *knocked)
     return mask

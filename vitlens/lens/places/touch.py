@@ -11,6 +11,7 @@ from vitlens.lens.attend import TensorFunction
 from vitlens.lens.hooks import (
     Arguments,
     Forward,
+    Replaced,
     arguments,
     as_call,
     attention_module,
@@ -87,10 +88,11 @@ def around(module: nn.Module, *, before: Before | None = None, after: After | No
     Nested contexts share one replaced forward, so that an inner context reads the arguments that an outer one changed.
     """
     with ExitStack() as stack:
-        current = module.__dict__.get("forward")
-        if not isinstance(current, AroundForward):
+        replaced = module.__dict__.get("forward")
+        shared = isinstance(replaced, Replaced) and replaced.in_force and isinstance(replaced.forward, AroundForward)
+        if not shared:
             stack.enter_context(overridden(module, AroundForward))
-            current = module.__dict__["forward"]
+        current: AroundForward = module.__dict__["forward"].forward
         if before is not None:
             current.before.append(before)
             stack.callback(_remove, current.before, before)

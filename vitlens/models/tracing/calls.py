@@ -5,7 +5,7 @@ last axis of the result of a matrix product or einsum, whose result is a factor 
 tokens, tokens). A softmax of queries over their channels, as in linear attention, is not of a product.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,6 +22,7 @@ _PRODUCTS: Final = (
     torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.baddbmm,
     Tensor.baddbmm, torch.einsum,
 )  # fmt: skip
+_COLUMNWISE: Final = (F.layer_norm, F.rms_norm, torch.mul, Tensor.mul, Tensor.__mul__)  # a head keeps its columns
 _MULTIHEAD: Final = (  # arguments of F.multi_head_attention_forward after query and key, as nn.MultiheadAttention gives
     "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "add_zero_attn",
     "dropout_p", "out_proj_weight",
@@ -150,6 +151,8 @@ class _Tracer(TorchFunctionMode):
         if func is F.linear:
             self._see_linear(*args[:2]) if len(args) > 1 else self._see_linear(args[0], kwargs["weight"])
         result = func(*args, **kwargs)
+        if func in _COLUMNWISE:
+            self._see_columnwise((*args, *kwargs.values()), result)
         if func is F.multi_head_attention_forward:
             self._see_multihead(*args, **kwargs)
         elif func is F.scaled_dot_product_attention:
@@ -180,6 +183,20 @@ class _Tracer(TorchFunctionMode):
                 if last.projection is None:
                     last.heads, last.projection, last.projection_stack = heads, weight, self._names()
                     last.joined = ((heads, each),)
+                return
+
+    def _see_columnwise(self, operands: Sequence[Any], result: Any) -> None:
+        """Heads' outputs that are normed or gated in their module: their projection reads the result (timm's EVA)."""
+        last = self.trace.attention[-1] if self.trace.attention else None
+        if last is None or last.projection is not None or not isinstance(result, Tensor):
+            return
+        inside = tuple(name for name in last.stack if name not in self._plain)
+        if self._names()[: len(inside)] != inside:
+            return
+        tensors = [value for value in operands if isinstance(value, Tensor) and value.shape == result.shape]
+        for heads, each in last.joined:
+            if any(_equal(tensor, each) for tensor in tensors):
+                last.joined = (*last.joined, (heads, result))
                 return
 
     def _see_multihead(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> None:

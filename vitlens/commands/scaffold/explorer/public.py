@@ -17,6 +17,7 @@ from vitlens.commands.scaffold.explorer.measure import measured
 from vitlens.commands.scaffold.explorer.report import Shown
 from vitlens.commands.scaffold.explorer.report import explorer as explorer_of_arrays
 from vitlens.commands.scaffold.sheets import DRAWN
+from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.files import write_text
 from vitlens.models.model import Model
@@ -108,7 +109,7 @@ def _facts(model: Model, images: Images) -> list[tuple[str, ...]]:
     """The prediction of each image, of a model with a classifier."""
     if not model.has_classifier:
         return [()] * len(images)
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         shares = model(images.to(model.device)).float().softmax(-1).cpu()
     best = shares.max(-1)
     return [
