@@ -344,7 +344,13 @@ def _attacks() -> Iterator[Use]:
 
 
 USES: dict[str, Use] = {use.name: use for use in (*_LISTED, *_attention_ways(), *_attributions(), *_attacks())}
-CASES = [(use.name, model) for use in USES.values() for model in use.models]
+# every use on its first model, and on one more, another for the next use: what is put back is put back by code that all
+# models share, so that each mechanism is met by each family of models a few times; every other pair is run by hand
+CASES = [
+    (use.name, model, place in (0, 1 + number % max(1, len(use.models) - 1)))
+    for number, use in enumerate(USES.values())
+    for place, model in enumerate(use.models)
+]
 ONCE = [(use.name, use.models[0]) for use in USES.values()]
 
 
