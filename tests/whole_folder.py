@@ -26,7 +26,9 @@ def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = F
     assert config["versions"]["vitlens"]
     check_declared(out)
     check_pages(out)
-    made = {path: path.read_bytes() for path in [out / "report.md", *((out / "figures").glob("*.png") if saved else ())]}
+    made = {
+        path: path.read_bytes() for path in [out / "report.md", *((out / "figures").glob("*.png") if saved else ())]
+    }
     with saved_figures() if drawn else nullcontext():
         assert run(["report", str(out)]) == 0
     assert {path: path.read_bytes() for path in made} == made

@@ -68,6 +68,12 @@ BY_HAND = (
     "stats of pictures",
     "train frozen and full",
     "audit",
+    "attack of predictions",
+    "explain by a chosen method",
+    "train from a teacher",
+    "train a head alone",
+    "features of pictures",
+    "study along an axis",
 )
 
 
