@@ -14,11 +14,6 @@ save_little()
 gc.set_threshold(50_000, 20, 20)  # a tenth of the tests' time went into walking through what stays anyway
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first, so that no process waits for it at the end."""
-    items.sort(key=lambda item: "test_a_preset_is_trained_and_then_looked_into" not in item.name)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Chapters of studies are kept in a folder of this session."""

@@ -14,6 +14,7 @@ import torch
 import vitlens
 
 README = Path(__file__).parents[2] / "README.md"
+PAGE = README.parent / "docs" / "python.md"
 NONE = {  # and why
     "Model": "a class",
     "AttentionCall": "a class",
@@ -50,15 +51,19 @@ def test_the_python_of_the_readme(pictures, tmp_path, monkeypatch):
     assert names["table"].distance.shape == names["effect"].delta_loss.shape == (6, 4)
 
 
+def test_every_public_name_is_on_the_page_of_the_python_api():
+    unnamed = [name for name in vitlens.__all__ if not re.search(rf"\b{name}\b", PAGE.read_text())]
+    assert set(unnamed) <= {"Statistics", "__version__"}
+
+
+@pytest.mark.slow  # by default each function's own example is run, see above
 def test_the_page_of_the_python_api(monkeypatch):
-    """Every block of docs/python.md prints what stands there, and every public function is on it."""
-    page = (README.parent / "docs" / "python.md").read_text()
+    """Every block of docs/python.md prints what stands there."""
+    page = PAGE.read_text()
     monkeypatch.chdir(README.parent)
     example = doctest.DocTestParser().get_doctest(page.replace("```", "   "), {}, "python.md", "python.md", 0)
     assert len(example.examples) > 40
     assert doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example).failed == 0
-    unnamed = [name for name in vitlens.__all__ if not re.search(rf"\b{name}\b", page)]
-    assert set(unnamed) <= {"Statistics", "__version__"}
 
 
 def test_the_page_of_the_lens():

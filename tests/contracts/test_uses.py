@@ -43,7 +43,10 @@ def deepest(model: Model) -> nn.Module:
     return (inner or [module for module in model.modules() if isinstance(module, nn.Linear)])[-1]
 
 
-@pytest.mark.parametrize(("use", "name"), CASES)
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [pytest.param(use, name, marks=() if default else pytest.mark.slow) for use, name, default in CASES],
+)
 def test_nothing_is_left_behind(use: str, name: str) -> None:
     """Success, then failures at the first and last call of a layer, then success again."""
     model = unsettled(name)

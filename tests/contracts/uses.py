@@ -344,7 +344,22 @@ def _attacks() -> Iterator[Use]:
 
 
 USES: dict[str, Use] = {use.name: use for use in (*_LISTED, *_attention_ways(), *_attributions(), *_attacks())}
-CASES = [(use.name, model) for use in USES.values() for model in use.models]
+
+
+def _default(number: int, models: tuple[str, ...]) -> set[str]:
+    """The models on which the use of this number is tried by default: the first, the CNN and, in turn, another.
+
+    What is put back is put back by code that the models share: each mechanism meets each of them in a few uses.
+    """
+    others = [model for model in models[1:] if model != "cnn"]
+    return {models[0], *(model for model in models if model == "cnn"), *others[number % (len(others) or 1) :][:1]}
+
+
+CASES = [
+    (use.name, model, model in _default(number, use.models))
+    for number, use in enumerate(USES.values())
+    for model in use.models
+]
 ONCE = [(use.name, use.models[0]) for use in USES.values()]
 
 

@@ -89,9 +89,19 @@ def test_every_family_is_replayed(name):
     assert all(blocks) != (name in RUN_AGAIN)
 
 
-@pytest.mark.parametrize("options", [{}, {"chunk": 3}, {"chunk": 9}], ids=["whole", "parts", "stacked"])
-def test_logits_are_those_of_the_full_forward(name, options):
-    model = FAMILIES[name]()
+CHUNKS = {"whole": {}, "parts": {"chunk": 3}, "stacked": {"chunk": 9}}
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [
+        pytest.param(name, chunks, marks=() if (row + column) % 3 == 0 else pytest.mark.slow)
+        for row, name in enumerate(FAMILIES)
+        for column, chunks in enumerate(CHUNKS)
+    ],  # by default every family once, and every way of cutting six times
+)
+def test_logits_are_those_of_the_full_forward(name, chunks):
+    model, options = FAMILIES[name](), CHUNKS[chunks]
     batch = of(model)
     with replaying(model, batch, **options) as replay:
         interventions, data = of_every_kind(replay)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -34,6 +35,7 @@ def mean_of_the_others(data: Tensor) -> Tensor:
 # set. The order of independent tokens is a coin toss, so given x_i and that set the wanted token x_{n+1-i} (never x_i
 # itself, n being even) is any of the n - 1 others with equal chance. The best guess is then their mean, and what is
 # left is their variance around their own mean: (1 - 1/(n - 1)) of the data's, (n - 2)/(n - 1) = 8/9 for n = 10.
+@pytest.mark.slow  # test_the_check_as_the_command_runs_it trains both, too
 def test_attention_alone_cannot_reverse() -> None:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
@@ -51,6 +53,7 @@ def test_the_mean_of_the_others_leaves_eight_ninths() -> None:
     assert abs(error / variance - 8 / 9) < 0.005  # 2 million numbers: sampling moves it by about 0.001
 
 
+@pytest.mark.slow
 def test_positions_in_queries_and_keys_reverse() -> None:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)

@@ -144,6 +144,24 @@ def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
     assert report.count(SHARED) == 7
 
 
+def test_a_patch_of_a_small_windowed_model_is_followed_through_its_stages(pictures, tmp_path):
+    save(untrained("swin-micro", classes=("a", "b")), tmp_path / "swin.safetensors")
+    image = (str(pictures / "0.png"),)
+    results = run(tmp_path / "swin.safetensors", tmp_path / "out", images=image, query=(13, 7), head=(4, 6))
+    rows = results["tables"]["query"]
+    assert [(row["grid"], row["row"], row["column"]) for row in rows[::2]] == [
+        ("16x16", 13, 7),
+        ("8x8", 6, 3),
+        ("4x4", 3, 1),
+    ]
+    assert all(row["padding"] is None or row["padding"] < 1e-5 for row in rows)
+    assert all(row["prefix_mass"] is None for row in rows)
+    # head 6 is there in the last stage alone
+    named = {name for name in read_arrays(tmp_path / "out" / "arrays" / "query.npz") if "head" in name}
+    assert named == {"head4", "head5"}
+
+
+@pytest.mark.slow
 def test_a_windowed_models_patch_is_followed_through_its_stages(pictures, tmp_path):
     results = run(
         "torchvision:swin_t", tmp_path / "out", images=(str(pictures / "0.png"),), query=(49, 7), head=(11, 20)

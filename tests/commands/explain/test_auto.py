@@ -27,7 +27,7 @@ from vitlens.models.loading import load
 from vitlens.records import Record
 
 NAMES = ("relevance", "gradcam", "saliency")
-COUNT = 24
+COUNT = 20
 RUN = RunOptions(device="cpu", quiet=True, limit=COUNT)
 
 
@@ -67,14 +67,15 @@ def test_rows_and_metrics_are_those_of_the_function(record, expected):
 
 def test_removed_patches_are_replaced_as_told(tmp_path, record):
     blurred = {each.method: each.selection["insertion_minus_deletion"] for each in record.rows(CHOICE_SCORES)}
-    record = run(tmp_path / "out", method=NAMES, substrate="mean")
-    expected = vitlens.choose_method(load("vit-digits"), digits("test").limit(COUNT), methods=NAMES, substrate="mean")
+    few = NAMES[1:]
+    record = run(tmp_path / "out", method=few, substrate="mean")
+    expected = vitlens.choose_method(load("vit-digits"), digits("test").limit(COUNT), methods=few, substrate="mean")
     (row,) = record.rows(CHOICE)
     assert row.substrate == "mean"
     scores = {each.method: each.selection["insertion_minus_deletion"] for each in record.rows(CHOICE_SCORES)}
     for each in expected.scores:
         assert scores[each.method] == pytest.approx(each.selection["insertion_minus_deletion"].value, abs=1e-4)
-    assert any(scores[method] != pytest.approx(score, abs=1e-3) for method, score in blurred.items())
+    assert any(score != pytest.approx(blurred[method], abs=1e-3) for method, score in scores.items())
     with pytest.raises(UnsupportedError, match="left out of the sequence"):
         run(tmp_path / "cnn", models=("cnn-digits",), method=("gradcam", "saliency"), substrate="absent")
 

@@ -11,7 +11,13 @@ from vitlens.lens import quick_passes
 from vitlens.models.loading import load
 
 MODELS = {name: load(name) for name in ("vit-digits", "cnn-digits")}
-CASES = [(name, method) for name, model in MODELS.items() for method in methods_for(model)]
+# these take seconds, and by default are tried with the CNN alone; the ViT's quick layers are met by 20 other methods
+BY_HAND = [("vit-digits", method) for method in ("kernel-shap", "scorecam", "ablationcam", "occlusion")]
+CASES = [
+    pytest.param(name, method, marks=pytest.mark.slow if (name, method) in BY_HAND else ())
+    for name, model in MODELS.items()
+    for method in methods_for(model)
+]
 
 
 @pytest.mark.parametrize(("name", "method"), CASES)
