@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -76,7 +76,7 @@ class RunFolder:
         whole: dict[str, object] = {
             "command": command,
             "title": title or " ".join((command.capitalize(), *name_parts)),
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "formats": list(formats),
             "versions": versions(),
             **(config or {}),
