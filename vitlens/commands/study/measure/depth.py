@@ -26,14 +26,14 @@ class Depth:
 
     explained: tuple[str, ...] = _STUDIED
     ablated: int = 200
-    checked: int = 40
-    compared: int = 60
+    checked: int = 30
+    compared: int = 40
     panels: int = 24
     developed: int = 24
     featured: int = 1000
     bank: int = 5000
     attacks: tuple[str, ...] = ("fgsm", "pgd", "low-frequency")
-    attacked: int = 60
+    attacked: int = 50
     searched: int = 0
     search_steps: int = 100
     thorough: bool = False
