@@ -4,10 +4,10 @@ Two models trained with several seeds each are compared by Welch's t test over t
 are trained, and three trainings are three observations, however many images they are tested on.
 
 All models of a point are tested on the same images, so correct predictions form a table of seeds by images. For the
-accuracy of one point both are random effects, as readers and cases are in multi-reader studies: in the two-way
-random-effects model the variance of the grand mean is (mean square of seeds + of images - of the residual) / (seeds x images), with Satterthwaite's (1946)
-degrees of freedom for Student's t. An interval over seeds alone would ignore the sampling of test images; pooling all
-predictions would treat three predictions for one image as three images.
+accuracy of one point both are random effects, as readers and cases are in multi-reader studies: in the two-way random-
+effects model the variance of the grand mean is (mean square of seeds + of images - of the residual) / (seeds x images),
+with Satterthwaite's (1946) degrees of freedom for Student's t. An interval over seeds alone would ignore the sampling
+of test images; pooling all predictions would treat three predictions for one image as three images.
 """
 
 from typing import NamedTuple

@@ -47,7 +47,7 @@ def square_offset(size: Size) -> int:
 
 
 def _coprime(least: int, size: Size) -> int:
-    """The smallest number from `least` on without a divisor in common with a side, as all patches have that divide it."""
+    """The smallest number from `least` on that has no divisor in common with a side, as patches that divide it have."""
     while any(math.gcd(least, whole) > 1 for whole in size):
         least += 1
     return least
@@ -81,8 +81,8 @@ DISTURBANCES: Final[Mapping[str, Disturbance]] = MappingProxyType(
         ),
         "occlusion": Disturbance(
             "squares covered", "squares covered (%)",
-            "squares off the grid of a ViT's patches (5 px wide and shifted by 3 px in images of 32 px, 29 and 15 px in "
-            "224), as whole patches would favour it, filled with the image's mean colour at random places",
+            "squares off the grid of a ViT's patches (5 px wide and shifted by 3 px in images of 32 px, 29 and 15 in "
+            "224 px), as whole patches would favour it, filled with the image's mean colour at random places",
             lambda _size: _SHARES, f"{_OPERATIONS}:covered",
         ),
     }

@@ -51,8 +51,8 @@ _LINE: Final = f"{_BARS} The axis is logarithmic; points of two lines at one pla
 _INTERVALS: Final = (
     "Intervals of an accuracy treat both training seeds and test images as random (two-way random effects over the "
     "table of predictions, Student's t with Satterthwaite's degrees of freedom), so they apply to other seeds and "
-    "other images of this kind. The unit of a difference is the seed, however many images: Welch's t test over the seeds' "
-    "accuracies on the same images; p (Holm) is its p corrected for the number of differences in its table."
+    "other images of this kind. The unit of a difference is the seed, however many images: Welch's t test over the "
+    "seeds' accuracies on the same images; p (Holm) is its p corrected for the number of differences in its table."
 )
 _INTERVALS_OF_ONE_SEED: Final = (
     "There was one seed: intervals (Wilson's, and the paired bootstrap for differences) and p (McNemar's exact test) "
