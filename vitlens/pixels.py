@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vitlens.data.split import Split
 
     _Picture: TypeAlias = "str | Path | Image | NDArray[Any] | Tensor"
-    AnyImages: TypeAlias = "_Picture | Split | Sequence[_Picture]"
+    AnyImages: TypeAlias = "_Picture | Split | Streamed | Sequence[_Picture]"
     Targets: TypeAlias = "str | int | Tensor | NDArray[Any] | Sequence[int | str] | None"
 else:
     AnyImages: TypeAlias = object

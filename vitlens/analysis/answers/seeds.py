@@ -64,8 +64,8 @@ def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDiffer
     """The accuracy of the first minus the second's, both (seeds, images) of the same seeds and images: Welch's interval
     and test over seeds (Welch 1947).
 
-    With one seed, where no seed differs from another of its model, and where no prediction differs: the paired bootstrap over images and McNemar's
-    exact test, of the first seed.
+    With one seed, where no seed differs from another of its model, and where no prediction differs: the paired
+    bootstrap over images and McNemar's exact test, of the first seed.
     """
     first_table, second_table = _table(first), _table(second)
     if first_table.shape != second_table.shape:
