@@ -4,7 +4,8 @@
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from vitlens.data.split import Split
 
     _Picture: TypeAlias = "str | Path | Image | NDArray[Any] | Tensor"
-    AnyImages: TypeAlias = "_Picture | Split | Sequence[_Picture]"
+    AnyImages: TypeAlias = "_Picture | Split | Streamed | Sequence[_Picture]"
     Targets: TypeAlias = "str | int | Tensor | NDArray[Any] | Sequence[int | str] | None"
 else:
     AnyImages: TypeAlias = object
@@ -32,7 +33,7 @@ else:
 
 TOLERANCE: Final = 1e-4  # accepted distance outside [0, 1], by rounding; such pixels are clamped
 
-_READER: Final = "vitlens.analysis.answers.pictures:read_images"  # in a higher layer, as is the next
+_READER: Final = "vitlens.data.given:read_split"  # in a higher layer, as is the next
 _CLASSES: Final = "vitlens.analysis.answers.targets:"
 _MODEL: Final = "vitlens.models.given:require_model"
 _LOADER: Final = "make them with vitlens.images(FILES, model)"
@@ -42,11 +43,38 @@ _DARK: Final = 2  # 8-bit images have a larger maximum
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """The images of a Split, read from it part by part, so that no more than a batch is in memory.
+
+    Parts are checked as they are read, and are as `require_images` gives them: `images[start:stop]`, `images[indices]`
+    and `images.split(size)`, as of a tensor.
+    """
+
+    given: "Split"
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __getitem__(self, part: slice | Tensor) -> Images:
+        pixels = self.given.source.read(torch.arange(len(self))[part])
+        return require_images(pixels if pixels.is_floating_point() else pixels.float().div_(255), dtype=self.dtype)
+
+    def split(self, size: int) -> Iterator[Images]:
+        """All images in order, `size` at a time."""
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+
+Parts: TypeAlias = Images | Streamed
+
+
 def takes_images(function: Function) -> Function:
     """Decorator of a public function of (model, images, ...): it takes images, labels and targets in every form.
 
-    The function itself gets images as a tensor in [0, 1], clamped and in the model's dtype, whether they are given so,
-    as files, folders, PIL images, uint8 arrays or a Split (data/given.py); `labels`, where it has such a parameter and
+    The function itself gets them by `as_images`, as one tensor in [0, 1], clamped and in the model's dtype, or by
+    `as_parts`, to read them part by part; they are given as tensors, files, folders, PIL images, uint8 arrays or a
+    Split (data/given.py), whose groups `groups_of` has; `labels`, where it has such a parameter and
     none are given, from the Split or the class folders; and `targets` as class indices (batch,), or None for the
     predicted classes. Where None is the default of `targets`, it means none, and "predicted" and "label" are refused.
     Raises DataError where `read_split` and `require_images` do, InputError for what is no Model, for options that are
@@ -94,22 +122,32 @@ def takes_images(function: Function) -> Function:
 
 def images_of(model: Any, images: AnyImages) -> Images:
     """Images in any form as a tensor in [0, 1] of the model's dtype. Raises what `takes_images` raises."""
-    tensor: Images = _read(model, images)[0]
-    return tensor
+    return as_images(_read(model, images)[0])
 
 
 def _read(model: Any, images: Any) -> tuple[Any, Any]:
-    """Images as a checked tensor, and the Split they come from, or None."""
-    split: Any = None
-    if not isinstance(images, Tensor) or images.dtype == torch.uint8:
-        images, split = resolved(_READER)(images, model)
-    return require_images(images, dtype=model.mean.dtype), split
+    """Images as a checked tensor, or as Streamed from the Split that they come from, and this Split, or None."""
+    if isinstance(images, Tensor) and images.dtype != torch.uint8:
+        return require_images(images, dtype=model.mean.dtype), None
+    split = images.given if isinstance(images, Streamed) else resolved(_READER)(images, model.preprocessing)
+    return Streamed(split, model.mean.dtype), split
 
 
 def as_images(images: AnyImages) -> Images:
-    """The images within a function that `takes_images` decorates, which are a tensor there."""
-    assert isinstance(images, Tensor)
+    """The images within a function that `takes_images` decorates, as one tensor."""
+    parts = as_parts(images)
+    return parts if isinstance(parts, Tensor) else parts[:]
+
+
+def as_parts(images: object) -> Parts:
+    """The images within a function that `takes_images` decorates, of which parts are taken by slices or `split`."""
+    assert isinstance(images, Tensor | Streamed)
     return images
+
+
+def groups_of(images: Parts) -> Tensor | None:
+    """The group of each image (n,), where they come from a Split that has groups: intervals are clustered by them."""
+    return images.given.groups if isinstance(images, Streamed) else None
 
 
 def as_targets(targets: Targets) -> Labels | None:

@@ -47,11 +47,11 @@ def test_stored_maps_have_the_stored_figures(split, reference):
     for place, (method, (auc, pointing)) in enumerate(FIGURES.items()):
         own = maps[order, place]
         assert roc_auc(own, split.masks).mean().item() == pytest.approx(auc, abs=6e-4), method
-        # measured with the first of several equal highest points; ours counts a tie only when all of it is inside
+        # measured with the first of several equal highest points; ours counts the share of tied points inside
         highest = enlarged(own, (224, 224)).flatten(1).argmax(1, keepdim=True)
         hits = split.masks.flatten(1).gather(1, highest)[:, 0]
         assert hits.float().mean().item() == pytest.approx(pointing, abs=6e-4), method
-        assert not (pointing_hits(own, split.masks) & ~hits).any()
+        assert not ((pointing_hits(own, split.masks) == 1) & ~hits).any()
 
 
 def test_mask_areas_are_those_of_the_index(split, real_data):

@@ -16,7 +16,7 @@ from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
 from vitlens.models.support import meets, needs_of, require
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
-from vitlens.pixels import AnyImages, Targets, as_images, as_targets, takes_images
+from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets, takes_images
 from vitlens.shapes import Images, Labels, Maps
 
 
@@ -58,7 +58,7 @@ def explain(
     >>> vitlens.explain(vit, torch.rand(2, 3, 32, 32), refinement=twice).shape
     torch.Size([2, 16, 16])
     """
-    images, targets = as_images(images), as_targets(targets)
+    images, targets = as_parts(images), as_targets(targets)
     refinement = refinement or Refinement()
     require(model, *needs_of("explain"))
     require_method(model, method, engine=engine)
@@ -162,7 +162,7 @@ def _maps(
     return maps
 
 
-def _checked(model: Model, images: Images, targets: Labels) -> Labels:
+def _checked(model: Model, images: Parts, targets: Labels) -> Labels:
     model.require_classifier()
     if len(targets) != len(images):
         raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")

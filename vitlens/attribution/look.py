@@ -17,8 +17,7 @@ from vitlens.errors import UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.support import meets
 from vitlens.names import Replacement
-from vitlens.pixels import AnyImages, as_images, takes_images
-from vitlens.shapes import Images
+from vitlens.pixels import AnyImages, Parts, as_parts, groups_of, takes_images
 from vitlens.summary import Line, Summary
 
 TOP = 5  # classes of an image
@@ -112,7 +111,7 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
     3
     """
     model.require_classifier()
-    images = as_images(images)
+    images = as_parts(images)
     size = batch_size or fitting_batch_size(model)
     with evaluating(model), torch.inference_mode():
         logits = torch.cat([model(batch.to(model.device)).float().cpu() for batch in images.split(size)])
@@ -136,7 +135,7 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
     return _with_heads(seen, model, images, size, seed) if meets(model, "heads") else seen
 
 
-def _with_heads(seen: Look, model: Model, images: Images, size: int, seed: int) -> Look:
+def _with_heads(seen: Look, model: Model, images: Parts, size: int, seed: int) -> Look:
     """What a model sees, with the effects of its heads."""
     units = units_of(model, kinds=("head",))
     effects = exact_effects(model, images, seen.classes[:, 0], units, batch_size=size, seed=seed)
@@ -155,11 +154,11 @@ def _with_heads(seen: Look, model: Model, images: Images, size: int, seed: int) 
     )
 
 
-def _labels(model: Model, images: Images, size: int) -> tuple[tuple[Given, ...], ...]:
+def _labels(model: Model, images: Parts, size: int) -> tuple[tuple[Given, ...], ...]:
     """The labels of the heads on these images; none where no attention has a place in the image."""
     if not meets(model, "statistics"):
         return ()
-    stream = Stream(model)
+    stream = Stream(model, groups=groups_of(images))
     try:
         for batch in images.split(size):
             stream.add(batch.to(model.device))

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from vitlens.analysis.answers.evaluate import evaluate
-from vitlens.analysis.failures.disturbed import KINDS, passes, robustness
+from vitlens.analysis.failures.disturbances import square_offset, square_side
+from vitlens.analysis.failures.disturbed import KINDS, covered, passes, robustness
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError
 from vitlens.models.loading import load
@@ -33,3 +34,18 @@ def test_an_unknown_kind_names_the_known():
     with pytest.raises(UnknownNameError, match="no disturbance 'lowpass'; did you mean 'low-pass'"):
         robustness(load("cnn-digits"), digits("test").limit(2), kinds=("lowpass",))
     assert set(KINDS) == {"low-pass", "high-pass", "shuffle", "occlusion"}
+
+
+@pytest.mark.parametrize(("side", "patch"), [(32, 4), (28, 4), (28, 7), (64, 8), (224, 14), (224, 16), (224, 32)])
+def test_covered_squares_are_off_the_grid_of_patches(side, patch):
+    """A square of the grid itself would remove a token and leave its neighbours as they are; these never do."""
+    square, offset = square_side((side, side)), square_offset((side, side))
+    assert square % patch
+    assert offset % patch
+    images = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0))
+    keys = torch.arange(64)
+    changed = (covered(images, 0.5, keys) != images).any(1)
+    assert changed.float().mean().item() == pytest.approx(0.5, abs=0.03)
+    assert not (changed & ~(covered(images, 0.75, keys) != images).any(1)).any()
+    whole = changed.unflatten(1, (-1, patch)).unflatten(3, (-1, patch)).float().mean((2, 4))
+    assert ((whole > 0) & (whole < 1)).any((1, 2)).all()  # every image has patches covered in part

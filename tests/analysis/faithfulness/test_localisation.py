@@ -12,6 +12,7 @@ from vitlens.analysis.faithfulness.localisation import (
     mass_inside,
     pixel_accuracy,
     pointing_hits,
+    pointing_rate,
     roc_auc,
 )
 from vitlens.errors import DataError, InputError
@@ -31,23 +32,37 @@ def test_the_highest_point_decides(column, hit):
     assert pointing_hits(maps, mask()).tolist() == [hit]
 
 
-def test_a_tie_counts_only_when_all_of_it_is_inside():
+def test_ties_count_in_proportion_to_the_tied_points_inside():
     maps = torch.zeros(3, 4, 4)
     maps[0, 0, 0] = maps[0, 3, 1] = 1  # both inside
-    maps[1, 0, 0] = maps[1, 0, 3] = 1  # one outside; the third map is constant
-    assert pointing_hits(maps, mask().expand(3, 4, 4)).tolist() == [True, False, False]
+    maps[1, 0, 0] = maps[1, 0, 2] = maps[1, 0, 3] = 1  # two outside; the third map is constant
+    assert pointing_hits(maps, mask().expand(3, 4, 4)).tolist() == pytest.approx([1, 1 / 3, 0.5])
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, -2.5])
-def test_a_uniform_map_has_no_highest_point(value):
+def test_a_uniform_map_points_everywhere_alike(value):
     """Neither before nor after interpolation, whose rounding makes one of its pixels the highest."""
     random = torch.Generator().manual_seed(0)
     uniform = torch.full((8, 7, 7), value) * (1 + 1e-7 * torch.rand(8, 7, 7, generator=random))
     inside = torch.ones(8, 50, 50, dtype=torch.bool)
     inside[:, 0, 0] = False
-    assert not pointing_hits(uniform, inside).any()
+    torch.testing.assert_close(pointing_hits(uniform, inside), mask_areas(inside))
     uniform[:, 3, 3] += 0.1
-    assert pointing_hits(uniform, inside).all()
+    assert (pointing_hits(uniform, inside) == 1).all()
+
+
+def test_the_rate_of_a_point_at_the_centre_is_not_made_weaker_by_an_even_grid():
+    """Objects that move one pixel around the centre: of the four tied points in the middle, most lie on them."""
+    centre = torch.zeros(4, 4)
+    centre[1:3, 1:3] = 1
+    masks = torch.zeros(4, 4, 4, dtype=torch.bool)
+    for index, (row, column) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        masks[index, row : row + 2, column : column + 2] = True
+    hits = pointing_hits(centre.expand(4, 4, 4), masks)
+    assert hits.tolist() == [0.25, 0.5, 0.5, 1]
+    rate = pointing_rate(hits)
+    assert rate.value == pytest.approx(0.5625)
+    assert rate.low < rate.value < rate.high
 
 
 def test_the_area_is_what_a_random_point_hits():

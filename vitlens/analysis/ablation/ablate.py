@@ -28,7 +28,7 @@ from vitlens.lens.replay import DEFAULT_BUDGET
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import UNIT_KINDS, Replacement, UnitKind
-from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.pixels import AnyImages, Parts, as_parts, groups_of, takes_images
 from vitlens.shapes import Images, Labels
 
 
@@ -135,8 +135,9 @@ def ablate(
 ) -> Importance:
     """How much every head (and MLP, block) matters: the exact change of loss and accuracy without it, with intervals.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices (n,), or
-    "predicted" (None: those of the Split or the class folders); replace: what replaces a
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, read a batch at a time; intervals
+    and tests are over its groups where it is a Split that has them; labels: class indices (n,), or "predicted" (None:
+    those of the Split or the class folders); replace: what replaces a
     head's output, its "mean" over the images (at least 8), "zero", or another image's output, "resample" (None: "mean",
     with 2 to 7 images "resample", with one "zero"; the result's `replace` and `note` say which); batch_size: images at
     a time (None: chosen to fit). Raises UnsupportedError for a model without attention or without a classifier,
@@ -149,19 +150,18 @@ def ablate(
     True
     """
     model.require_classifier()
-    images = as_images(images)
+    images = as_parts(images)
     labels = required_labels(model, images, labels, batch_size=batch_size)
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     require(model, *(needs_of("ablate") if "head" in kinds else ("classifier", "attention")))
     units = units_of(model, kinds=kinds)
-    return summarise(
-        exact_effects(model, images, labels, units, replace=replace, batch_size=batch_size, seed=seed), seed=seed
-    )
+    effects = exact_effects(model, images, labels, units, replace=replace, batch_size=batch_size, seed=seed)
+    return summarise(effects, groups=groups_of(images), seed=seed)
 
 
 def exact_effects(
     model: Model,
-    images: Images,
+    images: Parts,
     labels: Labels,
     units: Sequence[Unit],
     *,
@@ -171,18 +171,16 @@ def exact_effects(
 ) -> Effects:
     """The effects of every unit on each of any number of images; replace: None as for `ablate`."""
     by, size = replacement_for(len(images), replace), batch_size or fitting_batch_size(model)
-    batches = [batch.to(model.device) for batch in images.split(size)]
-    several = by == "mean" and len(batches) > 1
-    means = means_of(model, batches) if several else None
-    others = images[other_images(len(images), seed=seed).to(images.device)] if by == "resample" else None
+    several = by == "mean" and len(images) > size
+    means = means_of(model, (batch.to(model.device) for batch in images.split(size))) if several else None
+    others = other_images(len(images), seed=seed) if by == "resample" else None
     parts = []
-    for index, batch in enumerate(batches):
-        part = slice(index * size, index * size + len(batch))
-        donors = None if others is None else others[part].to(model.device)
+    for start in range(0, len(images), size):
+        part = slice(start, start + size)
+        batch = images[part].to(model.device)
+        donors = None if others is None else images[others[part]].to(model.device)
         parts.append(
-            measure_effects(
-                model, batch, labels[part], units, replace=by, means=means, donors=donors, offset=part.start
-            )
+            measure_effects(model, batch, labels[part], units, replace=by, means=means, donors=donors, offset=start)
         )
     effects = Effects.join(parts)
     if replace is None and by != "mean":

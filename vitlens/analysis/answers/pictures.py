@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitlens.data.given import read_pictures, read_split
+from vitlens.data.given import read_pictures
 from vitlens.data.split import Split
 from vitlens.models.given import require_model
 from vitlens.models.model import Model
@@ -42,9 +42,3 @@ def images(pictures: Picture | Sequence[Picture], model: Model) -> Images:
 def images_of(split: Split) -> Images:
     """All images of a split as one tensor, (n, 3, height, width) in [0, 1], on the CPU."""
     return torch.cat([batch.images for batch in split.batches(max(1, len(split)))])
-
-
-def read_images(given: object, model: Model) -> tuple[Images, Split]:
-    """What a public function takes for images, as a tensor, and the Split that has their labels, if any."""
-    split = read_split(given, model.preprocessing)
-    return images_of(split), split

@@ -1,10 +1,13 @@
-"""Intervals of an accuracy over training seeds and test images.
+"""Intervals of an accuracy over training seeds and test images, and comparisons over training seeds.
 
-All models of a point are tested on the same images, so correct predictions form a table of seeds by images. Both are
-random effects, as readers and cases are in multi-reader studies: in the two-way random-effects model the variance of
-the grand mean is (mean square of seeds + of images - of the residual) / (seeds x images), with Satterthwaite's (1946)
-degrees of freedom for Student's t. An interval over seeds alone would ignore the sampling of test images; pooling all
-predictions would treat three predictions for one image as three images.
+Two models trained with several seeds each are compared by Welch's t test over the seeds: what is compared is how models
+are trained, and three trainings are three observations, however many images they are tested on.
+
+All models of a point are tested on the same images, so correct predictions form a table of seeds by images. For the
+accuracy of one point both are random effects, as readers and cases are in multi-reader studies: in the two-way random-
+effects model the variance of the grand mean is (mean square of seeds + of images - of the residual) / (seeds x images),
+with Satterthwaite's (1946) degrees of freedom for Student's t. An interval over seeds alone would ignore the sampling
+of test images; pooling all predictions would treat three predictions for one image as three images.
 """
 
 from typing import NamedTuple
@@ -25,8 +28,8 @@ class Spread(NamedTuple):
 
 
 class AccuracyDifference(NamedTuple):
-    """A difference of accuracies in points with its 95 % interval, and its two-sided p-value; spread: over seeds and
-    images, None for one seed and where no prediction differs."""
+    """A difference of accuracies in points with its 95 % interval, and its two-sided p-value; spread: over seeds,
+    None for one seed and where nothing differs."""
 
     estimate: Estimate
     p: float
@@ -58,9 +61,11 @@ def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
 
 
 def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDifference:
-    """The accuracy of the first minus the second's, both (seeds, images) of the same seeds and images.
+    """The accuracy of the first minus the second's, both (seeds, images) of the same seeds and images: Welch's interval
+    and test over seeds (Welch 1947).
 
-    With one seed: the paired bootstrap over images and McNemar's exact test.
+    With one seed, where no seed differs from another of its model, and where no prediction differs: the paired
+    bootstrap over images and McNemar's exact test, of the first seed.
     """
     first_table, second_table = _table(first), _table(second)
     if first_table.shape != second_table.shape:
@@ -69,7 +74,7 @@ def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDiffer
         )
     table = first_table - second_table
     value, images = 100 * float(table.mean()), table.shape[1]
-    spread = _spread(table)
+    spread = _welch(first_table.mean(1), second_table.mean(1)) if table.any() else None
     if spread is None:
         p = mcnemar(int((table[0] > 0).sum()), int((table[0] < 0).sum()))
         return AccuracyDifference(bootstrap_difference(100 * first_table[0], 100 * second_table[0], unit="points"), p)
@@ -78,6 +83,17 @@ def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDiffer
     return AccuracyDifference(
         Estimate(value, max(value - half, -100.0), min(value + half, 100.0), images, "points"), p, spread
     )
+
+
+def _welch(first: NDArray[np.float64], second: NDArray[np.float64]) -> Spread | None:
+    """The spread of the difference of two means over seeds, with Welch's degrees of freedom; None without any."""
+    if len(first) < 2:
+        return None
+    parts = np.array([values.var(ddof=1) / len(values) for values in (first, second)])
+    variance = float(parts.sum())
+    if not variance:
+        return None
+    return Spread(float(np.sqrt(variance)), variance**2 / float(np.sum(parts**2) / (len(first) - 1)))
 
 
 def _spread(table: NDArray[np.float64]) -> Spread | None:

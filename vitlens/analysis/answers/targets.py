@@ -13,7 +13,8 @@ from vitlens.data.split import Split
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Labels
+from vitlens.pixels import Parts
+from vitlens.shapes import Labels
 
 PREDICTED: Final = "predicted"
 LABEL: Final = "label"
@@ -97,7 +98,7 @@ def labels_of(model: Model, split: Split) -> Labels | None:
     return None if split.labels is None else label_columns(model.classes, split)
 
 
-def required_labels(model: Model, images: Images, labels: Tensor | str | None, *, batch_size: int | None) -> Labels:
+def required_labels(model: Model, images: Parts, labels: Tensor | str | None, *, batch_size: int | None) -> Labels:
     """Labels as class indices (n,): those given, or what the model predicts for "predicted".
 
     Raises InputError for none, and for another number than of images.
@@ -115,7 +116,7 @@ def required_labels(model: Model, images: Images, labels: Tensor | str | None, *
     return labels
 
 
-def predicted_classes(model: Model, images: Images, size: int) -> Labels:
+def predicted_classes(model: Model, images: Parts, size: int) -> Labels:
     """The predicted class of each image (n,), `size` images at a time; 0 of a model without a classifier."""
     if not model.has_classifier:  # the methods that it supports ignore the targets
         return torch.zeros(len(images), dtype=torch.int64)

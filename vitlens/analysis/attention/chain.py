@@ -26,6 +26,7 @@ from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.names import READOUTS, Readout
+from vitlens.pixels import Parts
 from vitlens.shapes import Images, Labels, Logits, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
@@ -120,7 +121,7 @@ def chained(
 
 def over_batches(
     model: Model,
-    images: Images,
+    images: Parts,
     follow: Callable[[Chain], Tensor],
     *,
     targets: Labels | None = None,
@@ -147,7 +148,7 @@ def without_autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, enabled=False)
 
 
-def chain_length(model: Model, images: Images) -> int:
+def chain_length(model: Model, images: Parts) -> int:
     """The number of layers of the chain. Raises UnsupportedError for a model whose layers cannot all be chained."""
     require(model, "chain")
     return 1 + max(site.layer for site in survey(model, images[:1].to(model.device)))

@@ -18,8 +18,8 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
 from vitlens.names import Readout
-from vitlens.pixels import AnyImages, Targets, as_images, as_targets, takes_images
-from vitlens.shapes import Fused, Images, Maps, Weights
+from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets, takes_images
+from vitlens.shapes import Fused, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
 
@@ -62,7 +62,7 @@ def relevance(
     >>> vitlens.relevance(vit, torch.rand(2, 3, 32, 32), targets=torch.tensor([3, 8])).shape
     torch.Size([2, 8, 8])
     """
-    images = as_images(images)
+    images = as_parts(images)
     _require_chain(model, images, start_layer)
     return over_batches(
         model,
@@ -89,7 +89,7 @@ def gradient_rollout(
     alpha: weight of the identity; a row without any positive gradient becomes that of the identity.
     """
     RolloutSettings(alpha=alpha)  # raises for values out of range
-    images = as_images(images)
+    images = as_parts(images)
     _require_chain(model, images, start_layer)
     return over_batches(
         model,
@@ -171,5 +171,5 @@ def _pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
     return _required(precise(exact.weights()), exact.weight_gradient())[:, 0]
 
 
-def _require_chain(model: Model, images: Images, start_layer: int) -> None:
+def _require_chain(model: Model, images: Parts, start_layer: int) -> None:
     require_start(start_layer, chain_length(model, images[:1]))

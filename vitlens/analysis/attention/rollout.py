@@ -18,7 +18,7 @@ from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
 from vitlens.names import FUSIONS, Fusion, Readout
-from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.shapes import Fused, Images, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
@@ -123,7 +123,7 @@ def rollout(
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 8, 8])
     """
-    settings, images = RolloutSettings(fusion, discard, alpha, start_layer), as_images(images)
+    settings, images = RolloutSettings(fusion, discard, alpha, start_layer), as_parts(images)
     require_start(settings.start_layer, chain_length(model, images[:1]))
     return over_batches(model, images, lambda chain: rollout_maps(chain, **vars(settings)), readout=readout)
 

@@ -1,7 +1,7 @@
 """Accuracy on disturbed images level by level, and the operations that disturb them.
 
-Random numbers depend on an image's own key, not on its index in a batch; a tile that is covered at one level is also
-covered at higher levels.
+Random numbers depend on an image's own key, not on its index in a batch; a square that is covered at one level is
+also covered at higher levels.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlens.analysis.answers.classes import reading
 from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size, require_labels
-from vitlens.analysis.failures.disturbances import DISTURBANCES, tiles_along
+from vitlens.analysis.failures.disturbances import DISTURBANCES, square_offset, square_side
 from vitlens.analysis.failures.spectrum import high_pass, low_pass
 from vitlens.data.draws import uniform
 from vitlens.data.split import Split
@@ -56,17 +56,21 @@ def shuffled(images: Images, parts: int, keys: Keys) -> Images:
 
 
 def covered(images: Images, share: float, keys: Keys) -> Images:
-    """Each image with that share of its tiles (8 x 8 where that divides the sides) filled with its own mean colour.
+    """Each image with that share of its squares filled with its own mean colour, off the grid of a ViT's patches.
 
-    share: a fraction; the number of tiles is rounded. Raises InputError outside [0, 1].
+    The squares, of `square_side` px, begin `square_offset` px outside the image: squares of the patches' own grid would
+    remove whole tokens and leave the others as they are. share: a fraction; the number of squares is rounded, and as
+    those at the edges are cut, the share of pixels is this one on average. Raises InputError outside [0, 1].
     """
     if not 0 <= share <= 1:
-        raise InputError(f"expected a share of tiles from 0 to 1, found {share}")
-    tiles = _tiles(images, tiles_along((images.shape[-2], images.shape[-1])))
-    rank = uniform(keys.to(images.device), tiles.shape[1], stream=2).argsort(1).argsort(1)
-    gone = rank < round(share * tiles.shape[1])
-    mean = images.mean((-2, -1))[:, None, :, None, None]
-    return _joined(torch.where(gone[:, :, None, None, None], mean, tiles), images)
+        raise InputError(f"expected a share of squares from 0 to 1, found {share}")
+    size = images.shape[-2], images.shape[-1]
+    rows, columns = ((torch.arange(whole) + square_offset(size)) // square_side(size) for whole in size)
+    number = (rows[:, None] * (int(columns[-1]) + 1) + columns).to(images.device)
+    squares = int(number[-1, -1]) + 1
+    rank = uniform(keys.to(images.device), squares, stream=2).argsort(1).argsort(1)
+    gone = (rank < round(share * squares))[:, number]
+    return torch.where(gone[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
 def _tiles(images: Images, parts: int) -> Tensor:

@@ -68,7 +68,7 @@ def cell_mass(maps: AnyMaps, masks: Masks) -> Float[Tensor, " batch"]:
 
 COMPOSITE_SCORES: Final[Mapping[str, Callable[[AnyMaps, Masks], Float[Tensor, " batch"]]]] = {
     "mass": cell_mass,
-    "pointing": lambda maps, masks: pointing_hits(maps, masks).float(),
+    "pointing": pointing_hits,
     "roc_auc": roc_auc,
 }
 

@@ -45,7 +45,7 @@ SCORES: Final[Mapping[str, Callable[[Maps, Masks], Float[Tensor, " batch"]]]] = 
     "iou": mask_iou,
     "pixel_accuracy": pixel_accuracy,
     "mass": mass_inside,
-    "pointing": lambda maps, masks: pointing_hits(maps, masks).float(),
+    "pointing": pointing_hits,
 }
 
 

@@ -12,19 +12,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.faithfulness.resampled import AnyMaps, enlarged
 from vitlens.errors import DataError, InputError
 from vitlens.shapes import Maps, Masks
+from vitlens.uncertainty import Estimate, bootstrap_mean
+
+PerImage = Float[Tensor, " batch"]
 
 _ROUNDING: Final = 1e-6  # of a map's greatest value; differences below it are not of the map
 
 
-def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
-    """The pointing game (Zhang 2018): whether each map's highest point lies on its object's mask.
+def pointing_hits(maps: Maps, masks: Masks) -> PerImage:
+    """The pointing game (Zhang 2018): whether each map's highest point lies on its object's mask, 1 or 0.
 
-    Maps are interpolated bilinearly to the masks' size. If several points are equally high up to rounding, all of them
-    must lie on the mask. A map that is uniform up to rounding has no highest point and is not a hit. Raises DataError
-    when a mask is empty.
+    Maps are interpolated bilinearly to the masks' size. Where several points are equally high up to rounding, the share
+    of them that lies on the mask counts: the chance that one of them, drawn at random, is a hit. So a uniform map, all
+    of whose points are equally high, scores the mask's area. Raises DataError when a mask is empty.
     """
     if not masks.flatten(1).any(1).all():
         empty = int((~masks.flatten(1).any(1)).nonzero()[0])
@@ -32,7 +36,15 @@ def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
     large = F.interpolate(maps.float().unsqueeze(1), size=masks.shape[-2:], mode="bilinear", align_corners=False)
     flat = large.flatten(1)
     highest = flat >= flat.amax(1, keepdim=True) - _ROUNDING * flat.abs().amax(1, keepdim=True)
-    return ~(highest & ~masks.flatten(1)).any(1) & ~_uniform(maps)
+    highest |= _uniform(maps)[:, None]  # not what interpolation's rounding made the highest
+    return (highest & masks.flatten(1)).sum(1) / highest.sum(1)
+
+
+def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
+    """The mean of `pointing_hits`: with the interval of an accuracy, or the bootstrap's where a map's maxima tie."""
+    if bool(((hits == 0) | (hits == 1)).all()):
+        return accuracy(hits.bool(), groups=groups, seed=seed)
+    return bootstrap_mean(hits.numpy(), groups=None if groups is None else groups.numpy(), seed=seed)
 
 
 def _uniform(maps: Maps) -> Bool[Tensor, " batch"]:
@@ -45,9 +57,6 @@ def _uniform(maps: Maps) -> Bool[Tensor, " batch"]:
 def mask_areas(masks: Masks) -> Float[Tensor, " batch"]:
     """The share of each image that its mask covers: the hit rate of a random point in the pointing game."""
     return masks.flatten(1).float().mean(1)
-
-
-PerImage = Float[Tensor, " batch"]
 
 
 def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:

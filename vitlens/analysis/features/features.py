@@ -23,7 +23,7 @@ from vitlens.lens.stages import FeatureStage, final_norm, watching_stages
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import FeaturePool
-from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.shapes import Images, Logits, Tokens
 from vitlens.summary import Summary
 
@@ -97,7 +97,7 @@ def features(
     require(model, *needs_of("features"))
     reader = FeatureReader(model, layer=layer, pool=pool, norm=norm, embedding=embedding)
     size = batch_size or fitting_batch_size(model)
-    read = [reader.read(batch.to(model.device)) for batch in as_images(images).split(size)]
+    read = [reader.read(batch.to(model.device)) for batch in as_parts(images).split(size)]
     values = tuple(torch.cat(parts) for parts in zip(*(batch.vectors for batch in read)))
     return Features(model.alias, reader.layers, values, torch.cat([batch.logits for batch in read]), reader.pool)
 

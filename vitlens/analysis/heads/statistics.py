@@ -23,7 +23,7 @@ from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
 from vitlens.models.model import Model
 from vitlens.models.support import require
-from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
 from vitlens.shapes import Images
 from vitlens.summary import HeadBoard, Line, Summary
 
@@ -77,11 +77,12 @@ class Statistics(StatisticAttributes, Summary):
         return max(site.heads for site in self.sites)
 
     def low(self, name: str) -> PerHead:
-        """The lower end of the mean's 95 % interval over images (Student's t); NaN for one image."""
+        """The lower end of the mean's 95 % interval (Student's t) over images, or over groups of
+        images that share a source; NaN for one."""
         return self._table(name, lambda key: self.moments.mean(key) - self.moments.half_width(key))
 
     def high(self, name: str) -> PerHead:
-        """The upper end of the mean's 95 % interval over images."""
+        """The upper end of the mean's 95 % interval."""
         return self._table(name, lambda key: self.moments.mean(key) + self.moments.half_width(key))
 
     def uniform_distance(self) -> Float[Tensor, " layers"]:
@@ -114,11 +115,16 @@ def over_heads(values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
 class Stream:
     """Accumulates the statistics of batches; memory does not grow with the number of images."""
 
-    def __init__(self, model: Model, *, renormalise: bool = True, evidence: bool = True) -> None:
-        """evidence: also gather what labels of heads are decided by."""
+    def __init__(
+        self, model: Model, *, renormalise: bool = True, evidence: bool = True, groups: Tensor | None = None
+    ) -> None:
+        """evidence: also gather what labels of heads are decided by; groups (n,): of all images of the data, where some
+        share a source: intervals are over groups."""
         self.model, self.renormalise, self.has_evidence = model, renormalise, evidence
         self.evidence = HeadEvidence()
-        self.moments, self.overall = Moments(), Moments()
+        self.groups = None if groups is None else groups.cpu().unique(return_inverse=True)[1]
+        clusters = 0 if self.groups is None else int(self.groups.max()) + 1
+        self.moments, self.overall = Moments(clusters=clusters), Moments(clusters=clusters)
         self.offsets: dict[int, Tensor] = {}
         self._sites: tuple[Site, ...] = ()
 
@@ -130,11 +136,12 @@ class Stream:
         """
         first = self.moments.count
         numbers = torch.arange(first, first + len(images)) if numbers is None else numbers
-        groups = numbers % GROUPS if self.has_evidence else None
-        batch = measure(self.model, images, renormalise=self.renormalise, groups=groups, masks=masks)
+        own = None if self.groups is None else self.groups[numbers.cpu()]
+        parts = (numbers if own is None else own) % GROUPS if self.has_evidence else None
+        batch = measure(self.model, images, renormalise=self.renormalise, groups=parts, masks=masks)
         self.evidence.add(batch.evidence)
-        self.moments.add(batch.values, batch.images)
-        self.overall.add(over_heads(batch.values), batch.images)
+        self.moments.add(batch.values, batch.images, groups=own)
+        self.overall.add(over_heads(batch.values), batch.images, groups=own)
         for layer, mass in batch.offsets.items():
             self.offsets[layer] = self.offsets[layer] + mass if layer in self.offsets else mass
         self._sites = tuple(batch.sites)
@@ -191,9 +198,10 @@ def statistics(
 ) -> Statistics:
     """Statistics of every head's attention, means over the images: distance, entropy, sparsity, mass on CLS and sinks.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at a time (None: chosen
-    to fit); renormalise: distances are of the attention on patches only; masks: (n, height, width) True on the object,
-    for the labels of heads; evidence: also gather what these labels are decided by, which takes longer. Raises
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, read batch_size at a time (None:
+    chosen to fit), with intervals over its groups where it is a Split that has them; renormalise: distances are of the
+    attention on patches only; masks: (n, height, width) True on the object, for the labels of heads; evidence: also
+    gather what these labels are decided by, which takes longer. Raises
     UnsupportedError for a model without attention, NonFiniteError naming the layer whose weights are not finite,
     InputError for masks of another number than images.
 
@@ -204,8 +212,8 @@ def statistics(
     True
     """
     require(model, "statistics")
-    stream = Stream(model, renormalise=renormalise, evidence=evidence)
-    size, pixels = batch_size or fitting_batch_size(model), as_images(images)
+    size, pixels = batch_size or fitting_batch_size(model), as_parts(images)
+    stream = Stream(model, renormalise=renormalise, evidence=evidence, groups=groups_of(pixels))
     if masks is not None and (masks.dim() != 3 or len(masks) != len(pixels)):
         raise InputError(f"expected masks ({len(pixels)}, height, width), found {tuple(masks.shape)}")
     for start in range(0, len(pixels), size):

@@ -5,10 +5,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.attention.map_checks import alike, similarity
 from vitlens.analysis.attention.weights import LayerMaps
-from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
+from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits, pointing_rate
 from vitlens.commands.attention.record import ALIKE, CHECKS, MASK_AREA, POINTING, LayerAlikeRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.maps.measured import information_row
@@ -28,7 +27,7 @@ def write_checks(folder: RunFolder, alias: str, split: Split, layers: Sequence[L
     masks = split.masks.cpu()
     for name, maps in zip(names, means):
         hits = pointing_hits(maps, masks)
-        folder.metric(POINTING(model=alias, layer=name), accuracy(hits, groups=split.groups))
+        folder.metric(POINTING(model=alias, layer=name), pointing_rate(hits, groups=split.groups))
     areas = bootstrap_mean(mask_areas(masks).numpy(), groups=groups)
     folder.metric(POINTING(model=alias, layer=MASK_AREA), areas)
 

@@ -8,11 +8,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import BACKWARD, accuracy, fitting_batch_size
+from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.attention.map_checks import rank_agreement
 from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass, require_possible
 from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
-from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
+from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits, pointing_rate
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import (
     CHECKS,
@@ -48,6 +48,7 @@ from vitlens.processes import Processes, share_of
 from vitlens.uncertainty import bootstrap_mean, student_mean
 
 DEFAULT_METHODS: Final = tuple(name for name, entry in ATTENTION_METHODS.items() if entry.default)
+_MARKED: Final = 0.5  # of tied maxima: more on the object, and the map is marked as a hit
 KEPT: Final = 2000  # images whose maps are kept as arrays
 
 
@@ -186,14 +187,14 @@ def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | No
 def _localise(
     folder: RunFolder, model: Model, split: Split, ways: Sequence[MethodSettings], maps: Tensor
 ) -> Tensor | None:
-    """Whether each map's maximum lies on the object (n, ways), where masks are known; writes their metrics, too."""
+    """The share of each map's maxima that lies on the object (n, ways), where masks are known; writes its metrics."""
     if split.masks is None:
         return None
     groups = None if split.groups is None else split.groups.numpy()
     hits = torch.stack([pointing_hits(maps[:, index], split.masks) for index in range(len(ways))], 1)
     for index, way in enumerate(ways):
         name = POINTING(model=model.alias, method=way.name)
-        folder.metric(name, accuracy(hits[:, index], groups=split.groups))
+        folder.metric(name, pointing_rate(hits[:, index], groups=split.groups))
     areas = mask_areas(split.masks).numpy()
     folder.metric(POINTING(model=model.alias, method=MASK_AREA), bootstrap_mean(areas, groups=groups))
     return hits
@@ -204,4 +205,4 @@ def _arrays(split: Split, maps: Tensor, hits: Tensor | None, drawn: int) -> Roll
     images, kept = split.source.read(shown).numpy(), maps[:KEPT].numpy()
     if split.masks is None or hits is None:
         return RolloutArrays(images, kept)
-    return RolloutArrays(images, kept, split.masks[shown].numpy(), hits[:KEPT].numpy())
+    return RolloutArrays(images, kept, split.masks[shown].numpy(), (hits[:KEPT] > _MARKED).numpy())

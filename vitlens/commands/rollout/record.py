@@ -56,7 +56,8 @@ class MapPairRow:
 @dataclass(frozen=True)
 class RolloutArrays:
     """images: pixels of those that are drawn; maps (images, methods, rows, columns), raw; masks: of the objects, where
-    known; hits (images, methods): whether a map's maximum lies on the object."""
+    known; hits (images, methods): whether most of a map's maxima lie on the
+    object."""
 
     images: Pixels
     maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]

@@ -41,7 +41,7 @@ def write_heads(folder: RunFolder, ablation: AblationRun, measured: Mapping[Repl
 def _labels(ablation: AblationRun) -> Iterator[HeadLabelRow]:
     """One row for each head whose attention has a place in the image; the first process measures them alone."""
     split = ablation.split.pick(torch.arange(min(LABEL_IMAGES, len(ablation.split))))
-    stream = Stream(ablation.model)
+    stream = Stream(ablation.model, groups=split.groups)
     try:
         for batch in split.batches(ablation.batch_size, device=ablation.model.device):
             masks = None if split.masks is None else split.masks[batch.indices]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.failures.errors import Comparison
-from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
+from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits, pointing_rate
 from vitlens.analysis.faithfulness.map_shares import MapShares, as_shares
 from vitlens.commands.compare.measure.maps import MapProperties, Maps
 from vitlens.commands.compare.record import (
@@ -77,7 +77,8 @@ def _write_on_object(
         return
     folder.metric(MAP_NUMBERS["inside"](model=alias), _mean(own.inside, usable, groups, seed))
     hits = pointing_hits(values[usable], masks[usable])
-    folder.metric(POINTING(model=alias), accuracy(hits, groups=None if groups is None else groups[usable], seed=seed))
+    own_groups = None if groups is None else groups[usable]
+    folder.metric(POINTING(model=alias), pointing_rate(hits, groups=own_groups, seed=seed))
 
 
 def _mean_map(values: Tensor, own: MapShares, maps: Maps, properties: MapProperties) -> Tensor:

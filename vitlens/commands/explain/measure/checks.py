@@ -14,6 +14,7 @@ from vitlens.analysis.answers.paired import estimates
 from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overlap
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, by_search
 from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks, Settings, checks_in, league
+from vitlens.analysis.faithfulness.localisation import pointing_rate
 from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
 from vitlens.commands.explain.measure.subject import Subject
 from vitlens.commands.explain.measure.verdict import evidence, masked_groups, verdict
@@ -165,7 +166,7 @@ def _estimates(checked: Sequence[MethodChecks], split: Split, settings: Settings
     groups = masked_groups(split)
     for checks in checked:
         if "pointing" in checks.scores:
-            means[checks.name]["pointing"] = accuracy(checks.scores["pointing"] > 0.5, groups=groups)
+            means[checks.name]["pointing"] = pointing_rate(checks.scores["pointing"], groups=groups)
         if checks.randomisation is not None and len(checks.randomisation.last):
             means[checks.name]["randomisation"] = checks.randomisation.estimate(seed=settings.seed)
             means[checks.name]["cascade"] = checks.randomisation.whole(seed=settings.seed)

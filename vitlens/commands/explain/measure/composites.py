@@ -15,6 +15,7 @@ from vitlens.analysis.faithfulness.cascade import ENOUGH
 from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, FEWEST, CompositeKind, composite_kind
 from vitlens.analysis.faithfulness.composites import COMPOSITE_SCORES, Composites, confident_images, recognised
 from vitlens.analysis.faithfulness.league import BASELINES, centre_maps, random_maps
+from vitlens.analysis.faithfulness.localisation import pointing_rate
 from vitlens.analysis.faithfulness.masking import resized
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.commands.explain.evidence_record import (
@@ -171,7 +172,7 @@ def _method_rows(
     alias, seed = checked.model.alias, checked.settings.seed
     scores = {name: torch.stack([score(own, made.masks) for own in maps.values()]) for name, score in _SCORES}
     means = {name: estimates(values, groups=made.which, seed=seed) for name, values in scores.items()}
-    means["pointing"] = [accuracy(hits > 0.5, groups=made.which, seed=seed) for hits in scores["pointing"]]
+    means["pointing"] = [pointing_rate(hits, groups=made.which, seed=seed) for hits in scores["pointing"]]
     mass = dict(zip(maps, scores["mass"].double()))
     rows = []
     for place, method in enumerate(maps):

@@ -54,7 +54,7 @@ def _localisation(league: League) -> Iterator[Section]:
     words = (
         "Maps are interpolated bilinearly to the size of the masks. Chance level of average precision and of mass "
         "inside: the area of the mask. IoU and pixel accuracy use a threshold at the mean of the map. In the pointing "
-        "game, tied maxima count only when all of them lie on the object."
+        "game, of tied maxima the share that lies on the object counts."
     )
     table = Table(
         "Localisation, fractions",

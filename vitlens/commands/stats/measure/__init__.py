@@ -55,7 +55,9 @@ def measure(options: StatsOptions) -> Path | None:
         splits = load_splits(models, options=run, data=options.data, images=options.images)
     if len({len(split) for split in splits}) > 1:
         raise InputError(f"expected the same images for both models, found {[len(split) for split in splits]}")
-    streams = Streams([Stream(model, renormalise=options.renormalise) for model in models])
+    streams = Streams(
+        [Stream(model, renormalise=options.renormalise, groups=own.groups) for model, own in zip(models, splits)]
+    )
     shares, split = [share_of(whole, processes) for whole in splits], splits[0]
     if not processes.is_first:
         _measure_images(streams, shares, processes, run)

@@ -55,7 +55,7 @@ def _write_statistics(folder: RunFolder, moments: Moments, *, depth: int) -> Non
     rows = []
     for name in head_statistics():
         keys = sorted(key for key in moments.sums if key[0] == name)
-        if not keys or moments.count < 2:  # one image has no interval
+        if not keys or moments.independent < 2:  # one image, or one group, has no interval
             continue
         p_values = [p for key in keys for p in moments.p_values(key)]
         adjusted = iter(holm(p_values))
@@ -75,7 +75,7 @@ def _changes(moments: Moments) -> list[HeadDifferenceRow]:
     Holm's correction is over all heads and all of these statistics, so that the count of heads holds for all of them.
     """
     keys = [key for name in shown_in("differences") for key in sorted(key for key in moments.sums if key[0] == name)]
-    if not keys or moments.count < 2:
+    if not keys or moments.independent < 2:
         return []
     adjusted = iter(holm([p for key in keys for p in moments.p_values(key)]))
     rows = []

@@ -21,8 +21,12 @@ class Streams:
     """
 
     streams: Sequence[Stream]
-    differences: Moments = field(default_factory=Moments)
-    overall: Moments = field(default_factory=Moments)
+    differences: Moments = field(init=False)
+    overall: Moments = field(init=False)
+
+    def __post_init__(self) -> None:
+        clusters = self.streams[0].moments.clusters
+        self.differences, self.overall = Moments(clusters=clusters), Moments(clusters=clusters)
 
     def add(
         self,
@@ -38,10 +42,15 @@ class Streams:
         ]
         if len(measured) == MOST_MODELS:
             first, second = measured
+            shared, of_data = self.streams[0], self.streams[0].groups
+            before = shared.moments.count - first.images
+            known = torch.arange(before, shared.moments.count) if numbers is None else numbers
+            groups = None if of_data is None else of_data[known.cpu()]
             if self.comparable:
-                self.differences.add(_differences(first, second), first.images)
+                self.differences.add(_differences(first, second), first.images, groups=groups)
             means, others = over_heads(first.values), over_heads(second.values)
-            self.overall.add({key: means[key] - others[key] for key in means.keys() & others.keys()}, first.images)
+            between = {key: means[key] - others[key] for key in means.keys() & others.keys()}
+            self.overall.add(between, first.images, groups=groups)
 
     @property
     def comparable(self) -> bool:

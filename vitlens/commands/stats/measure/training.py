@@ -83,16 +83,17 @@ def statistics_over_training(
 ) -> tuple[CheckpointStatistics, ...]:
     """The statistics of all checkpoints, or of CHECKPOINTS evenly spaced ones with the first and last, on IMAGES images
     at most."""
-    images = share_of(split.limit(IMAGES, seed=run.seed), processes)
+    limited = split.limit(IMAGES, seed=run.seed)
+    images = share_of(limited, processes)
     places = np.linspace(0, len(weights) - 1, min(len(weights), CHECKPOINTS)).round().astype(int)
     checkpoints = []
     with progress("Statistics over training", len(places), unit="checkpoints", quiet=run.quiet) as advance:
         for kept in (weights[place] for place in places):
             model = load(f"epoch-{kept.epochs}={kept.file}", device=processes.device)
-            stream = Stream(model, renormalise=renormalise, evidence=False)
+            stream = Stream(model, renormalise=renormalise, evidence=False, groups=limited.groups)
             for batch in images.batches(run.batch_size or fitting_batch_size(model), device=model.device):
                 with autocast(model.device, run.precision):
-                    stream.add(batch.images)
+                    stream.add(batch.images, numbers=processes.index + batch.indices * processes.count)
             stream.join(processes.total)
             checkpoints.append(CheckpointStatistics(kept.epochs, stream.result(), similarity_by_offset(model)))
             advance(1)

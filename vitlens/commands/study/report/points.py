@@ -45,14 +45,14 @@ _COSTS: Final = (
 )
 _ROWS: Final = (
     f"{_BARS} Grey ticks: single trainings. {_COSTS} Intervals that overlap do not show that two points are "
-    "equal: the table tests their difference on the same images."
+    "equal: the table tests their difference over the seeds."
 )
 _LINE: Final = f"{_BARS} The axis is logarithmic; points of two lines at one place are drawn side by side."
 _INTERVALS: Final = (
-    "Intervals treat both training seeds and test images as random (two-way random effects over the table of "
-    "predictions, Student's t with Satterthwaite's degrees of freedom), so they apply to other seeds and other images "
-    "of this kind. A difference is between predictions on the same images with the same seeds; p (Holm) is "
-    "its p corrected for the number of differences in its table."
+    "Intervals of an accuracy treat both training seeds and test images as random (two-way random effects over the "
+    "table of predictions, Student's t with Satterthwaite's degrees of freedom), so they apply to other seeds and "
+    "other images of this kind. The unit of a difference is the seed, however many images: Welch's t test over the "
+    "seeds' accuracies on the same images; p (Holm) is its p corrected for the number of differences in its table."
 )
 _INTERVALS_OF_ONE_SEED: Final = (
     "There was one seed: intervals (Wilson's, and the paired bootstrap for differences) and p (McNemar's exact test) "

@@ -111,8 +111,8 @@ def difference_section(facts: TransferFacts) -> Section:
     }
     table = Table.of("Paired differences of accuracy, on the same test images", rows, columns)
     text = (
-        "A difference is between predictions on the same images with the same seeds; intervals and p treat seeds and "
-        "test images as random (two-way random effects; with one seed McNemar's test over images). p (Holm) is "
+        "A difference is between accuracies on the same images; its unit is the seed, however many images: interval "
+        "and p are Welch's over seeds (with one seed McNemar's test over images). p (Holm) is "
         f"corrected for all {len(rows)} differences."
     )
     return Section("Differences", (Sentence(text, tuple(rows), "method"),), (table,))

@@ -19,15 +19,12 @@ from vitlens.report.document import Section, Sentence, Table
 from vitlens.report.numbers import in_words, percent
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
-# reports/attack-cifar10-jpeg, PGD-20 at 1/255, n = 1,000: points of accuracy, ViT minus CNN (a test reads them there)
-COMMITTED: Final = Estimate(9.4, 6.3, 12.4, 1000, "points")
-COMMITTED_REPORT: Final = "reports/attack-cifar10-jpeg"
 _JUDGED: Final = 1.0  # 255ths
 
 
 def discussion(study: Study) -> Iterator[Section]:
     """Where each architecture looks, why robustness differs, and the decision table."""
-    sentences = [*_accuracy(study), *_where(study), *_robustness(study), *_agreement(study)]
+    sentences = [*_accuracy(study), *_where(study), *_robustness(study)]
     if sentences:
         question = "Why do the models differ, as far as this evidence goes?"
         yield Section("Discussion", tuple(sentences), question=question, leading=True)
@@ -182,24 +179,6 @@ def _frequencies(study: Study, vit: str, cnn: str) -> Iterator[Sentence]:
         f"{in_words(losses[worse][1])}, {better} {in_words(losses[better][1])}. Where {worse} is also the "
         "less robust one, perturbations of high frequency are a likely reason; where it is not, they are not.",
         (losses[worse][1], losses[better][1]),
-    )
-
-
-def _agreement(study: Study) -> Iterator[Sentence]:
-    """Whether the comparison under attack agrees with the committed report of CIFAR-10."""
-    row = _robust_pair(study)
-    if row is None or study.pair is None:
-        return
-    vit, cnn = study.pair
-    sign = 1.0 if (row.first, row.second) == (vit, cnn) else -1.0
-    if row.p_holm > LEVEL:
-        relation = "neither confirms nor contradicts"
-    else:
-        relation = "agrees with" if sign * row.difference > 0 else "contradicts"
-    yield Sentence(
-        f"This {relation} `{COMMITTED_REPORT}`, where a ViT trained on CIFAR-10 was more robust than its CNN under PGD "
-        f"at 1/255 by {in_words(COMMITTED)}.",
-        (COMMITTED, row),
     )
 
 
