@@ -8,7 +8,6 @@ from vitlens.report.findings import MOST
 from vitlens.report.layout import FIGURES, ROWS
 
 LIMITS: Final = 5
-PARAGRAPH: Final = 60  # characters from which on a text stands in the reports of one command only
 
 
 def check_first_page(document: Document) -> None:
@@ -29,9 +28,3 @@ def check_first_page(document: Document) -> None:
         assert all(len(table.rows) <= ROWS for table in section.tables), section.title
     faults = list(unbacked(document))
     assert not faults, faults
-
-
-def paragraphs(document: Document) -> set[str]:
-    """The results and limits of a report that are long enough to be sentences of its own."""
-    parts = [*document.limits, *(each for section in document.sections for each in section.sentences)]
-    return {each.text for each in parts if each.says == "result" and len(each.text) >= PARAGRAPH}
