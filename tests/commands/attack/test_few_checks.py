@@ -1,4 +1,4 @@
-"""`--self-checks few`: three checks a model in place of all, those that a masked gradient or a short attack would fail."""
+"""`--self-checks few`: three checks a model in place of all: what masked gradients or a short attack would fail."""
 
 from dataclasses import replace
 
