@@ -43,6 +43,17 @@ def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def ablated(tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report folder of an ablation of the tiny ViT, with tables, metrics and arrays."""
+    from vitlens.cli.main import run
+
+    folder = tmp_path_factory.mktemp("reports") / "ablate"
+    line = ["ablate", f"tiny={tiny_vit}", "--device", "cpu", "--limit", "8", "--quiet", "--out", str(folder)]
+    assert run(line) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_cnn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an untrained ResNet-20 of digits."""
     from vitlens.data.digits import CLASSES

@@ -182,7 +182,7 @@ def test_its_parts_are_those_of_plain_loops(scenes):
         expected = parts_by_loops(vitlens.load("vit-digits"), image, int(label))
         for name, wanted in zip(("where", "rollout", "agreed", "alike"), expected, strict=True):
             own = getattr(found, name)[place].double()
-            assert wanted.std() > (0.1 if name != "alike" else 1e-3)
+            assert wanted.std() > (0.05 if name != "alike" else 1e-3)
             torch.testing.assert_close(own, wanted, atol=1e-4 * wanted.max().item(), rtol=1e-4)
 
 

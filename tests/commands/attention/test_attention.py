@@ -286,7 +286,7 @@ def test_a_head_of_a_patch_in_a_run_that_kept_its_weights_is_drawn_both_ways(kep
 
 
 def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
-    """Of a model whose positions were made so that near ones are alike, and of one that learned no order."""
+    """Of a model whose positions were made so that near ones are alike, and of one that learned some of that order."""
     model = load(str(tiny_vit))
     rows, columns = (part.flatten().float() for part in torch.meshgrid(*[torch.arange(4)] * 2, indexing="ij"))
     apart = (rows[:, None] - rows[None]) ** 2 + (columns[:, None] - columns[None]) ** 2
@@ -298,7 +298,7 @@ def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
     assert expected < -0.9
     for name, value, ranks, tolerance in (
         (tmp_path / "ordered.safetensors", expected, (1.0, 1.0, 1.0), 1e-3),
-        ("vit-digits", -0.000967, (-0.00747, 0.0613, -0.0202), 1e-4),
+        ("vit-digits", -0.214358, (0.24781, 0.52518, 0.53106), 1e-4),
     ):
         out = tmp_path / f"of-{Path(name).stem}"
         results = run(name, out, images=(str(pictures / "0.png"),))

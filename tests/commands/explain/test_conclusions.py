@@ -89,13 +89,6 @@ def test_every_sentence_of_a_run_is_backed(planted: Record) -> None:
     assert len(document.limits) <= 5
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_every_sentence_of_the_committed_reports_is_backed(folder: Path) -> None:
-    document = COMMANDS["explain"].report(read_folder(folder))
-    assert list(unbacked(document)) == []
-    assert 0 < len(document.limits) <= 5
-
-
 def test_the_whole_cascade_of_rollout_of_deit_counts() -> None:
     record = read_folder(REPORTS / "explain-deit-tiny")
     first = ranked(findings(record))[0]
@@ -105,18 +98,6 @@ def test_the_whole_cascade_of_rollout_of_deit_counts() -> None:
     states = {check.method: check.cascade and check.cascade.state for check in checks_of(record, "deit-tiny")}
     assert {name for name, state in states.items() if state == "fails"} == {"rollout", "saliency"}
     assert [verdict.state for verdict in verdicts(record)] == ["pass"]
-
-
-def test_an_older_folder_is_judged_by_what_it_has() -> None:
-    """Without the rows of checks: wider intervals, stages without any, the same methods that fail."""
-    record = read_folder(REPORTS / "explain-deit-tiny")
-    older = tuple(replace(row, check=None) for row in record.rows(LEAGUE))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(record._tables, LEAGUE.name, older)
-        states = {check.method: check.cascade and check.cascade.state for check in checks_of(record, "deit-tiny")}
-        assert {name for name, state in states.items() if state == "fails"} == {"rollout", "saliency"}
-        assert [verdict.state for verdict in verdicts(record)] == ["pass"]
-        assert list(unbacked(COMMANDS["explain"].report(record))) == []
 
 
 def test_without_checks_nothing_is_judged(tiny_vit: Path, pictures: Path, tmp_path: Path) -> None:

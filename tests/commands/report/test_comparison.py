@@ -19,14 +19,24 @@ Evaluated = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Evaluations of the bundled pair: the CNN, the ViT, the ViT again, and the ViT under another alias."""
+def weaker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """vit-digits without its positions: much worse than the CNN."""
+    model = load("vit-digits")
+    model.module.pos_embed.data.zero_()
+    folder = tmp_path_factory.mktemp("models") / "weaker"
+    save(model, folder / "model.safetensors")
+    return f"vit-digits={folder}"
+
+
+@pytest.fixture(scope="module")
+def folders(weaker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Evaluations of the CNN, a worse ViT, that ViT again, and under another alias."""
     made = {}
     for name, model in (
         ("cnn", "cnn-digits"),
-        ("vit", "vit-digits"),
-        ("again", "vit-digits"),
-        ("new", "new=vit-digits"),
+        ("vit", weaker),
+        ("again", weaker),
+        ("new", weaker.replace("vit-digits=", "new=")),
     ):
         made[name] = tmp_path_factory.mktemp("runs") / name
         line = ["evaluate", model, "--limit", "200", "--seed", "1", "--out", str(made[name]), "--quiet"]
