@@ -13,6 +13,8 @@ from vitlens.cli.main import run
 from vitlens.commands.report.comparison.changes import changes_between
 from vitlens.commands.report.comparison.document import ComparedRuns, document
 from vitlens.commands.scaffold.publish import read_folder
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 from vitlens.uncertainty import mcnemar
 
 Evaluated = Callable[..., Path]

@@ -106,7 +106,8 @@ def test_maps_that_are_zero_everywhere_are_said(tmp_path):
     assert pointing["relevance"] == pytest.approx(pointing["mask-area"])  # all points tie: no better than a random one
     (figure,) = method_sheets(read_folder(tmp_path / "out"), read_folder(tmp_path / "out").arrays(ROLLOUT))
     panels = figure.draw().axes[:-1]
-    assert [len(crosses(axes)) for axes in panels] == [0, 0, 2] * 6  # no marker of a maximum in their place
+    crossed = [len(crosses(axes)) for axes in panels]  # the middle column, rollout, by its own verdict
+    assert (crossed[0::3], crossed[2::3]) == ([0] * 6, [2] * 6)  # no marker of a maximum in their place
     assert not any(line.get_marker() in ("o", "X") for axes in panels[2::3] for line in axes.lines)
 
 

@@ -80,7 +80,8 @@ def test_the_report_is_written_again_from_the_folder_alone(trained):
 
 def test_the_first_batch_is_drawn_where_images_are_augmented(trained, tmp_path):
     assert (trained / "figures" / "first_batch.png").exists()  # the recipe for digits shifts
-    tiny(tmp_path / "plain", recipe={"epochs": 1, "crop_padding": 0})
+    plain = {"epochs": 1, "crop_padding": 0}
+    train("vit-micro", recipe=plain, shape=TINY, options=replace(OPTIONS, out=tmp_path / "plain"))
     assert not (tmp_path / "plain" / "figures" / "first_batch.png").exists()
     changes = {"epochs": 1, "cutmix": 1, "crop_padding": 4}
     train("vit-micro", recipe=changes, shape=TINY, options=replace(OPTIONS, out=tmp_path / "out"))

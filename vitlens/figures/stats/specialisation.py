@@ -72,7 +72,7 @@ def specialisation_matrix(
             label = labels[layer][head]
             _draw(axes, None if values is None else values[head], LABELS[label].colour, size)
             if size[0] >= _SMALLEST:
-                _write(axes, label, rules[layer][head], size[0])
+                _write(axes, label, float(rules[layer][head]), size[0])
     _name_layers_and_heads(cells, numbers, across=across, narrow=size[0] < _SCORED)
     _colour_bar(drawn)
     _legend(drawn.figure, counts)

@@ -146,13 +146,15 @@ class Chapters(ChapterRunner):
         if not methods:
             return
         name, limit = as_typed(model), self._at_most(self.depth.checked)
-        quick = "" if self.depth.thorough else f" --other-substrates {NONE} --no-stability --no-counterfactuals"
+        whole = self.depth.thorough
+        others = OTHER_SUBSTRATES if whole else (NONE,)
+        quick = "" if whole else f" --other-substrates {NONE} --no-stability --no-counterfactuals"
         line = f"{self._line('explain', [name])} --method {','.join(methods)} --verify{quick} --limit {limit}"
         self.run(
             "explain", model.alias, line,
             lambda run: ExplainOptions(
                 (name,), method=methods, verify=True, run=replace(run, limit=limit), model_options=self.model_options,
-                **({"other_substrates": (NONE,), "stability": False, "counterfactuals": False} if quick else {}), **self.images.options,
+                other_substrates=others, stability=whole, counterfactuals=whole, **self.images.options,
             ),
         )  # fmt: skip
 
