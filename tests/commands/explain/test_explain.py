@@ -19,7 +19,7 @@ from vitlens.commands.explain.record import CHECKS, COMPLETENESS, IMAGES, LEAGUE
 from vitlens.commands.explain.report.maps import map_figures
 from vitlens.commands.scaffold.maps.judged import judged_maps
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read, read_folder
+from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.files import read_run
