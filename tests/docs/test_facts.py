@@ -98,7 +98,7 @@ TOLD = [  # the page, what it says, the report, its metric, and the factor betwe
     ("course", "58.4 % (54.6 to 62.2)", "architecture-digits", "accuracy/residual", 100),
     ("course", "68.2 % (64.2 to 72.2)", "architecture-digits", "accuracy/norm", 100),
     ("course", "80.7 % (77.3 to 84.0)", "architecture-digits", "accuracy/depth-2", 100),
-    ("course", "-5.8 points (-8.0 to -3.6)", "study-digits", "accuracy_difference/vit-micro/resnet20", 1),
+    ("course", "0.2 points (-0.9 to 1.3)", "study-digits", "accuracy_difference/vit-digits/cnn-digits", 1),
     ("course", "79.8 % (78.7 to 80.9", "train-vit-tiny-cifar10-jpeg", "accuracy/vit-tiny", 100),
     ("course", "96.0 % (93.8 to 97.5", "audit-vit-digits", "accuracy/vit-digits", 100),
     ("course", "60.9 % (56.3 to 65.3", "audit-vit-digits", "robust_accuracy/vit-digits/fgsm-linf/8", 100),
