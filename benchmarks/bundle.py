@@ -5,9 +5,9 @@
     python -m benchmarks.bundle write runs/vit-digits runs/cnn-digits
     vitlens evaluate vit-digits cnn-digits --data digits
 
-Both models see the same scenes in the same order, the same shifts and the same number of steps. What was chosen (rates,
-shifts, optimiser) was chosen by the accuracy on a validation part: 15 digits of each class that are taken from the
-training part, three scenes each. The test part is not read here.
+Both models see the same scenes in the same order, the same shifts and the same number of steps. Accuracy is
+followed on a validation part: 15 digits of each class that are taken from the training part, three scenes each. The
+settings were not searched. The test part is not read here.
 """
 
 import sys

@@ -43,6 +43,19 @@ def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def weaker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """vit-digits without its positions: much worse than the CNN."""
+    from vitlens.models.loading import load
+    from vitlens.models.saved import save
+
+    model = load("vit-digits")
+    model.module.pos_embed.data.zero_()
+    folder = tmp_path_factory.mktemp("models") / "weaker"
+    save(model, folder / "model.safetensors")
+    return f"vit-digits={folder}"
+
+
+@pytest.fixture(scope="session")
 def ablated(tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report folder of an ablation of the tiny ViT, with tables, metrics and arrays."""
     from vitlens.cli.main import run

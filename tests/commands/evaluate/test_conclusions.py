@@ -19,22 +19,10 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.commands.scaffold.requirements import Requirement, outcomes, requirements_of
 from vitlens.errors import InputError
-from vitlens.models.loading import load
-from vitlens.models.saved import save
 from vitlens.records import Record
 from vitlens.report.document import Document
 from vitlens.report.markdown import markdown
 from vitlens.uncertainty import calibration_test
-
-
-@pytest.fixture(scope="module")
-def weaker(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """vit-digits without its positions: much worse than the CNN."""
-    model = load("vit-digits")
-    model.module.pos_embed.data.zero_()
-    folder = tmp_path_factory.mktemp("models") / "weaker"
-    save(model, folder / "model.safetensors")
-    return f"vit-digits={folder}"
 
 
 @pytest.fixture(scope="module")

@@ -13,21 +13,9 @@ from vitlens.cli.main import run
 from vitlens.commands.report.comparison.changes import changes_between
 from vitlens.commands.report.comparison.document import ComparedRuns, document
 from vitlens.commands.scaffold.publish import read_folder
-from vitlens.models.loading import load
-from vitlens.models.saved import save
 from vitlens.uncertainty import mcnemar
 
 Evaluated = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def weaker(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """vit-digits without its positions: much worse than the CNN."""
-    model = load("vit-digits")
-    model.module.pos_embed.data.zero_()
-    folder = tmp_path_factory.mktemp("models") / "weaker"
-    save(model, folder / "model.safetensors")
-    return f"vit-digits={folder}"
 
 
 @pytest.fixture(scope="module")
