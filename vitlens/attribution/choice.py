@@ -29,8 +29,8 @@ from vitlens.analysis.faithfulness.composite_kinds import FEWEST, CompositeKind,
 from vitlens.analysis.faithfulness.composites import Composites, confident_images, recognised
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.analysis.faithfulness.deletion import faithfulness
-from vitlens.analysis.faithfulness.league import BASELINES, centre_maps, random_maps
-from vitlens.analysis.faithfulness.localisation import has_edge, roc_auc
+from vitlens.analysis.faithfulness.league import BASELINES, random_maps
+from vitlens.analysis.faithfulness.localisation import centre_maps, has_edge, roc_auc
 from vitlens.analysis.faithfulness.masking import require_substrate, resized
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.analysis.faithfulness.resampled import removal_grid

@@ -16,7 +16,8 @@ from vitlens.analysis.faithfulness.deletion import (
     removal_counts,
     removed_sets,
 )
-from vitlens.analysis.faithfulness.league import centre_maps, random_maps
+from vitlens.analysis.faithfulness.league import random_maps
+from vitlens.analysis.faithfulness.localisation import centre_maps
 from vitlens.analysis.faithfulness.map_shares import map_faults
 from vitlens.analysis.faithfulness.masking import pixel_masks, substrate_images
 from vitlens.errors import InputError

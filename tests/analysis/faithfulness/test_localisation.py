@@ -6,6 +6,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from vitlens.analysis.faithfulness.localisation import (
     average_precision,
+    baseline_scores,
     has_edge,
     mask_areas,
     mask_iou,
@@ -143,3 +144,37 @@ def test_masks_that_say_nothing():
         roc_auc(maps, masks)
     with pytest.raises(InputError, match="5 maps, found 4"):
         mask_iou(maps, masks[:4])
+
+
+def test_objects_in_one_place_are_found_without_an_image():
+    masks = torch.zeros(12, 16, 16, dtype=torch.bool)
+    masks[:, :4, :4] = True
+    found = baseline_scores(mass_inside, masks.float(), masks)
+    assert found["a uniform map"].tolist() == pytest.approx([1 / 16] * 12)
+    assert found["the mean mask of the other images"].tolist() == [1.0] * 12  # no map can score more
+    assert found["the map of another image"].tolist() == [1.0] * 12
+    assert float(found["a map of the centre"].max()) < 1 / 16
+
+
+def test_the_others_of_an_image_are_of_other_groups():
+    groups = torch.tensor([0, 1, 0, 2, 1, 1, 0])
+    masks = torch.zeros(7, 8, 8, dtype=torch.bool)
+    for image, group in enumerate(groups.tolist()):
+        masks[image, group, image] = True  # a row for each group
+    rows = torch.eye(8)[groups][:, :, None].expand(7, 8, 8)  # each map: the row of its group
+    seen = []
+
+    def by_group(maps, given):
+        seen.append(maps)
+        return mass_inside(maps, given)
+
+    found = baseline_scores(by_group, rows, masks, groups=groups, seed=3)
+    assert found["the map of another image"].tolist() == [0.0] * 7
+    mean, other = seen[2], seen[3]
+    for image in range(7):
+        outside = groups != groups[image]
+        assert torch.allclose(mean[image], masks[outside].float().mean(0), atol=1e-6)
+        assert other[image].sum(1).argmax() != groups[image]
+    assert len({tuple(maps.flatten().tolist()) for maps in other}) > 1
+    alone = baseline_scores(mass_inside, rows, masks, groups=torch.zeros(7))
+    assert set(alone) == {"a uniform map", "a map of the centre"}

@@ -17,9 +17,10 @@ from vitlens.analysis.faithfulness.localisation import mass_inside
 from vitlens.cli.main import run as main
 from vitlens.commands.attention.measure import measure
 from vitlens.commands.attention.options import AttentionOptions
-from vitlens.commands.attention.record import MAPS, MATRIX, MATRIX_ARRAYS, OBJECTS
+from vitlens.commands.attention.record import MAPS, MATRIX, MATRIX_ARRAYS
 from vitlens.commands.attention.report.maps import SHARED
 from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS
+from vitlens.commands.scaffold.maps.on_object import HEAD, ON_OBJECT
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.commands.scaffold.receptive.record import FIELDS
@@ -73,14 +74,15 @@ def test_all_images_asked_for_are_drawn_on_as_many_sheets_as_it_takes(tiny_vit, 
     assert {"evolution_1", "evolution_2", "last_layer_1", "last_layer_2"} <= figures(tmp_path / "out")
     record = read_folder(tmp_path / "out")
     masks, maps = load_data("digits", limit=9).masks, record.arrays(MAPS).layer
-    rows = record.rows(OBJECTS)
+    rows = [row for row in record.rows(ON_OBJECT) if row.maps == HEAD]
     assert {(row.layer, row.head) for row in rows} == {
         (index, head) for index in maps for head in range(len(maps[0][0]))
     }
     for row in rows:
         share = mass_inside(torch.from_numpy(maps[row.layer][:, row.head]), masks).mean()
-        assert row.share == pytest.approx(float(share), abs=1e-6)
-        assert row.area == pytest.approx(float(masks.float().mean()))
+        assert row.value == pytest.approx(float(share), abs=1e-6)
+        assert row.chance >= float(masks.float().mean()) - 1e-6  # that of a uniform map is one of the baselines
+        assert row.gain == pytest.approx(row.value - row.chance, abs=1e-6)
 
 
 def test_the_number_of_images_left_out_is_reported(tiny_vit, pictures, tmp_path, monkeypatch, capsys):

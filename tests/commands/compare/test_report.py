@@ -1,5 +1,6 @@
 """The wording of a comparison's sentences follows the intervals that they report."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from vitlens.commands.compare.record import MAP_CHECKS, METHODS, RECORD, MapMeth
 from vitlens.commands.compare.report.errors import separation_words
 from vitlens.commands.compare.report.summary import map_sentences, shared_errors, verdict
 from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, OnObjectRow
 from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.records import Record
 from vitlens.uncertainty import Estimate
@@ -39,6 +41,7 @@ def recorded(
     *,
     methods: tuple[str, str] = ("relevance", "gradcam"),
     checks: tuple[MapCheck, ...] = VERIFIED,
+    on_object: Sequence[OnObjectRow] = (),
 ) -> Record:
     """A run of two models whose maps were verified."""
     config = {"models": [{"alias": alias} for alias in PAIR], "options": asdict(CompareOptions(PAIR))}
@@ -47,11 +50,13 @@ def recorded(
             folder.metric(name, estimate)
         folder.write(METHODS, [MapMethodRow(alias, method) for alias, method in zip(PAIR, methods)])
         folder.write(MAP_CHECKS, checks)
+        folder.write(ON_OBJECT, on_object)
         return Record(folder.record(), RECORD)
 
 
-def map_text(out: Path, **changes: Estimate) -> str:
-    return " ".join(sentence.text for sentence in map_sentences(recorded(out, maps(**changes))))
+def map_text(out: Path, *, on_object: Sequence[OnObjectRow] = (), **changes: Estimate) -> str:
+    record = recorded(out, maps(**changes), on_object=on_object)
+    return " ".join(sentence.text for sentence in map_sentences(record))
 
 
 def test_which_is_better_follows_the_test(tmp_path):
@@ -124,12 +129,14 @@ def test_maps_by_two_methods_are_compared_only_where_both_are_verified(tmp_path)
 
 
 def test_the_object_and_its_area(tmp_path):
-    metrics = {"object_area/vit/cnn": around(0.1)}
-    for alias, inside in zip(PAIR, (0.5, 0.1)):
-        metrics[f"maps/{alias}/inside"], metrics[f"localisation/{alias}/pointing"] = around(inside), around(0.7)
-    text = map_text(tmp_path / "a", **metrics)
-    assert "50.0 % (49.0 to 51.0) of the mass of vit's maps lies on the object, more than the object's share" in text
-    assert "not shown to be more or less than the object's share" in text
+    rows = [
+        OnObjectRow(alias, alias, score, inside, inside - 0.01, inside + 0.01, "a map", 0.1, *gain, 50)
+        for alias, inside, gain in zip(PAIR, (0.5, 0.1), ((0.4, 0.39, 0.41), (0.0, -0.01, 0.01)))
+        for score in ("mass", "pointing")
+    ]
+    text = map_text(tmp_path / "a", on_object=rows)
+    assert "50.0 % (49.0 to 51.0) of the mass of vit's maps lies on the object, more than that of a map" in text
+    assert "not shown to be more or less than that of a map" in text
 
 
 def test_failures():

@@ -14,6 +14,7 @@ from vitlens.commands.explain.measure.verdict import Evidence, verdict
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import AGREEMENT, AGREEMENTS, CHECKS, CURVES, LEAGUE, SETTINGS, TURNED
 from vitlens.commands.explain.report import report
+from vitlens.commands.scaffold.maps.on_object import OnObjectRow
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
@@ -140,12 +141,17 @@ def test_images_without_masks_have_no_localisation(tiny_vit):
     assert len(checks[0].scores["roc_auc"]) == 2
 
 
+def on_object(gain_low: float) -> OnObjectRow:
+    """A ROC-AUC that exceeds that of a uniform map by 0.2, with this end of the interval."""
+    return OnObjectRow("vit", "own", "roc_auc", 0.7, 0.6, 0.8, "a uniform map", 0.5, 0.2, gain_low, 0.3, 10)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "more faithful than random and centre, and localises the object better than both"),
-        ({"has_masks": False, "localised": ()}, "more faithful than random and centre"),
-        ({"localised": ("random",)}, "not shown to localise the object better than centre"),
+        ({}, "more faithful than random and centre, and localises the object better than a uniform map"),
+        ({"on_object": None}, "more faithful than random and centre"),
+        ({"on_object": on_object(-0.01)}, "not shown to localise the object better than a uniform map"),
         ({"faithful": ("centre",)}, "not shown to be more faithful than random"),
         ({"faithful": ()}, "not shown to be more faithful than random or centre"),
         ({"flagged": True}, "flagged: its maps hardly change when the weights are randomised; more faithful"),
@@ -161,9 +167,9 @@ def test_verdicts(changes, words):
         "randomised": True,
         "flagged": False,
         "faithful": BASELINES,
-        "localised": BASELINES,
+        "on_object": on_object(0.1),
     }
-    assert words in verdict(Evidence(**{**common, "has_masks": True, **changes}))
+    assert words in verdict(Evidence(**{**common, **changes}))
 
 
 def test_refusals_come_before_any_work(tiny_vit, tiny_cnn, tmp_path):

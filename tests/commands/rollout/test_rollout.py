@@ -43,8 +43,9 @@ def test_metrics_are_the_pointing_game_on_the_masks(tiny_vit, tmp_path):
     metric = results["metrics"]["localisation/tiny-vit/pointing/rollout-max"]
     assert metric["value"] == pytest.approx(hits.float().mean().item())
     assert metric["n"] == 12
-    area = results["metrics"]["localisation/tiny-vit/pointing/mask-area"]
-    assert area["value"] == pytest.approx(mask_areas(split.masks).mean().item(), abs=1e-6)
+    (row,) = [row for row in results["tables"]["on_object"] if row["maps"] == "rollout-max"]
+    assert (row["value"], row["gain"]) == pytest.approx((metric["value"], row["value"] - row["chance"]))
+    assert row["chance"] >= mask_areas(split.masks).mean().item() - 1e-6  # of a uniform map, one of the baselines
     kept = read_arrays(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
     assert torch.from_numpy(kept[:, 0]).allclose(maps, atol=1e-6)
 
@@ -100,10 +101,9 @@ def test_maps_that_are_zero_everywhere_are_said(tmp_path):
     results = run(tmp_path / "blind", tmp_path / "out", data="digits", method=("rollout", "relevance"))
     empty = {row["method"]: row["empty_maps"] for row in results["tables"]["methods"]}
     assert (empty["rollout-mean"], empty["relevance"]) == (0, 12)
-    pointing = {
-        name: results["metrics"][f"localisation/blind/pointing/{name}"]["value"] for name in ("relevance", "mask-area")
-    }
-    assert pointing["relevance"] == pytest.approx(pointing["mask-area"])  # all points tie: no better than a random one
+    area = mask_areas(digits("test").limit(12).masks).mean().item()
+    hits = results["metrics"]["localisation/blind/pointing/relevance"]["value"]
+    assert hits == pytest.approx(area, abs=1e-6)  # all points tie: no better than a random one
     (figure,) = method_sheets(read_folder(tmp_path / "out"), read_folder(tmp_path / "out").arrays(ROLLOUT))
     panels = figure.draw().axes[:-1]
     crossed = [len(crosses(axes)) for axes in panels]  # the middle column, rollout, by its own verdict

@@ -15,6 +15,7 @@ from vitlens.analysis.faithfulness.deletion import STEPS, Faithfulness, faithful
 from vitlens.analysis.faithfulness.forwards import forward_equivalents
 from vitlens.analysis.faithfulness.localisation import (
     average_precision,
+    centre_maps,
     has_edge,
     mask_iou,
     mass_inside,
@@ -206,16 +207,6 @@ def _randomised(
     return randomisation(model, *batch, explain, seed=settings.seed, kept=kept, before=before)
 
 
-_CENTRE_WIDTH = 1 / 4  # standard deviation of the centre Gaussian as a share of each side
-
-
 def random_maps(count: int, grid: tuple[int, int], *, seed: int = 0) -> Maps:
     """A map of uniform noise for each of count images; a map does not depend on count."""
     return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
-
-
-def centre_maps(count: int, grid: tuple[int, int]) -> Maps:
-    """The same map for every image: a Gaussian at its centre, where the object of a photograph often is."""
-    rows, columns = (torch.linspace(-0.5, 0.5, side + 1)[:-1] + 0.5 / side for side in grid)
-    gaussian = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * _CENTRE_WIDTH**2))
-    return gaussian.expand(count, *grid).clone()

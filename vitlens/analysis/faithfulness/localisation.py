@@ -1,8 +1,10 @@
-"""Localisation of maps on objects with known masks: pointing game, ROC AUC, average precision, IoU, mass.
+"""Localisation of maps on objects with known masks: pointing game, ROC AUC, average precision, IoU, mass, and what maps
+that ignore the image score.
 
 Maps are interpolated bilinearly to the masks' size; every number is per image, to be averaged over images.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -21,6 +23,8 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 PerImage = Float[Tensor, " batch"]
 
 _ROUNDING: Final = 1e-6  # of a map's greatest value; differences below it are not of the map
+_CENTRE_WIDTH: Final = 1 / 4  # standard deviation of the centre Gaussian as a share of each side
+_FINEST: Final = 32  # cells a side of the mean mask, which many images' masks at full size would not fit in memory for
 
 
 def pointing_hits(maps: Maps, masks: Masks) -> PerImage:
@@ -98,6 +102,50 @@ def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
     total = positive.sum(1)
     mass = (positive * masks.flatten(1)).sum(1)
     return torch.where(total > 0, mass / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0)
+
+
+def baseline_scores(
+    score: Callable[[AnyMaps, Masks], PerImage],
+    maps: AnyMaps,
+    masks: Masks,
+    *,
+    groups: Tensor | None = None,
+    seed: int = 0,
+) -> dict[str, PerImage]:
+    """The scores of maps that ignore the image, on the grid of `maps`, image by image: what a localisation must exceed.
+
+    A uniform map; a Gaussian at the centre; the mean mask of the other images; the map of another image, drawn with
+    the seed. Others are of other groups (batch,); without any, the last two are left out.
+    """
+    rows, columns = maps.shape[-2:]
+    found = {
+        "a uniform map": score(maps.new_ones(len(maps), rows, columns), masks),
+        "a map of the centre": score(centre_maps(len(maps), (rows, columns)), masks),
+    }
+    own = torch.arange(len(maps)) if groups is None else groups
+    _, group = own.unique(return_inverse=True)
+    sizes = group.bincount()
+    if len(sizes) < 2:
+        return found
+    shapes = F.adaptive_avg_pool2d(masks[:, None].float(), (min(rows, _FINEST), min(columns, _FINEST)))[:, 0]
+    sums = shapes.new_zeros(len(sizes), *shapes.shape[1:]).index_add_(0, group, shapes)
+    means = (shapes.sum(0) - sums) / (len(maps) - sizes)[:, None, None]
+    found["the mean mask of the other images"] = score(means[group], masks)
+    # ordered by group, then at random: the image after the end of one's own group, and as many further as drawn
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(maps), generator=generator)
+    order = order[group[order].argsort(stable=True)]
+    further = (torch.rand(len(maps), generator=generator) * (len(maps) - sizes[group])).long()
+    other = order[(sizes.cumsum(0)[group] + further) % len(maps)]
+    found["the map of another image"] = score(maps[other], masks)
+    return found
+
+
+def centre_maps(count: int, grid: tuple[int, int]) -> Maps:
+    """The same map for every image: a Gaussian at its centre, where the object of a photograph often is."""
+    rows, columns = (torch.linspace(-0.5, 0.5, side + 1)[:-1] + 0.5 / side for side in grid)
+    gaussian = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * _CENTRE_WIDTH**2))
+    return gaussian.expand(count, *grid).clone()
 
 
 def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:

@@ -1,4 +1,4 @@
-"""Checks of the maps of each layer: uniform, fixed, alike, and whether they lie on the object where masks are known."""
+"""Checks of the maps of each layer: uniform, fixed, alike."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,29 +7,20 @@ from numpy.typing import NDArray
 
 from vitlens.analysis.attention.map_checks import alike, similarity
 from vitlens.analysis.attention.weights import LayerMaps
-from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits, pointing_rate
-from vitlens.commands.attention.record import ALIKE, CHECKS, MASK_AREA, POINTING, LayerAlikeRow
+from vitlens.commands.attention.record import ALIKE, CHECKS, LayerAlikeRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.maps.measured import information_row
 from vitlens.data.split import Split
-from vitlens.uncertainty import Estimate, bootstrap_mean, student_mean
+from vitlens.uncertainty import Estimate, student_mean
 
 
-def write_checks(folder: RunFolder, alias: str, split: Split, layers: Sequence[LayerMaps]) -> None:
-    """Write one row of each check a layer, and the pointing game of each layer's mean map."""
+def write_checks(folder: RunFolder, split: Split, layers: Sequence[LayerMaps]) -> None:
+    """Write one row of each check a layer."""
     groups = None if split.groups is None else split.groups.numpy()
     means = [layer.maps.float().cpu().mean(1) for layer in layers]
     names = [str(layer.site.layer) for layer in layers]
     folder.write(CHECKS, [information_row(name, maps, groups) for name, maps in zip(names, means)])
     folder.write(ALIKE, [_alike_row(layers, index, groups) for index in range(len(layers))])
-    if split.masks is None:
-        return
-    masks = split.masks.cpu()
-    for name, maps in zip(names, means):
-        hits = pointing_hits(maps, masks)
-        folder.metric(POINTING(model=alias, layer=name), pointing_rate(hits, groups=split.groups))
-    areas = bootstrap_mean(mask_areas(masks).numpy(), groups=groups)
-    folder.metric(POINTING(model=alias, layer=MASK_AREA), areas)
 
 
 def _alike_row(layers: Sequence[LayerMaps], index: int, groups: NDArray[Any] | None) -> LayerAlikeRow:

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from vitlens.commands.attention.record import ALIKE, CHECKS, LAYERS, MASK_AREA, POINTING, LayerAlikeRow
-from vitlens.commands.scaffold.maps.information import UNIFORM, InformationRow, beyond_chance, fixed_map, uniform_map
+from vitlens.commands.attention.record import ALIKE, CHECKS, LayerAlikeRow
+from vitlens.commands.scaffold.maps.information import UNIFORM, InformationRow, fixed_map, uniform_map
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, beyond_baseline
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, Verdict
 from vitlens.report.findings import finding
-from vitlens.report.numbers import in_ranges, in_words
+from vitlens.report.numbers import in_ranges
 from vitlens.uncertainty import Estimate, widened
 
 COLLAPSED: Final = 0.95  # cosine similarity, from which on maps are the same to the eye
@@ -88,17 +89,8 @@ def _collapse(rows: Sequence[LayerAlikeRow], looks: int) -> Finding | None:
 
 
 def _pointing(record: Record) -> Finding | None:
-    """Whether the last layer's mean map points at the object, against a random point."""
-    (alias,) = record.aliases
-    area = record.metrics.get(POINTING(model=alias, layer=MASK_AREA))
-    if area is None or not record.rows(LAYERS):
+    """Whether the last layer's mean map points at the object, beside maps that ignore the image."""
+    rows = [row for row in record.rows(ON_OBJECT) if row.score == "pointing"]
+    if not rows:
         return None
-    last = record.rows(LAYERS)[-1]
-    hits = record.metrics.get(POINTING(model=alias, layer=last.layer))
-    if hits is None:
-        return None
-    claim = (
-        f"The maximum of the last layer's mean map lies on the object in {in_words(hits, with_n=False)} of the images, "
-        f"{{}} often than a random point would ({in_words(area, with_n=False)})."
-    )
-    return beyond_chance(claim, hits, area, 1, figure="evolution", rows=(last,))
+    return beyond_baseline(rows[-1], "the last layer's mean map", 1, figure="evolution")

@@ -108,9 +108,8 @@ def measure(options: AttentionOptions) -> Path:
         formats=run.formats,
     ) as folder:
         _write_layers(folder, split, layers, survey(model, batch.images))
-        write_checks(folder, model.alias, split, layers)
-        masks = None if split.masks is None else split.masks[batch.indices]
-        write_development(folder, model, batch.images, masks, layers)
+        write_checks(folder, split, layers)
+        write_development(folder, model, batch.images, split, layers)
         write_explorer(folder, model, batch.images[:DRAWN])
         write_windows(folder, model, batch.images)
         write_positions(folder, model, split)

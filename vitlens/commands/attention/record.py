@@ -11,6 +11,7 @@ from vitlens.archives import Form
 from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.maps.information import InformationRow
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
 from vitlens.commands.scaffold.position_order import RANK_CORRELATION
 from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS
 from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
@@ -147,46 +148,6 @@ class LayerAlikeRow:
 
 
 @dataclass(frozen=True)
-class DevelopmentRow:
-    """One layer: how much of a map's mass lies on the object, mean over images with known masks (n), with its interval.
-
-    weights: of the mean over the layer's heads; rollout: of the rollout up to this layer; area: of the masks, what a
-    uniform map has.
-    """
-
-    layer: int
-    weights: float
-    weights_low: float | None
-    weights_high: float | None
-    rollout: float
-    rollout_low: float | None
-    rollout_high: float | None
-    area: float
-    n: int
-
-
-@dataclass(frozen=True)
-class HeadObjectRow:
-    """One head: the share of its map's mass on the object, mean over images with known masks (n), with its interval.
-
-    area: of the masks, what a uniform map has.
-    """
-
-    layer: int
-    head: int
-    share: float
-    low: float | None
-    high: float | None
-    area: float
-    n: int
-
-    @property
-    def estimate(self) -> Estimate:
-        """The share with its interval."""
-        return Estimate(self.share, self.low, self.high, self.n)
-
-
-@dataclass(frozen=True)
 class MatrixRow:
     """The N x N weights of one head on the first image. prefix: tokens before the patches; itself: the mean weight of a
     token on itself; most, received: the token with the largest mean weight over all queries, and that weight;
@@ -259,8 +220,6 @@ class MatrixArrays:
 LAYERS = TableOf("layers", LayerRow)
 WITHOUT_MAP = TableOf("without_map", UnplacedLayerRow)
 IMAGES = TableOf("images", AttentionImageRow)
-DEVELOPMENT = TableOf("development", DevelopmentRow, optional=True)
-OBJECTS = TableOf("objects", HeadObjectRow, optional=True)
 LAYOUT = TableOf("layout", LayoutRow)
 QUERY = TableOf("query", QueryRow)
 KEY = TableOf("key", KeyRow)
@@ -282,12 +241,11 @@ MATRIX_ARRAYS = ArraysOf("matrix", MatrixArrays)
 
 DISTANCE_CORRELATION = MetricName("positions/{model}/distance_correlation")
 POINTING = MetricName("localisation/{model}/pointing/{layer}")  # of the mean map of a layer's heads
-MASK_AREA = "mask-area"  # the layer's place in POINTING for the share of a mask in its image: a random point
 
 RECORD = Contents(
     metrics=(DISTANCE_CORRELATION, RANK_CORRELATION, POINTING),
     tables=(
-        LAYERS, WITHOUT_MAP, IMAGES, DEVELOPMENT, OBJECTS, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS,
+        LAYERS, WITHOUT_MAP, IMAGES, ON_OBJECT, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS,
         ALIKE, MATRIX, EXPLORER, WINDOWS, FIELDS,
     ),
     arrays=(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR
 from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
 from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
@@ -241,7 +242,6 @@ MAP_NUMBERS: Final[Mapping[str, MetricName]] = {  # means over usable maps; anal
     name: MetricName(f"maps/{{model}}/{name}") for name in ("half", "spread", "central", "row", "column", "inside")
 }
 POINTING = MetricName("localisation/{model}/pointing")
-OBJECT_AREA = MetricName("object_area/{first}/{second}")
 AGREEMENTS: Final[Mapping[str, MetricName]] = {
     name: MetricName(f"agreement/{{first}}/{{second}}/{name}") for name in ("spearman", "top", "shared")
 }
@@ -255,11 +255,11 @@ TEXTURE_ANSWERS = MetricName("texture_answers/{model}")
 RECORD = Contents(
     metrics=(
         ACCURACY, DIFFERENCE, MCNEMAR_P, CALIBRATION_ERROR, CELL_SHARE, USABLE, *MAP_NUMBERS.values(), POINTING,
-        OBJECT_AREA, *AGREEMENTS.values(), HALF_DIFFERENCE, HARDENED, SHAPE_BIAS, SHAPE_ANSWERS, TEXTURE_ANSWERS,
+        *AGREEMENTS.values(), HALF_DIFFERENCE, HARDENED, SHAPE_BIAS, SHAPE_ANSWERS, TEXTURE_ANSWERS,
     ),
     tables=(
         METHODS, MAP_CHECKS, CALIBRATION, BY_CLASS, BY_NUMBER, CONFUSED, SEPARATIONS, IMAGES, SHEETS, HARDER,
-        DISTURBED_PAIRS, CONFLICTS, TRAINING,
+        DISTURBED_PAIRS, CONFLICTS, TRAINING, ON_OBJECT,
         *FAILURE_TABLES,
     ),
     arrays=(SHOWN, MEAN_MAPS, FAILURE_ARRAYS),

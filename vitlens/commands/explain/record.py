@@ -11,6 +11,7 @@ from vitlens.archives import Form
 from vitlens.commands.explain.choice_record import CHOICES
 from vitlens.commands.explain.evidence_record import EVIDENCE
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
 from vitlens.commands.scaffold.maps.rows import MapCheck
 from vitlens.names import Substrate
 from vitlens.records import ArraysOf, ClassNames, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
@@ -213,6 +214,6 @@ RECORD = Contents(
         *EVIDENCE.metrics,
         *CHOICES.metrics,
     ),
-    tables=(METHODS, IMAGES, LEAGUE, AGREEMENTS, SETTINGS, EXPLORER, *EVIDENCE.tables, *CHOICES.tables),
+    tables=(METHODS, IMAGES, LEAGUE, AGREEMENTS, SETTINGS, ON_OBJECT, EXPLORER, *EVIDENCE.tables, *CHOICES.tables),
     arrays=(MAPS, CURVES, COUNTERFACTUALS, EXPLORER_ARRAYS, *EVIDENCE.arrays),
 )

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from vitlens.commands.rollout.record import CHECKS, MAP_PAIRS, MAPS, MASK_AREA, POINTING, MapRow
-from vitlens.commands.scaffold.maps.information import beyond_chance, fixed_map, uniform_map
+from vitlens.commands.rollout.record import CHECKS, MAP_PAIRS, MAPS, MapRow
+from vitlens.commands.scaffold.maps.information import fixed_map, uniform_map
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, beyond_baseline
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, Support, Verdict
 from vitlens.report.findings import finding
-from vitlens.report.numbers import in_words
-from vitlens.uncertainty import Side, apart, widened, wilson
+from vitlens.uncertainty import Side, widened, wilson
 
 AGREEING: Final = 0.5  # Spearman's correlation, below which two maps disagree
 
@@ -99,24 +99,16 @@ def _fusions(record: Record, kinds: dict[str, MapRow]) -> Finding | None:
 
 
 def _pointing(record: Record, kinds: dict[str, MapRow]) -> Finding | None:
-    """The kind of map that is furthest from chance in the pointing game; below chance before above."""
-    (alias,) = record.aliases
-    area = record.metrics.get(POINTING(model=alias, method=MASK_AREA))
-    if area is None:
-        return None
-    hits = {name: record.metric(POINTING(model=alias, method=name)) for name in kinds}
+    """The kind of map that is furthest from its baseline in the pointing game; below it before above."""
+    rows = record.rows(ON_OBJECT)
     found = []
-    for name, hit in hits.items():
-        row = kinds[name]
-        claim = (
-            f"The maximum of **{title_of(row)}** lies on the object in {in_words(hit, with_n=False)} of the images, "
-            f"{{}} often than a random point would ({in_words(area, with_n=False)})."
-        )
-        each = beyond_chance(claim, hit, area, len(hits), figure=figure_of(row), rows=(row,))
+    for row in rows:
+        kind = kinds[row.maps]
+        each = beyond_baseline(row, f"**{title_of(kind)}**", len(rows), figure=figure_of(kind), rows=(kind,))
         if each is not None:
-            sides = {apart(other, area) for other in hits.values()}
-            support: Support = "one method" if len(hits) == 1 else "methods disagree"
-            if len(hits) > 1 and len(sides) == 1 and Side.UNDECIDED not in sides:
+            sides = {other.side for other in rows}
+            support: Support = "one method" if len(rows) == 1 else "methods disagree"
+            if len(rows) > 1 and len(sides) == 1 and Side.UNDECIDED not in sides:
                 support = "two methods agree"
             found.append(replace(each, support=support))
     return max(found, key=lambda each: each.rank) if found else None

@@ -12,14 +12,13 @@ from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.attention.map_checks import rank_agreement
 from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass, require_possible
 from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
-from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits, pointing_rate
+from vitlens.analysis.faithfulness.localisation import pointing_hits
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import (
     CHECKS,
     IMAGES,
     MAP_PAIRS,
     MAPS,
-    MASK_AREA,
     PATCH_MASS,
     POINTING,
     ROLLOUT,
@@ -33,7 +32,8 @@ from vitlens.commands.scaffold.explorer.measure import write_explorer
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.maps.information import InformationRow
-from vitlens.commands.scaffold.maps.measured import information_row
+from vitlens.commands.scaffold.maps.measured import information_row, on_object_rows
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.progress.bar import progress
@@ -189,15 +189,14 @@ def _localise(
 ) -> Tensor | None:
     """The share of each map's maxima that lies on the object (n, ways), where masks are known; writes its metrics."""
     if split.masks is None:
+        folder.write(ON_OBJECT, [])
         return None
-    groups = None if split.groups is None else split.groups.numpy()
-    hits = torch.stack([pointing_hits(maps[:, index], split.masks) for index in range(len(ways))], 1)
-    for index, way in enumerate(ways):
-        name = POINTING(model=model.alias, method=way.name)
-        folder.metric(name, pointing_rate(hits[:, index], groups=split.groups))
-    areas = mask_areas(split.masks).numpy()
-    folder.metric(POINTING(model=model.alias, method=MASK_AREA), bootstrap_mean(areas, groups=groups))
-    return hits
+    named = [(way.name, maps[:, index]) for index, way in enumerate(ways)]
+    rows = on_object_rows(model.alias, named, "pointing", split.masks, groups=split.groups)
+    folder.write(ON_OBJECT, rows)
+    for row in rows:
+        folder.metric(POINTING(model=model.alias, method=row.maps), row.estimate)
+    return torch.stack([pointing_hits(own, split.masks) for _, own in named], 1)
 
 
 def _arrays(split: Split, maps: Tensor, hits: Tensor | None, drawn: int) -> RolloutArrays:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.maps.information import InformationRow
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
 from vitlens.names import Fusion, Readout
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
@@ -73,10 +74,9 @@ ROLLOUT = ArraysOf("rollout", RolloutArrays)
 
 PATCH_MASS = MetricName("rollout/{model}/patch_mass/{fusion}")
 POINTING = MetricName("localisation/{model}/pointing/{method}")
-MASK_AREA = "mask-area"  # the method's place in POINTING for the share of a mask in its image: a random point
 
 RECORD = Contents(
     metrics=(PATCH_MASS, POINTING),
-    tables=(MAPS, IMAGES, CHECKS, MAP_PAIRS, EXPLORER),
+    tables=(MAPS, IMAGES, CHECKS, MAP_PAIRS, ON_OBJECT, EXPLORER),
     arrays=(ROLLOUT, EXPLORER_ARRAYS),
 )

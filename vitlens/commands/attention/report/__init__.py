@@ -14,8 +14,6 @@ from vitlens.commands.attention.record import (
     LAYERS,
     LAYOUT,
     MAPS,
-    MASK_AREA,
-    POINTING,
     POSITIONS,
     WITHOUT_MAP,
     LayerRow,
@@ -30,6 +28,7 @@ from vitlens.commands.attention.report.windows import window_section
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
 from vitlens.commands.scaffold.maps.information import UNIFORM, InformationRow
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
 from vitlens.commands.scaffold.position_order import DEFINITION, PAIRS, RANK_CORRELATION
 from vitlens.commands.scaffold.receptive.report import field_section
 from vitlens.records import Record
@@ -88,7 +87,7 @@ def _limits(record: Record) -> Iterator[Sentence]:
             "`vitlens stats` measures it.",
             counts,
         )
-    if not any(record.all(POINTING)):
+    if not record.rows(ON_OBJECT):
         yield Sentence("No masks of objects are known, so no map is held against the object.", says="setting")
     yield Sentence(
         f"The maps show from which patches the {heads} heads take values, not which information these values hold.",
@@ -119,20 +118,18 @@ def _check_sentences(record: Record) -> Iterator[Sentence]:
             f"{in_words(closest.between_heads, with_n=False)}.",
             (closest,),
         )
-    hits = {parts["layer"]: hit for parts, hit in record.all(POINTING)}
-    area = hits.pop(MASK_AREA, None)
-    if hits and area is not None:
-        best = max(hits, key=lambda layer: hits[layer].value)
+    hits = [row for row in record.rows(ON_OBJECT) if row.score == "pointing"]
+    if hits:
+        best = max(hits, key=lambda row: row.value)
         yield Sentence(
-            f"In the pointing game the mean map of layer {best} is best: its maximum lies on the object in "
-            f"{in_words(hits[best])} of the images; a random point would in {in_words(area, with_n=False)}.",
-            (hits[best], area, Estimate(float(best), unit="")),
+            f"In the pointing game the mean map of layer {best.layer} is best: its maximum lies on the object in "
+            f"{in_words(best.estimate)} of the images, that of {best.chance_words}.",
+            (best, best.estimate, best.of_baseline),
         )
 
 
 def _check_tables(record: Record) -> Iterator[Table]:
     alike = {row.layer: row for row in record.rows(ALIKE)}
-    hits = {parts["layer"]: hit for parts, hit in record.all(POINTING)}
     columns: dict[str, Callable[[InformationRow], Cell]] = {
         "layer": lambda row: int(row.maps),
         "information": lambda row: row.information,
@@ -140,8 +137,6 @@ def _check_tables(record: Record) -> Iterator[Table]:
         "heads alike": lambda row: alike[int(row.maps)].between_heads,
         "like the layer before": lambda row: alike[int(row.maps)].to_previous,
     }
-    if hits:
-        columns["pointing game"] = lambda row: hits.get(row.maps)
     if alike and len(alike) == len(record.rows(CHECKS)):
         yield Table.of("The mean map of each layer's heads, means over images", record.rows(CHECKS), columns)
 

@@ -1,26 +1,32 @@
 """The section on how attention develops over the layers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.attention.record import (
-    DEVELOPMENT,
     DEVELOPMENT_MAPS,
     LAYERS,
     MAPS,
-    OBJECTS,
     AttentionArrays,
     DevelopmentArrays,
-    DevelopmentRow,
-    HeadObjectRow,
 )
 from vitlens.commands.attention.report.maps import head_means, pixels
+from vitlens.commands.scaffold.maps.on_object import (
+    ATTENTION,
+    HEAD,
+    METHOD,
+    ON_OBJECT,
+    ROLLOUT,
+    OnObjectRow,
+    mass_of,
+    on_object_table,
+)
 from vitlens.commands.scaffold.sheets import sheets
 from vitlens.records import Record
-from vitlens.report.document import FigureSpec, Section, Sentence, Table
-from vitlens.report.numbers import in_words, percent
-from vitlens.uncertainty import Estimate, Side, apart, beyond
+from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
+from vitlens.report.numbers import in_words
+from vitlens.uncertainty import Side, apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,61 +49,50 @@ def development_section(record: Record) -> Iterator[Section]:
         )
         for name, part in sheets("development", len(maps.images), _ON_A_SHEET)
     )
-    rows = record.rows(DEVELOPMENT)
     title, question = "How attention develops", "Where does the model look, layer by layer?"
-    tables = (*_tables(rows), *_head_tables(record.rows(OBJECTS)))
-    yield Section(title, tuple(_sentences(rows)), tables, figures, question, leading=True)
+    rows = record.rows(ON_OBJECT)
+    yield Section(title, tuple(_sentences(rows)), tuple(_tables(rows)), figures, question, leading=True)
 
 
-def _sentences(rows: tuple[DevelopmentRow, ...]) -> Iterator[Sentence]:
-    """Where the share of attention on the object is largest, and whether it rises over the layers."""
-    if not rows:
+def _sentences(rows: tuple[OnObjectRow, ...]) -> Iterator[Sentence]:
+    """Where the share of attention on the object is largest, and whether that of the rollout rises over the layers."""
+    means = mass_of(rows, ATTENTION)
+    if not means:
         return
-    best, first, last = max(rows, key=lambda row: row.weights), rows[0], rows[-1]
+    best = max(means, key=lambda row: row.value)
     against = {Side.ABOVE: "more than", Side.BELOW: "less than", Side.UNDECIDED: "not significantly other than"}
-    side = against[beyond(_weights(best), best.area)]
     yield Sentence(
-        f"Attention lies on the object most in layer {best.layer}: {in_words(_weights(best))} of the map's mass, "
-        f"{side} the objects' share of the image, {percent(best.area, 1)}.",
-        (best, _weights(best)),
+        f"Attention lies on the object most in layer {best.layer}: {in_words(best.estimate)} of the map's mass, "
+        f"{against[best.side]} that of {best.chance_words}.",
+        (best, best.estimate, best.of_baseline),
     )
-    moved = apart(_rollout(last), _rollout(first))
+    yield Sentence(METHOD, says="method")
+    rollouts = mass_of(rows, ROLLOUT)
+    if not rollouts:
+        return
+    first, last = rollouts[0], rollouts[-1]
+    moved = apart(last.estimate, first.estimate)
     how = {Side.ABOVE: "rises", Side.BELOW: "falls", Side.UNDECIDED: "does not change significantly"}[moved]
     yield Sentence(
         f"The share of the rollout on the object {how} with depth, from "
-        f"{in_words(_rollout(first), with_n=False)} after layer {first.layer} to "
-        f"{in_words(_rollout(last), with_n=False)} after layer {last.layer}.",
+        f"{in_words(first.estimate, with_n=False)} after layer {first.layer} to "
+        f"{in_words(last.estimate, with_n=False)} after layer {last.layer}.",
         (first, last),
     )
 
 
-def _weights(row: DevelopmentRow) -> Estimate:
-    return Estimate(row.weights, row.weights_low, row.weights_high, row.n)
-
-
-def _rollout(row: DevelopmentRow) -> Estimate:
-    return Estimate(row.rollout, row.rollout_low, row.rollout_high, row.n)
-
-
-def _tables(rows: tuple[DevelopmentRow, ...]) -> Iterator[Table]:
-    if rows:
-        columns = {
-            "layer": lambda row: row.layer,
-            "attention on the object": _weights,
-            "rollout on the object": _rollout,
-            "objects' share of the image": lambda row: Estimate(row.area),
-        }
-        yield Table.of("Share of the maps on the object by layer", rows, columns)
-
-
-def _head_tables(rows: tuple[HeadObjectRow, ...]) -> Iterator[Table]:
-    if rows:
-        columns = {
-            "layer": lambda row: row.layer,
-            "head": lambda row: row.head,
-            "attention on the object": lambda row: row.estimate,
-        }
-        yield Table.of("Share of each head's map on the object", rows, columns)
+def _tables(rows: Sequence[OnObjectRow]) -> Iterator[Table]:
+    layer: Mapping[str, Callable[[OnObjectRow], Cell]] = {"layer": lambda row: row.layer}
+    both: Mapping[str, Callable[[OnObjectRow], Cell]] = {**layer, "head": lambda row: row.head}
+    hits = [row for row in rows if row.score == "pointing"]
+    for title, chosen, columns, score in (
+        ("Share of each layer's mean map on the object", mass_of(rows, ATTENTION), layer, "on the object"),
+        ("Share of the rollout up to each layer on the object", mass_of(rows, ROLLOUT), layer, "on the object"),
+        ("Pointing game of each layer's mean map", hits, layer, "maximum on the object"),
+        ("Share of each head's map on the object", mass_of(rows, HEAD), both, "on the object"),
+    ):
+        if chosen:
+            yield on_object_table(title, chosen, columns, score)
 
 
 def _draw(maps: AttentionArrays, rollouts: DevelopmentArrays, numbers: list[int], part: slice) -> "Figure":

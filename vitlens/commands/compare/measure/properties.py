@@ -5,7 +5,6 @@ from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.failures.errors import Comparison
-from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits, pointing_rate
 from vitlens.analysis.faithfulness.map_shares import MapShares, as_shares
 from vitlens.commands.compare.measure.maps import MapProperties, Maps
 from vitlens.commands.compare.record import (
@@ -13,12 +12,13 @@ from vitlens.commands.compare.record import (
     HALF_DIFFERENCE,
     MAP_NUMBERS,
     MEAN_MAPS,
-    OBJECT_AREA,
     POINTING,
     USABLE,
     MeanMapArrays,
 )
 from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.maps.measured import on_object_rows
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, OnObjectRow
 from vitlens.data.split import Split
 from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
 
@@ -32,6 +32,7 @@ def write_map_numbers(
     aliases = comparison.first.alias, comparison.second.alias
     of_first = (aliases[0], maps.first, properties.first)
     of_second = (aliases[1], maps.second, properties.second)
+    on_object: list[OnObjectRow] = []
     for alias, values, own in (of_first, of_second):
         usable = own.usable & maps.sampled
         folder.metric(USABLE(model=alias), accuracy(own.usable[maps.sampled]))
@@ -40,12 +41,14 @@ def write_map_numbers(
         for name in ("half", "spread", "central", "row", "column"):
             folder.metric(MAP_NUMBERS[name](model=alias), _mean(getattr(own, name), usable, groups, seed))
         if masks is not None:
-            _write_on_object(folder, alias, values, own, usable & _has_object(masks), masks, groups, seed)
-    if masks is not None:
-        with_object = maps.sampled & _has_object(masks)
-        if with_object.any():
-            area = _mean(mask_areas(masks), with_object, groups, seed)
-            folder.metric(OBJECT_AREA(first=aliases[0], second=aliases[1]), area)
+            own_groups = None if groups is None else groups[usable]
+            for score, metric in (("mass", MAP_NUMBERS["inside"]), ("pointing", POINTING)):
+                named = [(alias, values[usable])]
+                rows = on_object_rows(alias, named, score, masks[usable], groups=own_groups, seed=seed)
+                on_object += rows
+                for row in rows:
+                    folder.metric(metric(model=alias), row.estimate)
+    folder.write(ON_OBJECT, on_object)
     _write_overlap(folder, properties, maps.sampled, groups, aliases, seed)
     first, second = (_mean_map(values, own, maps, properties) for _, values, own in (of_first, of_second))
     both = properties.overlap.usable & maps.sampled
@@ -53,32 +56,9 @@ def write_map_numbers(
     folder.save(MEAN_MAPS, MeanMapArrays(first.numpy(), second.numpy(), agreement))
 
 
-def _has_object(masks: Tensor) -> Tensor:
-    return masks.flatten(1).any(1)
-
-
 def _mean(values: Tensor, usable: Tensor, groups: Tensor | None, seed: int) -> Estimate:
     own = None if groups is None else groups[usable].numpy()
     return bootstrap_mean(values[usable].numpy(), groups=own, seed=seed)
-
-
-def _write_on_object(
-    folder: RunFolder,
-    alias: str,
-    values: Tensor,
-    own: MapShares,
-    usable: Tensor,
-    masks: Tensor,
-    groups: Tensor | None,
-    seed: int,
-) -> None:
-    """Write how much of one model's maps lies on the object, and how often their maximum does; usable: which maps."""
-    if own.inside is None or not usable.any():
-        return
-    folder.metric(MAP_NUMBERS["inside"](model=alias), _mean(own.inside, usable, groups, seed))
-    hits = pointing_hits(values[usable], masks[usable])
-    own_groups = None if groups is None else groups[usable]
-    folder.metric(POINTING(model=alias), pointing_rate(hits, groups=own_groups, seed=seed))
 
 
 def _mean_map(values: Tensor, own: MapShares, maps: Maps, properties: MapProperties) -> Tensor:

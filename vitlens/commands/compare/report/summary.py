@@ -15,16 +15,15 @@ from vitlens.commands.compare.record import (
     MAP_NUMBERS,
     MCNEMAR_P,
     METHODS,
-    OBJECT_AREA,
-    POINTING,
     MapMethodRow,
     SliceRow,
 )
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
+from vitlens.commands.scaffold.maps.on_object import METHOD, ON_OBJECT
 from vitlens.records import Record
 from vitlens.report.document import Cell, Sentence, Table
 from vitlens.report.numbers import in_words, number
-from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
+from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 
 _FAMILIES: Final = {"vit": "vision transformers", "cnn": "CNNs", "windowed": "windowed transformers"}
 _MIDDLE_QUARTER: Final = 0.25  # fraction of a uniform map's mass on the middle quarter of the image
@@ -190,21 +189,22 @@ def _position(row: Estimate, column: Estimate) -> str:
 
 
 def _on_object(record: Record, alias: str) -> Iterator[Sentence]:
-    inside = record.metrics.get(MAP_NUMBERS["inside"](model=alias))
-    if inside is None:
+    rows = {row.score: row for row in record.rows(ON_OBJECT) if row.model == alias}
+    if not {"mass", "pointing"} <= rows.keys():
         return
-    area, hits = record.metric(OBJECT_AREA(**pair_of(record))), record.metric(POINTING(model=alias))
+    inside, hits = rows["mass"], rows["pointing"]
     relations = {
         Side.BELOW: "less than",
         Side.UNDECIDED: "not shown to be more or less than",
         Side.ABOVE: "more than",
     }
     yield Sentence(
-        f"On average {in_words(inside, with_n=False)} of the mass of {alias}'s maps lies on the object, "
-        f"{relations[apart(inside, area)]} the object's share of the image, {in_words(area, with_n=False)}; the "
-        f"maximum lies on the object in {in_words(hits)} of images.",
-        (inside, area, hits),
+        f"On average {in_words(inside.estimate, with_n=False)} of the mass of {alias}'s maps lies on the object, "
+        f"{relations[inside.side]} that of {inside.chance_words}; the maximum lies on the object in "
+        f"{in_words(hits.estimate)} of images, {relations[hits.side]} that of {hits.chance_words}.",
+        (inside, hits, inside.estimate, inside.of_baseline, hits.estimate, hits.of_baseline),
     )
+    yield Sentence(METHOD, says="method")
 
 
 def _concentration(record: Record, comparison: MapComparison) -> Iterator[Sentence]:

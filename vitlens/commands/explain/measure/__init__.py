@@ -39,6 +39,7 @@ from vitlens.commands.scaffold.explorer.measure import explorer_row
 from vitlens.commands.scaffold.explorer.record import EXPLORER, ExplorerRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, OnObjectRow
 from vitlens.commands.scaffold.progress.bar import Advance, progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
@@ -98,6 +99,7 @@ def measured(
         folder.write(LEAGUE, rows.league)
         folder.write(AGREEMENTS, rows.agreements)
         folder.write(SETTINGS, rows.settings)
+        folder.write(ON_OBJECT, rows.on_object)
         for table in (*EVIDENCE.tables, *CHOICES.tables):
             folder.write(table, rows.evidence.get(table, []))
         folder.write(EXPLORER, _explorer_rows(folder, works, drawn))
@@ -134,6 +136,7 @@ class _Rows:
     league: list[LeagueRow] = field(default_factory=list)
     agreements: list[MethodAgreementRow] = field(default_factory=list)
     settings: list[LeagueSettingsRow] = field(default_factory=list)
+    on_object: list[OnObjectRow] = field(default_factory=list)
     evidence: EvidenceRows = field(default_factory=dict)
 
     def add(self, rows: EvidenceRows) -> None:
@@ -235,6 +238,7 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
     rows.league.extend(found.league)
     rows.agreements.extend(found.agreements)
     rows.settings.append(found.settings)
+    rows.on_object.extend(found.on_object)
     rows.add(
         evidence_rows(
             folder,

@@ -17,7 +17,7 @@ from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks, Settin
 from vitlens.analysis.faithfulness.localisation import pointing_rate
 from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
 from vitlens.commands.explain.measure.subject import Subject
-from vitlens.commands.explain.measure.verdict import evidence, masked_groups, verdict
+from vitlens.commands.explain.measure.verdict import Evidence, evidence, masked_groups, verdict
 from vitlens.commands.explain.record import (
     AGREEMENT,
     CHECKS,
@@ -35,7 +35,8 @@ from vitlens.commands.explain.record import (
     MethodAgreementRow,
 )
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.maps.measured import map_checks
+from vitlens.commands.scaffold.maps.measured import map_checks, on_object_rows
+from vitlens.commands.scaffold.maps.on_object import OnObjectRow
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split
@@ -51,11 +52,13 @@ _UNITS: Final = {"relevance_gain": "logits"}  # of columns that are no fractions
 @dataclass(frozen=True)
 class CheckedMethods:
     """The rows of one model: the league, the greatest insertion minus deletion first; pairs of methods; settings;
-    results: of the checks, image by image."""
+    on_object: ROC-AUC, mass and pointing of each method, where masks are known; results: of the checks, image by image.
+    """
 
     league: tuple[LeagueRow, ...]
     agreements: tuple[MethodAgreementRow, ...]
     settings: LeagueSettingsRow
+    on_object: list[OnObjectRow]
     results: tuple[MethodChecks, ...]
 
 
@@ -84,13 +87,14 @@ def check_methods(
             advance=advance,
         )
     searched = _searched_sets(model, images, settings) if settings.counterfactuals else None
-    rows = _league_rows(folder, results, split, settings, model.alias)
+    on_object = _on_object_rows(checked, results)
+    rows = _league_rows(folder, results, split, on_object, settings, model.alias)
     agreements = _agreement_rows(folder, results, model, split)
     if searched is not None:
         _write_counterfactuals(folder, results, searched, split, model)
     folder.save(CURVES, _curves(results), model=model.alias)
     used = LeagueSettingsRow(model.alias, **asdict(settings), images=len(split), randomised=_randomised(results))
-    return CheckedMethods(rows, agreements, used, results)
+    return CheckedMethods(rows, agreements, used, on_object, results)
 
 
 def _curves(checked: Sequence[MethodChecks]) -> LeagueArrays:
@@ -109,7 +113,12 @@ def _randomised(checked: Sequence[MethodChecks]) -> int:
 
 
 def _league_rows(
-    folder: RunFolder, checked: Sequence[MethodChecks], split: Split, settings: Settings, alias: str
+    folder: RunFolder,
+    checked: Sequence[MethodChecks],
+    split: Split,
+    on_object: Sequence[OnObjectRow],
+    settings: Settings,
+    alias: str,
 ) -> tuple[LeagueRow, ...]:
     """The metrics of every method, and its row, the greatest insertion minus deletion first."""
     means = _estimates(checked, split, settings)
@@ -121,23 +130,31 @@ def _league_rows(
             folder.metric(FORWARDS(model=alias, method=checks.name), Estimate(checks.forwards, unit="forwards"))
     by_name = {checks.name: checks for checks in checked}
     rows = map_checks(checked, alias, groups=split.groups, seed=settings.seed)
-    league_rows = [
-        replace(_league_row(alias, checks, means[checks.name], by_name, split), check=rows.get(checks.name))
-        for checks in checked
-    ]
+    localised = {row.maps: row for row in on_object if row.score == "roc_auc"}
+    league_rows = []
+    for checks in checked:
+        name = checks.name
+        found = None if name in BASELINES else evidence(checks, by_name, split.groups, localised.get(name))
+        league_rows.append(replace(_league_row(alias, checks, means[name], found), check=rows.get(name)))
     return tuple(sorted(league_rows, key=lambda row: -row.gap))
 
 
-def _league_row(
-    alias: str, checks: MethodChecks, means: Mapping[str, Estimate], by_name: Mapping[str, MethodChecks], split: Split
-) -> LeagueRow:
+def _on_object_rows(checked: Subject, results: Sequence[MethodChecks]) -> list[OnObjectRow]:
+    """Where the maps of each method lie, beside maps that ignore the image; none without masks."""
+    if checked.masks is None:
+        return []
+    named = [(checks.name, checks.maps) for checks in results if checks.name not in BASELINES]
+    alias, masks, groups = checked.model.alias, checked.masks.cpu(), checked.split.groups
+    scores, seed = ("roc_auc", "mass", "pointing"), checked.settings.seed
+    return [row for score in scores for row in on_object_rows(alias, named, score, masks, groups=groups, seed=seed)]
+
+
+def _league_row(alias: str, checks: MethodChecks, means: Mapping[str, Estimate], result: Evidence | None) -> LeagueRow:
     columns = {column: round(means[column].value, 6) if column in means else None for column in CHECKS}
-    baseline = checks.name in BASELINES
-    result = None if baseline else evidence(checks, by_name, split)
     return LeagueRow(
         model=alias,
         method=checks.name,
-        baseline=baseline,
+        baseline=checks.name in BASELINES,
         **columns,  # type: ignore[arg-type]
         by_stage=_by_stage(checks),
         seconds=checks.seconds,

@@ -14,8 +14,8 @@ from vitlens.analysis.answers.paired import estimates, intervals
 from vitlens.analysis.faithfulness.cascade import ENOUGH
 from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, FEWEST, CompositeKind, composite_kind
 from vitlens.analysis.faithfulness.composites import COMPOSITE_SCORES, Composites, confident_images, recognised
-from vitlens.analysis.faithfulness.league import BASELINES, centre_maps, random_maps
-from vitlens.analysis.faithfulness.localisation import pointing_rate
+from vitlens.analysis.faithfulness.league import BASELINES, random_maps
+from vitlens.analysis.faithfulness.localisation import centre_maps, pointing_rate
 from vitlens.analysis.faithfulness.masking import resized
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.commands.explain.evidence_record import (

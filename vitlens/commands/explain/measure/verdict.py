@@ -8,7 +8,9 @@ from torch import Tensor
 from vitlens.analysis.answers.paired import intervals
 from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks
 from vitlens.analysis.faithfulness.localisation import has_edge
+from vitlens.commands.scaffold.maps.on_object import OnObjectRow
 from vitlens.data.split import Split
+from vitlens.uncertainty import Side
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,9 @@ class Evidence:
     """The results of a method's checks on which its verdict depends.
 
     usable: images whose map is finite and not constant; randomised: whether the randomisation check
-    was run on it, flagged: by that check; faithful, localised: the baselines that it is shown to beat (the paired 95 %
-    interval excludes 0) in insertion minus deletion and, where masks are known, in ROC-AUC.
+    was run on it, flagged: by that check; faithful: the baselines that it is shown to beat (the paired 95 % interval
+    excludes 0) in insertion minus deletion; on_object: its ROC-AUC beside the best map that ignores the image, where
+    masks are known.
     """
 
     usable: int
@@ -25,27 +28,20 @@ class Evidence:
     randomised: bool
     flagged: bool
     faithful: Sequence[str]
-    localised: Sequence[str]
-    has_masks: bool
+    on_object: OnObjectRow | None
 
 
-def evidence(checks: MethodChecks, by_name: Mapping[str, MethodChecks], split: Split) -> Evidence:
-    """The evidence on a method; by_name: the checks of all methods, including the baselines."""
+def evidence(
+    checks: MethodChecks, by_name: Mapping[str, MethodChecks], groups: Tensor | None, on_object: OnObjectRow | None
+) -> Evidence:
+    """The evidence on a method; by_name: the checks of all methods, including the baselines; groups (n,): of images."""
     return Evidence(
         usable=int(checks.faults.sound.sum()),
         images=len(checks.maps),
         randomised=checks.randomisation is not None,
         flagged=checks.randomisation is not None and checks.randomisation.flagged,
-        faithful=[
-            base for base in BASELINES if _is_greater(checks.fidelity.gaps, by_name[base].fidelity.gaps, split.groups)
-        ],
-        localised=[
-            base
-            for base in BASELINES
-            if checks.scores
-            and _is_greater(checks.scores["roc_auc"], by_name[base].scores["roc_auc"], masked_groups(split))
-        ],
-        has_masks=bool(checks.scores),
+        faithful=[base for base in BASELINES if _is_greater(checks.fidelity.gaps, by_name[base].fidelity.gaps, groups)],
+        on_object=on_object,
     )
 
 
@@ -73,15 +69,12 @@ def _beaten_baselines(evidence: Evidence) -> str:
     missing = [base for base in BASELINES if base not in evidence.faithful]
     if missing:
         return f"not shown to be more faithful than {' or '.join(missing)}"
-    if not evidence.has_masks:
+    row = evidence.on_object
+    if row is None:
         return "more faithful than random and centre"
-    missing = [base for base in BASELINES if base not in evidence.localised]
-    if missing:
-        return (
-            "more faithful than random and centre, but not shown to localise the object better than "
-            f"{' or '.join(missing)}"
-        )
-    return "more faithful than random and centre, and localises the object better than both"
+    if row.side is not Side.ABOVE:
+        return f"more faithful than random and centre, but not shown to localise the object better than {row.baseline}"
+    return f"more faithful than random and centre, and localises the object better than {row.baseline}"
 
 
 def _is_greater(first: Tensor, second: Tensor, groups: Tensor | None) -> bool:

@@ -10,6 +10,7 @@ from vitlens.analysis.faithfulness.cascade import Cascade, RandomisedStage
 from vitlens.commands.explain.record import COUNTERFACTUALS, SEARCH, SIZE_SEARCHED, TURNED
 from vitlens.commands.explain.report.league import League
 from vitlens.commands.scaffold.maps.judged import cascade_words, in_three_decimals
+from vitlens.commands.scaffold.maps.on_object import METHOD, on_object_table
 from vitlens.records import MetricName
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words
@@ -27,6 +28,7 @@ _SCORES: Final = {  # column of the league, title
     "pixel_accuracy": "pixel accuracy",
     "mass": "mass inside",
 }
+_BESIDE: Final = {"roc_auc": "ROC-AUC", "mass": "mass inside", "pointing": "pointing"}
 
 
 def check_sections(league: League) -> Iterator[Section]:
@@ -52,9 +54,8 @@ def _localisation(league: League) -> Iterator[Section]:
         f"{in_three_decimals(known[best])} on {scored.n or 0:,} images."
     )
     words = (
-        "Maps are interpolated bilinearly to the size of the masks. Chance level of average precision and of mass "
-        "inside: the area of the mask. IoU and pixel accuracy use a threshold at the mean of the map. In the pointing "
-        "game, of tied maxima the share that lies on the object counts."
+        "Maps are interpolated bilinearly to the size of the masks. IoU and pixel accuracy use a threshold at the mean "
+        "of the map. In the pointing game, of tied maxima the share that lies on the object counts. " + METHOD
     )
     table = Table(
         "Localisation, fractions",
@@ -63,8 +64,13 @@ def _localisation(league: League) -> Iterator[Section]:
             (name, *(in_three_decimals(league.estimate(column, name)) for column in _SCORES)) for name in league.names
         ),
     )
+    beside = tuple(
+        on_object_table(f"{title} beside maps that ignore the image", rows, {"method": lambda row: row.maps}, title)
+        for score, title in _BESIDE.items()
+        if (rows := league.on_object(score))
+    )
     said = (Sentence(answer, (*known.values(), scored.n or 0)), Sentence(words, says="method"))
-    yield Section(f"Localisation{league.of}", said, (table,))
+    yield Section(f"Localisation{league.of}", said, (table, *beside))
 
 
 def _randomisation(league: League) -> Iterator[Section]:

@@ -24,11 +24,12 @@ from vitlens.commands.scaffold.maps.judged import (
     in_three_decimals,
     judged_maps,
 )
+from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, OnObjectRow
 from vitlens.names import Substrate
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import number
-from vitlens.uncertainty import Estimate, Side, apart
+from vitlens.uncertainty import Estimate, Side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,6 +121,11 @@ class League:
         """A number of the league with its interval; None where the check gave none."""
         return self.record.metrics.get(CHECKS[column](model=self.alias, method=method))
 
+    def on_object(self, score: str) -> tuple[OnObjectRow, ...]:
+        """The rows of one score of this model's methods on the masks, beside maps that ignore the image."""
+        rows = self.record.rows(ON_OBJECT)
+        return tuple(row for row in rows if row.model == self.alias and row.score == score)
+
     def has(self, column: str) -> bool:
         """Whether a check gave a number for any method."""
         return any(self.estimate(column, name) is not None for name in self.names)
@@ -150,9 +156,12 @@ def _summary(league: League) -> Iterator[Sentence]:
         if names:
             yield Sentence(f"{words}: {', '.join(names)}.", checks)
     if league.has("roc_auc"):
-        localised = _listed(row for row in methods if _beats_baselines(league, row.method, "roc_auc"))
+        rows = league.on_object("roc_auc")
+        localised = ", ".join(row.maps for row in rows if row.side is Side.ABOVE) or "none"
         yield Sentence(
-            f"Better localised than both baselines (95 % intervals of ROC-AUC do not overlap): {localised}.", methods
+            "Better localised than any map that ignores the image (the 95 % interval of the paired difference of "
+            f"ROC-AUC lies above 0): {localised}.",
+            rows,
         )
     for row in methods:
         if row.faults:
@@ -164,17 +173,6 @@ def _summary(league: League) -> Iterator[Sentence]:
         "localisation.",
         says="method",
     )
-
-
-def _beats_baselines(league: League, method: str, column: str) -> bool:
-    """Whether a method's interval lies wholly above that of every baseline."""
-    own = league.estimate(column, method)
-    others = [league.estimate(column, base) for base in league.baselines]
-    return own is not None and all(other is not None and apart(own, other) is Side.ABOVE for other in others)
-
-
-def _listed(rows: Iterator[LeagueRow]) -> str:
-    return ", ".join(row.method for row in rows) or "none"
 
 
 def _table(league: League) -> Table:

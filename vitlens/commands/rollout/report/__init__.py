@@ -10,8 +10,6 @@ from vitlens.commands.rollout.record import (
     IMAGES,
     MAP_PAIRS,
     MAPS,
-    MASK_AREA,
-    POINTING,
     ROLLOUT,
     MapRow,
     RolloutArrays,
@@ -21,12 +19,13 @@ from vitlens.commands.rollout.report.overlays import fusion_sheets, method_sheet
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
 from vitlens.commands.scaffold.maps.information import UNIFORM, is_uniform
+from vitlens.commands.scaffold.maps.on_object import METHOD, ON_OBJECT, on_object_table
 from vitlens.commands.scaffold.sheets import EACH, left_out_words
 from vitlens.records import Record
-from vitlens.report.document import Cell, Document, Section, Sentence, Table, sentences
+from vitlens.report.document import Document, Section, Sentence, Table, sentences
 from vitlens.report.findings import ranked
 from vitlens.report.numbers import in_words, percent
-from vitlens.uncertainty import Estimate, Side, apart
+from vitlens.uncertainty import Estimate, Side
 
 __all__ = ["report"]
 
@@ -90,39 +89,32 @@ def _empty_sentences(kinds: Sequence[MapRow], n: int) -> Iterator[Sentence]:
             )
 
 
-def _pointing(record: Record, kinds: Sequence[MapRow]) -> dict[str, Estimate]:
-    """Pointing-game accuracy of the maps by title; empty where no masks are known."""
-    by_method = {parts["method"]: hits for parts, hits in record.all(POINTING)}
-    return {title_of(row): by_method[row.method] for row in kinds if row.method in by_method}
-
-
 def _pointing_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sentence]:
-    """Pointing-game accuracy of each map, and which are above chance; of rollout the first fusion alone."""
+    """Pointing-game accuracy of each map, and which are above their baseline; of rollout the first fusion alone."""
     fusions = [row for row in kinds if row.fusion]
-    hits = _pointing(record, [row for row in kinds if row not in fusions[1:]])
-    if not hits:
+    titles = {row.method: title_of(row) for row in kinds if row not in fusions[1:]}
+    rows = [row for row in record.rows(ON_OBJECT) if row.maps in titles]
+    if not rows:
         return
-    area = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
-    checks, titles = record.rows(CHECKS), {row.method: title_of(row) for row in kinds}
-    flat = {titles[row.maps]: " (nearly uniform)" for row in checks if is_uniform(row, len(checks))}
-    listed = "; ".join(f"{title}{flat.get(title, '')}: {in_words(hit)}" for title, hit in hits.items())
-    backing = (*hits.values(), area, *checks)
+    checks = record.rows(CHECKS)
+    flat = {row.maps for row in checks if is_uniform(row, len(checks))}
     for words, side in (
-        ("Above chance in the pointing game (the intervals do not overlap)", Side.ABOVE),
-        ("Below chance in the pointing game (the intervals do not overlap)", Side.BELOW),
-        (
-            "No difference from chance is shown in the pointing game (the intervals overlap, or there is none)",
-            Side.UNDECIDED,
-        ),
+        ("Above their baseline in the pointing game (the interval of the paired difference excludes 0)", Side.ABOVE),
+        ("Below their baseline in the pointing game (the interval of the paired difference excludes 0)", Side.BELOW),
+        ("No difference from the baseline is shown in the pointing game", Side.UNDECIDED),
     ):
-        chosen = [title for title, hit in hits.items() if apart(hit, area) is side]
+        chosen = [
+            f"{titles[row.maps]}{' (nearly uniform)' if row.maps in flat else ''}, {in_words(row.estimate)}, "
+            f"beside {row.chance_words}"
+            for row in rows
+            if row.side is side
+        ]
         if chosen:
-            yield Sentence(f"{words}: {', '.join(chosen)}.", backing)
-    yield Sentence(
-        f"Share of images whose map has its maximum on the object: {listed}; of a random point: "
-        f"{in_words(area, with_n=False)}.",
-        backing,
-    )
+            yield Sentence(
+                f"{words}: {'; '.join(chosen)}.",
+                (*rows, *(row.estimate for row in rows), *(row.of_baseline for row in rows), *checks),
+            )
+    yield Sentence(METHOD, says="method")
 
 
 def _check_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sentence]:
@@ -172,14 +164,11 @@ def _check_tables(record: Record, kinds: Sequence[MapRow]) -> Iterator[Table]:
 
 
 def _localisation(record: Record, kinds: Sequence[MapRow]) -> Iterator[Table]:
-    hits: dict[str, Cell] = dict(_pointing(record, kinds))
-    if hits:
-        hits["mean mask area (a random point)"] = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
-        yield Table(
-            "Pointing game: share of images whose map has its maximum on the object",
-            ("map", "pointing hits"),
-            tuple(hits.items()),
-        )
+    titles = {row.method: title_of(row) for row in kinds}
+    rows = [row for row in record.rows(ON_OBJECT) if row.maps in titles]
+    if rows:
+        title = "Pointing game: share of images whose map has its maximum on the object"
+        yield on_object_table(title, rows, {"map": lambda row: titles[row.maps]}, "pointing hits")
 
 
 def _predictions(images: Sequence[RolloutImageRow], n: int, classless: bool) -> Section:
@@ -208,7 +197,7 @@ def _predictions(images: Sequence[RolloutImageRow], n: int, classless: bool) -> 
 
 def _limits(record: Record, kinds: Sequence[MapRow], classless: bool) -> Iterator[Sentence]:
     """At most four, about these maps."""
-    n, hits = images_in(record), list(_pointing(record, kinds).values())
+    n, hits = images_in(record), [row.estimate for row in record.rows(ON_OBJECT)]
     widest = max(((hit.high or 1.0) - (hit.low or 0.0) for hit in hits), default=0.0)
     if hits and widest > _WIDE:
         yield Sentence(

@@ -80,22 +80,3 @@ def fixed_map(row: InformationRow, title: str, looks: int, *, figure: str) -> Fi
         figure=figure,
         rows=(row,),
     )
-
-
-def beyond_chance(
-    claim: str, hits: Estimate, area: Estimate, looks: int, *, figure: str, rows: tuple[object, ...]
-) -> Finding | None:
-    """That maps point at the object more, or less, often than a random point; claim: with {} for which of both."""
-    wide = widened(hits, looks)
-    if wide.low is None or wide.high is None:
-        return None
-    top, bottom = (area.value if end is None else end for end in (area.high, area.low))
-    if wide.low > top:
-        return finding(
-            claim.format("more"), hits, kind="expected fact", reference=top, figure=figure, rows=(*rows, hits, area)
-        )
-    if wide.high < bottom:
-        return finding(
-            claim.format("less"), hits, kind="hidden fault", reference=bottom, figure=figure, rows=(*rows, hits, area)
-        )
-    return None

@@ -1,6 +1,7 @@
 """The rows of the checks of maps, measured: of each method of a model, and the information of maps."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 from numpy.typing import ArrayLike
@@ -10,9 +11,18 @@ from vitlens.analysis.answers.paired import estimates
 from vitlens.analysis.attention.map_checks import FEWEST, fixed_share, map_bits
 from vitlens.analysis.faithfulness.cascade import Cascade
 from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks
+from vitlens.analysis.faithfulness.localisation import (
+    baseline_scores,
+    has_edge,
+    mass_inside,
+    pointing_hits,
+    pointing_rate,
+    roc_auc,
+)
 from vitlens.commands.scaffold.maps.information import InformationRow
+from vitlens.commands.scaffold.maps.on_object import OnObjectRow
 from vitlens.commands.scaffold.maps.rows import MapCheck, Margin
-from vitlens.shapes import Maps
+from vitlens.shapes import Maps, Masks
 from vitlens.uncertainty import student_mean
 
 
@@ -62,6 +72,52 @@ def information_row(name: str, maps: Maps, groups: ArrayLike | None) -> Informat
         None if fixed is None else fixed.high,
         len(maps),
     )
+
+
+def on_object_rows(
+    model: str,
+    maps: Sequence[tuple[str, Maps]],
+    score: str,
+    masks: Masks,
+    *,
+    groups: Tensor | None = None,
+    seed: int = 0,
+) -> list[OnObjectRow]:
+    """The row of each kind of map, with its name, of one model in one score on the same images.
+
+    Images without an object, and but for pointing those without background, are left out. All tensors on the CPU;
+    groups (n,): of the images.
+    """
+    known = masks.flatten(1).any(1) if score == "pointing" else has_edge(masks)
+    if not bool(known.any()):
+        return []
+    masks, groups = masks[known], None if groups is None else groups[known]
+    judge = _ON_OBJECT[score]
+    values, chances, names = [], [], []
+    for _, every in maps:
+        own = every[known].float()
+        baselines = baseline_scores(judge, own, masks, groups=groups, seed=seed)
+        names.append(max(baselines, key=lambda name: float(baselines[name].mean())))
+        values.append(judge(own, masks).double())
+        chances.append(baselines[names[-1]].double())
+    unit = "" if score == "roc_auc" else "fraction"
+    scored = torch.stack(values)
+    means = (
+        [pointing_rate(hits, groups=groups, seed=seed) for hits in scored]
+        if score == "pointing"
+        else estimates(scored, groups=groups, seed=seed, unit=unit)
+    )
+    gains = estimates(scored - torch.stack(chances), groups=groups, seed=seed, unit=unit)
+    return [
+        OnObjectRow(
+            model, name, score, mean.value, mean.low, mean.high, baseline, float(chance.mean()),
+            gain.value, gain.low, gain.high, len(masks),
+        )
+        for (name, _), mean, baseline, chance, gain in zip(maps, means, names, chances, gains)
+    ]  # fmt: skip
+
+
+_ON_OBJECT: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}
 
 
 def _leader(by_name: Mapping[str, MethodChecks], methods: Sequence[str], cascades: Mapping[str, Cascade | None]) -> str:

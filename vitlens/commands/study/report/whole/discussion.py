@@ -7,16 +7,16 @@ from typing import Final
 from vitlens.commands.attack.epsilons import epsilon_words
 from vitlens.commands.attack.record import CURVES, ROBUST_PAIRS
 from vitlens.commands.attack.record.rows import RobustPairRow
-from vitlens.commands.attention.record import DEVELOPMENT
 from vitlens.commands.compare.record import HARDENED, MAP_NUMBERS, METHODS, MapMethodRow
 from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
 from vitlens.commands.features.record import PROBE_ACCURACY
 from vitlens.commands.profile.record import LATENCY, PARAMETERS
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
+from vitlens.commands.scaffold.maps.on_object import ATTENTION, ON_OBJECT, mass_of
 from vitlens.commands.scaffold.trainings import TRAINING, differences
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence, Table
-from vitlens.report.numbers import in_words, percent
+from vitlens.report.numbers import in_words
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
 _JUDGED: Final = 1.0  # 255ths
@@ -79,20 +79,17 @@ def _accuracy(study: Study) -> Iterator[Sentence]:
 def _where(study: Study) -> Iterator[Sentence]:
     """Where the ViT's attention goes, and the maps of both models by the methods that were compared."""
     attention = next(study.of("attention"), None)
-    rows = () if attention is None else attention.record.rows(DEVELOPMENT)
+    rows = [] if attention is None else mass_of(attention.record.rows(ON_OBJECT), ATTENTION)
     if rows:
-        first, best = rows[0], max(rows, key=lambda row: row.weights)
+        first, best = rows[0], max(rows, key=lambda row: row.value)
         start = "from its first layer on" if best.layer == first.layer else f"most in layer {best.layer}"
-        share = Estimate(best.weights, best.weights_low, best.weights_high, best.n)
-        found = beyond(share, best.area)
+        share, chance = in_words(best.estimate), best.chance_words
         words = {
-            Side.ABOVE: f"finds the object by attention, {start}: {in_words(share)} of the mass on "
-            f"{percent(best.area, 1)} of the image",
-            Side.BELOW: f"attends beside the object: {in_words(share)} of the mass at most, on "
-            f"{percent(best.area, 1)} of the image",
-            Side.UNDECIDED: f"attends to the object no more than a uniform map would ({in_words(share)})",
+            Side.ABOVE: f"finds the object by attention, {start}: {share} of the mass, more than {chance}",
+            Side.BELOW: f"attends beside the object: {share} of the mass at most, less than {chance}",
+            Side.UNDECIDED: f"is not shown to attend to the object more than {chance}: {share} of the mass",
         }
-        yield Sentence(f"{study.vits[0]} {words[found]}.", (best,))
+        yield Sentence(f"{study.vits[0]} {words[best.side]}.", (best, best.estimate, best.of_baseline))
     compared = next(study.of("compare"), None)
     if compared is None or study.pair is None:
         return

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from vitlens.commands.ablate.record import UNITS
 from vitlens.commands.ablate.record.rows import UnitRow
-from vitlens.commands.attention.record import LAYERS, MAPS, OBJECTS, HeadObjectRow
+from vitlens.commands.attention.record import LAYERS, MAPS
 from vitlens.commands.attention.report.maps import pixels
+from vitlens.commands.scaffold.maps.on_object import HEAD, ON_OBJECT, OnObjectRow
 from vitlens.commands.scaffold.sheets import sheets
 from vitlens.commands.stats.record import HEADS, HeadRow
 from vitlens.commands.study.report.whole.chapters import Study
@@ -37,7 +38,7 @@ class KnownHead:
     name: str
     described: HeadRow | None
     ablated: Mapping[Replacement, UnitRow]
-    objects: HeadObjectRow | None
+    objects: OnObjectRow | None
 
     @property
     def label(self) -> str:
@@ -110,9 +111,9 @@ def known_heads(study: Study, alias: str) -> Mapping[Head, KnownHead]:
     stats, ablate, attention = (study.about(word, alias) for word in ("stats", "ablate", "attention"))
     described = () if stats is None else stats.record.rows(HEADS)
     ablated = () if ablate is None else ablate.record.rows(UNITS)
-    objects = () if attention is None else attention.record.rows(OBJECTS)
+    objects = () if attention is None else attention.record.rows(ON_OBJECT)
     by_place = {(row.layer, row.head): row for row in described if row.model == alias}
-    on_object = {(row.layer, row.head): row for row in objects}
+    on_object = {(row.layer, row.head): row for row in objects if row.maps == HEAD}
     found: dict[Head, dict[Replacement, UnitRow]] = {}
     for row in ablated:
         if row.head is not None:
@@ -149,4 +150,4 @@ def _numbers(head: KnownHead) -> Iterator[tuple[str, bool]]:
     for kind, row in head.ablated.items():
         yield f"{_SHORT.get(kind, kind)} {row.delta_loss:+.2f}", row.matters
     if head.objects is not None:
-        yield f"object {percent(head.objects.share)}", False
+        yield f"object {percent(head.objects.value)}", False

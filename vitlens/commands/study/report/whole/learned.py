@@ -6,11 +6,11 @@ from typing import Final, Literal
 
 from vitlens.commands.ablate.record import CURVES
 from vitlens.commands.attack.record import CURVES as ROBUSTNESS
-from vitlens.commands.attention.record import DEVELOPMENT
 from vitlens.commands.compare.record import HARDENED
 from vitlens.commands.evaluate.record import DIFFERENCE
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
+from vitlens.commands.scaffold.maps.on_object import ATTENTION, ON_OBJECT, ROLLOUT, mass_of
 from vitlens.commands.stats.record import LOCAL
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence, Table
@@ -135,12 +135,11 @@ def _removable(study: Study) -> Judgement | None:
 
 def _rollout_locates(study: Study) -> Judgement | None:
     chapter = next(study.of("attention"), None)
-    rows = () if chapter is None else chapter.record.rows(DEVELOPMENT)
-    if not rows:
+    rows = () if chapter is None else chapter.record.rows(ON_OBJECT)
+    means, rollouts = mass_of(rows, ATTENTION), mass_of(rows, ROLLOUT)
+    if not means or not rollouts:
         return None
-    last = rows[-1]
-    rollout = Estimate(last.rollout, last.rollout_low, last.rollout_high, last.n)
-    weights = Estimate(last.weights, last.weights_low, last.weights_high, last.n)
+    rollout, weights = rollouts[-1].estimate, means[-1].estimate
     evidence = f"on the object: rollout {in_words(rollout)}, attention of the last layer {in_words(weights)}"
     return _judged(rollout, weights, evidence, higher=True)
 

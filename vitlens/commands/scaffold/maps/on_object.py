@@ -1,0 +1,114 @@
+"""Whether maps lie on the objects, beside maps that ignore the image: rows, findings and their table; free of torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from vitlens.records import TableOf
+from vitlens.report.document import Cell, Finding, Table
+from vitlens.report.findings import finding
+from vitlens.report.numbers import in_words
+from vitlens.uncertainty import Estimate, Side, beyond, widened
+
+ATTENTION, ROLLOUT, HEAD = "attention", "rollout", "head"  # maps of a layer: its mean, the rollout up to it, a head's
+METHOD: Final = (
+    "The baseline is the best of four maps that ignore the image: a uniform one, a Gaussian at the centre, the mean "
+    "mask of the other images, and the map of another image. Differences from it are paired over images."
+)
+
+
+@dataclass(frozen=True)
+class OnObjectRow:
+    """Where maps lie on objects with known masks, means over n images with intervals.
+
+    score: pointing (their maximum lies on the object), mass (the share of their mass), roc_auc; value: of the maps;
+    baseline: which map that ignores the image has the greatest mean, and chance: that mean; gain: the paired
+    difference of the maps from it. layer, head: of the maps, where they are of one.
+    """
+
+    model: str
+    maps: str
+    score: str
+    value: float
+    low: float | None
+    high: float | None
+    baseline: str
+    chance: float
+    gain: float
+    gain_low: float | None
+    gain_high: float | None
+    n: int
+    layer: int | None = None
+    head: int | None = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """The score of the maps."""
+        return Estimate(self.value, self.low, self.high, self.n, self._unit)
+
+    @property
+    def difference(self) -> Estimate:
+        """The paired difference from the baseline, of shares in percentage points."""
+        scale, unit = (100.0, "points") if self._unit else (1.0, "")
+        low, high = (None if end is None else scale * end for end in (self.gain_low, self.gain_high))
+        return Estimate(scale * self.gain, low, high, self.n, unit)
+
+    @property
+    def of_baseline(self) -> Estimate:
+        """The score of the baseline."""
+        return Estimate(self.chance, unit=self._unit)
+
+    @property
+    def _unit(self) -> str:
+        return "" if self.score == "roc_auc" else "fraction"
+
+    @property
+    def side(self) -> Side:
+        """Whether the maps are shown to exceed the baseline, or to stay below it."""
+        return beyond(self.difference, 0.0)
+
+    @property
+    def chance_words(self) -> str:
+        """The baseline and its score."""
+        return f"{self.baseline} ({in_words(self.of_baseline)})"
+
+
+ON_OBJECT = TableOf("on_object", OnObjectRow, optional=True)
+
+
+def mass_of(rows: Sequence[OnObjectRow], kind: str) -> list[OnObjectRow]:
+    """The rows of the mass of one kind of map, by layer."""
+    return [row for row in rows if row.score == "mass" and row.maps == kind]
+
+
+def on_object_table(
+    title: str, rows: Sequence[OnObjectRow], columns: Mapping[str, Callable[[OnObjectRow], Cell]], score: str
+) -> Table:
+    """Scores of maps beside their baseline; columns: those that say which maps, score: the title of the score."""
+    more: dict[str, Callable[[OnObjectRow], Cell]] = {
+        score: lambda row: row.estimate,
+        "baseline": lambda row: row.baseline,
+        "its score": lambda row: row.of_baseline,
+        "difference": lambda row: row.difference,
+    }
+    return Table.of(title, rows, {**columns, **more})
+
+
+def beyond_baseline(
+    row: OnObjectRow, what: str, looks: int, *, figure: str, rows: tuple[object, ...] = ()
+) -> Finding | None:
+    """That maps point at the object more often than the baseline, or less; what: whose maximum it is; rows: beside it
+    that back the claim; looks: how many maps were looked at."""
+    wide = widened(row.difference, looks)
+    side = beyond(wide, 0.0)
+    if side is Side.UNDECIDED:
+        return None
+    more = side is Side.ABOVE
+    return finding(
+        f"The maximum of {what} lies on the object in {in_words(row.estimate, with_n=False)} of the images, "
+        f"{'more' if more else 'less'} often than that of {row.chance_words}.",
+        row.difference,
+        kind="expected fact" if more else "hidden fault",
+        figure=figure,
+        rows=(row, *rows, row.estimate, row.of_baseline),
+    )
