@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.chain import Chain
 from vitlens.analysis.heads.geometry import assumed_grid
 from vitlens.errors import UnsupportedError
@@ -18,7 +20,7 @@ from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import NO_PLACE, Site
 from vitlens.models.model import Model
 from vitlens.models.support import require
-from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.shapes import Images
 
 RowChoice = Literal["all", "cls"]
@@ -37,14 +39,13 @@ def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tu
     >>> len(weights), weights[0].shape  # six layers of four heads; 64 patches and CLS
     (6, torch.Size([2, 4, 65, 65]))
     """
-    images = as_images(images).to(model.device)
     require(model, "attention")
-    if rows == "all":
-        return capture_attention(model, images).layers
-    places = model.layout.positions("cls")
-    if not places:
+    places = None if rows == "all" else model.layout.positions("cls")
+    if places == ():
         raise UnsupportedError(f"expected a CLS token in {model.alias}, found none; try rows='all'")
-    return capture_attention(model, images, rows=places).layers
+    batches = as_parts(images).split(fitting_batch_size(model))
+    parts = [capture_attention(model, batch.to(model.device), rows=places).layers for batch in batches]
+    return tuple(torch.cat(layer) for layer in zip(*parts, strict=True))
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from vitlens.lens.places.capture import capture
 from vitlens.models.known_modules import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.models.support import require
-from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.shapes import Images
 from vitlens.summary import Line, Summary
 
@@ -120,15 +120,16 @@ def walkthrough(
     >>> max(check.difference for check in walk.checks) < 1e-4
     True
     """
-    images = as_images(images).to(model.device)
+    parts = as_parts(images)
     require(model, "walkthrough")
-    if len(images) != 1:
-        raise InputError(f"expected one image, found {len(images)}; give images[:1]")
+    if len(parts) != 1:
+        raise InputError(f"expected one image, found {len(parts)}; give images[:1]")
+    image = parts[:1].to(model.device)
     chosen = chosen_layer(model, layer)
     if head is not None and not 0 <= head < chosen.heads:
         raise InputError(f"expected a head from 0 to {chosen.heads - 1} in layer {chosen.index}, found {head}")
-    with evaluating(model), torch.no_grad(), without_autocast(images.device):
-        return _walked(model, images, chosen, head, seed)
+    with evaluating(model), torch.no_grad(), without_autocast(image.device):
+        return _walked(model, image, chosen, head, seed)
 
 
 def require_walkthrough(model: Model) -> None:
