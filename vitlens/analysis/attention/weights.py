@@ -16,7 +16,7 @@ from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall, received
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.layers import probe_images
-from vitlens.lens.observe import observe, survey
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import NO_PLACE, Site
 from vitlens.models.model import Model
 from vitlens.models.support import require
@@ -79,12 +79,12 @@ def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
 
 def require_attention(model: Model) -> None:
     """Raise UnsupportedError for a model without attention, LensError where the lens cannot observe all of it."""
-    survey(model, probe_images(model, 1))
+    survey_weights(model, probe_images(model, 1))
 
 
 def require_maps(model: Model) -> None:
     """Raise UnsupportedError unless the attention of some layer is a map of the image."""
-    sites = survey(model, probe_images(model, 1))
+    sites = survey_weights(model, probe_images(model, 1))
     if not any(has_map(site, model) for site in sites):
         kinds = Counter(site.kind for site in sites)
         listed = ", ".join(f"{count} of kind {kind} ({NO_PLACE[kind]})" for kind, count in kinds.items())

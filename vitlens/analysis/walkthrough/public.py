@@ -32,7 +32,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.layers import Layer, layers, probe_images
-from vitlens.lens.observe import observe, survey
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.places.capture import capture
 from vitlens.models.known_modules import require_pre_norm
 from vitlens.models.model import Model
@@ -134,7 +134,7 @@ def walkthrough(
 
 def require_walkthrough(model: Model) -> None:
     """Raise UnsupportedError unless the tokens of one sequence attend to each other; of windows, say what applies."""
-    if any(site.kind == "window" for site in survey(model, probe_images(model, 1))):
+    if any(site.kind == "window" for site in survey_weights(model, probe_images(model, 1))):
         raise UnsupportedError(
             f"expected layers in which every token attends to every token, found windows in {model.alias}: there the "
             "same steps hold within each window, with a position bias on the scores and no CLS; vitlens attention "
