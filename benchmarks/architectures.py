@@ -47,10 +47,9 @@ TIMM = (
     "swinv2_cr_tiny_224", "hiera_tiny_224", "mvitv2_tiny", "pvt_v2_b0", "twins_svt_small", "nest_tiny", "davit_tiny",
     "coat_lite_tiny", "maxvit_tiny_tf_224", "levit_128s", "mobilevit_xxs", "edgenext_xx_small", "efficientformer_l1",
     "vitamin_small_224", "eva02_base_patch16_clip_224", "mixer_s16_224", "convnext_atto", "resnet18",
-    "vit_dwee_patch16_reg1_gap_256", "vit_dpwee_patch16_reg1_gap_256", "vit_base_patch16_rope_224",
-    "vit_base_patch16_rope_mixed_224", "beit3_base_patch16_224", "samvit_base_patch16_224", "gemma4_vit_167m",
-    "deepseek_vit_412m", "tnt_s_legacy_patch16_224", "visformer_tiny", "gcvit_xxtiny", "sam2_hiera_tiny",
-    "tiny_vit_5m_224", "efficientvit_m0", "efficientvit_b0", "fastvit_sa12", "nextvit_small",
+    "vit_dwee_patch16_reg1_gap_256", "vit_dpwee_patch16_reg1_gap_256", "vit_base_patch16_rope_mixed_224",
+    "tnt_s_legacy_patch16_224", "visformer_tiny", "gcvit_xxtiny", "tiny_vit_5m_224", "efficientvit_m0",
+    "efficientvit_b0", "fastvit_sa12", "nextvit_small",
     "mobilenetv4_hybrid_medium_075", "swiftformer_xs", "caformer_s18", "efficientformerv2_s0", "lowformer_b0",
     "cpubone_nano", "csatv2", "iformer_t",
 )  # fmt: skip
