@@ -5,9 +5,10 @@
 Random weights with noise on all of them, two images of noise; models of transformers and of the hand-written styles are
 tiny, those of timm, torchvision and open_clip the smallest of their family; a head of five classes is added where there
 is none. "works" means: attention: the lens's self-check passed (weights @ value is the module's output, rows sum to 1,
-logits unchanged, every attention module seen); ablation: three heads replaced by zero in a replay give the logits of
-full forwards, to 1e-4 of the largest; the others: finite maps that are not constant, and images within epsilon. A model
-of transformers is also compared with its own eager attention.
+logits unchanged, every attention module seen, one softmax a head), "before talking heads" where a linear map then mixes
+the weights over heads; ablation: three heads replaced by zero in a replay give the logits of full forwards, to 1e-4 of
+the largest; the others: finite maps that are not constant, and images within epsilon. A model of transformers is also
+compared with its own eager attention.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from vitlens.errors import ModelError, VitlensError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import layers
+from vitlens.lens.mixing import talking_heads
 from vitlens.lens.observe import survey
 from vitlens.lens.replay import replaying
 from vitlens.models.language_image import has_text_tower
@@ -45,6 +47,11 @@ TIMM = (
     "swinv2_cr_tiny_224", "hiera_tiny_224", "mvitv2_tiny", "pvt_v2_b0", "twins_svt_small", "nest_tiny", "davit_tiny",
     "coat_lite_tiny", "maxvit_tiny_tf_224", "levit_128s", "mobilevit_xxs", "edgenext_xx_small", "efficientformer_l1",
     "vitamin_small_224", "eva02_base_patch16_clip_224", "mixer_s16_224", "convnext_atto", "resnet18",
+    "vit_dwee_patch16_reg1_gap_256", "vit_dpwee_patch16_reg1_gap_256", "vit_base_patch16_rope_mixed_224",
+    "tnt_s_legacy_patch16_224", "visformer_tiny", "gcvit_xxtiny", "tiny_vit_5m_224", "efficientvit_m0",
+    "efficientvit_b0", "fastvit_sa12", "nextvit_small",
+    "mobilenetv4_hybrid_medium_075", "swiftformer_xs", "caformer_s18", "efficientformerv2_s0", "lowformer_b0",
+    "cpubone_nano", "csatv2", "iformer_t",
 )  # fmt: skip
 TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convnext_tiny")
 OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")
@@ -168,6 +175,12 @@ def map_of(maps: Tensor) -> str:
     return WORKS if torch.isfinite(maps).all() and spread > 0 else "finite maps expected, found constant ones"
 
 
+def attends(model: Model, images: Tensor) -> str:
+    """The weights of every layer; told where they are not yet those that multiply the values."""
+    vitlens.attention(model, images)
+    return f"{WORKS}, before talking heads" if talking_heads(model, images) else WORKS
+
+
 def replays(model: Model, images: Tensor) -> str:
     """Three heads replaced by zero, by replay and by full forwards."""
     require_heads(model)
@@ -206,7 +219,7 @@ def row(source: str, name: str, build: Callable[[], Model]) -> tuple[str, ...]:
     images = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
     targets = torch.zeros(2, dtype=torch.long)
     count = tried(lambda: str(len({site.layer for site in survey(model, images)})))
-    attention = tried(lambda: WORKS if vitlens.attention(model, images) else "")
+    attention = tried(lambda: attends(model, images))
     cells = [
         attention,
         tried(lambda: map_of(vitlens.rollout(model, images))),

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import torch
@@ -32,6 +33,7 @@ else:
     Targets: TypeAlias = object
 
 TOLERANCE: Final = 1e-4  # accepted distance outside [0, 1], by rounding; such pixels are clamped
+MOST_BYTES: Final = 2**32  # of the images of a Split at once: 7,133 of 224x224 px
 
 _READER: Final = "vitlens.data.given:read_split"  # in a higher layer, as is the next
 _CLASSES: Final = "vitlens.analysis.answers.targets:"
@@ -53,6 +55,16 @@ class Streamed:
 
     given: "Split"
     dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(images, 3, height, width)."""
+        return len(self), 3, *self.given.size
+
+    @property
+    def device(self) -> torch.device:
+        """Of the parts."""
+        return torch.device("cpu")
 
     def __len__(self) -> int:
         return len(self.given)
@@ -120,9 +132,9 @@ def takes_images(function: Function) -> Function:
     return cast(Function, checked)
 
 
-def images_of(model: Any, images: AnyImages) -> Images:
-    """Images in any form as a tensor in [0, 1] of the model's dtype. Raises what `takes_images` raises."""
-    return as_images(_read(model, images)[0])
+def parts_of(model: Any, images: AnyImages) -> Parts:
+    """Images in any form in [0, 1], of the model's dtype. Raises what `takes_images` raises."""
+    return as_parts(_read(model, images)[0])
 
 
 def _read(model: Any, images: Any) -> tuple[Any, Any]:
@@ -134,9 +146,21 @@ def _read(model: Any, images: Any) -> tuple[Any, Any]:
 
 
 def as_images(images: AnyImages) -> Images:
-    """The images within a function that `takes_images` decorates, as one tensor."""
+    """The images within a function that `takes_images` decorates, as one tensor.
+
+    Raises DataError, before it reads any, for images of a Split that would take more than MOST_BYTES.
+    """
     parts = as_parts(images)
-    return parts if isinstance(parts, Tensor) else parts[:]
+    if isinstance(parts, Tensor):
+        return parts
+    each = parts.dtype.itemsize * prod(parts.shape[1:])
+    if len(parts) * each > MOST_BYTES:
+        most = MOST_BYTES // each
+        raise DataError(
+            f"expected at most {most} images of {parts.shape[2]}x{parts.shape[3]} px at once, found {len(parts)}; "
+            f"give a part of them, such as split.limit({most})"
+        )
+    return parts[:]
 
 
 def as_parts(images: object) -> Parts:

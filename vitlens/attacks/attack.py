@@ -21,7 +21,7 @@ from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED
-from vitlens.pixels import AnyImages, Targets, as_images, as_targets, takes_images
+from vitlens.pixels import AnyImages, Targets, as_images, as_parts, as_targets, takes_images
 from vitlens.shapes import Images
 from vitlens.summary import Line, Summary
 
@@ -136,15 +136,16 @@ def attack(
     >>> found.robust_accuracy.shape, found.success.shape  # (epsilons,), (epsilons, images)
     (torch.Size([2]), torch.Size([2, 2]))
     """
-    images, targets = as_images(images), as_targets(targets)
+    targets = as_targets(targets)
     if epsilons is not None:
         require_none_of({"epsilon": epsilon, "targets": targets, "side": side, "maps": maps})
         shared = {"steps": steps, "restarts": restarts, "seed": seed, "batch_size": batch_size, "precision": precision}
-        return curve(model, images, labels, method=method, epsilons=_listed(epsilons), **shared)
+        return curve(model, as_parts(images), labels, method=method, epsilons=_listed(epsilons), **shared)
     require_counts(steps=steps, restarts=restarts, batch_size=batch_size)
     members = members_of(method)
     require(model, *needs_of("attack"))
-    clean = clean_images(model, images, labels, batch_size=batch_size)
+    pixels = as_images(images).detach()
+    clean = clean_images(model, pixels, labels, batch_size=batch_size)
     setting = setting_of(model, clean, side=side, aligned=aligned, maps=maps)
     algorithms = [build_algorithm(member, setting, steps) for member in members]
     limit, level = _level(members[0], setting, epsilon)
@@ -156,13 +157,15 @@ def attack(
         batch_size or fitting_batch(model), precision, keep=len(clean.labels),
     )  # fmt: skip
     outcome = worst_case(model, clean, algorithms, plan)
-    return _result(clean, outcome, limit, model.alias, targeted=classes is not None)
+    return _result(clean, pixels, outcome, limit, model.alias, targeted=classes is not None)
 
 
-def _result(clean: CleanImages, outcome: AttackOutcome, limit: float, alias: str, *, targeted: bool) -> AttackResult:
+def _result(
+    clean: CleanImages, pixels: Images, outcome: AttackOutcome, limit: float, alias: str, *, targeted: bool
+) -> AttackResult:
     """The adversarial images within the limit; targeted: whether targets were given."""
     success = (outcome.level >= 0) & (outcome.distance <= limit)
-    adversarial = clean.images.clone()
+    adversarial = pixels.clone()
     for row in success.nonzero()[:, 0].tolist():
         adversarial[row] = outcome.adversarial[row]
     return AttackResult(

@@ -12,20 +12,21 @@ from vitlens.attacks.defaults import TARGETS
 from vitlens.attacks.evaluation import frozen
 from vitlens.errors import InputError, NonFiniteError
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Labels
+from vitlens.pixels import Parts
+from vitlens.shapes import Labels
 
 PREDICTED = "predicted"
 
 
 @dataclass(frozen=True)
 class CleanImages:
-    """The images before an attack, on the device of the images passed in.
+    """The images before an attack, on the device of the images passed in, or read from a Split as they are needed.
 
     correct: whether the model predicts the label; runners_up: other classes, most likely first; indices: of the images
     in the data set.
     """
 
-    images: Images
+    images: Parts
     labels: Labels
     correct: Bool[Tensor, " batch"]
     runners_up: Int[Tensor, "batch others"]
@@ -40,7 +41,7 @@ class CleanImages:
 
 def clean_images(
     model: Model,
-    images: Images,
+    images: Parts,
     labels: Tensor | str | None,
     *,
     indices: Sequence[int] | None = None,
@@ -52,7 +53,6 @@ def clean_images(
     and image.
     """
     model.require_classifier()
-    images = images.detach()
     positions = torch.arange(len(images)) if indices is None else torch.tensor(indices, dtype=torch.int64)
     if len(positions) != len(images):
         raise InputError(f"expected one index per image ({len(images)}), found {len(positions)}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitlens.attacks.registry import members_of
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.shapes import Images
+from vitlens.pixels import Parts
 from vitlens.summary import Summary
 
 
@@ -37,7 +37,7 @@ class AttackCurve(Summary):
 
 def curve(
     model: Model,
-    images: Images,
+    images: Parts,
     labels: Tensor | str | None,
     *,
     method: str,

@@ -23,7 +23,7 @@ from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
-from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.summary import Summary
 
 
@@ -94,7 +94,7 @@ def sweep(
         require_counts(steps=count, restarts=restarts, keep=keep, batch_size=batch_size)
     entries = _require_attacks(attacks)
     axes = {"linf": require_epsilons(epsilons, "linf"), "l2": require_epsilons(epsilons_l2, "l2"), "patch": ()}
-    clean = clean_images(model, as_images(images), labels, indices=indices, batch_size=batch_size)
+    clean = clean_images(model, as_parts(images), labels, indices=indices, batch_size=batch_size)
     setting = setting_of(model, clean, side=side, aligned=aligned, maps=maps)
     base = AttackPlan(
         (), torch.zeros(len(clean.labels), dtype=torch.int64), restarts, None, seed,
@@ -178,4 +178,5 @@ def _kept(
 ) -> tuple[Int[Tensor, " kept"], Float[Tensor, "kept 3 height width"]]:
     rows = sorted(outcome.adversarial)
     images = [outcome.adversarial[row].cpu() for row in rows]
-    return torch.tensor(rows, dtype=torch.int64), torch.stack(images) if rows else clean.images[:0].cpu()
+    none = torch.empty(0, *clean.images.shape[1:])
+    return torch.tensor(rows, dtype=torch.int64), torch.stack(images) if rows else none

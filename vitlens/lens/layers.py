@@ -95,6 +95,8 @@ def _layer(
     mlp = part.mlp if part is not None else None
     if mlp is None and isinstance(getattr(block, "mlp", None), nn.Module):
         mlp = f"{unit}.mlp"
+    if part is not None and part.heads not in (0, site.heads):
+        width = 0  # not one softmax for each head that the projection reads
     size = (site.heads, width // site.heads, calls, site.queries, site.keys)
     return Layer(site.layer, site.module, unit, mlp, *size, *stream)
 

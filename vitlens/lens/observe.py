@@ -8,6 +8,7 @@ from torch import Tensor
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, NonFiniteError
 from vitlens.lens.call import AttentionCall
+from vitlens.lens.mixing import require_one_softmax
 from vitlens.lens.observer import AttentionObserver as AttentionObserver
 from vitlens.lens.observer import Reducer as Reducer
 from vitlens.lens.observer import observing as observing
@@ -27,10 +28,10 @@ def observe(model: Model, images: Images, reducer: Reducer, *, explicit: bool = 
     for nn.MultiheadAttention, which uses another kernel when unobserved). explicit: attention as matrix products, so
     that the weights are in the autograd graph; graph: the autograd graph starts at the images and attention stays
     fused, so that the reducer's tensors are part of the graph of the logits. The first time a model is observed, the
-    lens checks itself on one image (see `survey`). Raises UnsupportedError where there is no attention, LensError where
-    an attention layer would be missing or wrong.
+    lens checks itself on one image (see `survey`). Raises UnsupportedError where there is no attention or it is of
+    several softmaxes added, LensError where an attention layer would be missing or wrong.
     """
-    survey(model, images)
+    survey_weights(model, images)
     with (
         evaluating(model),
         torch.enable_grad() if explicit or graph else torch.no_grad(),
@@ -52,6 +53,14 @@ def survey(model: Model, images: Images) -> tuple[Site, ...]:
     LensError where a check fails.
     """
     return _sites(model, images[:1]) if images.is_meta else _checked_sites(model, images[:1])
+
+
+@once_per_model
+def survey_weights(model: Model, images: Images) -> tuple[Site, ...]:
+    """As `survey`, where weights are read: raises UnsupportedError, too, unless they are what mixes the values."""
+    sites = survey(model, images)
+    require_one_softmax(model, images)
+    return sites
 
 
 def _sites(model: Model, image: Images) -> tuple[Site, ...]:

@@ -20,7 +20,7 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.layers import probe_images
-from vitlens.lens.observe import observe, survey
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import Site
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Maps
@@ -108,7 +108,7 @@ def require_affinity(model: Model, layers: Sequence[int] | None = None) -> None:
 
 def _sites(model: Model) -> tuple[Site, ...]:
     layout = model.layout
-    return tuple(site for site in survey(model, probe_images(model, 1)) if _between_patches(site, layout))
+    return tuple(site for site in survey_weights(model, probe_images(model, 1)) if _between_patches(site, layout))
 
 
 def _layers(model: Model, layers: Sequence[int] | None) -> frozenset[int]:

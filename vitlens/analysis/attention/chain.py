@@ -21,7 +21,7 @@ from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
 from vitlens.lens.hooks import watching
 from vitlens.lens.layers import probe_images
-from vitlens.lens.observe import observe, survey
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
 from vitlens.models.model import Model
 from vitlens.models.support import require
@@ -151,14 +151,14 @@ def without_autocast(device: torch.device) -> torch.autocast:
 def chain_length(model: Model, images: Parts) -> int:
     """The number of layers of the chain. Raises UnsupportedError for a model whose layers cannot all be chained."""
     require(model, "chain")
-    return 1 + max(site.layer for site in survey(model, images[:1].to(model.device)))
+    return 1 + max(site.layer for site in survey_weights(model, images[:1].to(model.device)))
 
 
 def require_chain(model: Model) -> None:
     """Raise UnsupportedError for a model whose attention cannot be propagated from the readout to the image."""
     coarser: tuple[int, int] | None = None
     layout = model.anatomy.layout
-    sites = survey(model, probe_images(model, 1))
+    sites = survey_weights(model, probe_images(model, 1))
     misfits = [site for site in sites if not _fits(site, layout)]
     if misfits:
         # the most informative layer: pooled keys, channels or windows rather than tokens of another stage
@@ -214,7 +214,7 @@ def _fits(site: Site, layout: TokenLayout | None) -> bool:
     """Whether a row over the tokens can be propagated through this layer."""
     if layout is None:
         return site.windows is not None
-    return site.kind == "class" or (site.kind == "patch" and site.keys == layout.tokens)
+    return site.kind == "class" or (site.kind == "patch" and site.part == 0 and site.keys == layout.tokens)
 
 
 def _merged(resolution: tuple[int, int]) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.registry import attention_method
 from vitlens.analysis.attention.rollout import RolloutSettings, require_start
 from vitlens.errors import InputError
-from vitlens.lens.observe import survey
+from vitlens.lens.observe import survey_weights
 from vitlens.models.model import Model
 from vitlens.names import Fusion, Readout
 from vitlens.references import resolved
@@ -66,7 +66,7 @@ class MethodMaps:
 
 def require_possible(model: Model, images: Images, methods: Sequence[MethodSettings]) -> None:
     """Raise UnsupportedError or InputError, before any work, for a method that this model does not support."""
-    depth = 1 + max(site.layer for site in survey(model, images[:1]))
+    depth = 1 + max(site.layer for site in survey_weights(model, images[:1]))
     for settings in methods:
         method = attention_method(settings.method)
         if method.needs == "chain":

@@ -18,7 +18,7 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.layers import probe_images
-from vitlens.lens.observe import observe, survey
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import KIND_WORDS
 from vitlens.models.model import Model
 from vitlens.names import Readout
@@ -48,7 +48,7 @@ def require_token_attention(model: Model) -> None:
     A last layer with one query (class attention, attention pooling) is accepted: it is left out.
     """
     layout = model.anatomy.layout
-    sites = survey(model, probe_images(model, 1))
+    sites = survey_weights(model, probe_images(model, 1))
     for site in sites:
         whole = layout is not None and site.keys == site.queries == layout.tokens
         if site.kind != "class" and not (site.kind == "patch" and whole and site.part == 0):
@@ -74,7 +74,7 @@ def token_attention(
     if not len(images):
         raise InputError("expected at least one image, found none")
     layout = model.layout
-    depth = sum(site.kind == "patch" for site in survey(model, images[:1].to(model.device)))
+    depth = sum(site.kind == "patch" for site in survey_weights(model, images[:1].to(model.device)))
     size = max(1, _BYTES // (4 * depth * layout.tokens**2))
     parts = [
         _of_batch(model, images[start : start + size].to(model.device), max(0, whole - start), pool)

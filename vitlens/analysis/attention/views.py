@@ -13,7 +13,7 @@ from torch import Tensor
 from vitlens.analysis.heads.geometry import assumed_grid
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, window_index
-from vitlens.lens.observe import observe, survey
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import Site, Windows
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Rows
@@ -73,7 +73,7 @@ def _views(
     option: str,
     read: Callable[[AttentionCall, _Spot], Rows],
 ) -> tuple[PatchView, ...]:
-    spots = _spots(model, survey(model, images), patch, option)
+    spots = _spots(model, survey_weights(model, images), patch, option)
     layers: list[PatchView] = []
 
     def keep(call: AttentionCall) -> None:

@@ -5,20 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.chain import Chain
 from vitlens.analysis.heads.geometry import assumed_grid
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall, received
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.layers import probe_images
-from vitlens.lens.observe import observe, survey
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import NO_PLACE, Site
 from vitlens.models.model import Model
 from vitlens.models.support import require
-from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.shapes import Images
 
 RowChoice = Literal["all", "cls"]
@@ -37,14 +39,13 @@ def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tu
     >>> len(weights), weights[0].shape  # six layers of four heads; 64 patches and CLS
     (6, torch.Size([2, 4, 65, 65]))
     """
-    images = as_images(images).to(model.device)
     require(model, "attention")
-    if rows == "all":
-        return capture_attention(model, images).layers
-    places = model.layout.positions("cls")
-    if not places:
+    places = None if rows == "all" else model.layout.positions("cls")
+    if places == ():
         raise UnsupportedError(f"expected a CLS token in {model.alias}, found none; try rows='all'")
-    return capture_attention(model, images, rows=places).layers
+    batches = as_parts(images).split(fitting_batch_size(model))
+    parts = [capture_attention(model, batch.to(model.device), rows=places).layers for batch in batches]
+    return tuple(torch.cat(layer) for layer in zip(*parts, strict=True))
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,12 @@ def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
 
 def require_attention(model: Model) -> None:
     """Raise UnsupportedError for a model without attention, LensError where the lens cannot observe all of it."""
-    survey(model, probe_images(model, 1))
+    survey_weights(model, probe_images(model, 1))
 
 
 def require_maps(model: Model) -> None:
     """Raise UnsupportedError unless the attention of some layer is a map of the image."""
-    sites = survey(model, probe_images(model, 1))
+    sites = survey_weights(model, probe_images(model, 1))
     if not any(has_map(site, model) for site in sites):
         kinds = Counter(site.kind for site in sites)
         listed = ", ".join(f"{count} of kind {kind} ({NO_PLACE[kind]})" for kind, count in kinds.items())

@@ -19,7 +19,7 @@ from vitlens.analysis.heads.rows import Rows, median, outliers
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import watching_stream
-from vitlens.lens.observe import observe, survey
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import Site
 from vitlens.models.model import Model
 from vitlens.references import resolved
@@ -96,7 +96,7 @@ def measure(
             for name, statistic in token_statistics().items():
                 batch.values[name, block] = resolved(statistic.function)(norms)[:, None]
 
-    survey(model, images)  # its passes of one and two images are not part of the batch
+    survey_weights(model, images)  # its passes of one and two images are not part of the batch
     with watching_stream(model, take_norms):
         observe(model, images, take)
     return batch

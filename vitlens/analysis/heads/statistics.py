@@ -19,7 +19,7 @@ from vitlens.analysis.heads.measure import BatchStatistics, measure
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.layers import probe_images
-from vitlens.lens.observe import survey
+from vitlens.lens.observe import survey_weights
 from vitlens.lens.site import Site
 from vitlens.models.model import Model
 from vitlens.models.support import require
@@ -175,7 +175,7 @@ class Stream:
 
 def require_statistics(model: Model) -> None:
     """Raise UnsupportedError unless some layer has attention between tokens and the heads of a layer have one shape."""
-    sites = survey(model, probe_images(model, 1))
+    sites = survey_weights(model, probe_images(model, 1))
     if all(site.kind == "channel" for site in sites):
         raise UnsupportedError(
             f"expected layers in which tokens attend to tokens, found only channels that attend to channels in "

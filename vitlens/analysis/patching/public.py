@@ -1,15 +1,19 @@
 """The logit lens and direct logit attribution as vitlens.logit_lens and vitlens.direct_logit_attribution."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.patching.contribution import Contributions, contributions, logits_by_depth
 from vitlens.analysis.patching.stream_to_logits import blocks_of
 from vitlens.lens.layers import layers
 from vitlens.models.model import Model
-from vitlens.pixels import AnyImages, Targets, as_images, as_targets, takes_images
+from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets, takes_images
+from vitlens.shapes import Images
 from vitlens.summary import Summary
 
 
@@ -42,7 +46,7 @@ def logit_lens(model: Model, images: AnyImages) -> LogitLens:
     >>> lens.logits.shape, lens.places[0], lens.places[-1]
     (torch.Size([2, 7, 10]), 'blocks.0.input', 'blocks.5.residual')
     """
-    logits = logits_by_depth(model, as_images(images).to(model.device))
+    logits = torch.cat([logits_by_depth(model, batch) for batch in _batches(model, as_parts(images))])
     indices = {layer.unit: layer.index for layer in layers(model)}
     after = (f"blocks.{indices[name]}.residual" if name in indices else name for name in blocks_of(model))
     return LogitLens(logits, ("blocks.0.input", *after))
@@ -64,5 +68,14 @@ def direct_logit_attribution(model: Model, images: AnyImages, targets: Targets =
     >>> parts.heads.shape, bool((parts.total() - parts.logit).abs().max() < 1e-3)
     (torch.Size([2, 6, 4]), True)
     """
-    images, classes = as_images(images).to(model.device), as_targets(targets)
-    return contributions(model, images, targets=None if classes is None else classes.to(model.device))
+    parts, classes, size = as_parts(images), as_targets(targets), fitting_batch_size(model)
+    of_batches = []
+    for number, batch in enumerate(_batches(model, parts)):
+        own = None if classes is None else classes[size * number :][:size].to(model.device)
+        of_batches.append(contributions(model, batch, targets=own))
+    fields = zip(*(vars(each).values() for each in of_batches), strict=True)
+    return Contributions(*(torch.cat(field) for field in fields))
+
+
+def _batches(model: Model, images: Parts) -> Iterator[Images]:
+    return (batch.to(model.device) for batch in images.split(fitting_batch_size(model)))

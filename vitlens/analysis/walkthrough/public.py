@@ -32,12 +32,12 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.layers import Layer, layers, probe_images
-from vitlens.lens.observe import observe, survey
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.places.capture import capture
 from vitlens.models.known_modules import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.models.support import require
-from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.shapes import Images
 from vitlens.summary import Line, Summary
 
@@ -120,20 +120,21 @@ def walkthrough(
     >>> max(check.difference for check in walk.checks) < 1e-4
     True
     """
-    images = as_images(images).to(model.device)
+    parts = as_parts(images)
     require(model, "walkthrough")
-    if len(images) != 1:
-        raise InputError(f"expected one image, found {len(images)}; give images[:1]")
+    if len(parts) != 1:
+        raise InputError(f"expected one image, found {len(parts)}; give images[:1]")
+    image = parts[:1].to(model.device)
     chosen = chosen_layer(model, layer)
     if head is not None and not 0 <= head < chosen.heads:
         raise InputError(f"expected a head from 0 to {chosen.heads - 1} in layer {chosen.index}, found {head}")
-    with evaluating(model), torch.no_grad(), without_autocast(images.device):
-        return _walked(model, images, chosen, head, seed)
+    with evaluating(model), torch.no_grad(), without_autocast(image.device):
+        return _walked(model, image, chosen, head, seed)
 
 
 def require_walkthrough(model: Model) -> None:
     """Raise UnsupportedError unless the tokens of one sequence attend to each other; of windows, say what applies."""
-    if any(site.kind == "window" for site in survey(model, probe_images(model, 1))):
+    if any(site.kind == "window" for site in survey_weights(model, probe_images(model, 1))):
         raise UnsupportedError(
             f"expected layers in which every token attends to every token, found windows in {model.alias}: there the "
             "same steps hold within each window, with a position bias on the scores and no CLS; vitlens attention "

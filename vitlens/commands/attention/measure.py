@@ -52,7 +52,7 @@ from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, print_left_o
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
-from vitlens.lens.observe import survey
+from vitlens.lens.observe import survey_weights
 from vitlens.lens.site import NO_PLACE, Site
 from vitlens.models.loading import load
 from vitlens.models.naming import parse_model
@@ -107,7 +107,7 @@ def measure(options: AttentionOptions) -> Path:
         config=settings(options, run, models=(model,), split=split),
         formats=run.formats,
     ) as folder:
-        _write_layers(folder, split, layers, survey(model, batch.images))
+        _write_layers(folder, split, layers, survey_weights(model, batch.images))
         write_checks(folder, split, layers)
         write_development(folder, model, batch.images, split, layers)
         write_explorer(folder, model, batch.images[:DRAWN])

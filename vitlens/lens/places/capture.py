@@ -15,8 +15,8 @@ from vitlens.lens.places.patterns import resolve_places, resolve_tokens
 from vitlens.lens.places.place import Place
 from vitlens.lens.places.touch import Touch, touched
 from vitlens.models.model import Model
-from vitlens.pixels import AnyImages, as_images, takes_images
-from vitlens.shapes import Images, Logits
+from vitlens.pixels import AnyImages, Parts, as_images, takes_images
+from vitlens.shapes import Logits
 
 _AT_ONCE = 32  # reference images in one forward
 
@@ -89,7 +89,7 @@ def capture(
     return Captured(logits, tuple(access.place for access in chosen), MappingProxyType(found))
 
 
-def mean_of(model: Model, images: Images, chosen: Sequence[Access]) -> dict[str, Tensor]:
+def mean_of(model: Model, images: Parts, chosen: Sequence[Access]) -> dict[str, Tensor]:
     """The mean over images of the tensor at each place, without the batch axis."""
     sums: dict[str, Tensor] = {}
 

@@ -16,7 +16,7 @@ from vitlens.lens.places.capture import mean_of
 from vitlens.lens.places.patterns import resolve_places, resolve_tokens
 from vitlens.models.given import require_model
 from vitlens.models.model import Model
-from vitlens.pixels import AnyImages, images_of
+from vitlens.pixels import AnyImages, parts_of
 
 WORDS: Final = ("zero", "mean", "resample", "remove")
 Tokens = str | int | Sequence[int]
@@ -77,7 +77,7 @@ def _means(model: Model, wanted: list[Access], reference: Reference | None) -> d
         raise InputError(
             f"expected reference images for the mean at {wanted[0].name}, found none; pass reference=IMAGES"
         )
-    return mean_of(model, images_of(model, reference), wanted)
+    return mean_of(model, parts_of(model, reference), wanted)
 
 
 def _prepared(model: Model, access: Access, change: Change, means: Mapping[str, Tensor], seed: int) -> PreparedChange:

@@ -11,7 +11,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.errors import LensError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.layers import probe_images
-from vitlens.lens.observe import survey
+from vitlens.lens.observe import survey_weights
 from vitlens.models.model import Model
 from vitlens.report.explorer import pooled
 from vitlens.report.html.packing import quantised
@@ -53,7 +53,7 @@ def _fitting(model: Model, whole: int) -> tuple[int, int]:
     """How many images are kept, and of how many of them every head, so that a folder stays small: _BYTES of each."""
     layout = model.layout
     rows, columns = _queries(layout)
-    sites = [site for site in survey(model, probe_images(model, 1)) if site.kind == "patch"]
+    sites = [site for site in survey_weights(model, probe_images(model, 1)) if site.kind == "patch"]
     mean = len(sites) * (len(layout.prefix) + rows * columns) * layout.tokens
     each = max(1, min(whole, _BYTES // (mean * sites[0].heads)))
     return each + _BYTES // mean, each

@@ -21,7 +21,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.files import write_text
 from vitlens.models.model import Model
-from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.pixels import AnyImages, as_images, as_parts, takes_images
 from vitlens.report.explorer import Explorer
 from vitlens.report.html import explorer_fragment
 from vitlens.shapes import Images
@@ -87,9 +87,10 @@ def explorer(
       patches        8x8
       maps           relevance
     """
+    count = len(as_parts(images))
+    if count > DRAWN:
+        raise InputError(f"expected at most {DRAWN} images in an explorer, found {count}; show some of them")
     images = as_images(images)
-    if len(images) > DRAWN:
-        raise InputError(f"expected at most {DRAWN} images in an explorer, found {len(images)}; show some of them")
     if whole < 1:
         raise InputError(f"expected whole of at least 1, found {whole}")
     row, arrays = measured(model, images, whole=whole)
