@@ -12,6 +12,7 @@ from vitlens.attribution.explain import explain as attribute
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.cli.main import run as command_line
 from vitlens.commands.explain.conclusions import checks_of
 from vitlens.commands.explain.measure import chosen_methods, measure
 from vitlens.commands.explain.options import ExplainOptions
@@ -129,6 +130,21 @@ def test_a_verified_run_has_the_league_beside_the_maps(tiny_vit, tmp_path):
     assert {row.method for row in record.rows(LEAGUE)} == {"relevance", "gradcam", "random", "centre"}
     assert record.metric(CHECKS["gap"](model="tiny-vit", method="gradcam")).n == 5
     assert (tmp_path / "out" / "report.md").read_text().count("## Limits") == 1
+
+
+@pytest.mark.parametrize(
+    ("digits", "method", "said"), [(True, "best,gradcam", True), (True, "gradcam", False), (False, "best", False)]
+)
+def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(
+    tiny_vit, pictures, tmp_path, digits, method, said
+):
+    data = ["--data", "digits", "--limit", "2"] if digits else ["--images", str(pictures)]
+    checks = ["--verify", "--no-counterfactuals", "--composites", "none", "--other-substrates", "none", "--no-stability"]
+    line = ["explain", str(tiny_vit), *data, *checks, "--method", method, "--device", "cpu", "--quiet"]
+    assert command_line([*line, "--out", str(tmp_path / "out")]) == 0
+    written = (tmp_path / "out" / "report.md").read_text()
+    assert ("chosen while looking at images of Digits in scenes" in written) == said
+    assert ("a lead of best" in written) == said
 
 
 def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(tiny_vit, tmp_path):
