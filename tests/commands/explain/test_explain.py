@@ -139,7 +139,7 @@ def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(
     tiny_vit, pictures, tmp_path, digits, method, said
 ):
     data = ["--data", "digits", "--limit", "2"] if digits else ["--images", str(pictures)]
-    checks = ["--verify", "--no-counterfactuals", "--composites", "none", "--other-substrates", "none", "--no-stability"]
+    checks = ["--verify", "--no-counterfactuals", "--composites=none", "--other-substrates=none", "--no-stability"]
     line = ["explain", str(tiny_vit), *data, *checks, "--method", method, "--device", "cpu", "--quiet"]
     assert command_line([*line, "--out", str(tmp_path / "out")]) == 0
     written = (tmp_path / "out" / "report.md").read_text()
