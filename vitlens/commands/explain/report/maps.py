@@ -13,14 +13,13 @@ from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import IMAGES, MAPS, METHODS, ExplainArrays, ExplainImageRow, MethodRow
 from vitlens.commands.scaffold.maps.judged import judged_maps
 from vitlens.commands.scaffold.sheets import EACH, sheets
-from vitlens.data.registry import SETS
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Sentence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LOOKED_AT: Final = (SETS["digits"].title, "coco_masks")  # titles of the data sets (benchmarks/best_map.md)
+_LOOKED_AT: Final = ("Digits in scenes", "coco_masks")  # titles of data sets (benchmarks/best_map.md)
 _METHODS: Final = 7  # in a figure; more are divided among several
 
 
