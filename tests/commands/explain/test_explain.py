@@ -71,20 +71,33 @@ def test_each_model_gets_the_methods_defined_for_it(tiny_vit, tiny_cnn, pictures
     ]
 
 
-def test_progress_counts_passes_up_to_its_total(tiny_vit, tmp_path, monkeypatch):
-    done: list[int] = []
-    totals: dict[str, int] = {}
+@pytest.fixture
+def bars(monkeypatch):
+    """Bars of the maps and of other substrates by description: their totals, and what was done."""
+    shown: dict[str, tuple[int, list[int]]] = {}
 
     @contextmanager
     def recorded(what, total, *, unit="images", quiet=False):
-        totals[f"{what}: {unit}"] = total
-        yield done.append
+        shown[what] = total, []
+        yield shown[what][1].append
 
-    monkeypatch.setattr("vitlens.commands.explain.measure.progress", recorded)
+    for module in ("measure", "measure.evidence"):
+        monkeypatch.setattr(f"vitlens.commands.explain.{module}.progress", recorded)
+    return shown
+
+
+def test_progress_counts_passes_up_to_its_total(tiny_vit, tmp_path, bars):
     run([tiny_vit], tmp_path / "out", data="digits", method=("attention", "occlusion"))
-    (total,) = [count for name, count in totals.items() if name.endswith(": passes")]
+    ((total, done),) = bars.values()
     assert sum(done) == total
     assert max(done) > 10 * min(done)  # occlusion is slower, and says so
+
+
+def test_progress_of_other_substrates_reaches_its_total(tiny_vit, tmp_path, bars):
+    checks = {"verify": True, "counterfactuals": False, **BRIEF, "other_substrates": ("mean", "black")}
+    run([tiny_vit], tmp_path / "out", data="digits", method=("saliency",), **checks)
+    total, done = bars["Checking on other substrates"]
+    assert sum(done) == total == 2 * 5
 
 
 def test_the_default_methods_and_all_of_them(tiny_vit, tiny_cnn):
