@@ -71,7 +71,7 @@ def test_it_is_listed_with_its_fields():
     assert NAME in ATTACKS
     assert [member.name for member in registry.members_of(NAME)] == [NAME]
     assert ATTACKS[NAME].slug == "pgd-again-linf"
-    assert ATTACKS[NAME].passes(epsilons=4, restarts=2) == 7 * 4 * 2
+    assert ATTACKS[NAME].passes(restarts=2) == 7 * 2
 
 
 @pytest.mark.usefixtures("added")
@@ -92,8 +92,7 @@ def test_the_command_line_lists_and_takes_it(monkeypatch):
 
 
 @pytest.mark.usefixtures("added")
-def test_its_checks_and_its_cost_follow_from_its_fields():
-    from vitlens.commands.attack.measure.expected import attack_parts
+def test_its_checks_follow_from_its_fields():
     from vitlens.commands.attack.measure.sample import example_attack
 
     assert checks_of(ATTACKS[NAME], epsilons=3) == checks_of(ATTACKS["pgd"], epsilons=3)
@@ -101,7 +100,5 @@ def test_its_checks_and_its_cost_follow_from_its_fields():
     assert list(comparisons(["fgsm", "pgd", NAME, "square"]))[-1] == StrengthOrder("pgd", NAME, "a longer stride")
     assert StrengthOrder("fgsm", NAME, "one step against many") in comparisons(["fgsm", NAME])
     assert StrengthOrder("square", NAME, "without gradients against with") in comparisons(["square", NAME])
-    (part,) = attack_parts(AttackOptions((), attacks=(NAME,), epsilons=(1.0, 2.0), corruptions=False), 10)
-    assert (part.forwards, part.backwards) == (0, 7 * 2 * 10)
     assert example_attack([NAME]) == NAME
     assert example_attack([NAME, "cw"]) == "cw"

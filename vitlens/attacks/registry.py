@@ -70,13 +70,13 @@ class Attack:
         """Whether it takes more than 1,000 passes per image and epsilon."""
         return sum(member.passes() for member in members_of(self.name)) > _SLOW
 
-    def passes(self, steps: int | None = None, *, epsilons: int = 1, restarts: int = RESTARTS) -> int:
-        """The largest number of passes for one image; steps: None, its default. Not for an attack with members."""
-        count = (steps or self.steps) if self.steps else 1
+    def passes(self, *, restarts: int = RESTARTS) -> int:
+        """The largest number of passes for one image and epsilon. Not for an attack with members."""
+        count = max(1, self.steps)
         if self.kind == "minimum":
             return count * self.passes_a_step
         tries = (restarts if self.random_start else 1) * max(1, self.targets)
-        return count * self.passes_a_step * epsilons * tries
+        return count * self.passes_a_step * tries
 
 
 def members_of(name: str) -> tuple[Attack, ...]:

@@ -10,21 +10,20 @@ from vitlens.commands.audit.measure.candidates import (
     FEWEST,
     CandidateAttack,
     budget_row,
-    checked_seconds,
+    checked_passes,
     chosen,
     considered,
-    pace_of_attack,
+    pass_seconds,
     seconds_of_rung,
-    swept_seconds,
+    swept_passes,
 )
-from vitlens.commands.scaffold.expected import Pace
 
-PACE = Pace(0.001, 0.003)
+PASS = 0.001  # seconds
 ALL = {0.0: 1.0, 1.0: 1.0, 2.0: 1.0, 4.0: 1.0, 8.0: 1.0}
 
 
-def considered_in(seconds, *, images=100, shares=ALL, pace=PACE, defined=lambda _: True):
-    return considered(CANDIDATES, images=images, seconds=seconds, pace=pace, shares=shares, defined=defined)
+def considered_in(seconds, *, images=100, shares=ALL, defined=lambda _: True):
+    return considered(CANDIDATES, images=images, seconds=seconds, one_pass=PASS, shares=shares, defined=defined)
 
 
 def test_without_time_fgsm_is_left():
@@ -62,24 +61,23 @@ def test_the_time_of_a_rung_by_hand():
     """PGD: 20 steps at two epsilons; a tenth of the images is fooled at the first, so not attacked at the second."""
     shares = {0.0: 0.9, 1.0: 0.8, 8.0: 0.5}
     candidate = CandidateAttack(("pgd",), 3, (1.0, 8.0), 100)
-    passes = ATTACKS["pgd"].steps * 3 * (0.9 + 0.8)
-    assert swept_seconds(candidate, 100, PACE, shares) == pytest.approx(100 * passes * 0.003)
-    runs = 8 * CHECKED + 100  # of the self-checks, and of the sample
-    assert checked_seconds(candidate, 100, PACE) == pytest.approx(runs * ATTACKS["pgd"].steps * 3 * 0.003)
-    whole = swept_seconds(candidate, 100, PACE, shares) + checked_seconds(candidate, 100, PACE)
-    assert seconds_of_rung(candidate, 100, PACE, shares) == pytest.approx(whole)
+    run = 3 * ATTACKS["pgd"].steps * 3  # restarts, steps, and forward passes that a step with its gradient takes
+    swept, checked = 100 * run * (0.9 + 0.8), (8 * CHECKED + 100) * run  # checked: self-checks, and the sample
+    assert swept_passes(candidate, 100, shares) == pytest.approx(swept)
+    assert checked_passes(candidate, 100) == pytest.approx(checked)
+    assert seconds_of_rung(candidate, 100, PASS, shares) == pytest.approx(0.001 * (swept + checked))
 
 
 def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
     shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: APGD-CE alone has work
-    auto = swept_seconds(CandidateAttack(("auto",), 1, (8.0,), 10), 10, PACE, shares)
-    assert auto == pytest.approx(swept_seconds(CandidateAttack(("apgd-ce",), 1, (8.0,), 10), 10, PACE, shares))
-    assert swept_seconds(CandidateAttack(("auto",), 1, (8.0,), 10), 10, PACE, ALL) > 5 * auto
+    auto = swept_passes(CandidateAttack(("auto",), 1, (8.0,), 10), 10, shares)
+    assert auto == pytest.approx(swept_passes(CandidateAttack(("apgd-ce",), 1, (8.0,), 10), 10, shares))
+    assert swept_passes(CandidateAttack(("auto",), 1, (8.0,), 10), 10, ALL) > 5 * auto
 
 
 def test_attacks_without_gradients_cost_forward_passes():
-    square = swept_seconds(CandidateAttack(("square",), 1, (1.0,), 1), 1, Pace(0.001, 100.0), ALL)
-    assert square == pytest.approx(ATTACKS["square"].passes() * 0.001)
+    square = swept_passes(CandidateAttack(("square",), 1, (1.0,), 1), 1, ALL)
+    assert square == ATTACKS["square"].passes()
 
 
 def test_what_a_model_of_few_classes_cannot_be_attacked_with_is_passed_over():
@@ -98,13 +96,12 @@ def test_rungs_that_differ_in_more_images_than_there_are_stand_once():
 
 def test_a_model_with_no_correct_image_costs_nothing():
     idle = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", True, 1, 1, 0, 0, 0, None, 0, 0, 0.0)
-    assert pace_of_attack(idle) == Pace(0.0, 0.0)
+    assert pass_seconds(idle) == 0.0
     busy = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", True, 1, 1, 9, 9, 0, None, 20, 10, 8.0)
-    pace = pace_of_attack(busy)  # 20 passes forward, 10 of them also backward
-    assert (pace.forward, pace.backward) == pytest.approx((0.2, 0.6))
+    assert pass_seconds(busy) == pytest.approx(0.2)  # 20 passes forward, 10 of them also backward
 
 
 def test_a_fifth_of_the_budget_is_kept_for_the_attack():
-    assert budget_row(3.0, 60.0, PACE).left == pytest.approx(2.0)
-    assert budget_row(3.0, 170.0, PACE).left == pytest.approx(0.6)
-    assert budget_row(1.0, 1200.0, PACE).left == pytest.approx(0.2)
+    assert budget_row(3.0, 60.0, PASS).left == pytest.approx(2.0)
+    assert budget_row(3.0, 170.0, PASS).left == pytest.approx(0.6)
+    assert budget_row(1.0, 1200.0, PASS).left == pytest.approx(0.2)

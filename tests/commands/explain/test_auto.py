@@ -9,13 +9,10 @@ import vitlens
 from tests.backing import unbacked
 from vitlens.analysis.faithfulness.choice import DRAWS, MethodChoice
 from vitlens.analysis.faithfulness.league import BASELINES
-from vitlens.attribution.choice import IMAGES, MOSAICS, candidates_for
-from vitlens.attribution.choice import STEPS as CHOICE_STEPS
-from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.attribution.choice import candidates_for
 from vitlens.commands.explain.choice_record import CERTAINTY, CHOICE, CHOICE_MARGINS, CHOICE_SCORE, CHOICE_SCORES
 from vitlens.commands.explain.measure import measure
 from vitlens.commands.explain.options import ExplainOptions
-from vitlens.commands.explain.parts import choice_part, costliest
 from vitlens.commands.explain.record import METHODS
 from vitlens.commands.explain.report import report
 from vitlens.commands.scaffold.options import RunOptions
@@ -122,17 +119,6 @@ def test_one_candidate_is_refused_before_anything_is_written(tmp_path):
         run(tmp_path / "out", method=("relevance",))
     assert told.value.exit_code == 2
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("has_masks", [True, False])
-def test_passes_of_the_choice_are_counted(has_masks):
-    part = choice_part(["gradcam", "best"], 1000, has_masks=has_masks)
-    maps = IMAGES + (0 if has_masks else 2 * MOSAICS * 4)
-    curves = 2 * CHOICE_STEPS * 4 * IMAGES
-    best = ATTRIBUTIONS["best"]
-    assert part.forwards == curves + best.forwards * maps
-    assert part.backwards == (1 + best.backwards) * maps
-    assert costliest(["gradcam", "best"]) == "best"
 
 
 def test_candidates_of_the_package_are_those_it_has(tmp_path):

@@ -12,6 +12,7 @@ from vitlens.attribution.explain import explain as attribute
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.cli.main import run as command_line
 from vitlens.commands.explain.conclusions import checks_of
 from vitlens.commands.explain.measure import chosen_methods, measure
 from vitlens.commands.explain.options import ExplainOptions
@@ -70,20 +71,33 @@ def test_each_model_gets_the_methods_defined_for_it(tiny_vit, tiny_cnn, pictures
     ]
 
 
-def test_progress_counts_passes_up_to_its_total(tiny_vit, tmp_path, monkeypatch):
-    done: list[int] = []
-    totals: dict[str, int] = {}
+@pytest.fixture
+def bars(monkeypatch):
+    """Bars of the maps and of other substrates by description: their totals, and what was done."""
+    shown: dict[str, tuple[int, list[int]]] = {}
 
     @contextmanager
     def recorded(what, total, *, unit="images", quiet=False):
-        totals[f"{what}: {unit}"] = total
-        yield done.append
+        shown[what] = total, []
+        yield shown[what][1].append
 
-    monkeypatch.setattr("vitlens.commands.explain.measure.progress", recorded)
+    for module in ("measure", "measure.evidence"):
+        monkeypatch.setattr(f"vitlens.commands.explain.{module}.progress", recorded)
+    return shown
+
+
+def test_progress_counts_passes_up_to_its_total(tiny_vit, tmp_path, bars):
     run([tiny_vit], tmp_path / "out", data="digits", method=("attention", "occlusion"))
-    (total,) = [count for name, count in totals.items() if name.endswith(": passes")]
+    ((total, done),) = bars.values()
     assert sum(done) == total
     assert max(done) > 10 * min(done)  # occlusion is slower, and says so
+
+
+def test_progress_of_other_substrates_reaches_its_total(tiny_vit, tmp_path, bars):
+    checks = {"verify": True, "counterfactuals": False, **BRIEF, "other_substrates": ("mean", "black")}
+    run([tiny_vit], tmp_path / "out", data="digits", method=("saliency",), **checks)
+    total, done = bars["Checking on other substrates"]
+    assert sum(done) == total == 2 * 5
 
 
 def test_the_default_methods_and_all_of_them(tiny_vit, tiny_cnn):
@@ -129,6 +143,21 @@ def test_a_verified_run_has_the_league_beside_the_maps(tiny_vit, tmp_path):
     assert {row.method for row in record.rows(LEAGUE)} == {"relevance", "gradcam", "random", "centre"}
     assert record.metric(CHECKS["gap"](model="tiny-vit", method="gradcam")).n == 5
     assert (tmp_path / "out" / "report.md").read_text().count("## Limits") == 1
+
+
+@pytest.mark.parametrize(
+    ("digits", "method", "said"), [(True, "best,gradcam", True), (True, "gradcam", False), (False, "best", False)]
+)
+def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(
+    tiny_vit, pictures, tmp_path, digits, method, said
+):
+    data = ["--data", "digits", "--limit", "2"] if digits else ["--images", str(pictures)]
+    checks = ["--verify", "--no-counterfactuals", "--composites=none", "--other-substrates=none", "--no-stability"]
+    line = ["explain", str(tiny_vit), *data, *checks, "--method", method, "--device", "cpu", "--quiet"]
+    assert command_line([*line, "--out", str(tmp_path / "out")]) == 0
+    written = (tmp_path / "out" / "report.md").read_text()
+    assert ("chosen while looking at images of Digits in scenes" in written) == said
+    assert ("a lead of best" in written) == said
 
 
 def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(tiny_vit, tmp_path):

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from vitlens.errors import UnknownNameError
 from vitlens.references import resolved
 
-WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes all attention weights
+_WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes all attention weights
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ _ENTRIES: Final = (
         paper="Abnar & Zuidema 2020",
         function="vitlens.analysis.attention.rollout:rollout_maps",
         needs="chain",
-        forwards=WITH_WEIGHTS,
+        forwards=_WITH_WEIGHTS,
         backwards=0,
         options=("fusion", "discard", "alpha", "start_layer"),
         default=True,
@@ -108,7 +108,7 @@ _ENTRIES: Final = (
         paper="the model's own weights",
         function="vitlens.analysis.attention.weights:layer_maps",
         needs="maps",
-        forwards=WITH_WEIGHTS,
+        forwards=_WITH_WEIGHTS,
         backwards=0,
         options=("layer",),
     ),
@@ -119,7 +119,7 @@ _ENTRIES: Final = (
         paper="Abnar & Zuidema 2020, section 3",
         function="vitlens.analysis.attention.flow:flow_maps",
         needs="chain",
-        forwards=WITH_WEIGHTS,
+        forwards=_WITH_WEIGHTS,
         backwards=0,
         options=("alpha",),
         check="vitlens.analysis.attention.flow:require_flow",

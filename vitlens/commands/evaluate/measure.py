@@ -43,7 +43,6 @@ from vitlens.commands.evaluate.record import (
 from vitlens.commands.scaffold.budgets import write_trainings
 from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR, calibration_rows
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits, read_as
 from vitlens.commands.scaffold.options import RunOptions
@@ -79,8 +78,6 @@ def measure(options: EvaluateOptions) -> Path | None:
         _evaluations(models, splits, processes, run)
         return None
     aliases, split = [model.alias for model in models], splits[0]
-    works = [(model, own, [Part("answers", len(own))]) for model, own in zip(models, splits)]
-    print_expected(works, run, processes=processes.count)
     with RunFolder.create(
         "evaluate",
         name_parts=(*aliases, data),

@@ -10,7 +10,6 @@ from vitlens.analysis.ablation.adaptive import Adaptive, most_important
 from vitlens.analysis.ablation.pairs import Redundancy, Synergy
 from vitlens.analysis.ablation.replacements import replacement_for, replacement_note
 from vitlens.commands.ablate.measure.effects import UnitEffects, mean_outputs, unit_effects, write_effects
-from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.measure.heads import write_heads
 from vitlens.commands.ablate.measure.inside import write_inside
 from vitlens.commands.ablate.measure.prune import write_pruned
@@ -29,7 +28,6 @@ from vitlens.commands.ablate.record import ELIMINATION, FORWARDS, NOTES
 from vitlens.commands.ablate.record.rows import AblateNoteRow, EliminationRow
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.digests import model_digest
-from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.options import RunOptions
@@ -82,7 +80,6 @@ def measure(options: AblateOptions) -> Path | None:
     share_of(split, processes)
     identity = _identity(model, split, options, processes, run)
     require_same(options.resume, "ablate", identity)
-    print_expected([(model, split, tuple(ablate_parts(units, len(split), options)))], run, processes=processes.count)
     with processes.main_process_first():
         folder = _folder(options, run, model, split, identity) if processes.is_first else None
     place = options.resume or run.out if folder is None else folder.path

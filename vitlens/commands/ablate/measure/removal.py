@@ -80,9 +80,11 @@ def _greedy(ablation: AblationRun, chosen: Tensor, means: MeanOutputs | None) ->
     heads, device = ablation.heads, ablation.model.device
     (batch,) = ablation.split.pick(chosen).batches(len(chosen), device=device)
     labels, every = ablation.labels[chosen].to(device), max(1, len(heads) // RERANKINGS)
-    return greedy_order(
-        ablation.model, batch.images, labels, heads, every=every, replace=ablation.replacement, means=means
-    )
+    with progress("Ranking heads again", len(heads), unit="heads", quiet=ablation.run.quiet) as advance:
+        return greedy_order(
+            ablation.model, batch.images, labels, heads, every=every, replace=ablation.replacement, means=means,
+            advance=advance,
+        )  # fmt: skip
 
 
 def _curves(

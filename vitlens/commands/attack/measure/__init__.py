@@ -10,14 +10,12 @@ from vitlens.attacks.registry import members_of
 from vitlens.commands.attack.measure.checks import write_checks
 from vitlens.commands.attack.measure.corruptions import baseline_of, on_corruptions, write_corruptions
 from vitlens.commands.attack.measure.curves import write_classes, write_curves, write_pairs
-from vitlens.commands.attack.measure.expected import attack_parts
 from vitlens.commands.attack.measure.inside import write_inside
 from vitlens.commands.attack.measure.sample import attack_sample, write_sample, write_transfer
 from vitlens.commands.attack.measure.sweep import ModelAttack, SweptAttack, sweep_all
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.digests import model_digest
-from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.options import RunOptions
@@ -59,8 +57,6 @@ def measured(
     share_of(split, processes)
     identity = _identity(models, split, options, processes, run)
     require_same(options.resume, "attack", identity)
-    parts = tuple(attack_parts(options, len(split)))
-    print_expected([(model, split, parts) for model in models], run, processes=processes.count)
     with processes.main_process_first():
         folder = _folder(options, run, models, split, identity) if processes.is_first else None
     place = options.resume or run.out if folder is None else folder.path

@@ -55,7 +55,6 @@ def measure(options: AuditOptions) -> Path:
         for table in TABLES:
             folder.write(table, [])
         chapters = AuditChapters(folder.path, name, model, split, images, options)
-        chapters.print_expected()
         chapters.analyse()
         seconds = 0.0 if predicted else write_own_failures(folder, model, split, run)
         budget, considered = chapters.attack(others=seconds)

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vitlens.attacks.registry import ATTACKS, members_of
+from vitlens.attacks.registry import ATTACKS, Attack, members_of
 from vitlens.commands.attack.measure.checks import CHECKED
 from vitlens.commands.attack.measure.sample import SAMPLED, example_attack
 from vitlens.commands.attack.record.rows import AttackCurveRow, AttackRow
 from vitlens.commands.audit.record import BudgetRow, CandidateRow, CandidateState
-from vitlens.commands.scaffold.expected import Pace
 
 KEPT: Final = 0.2  # share of the budget that is kept for the attack, however long the other chapters take
 _BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
@@ -45,14 +44,13 @@ CANDIDATES: Final = (  # the strongest first: attacks, restarts, epsilons, image
 )
 
 
-def pace_of_attack(row: AttackRow) -> Pace:
-    """Seconds an image of the passes of an attack that was run; 0 where it attacked nothing.
+def pass_seconds(row: AttackRow) -> float:
+    """Seconds of one forward pass of one image in an attack that was run; 0 where it attacked nothing.
 
     row: its forward passes include those whose gradients it took.
     """
     passes = row.forwards + (_BACKWARD - 1) * row.backwards
-    forward = row.seconds / passes if passes else 0.0
-    return Pace(forward, _BACKWARD * forward)
+    return row.seconds / passes if passes else 0.0
 
 
 def robust_shares(rows: Sequence[AttackCurveRow]) -> dict[float, float]:
@@ -60,39 +58,44 @@ def robust_shares(rows: Sequence[AttackCurveRow]) -> dict[float, float]:
     return {row.epsilon: row.accuracy for row in rows}
 
 
-def seconds_of_rung(candidate: CandidateAttack, images: int, pace: Pace, shares: Mapping[float, float]) -> float:
-    """The longest that a candidate may take on this many images, with the self-checks of its attacks."""
-    return swept_seconds(candidate, images, pace, shares) + checked_seconds(candidate, images, pace)
+def seconds_of_rung(candidate: CandidateAttack, images: int, one_pass: float, shares: Mapping[float, float]) -> float:
+    """The longest that a candidate may take on this many images, with the self-checks of its attacks.
+
+    one_pass: seconds of one forward pass of one image.
+    """
+    return one_pass * (swept_passes(candidate, images, shares) + checked_passes(candidate, images))
 
 
-def checked_seconds(candidate: CandidateAttack, images: int, pace: Pace) -> float:
-    """The longest that the self-checks take (slow attacks have few steps there), and the attack on a sample."""
-    forwards = backwards = 0.0
+def checked_passes(candidate: CandidateAttack, images: int) -> float:
+    """The most forward passes that the self-checks take (slow attacks have few steps there), and the attack on a
+    sample."""
+    total = 0.0
     for name in candidate.attacks:
         runs = 0 if ATTACKS[name].slow else _RUNS * min(CHECKED, images)
         runs += min(SAMPLED, images) if name == example_attack((*FEWEST, *candidate.attacks)) else 0
         for member in members_of(name):
-            passes = runs * member.passes(restarts=candidate.restarts)
-            forwards += 0 if member.gradients else passes
-            backwards += passes if member.gradients else 0
-    return forwards * pace.forward + backwards * pace.backward
+            total += runs * _passes(member, candidate.restarts)
+    return total
 
 
-def swept_seconds(candidate: CandidateAttack, images: int, pace: Pace, shares: Mapping[float, float]) -> float:
-    """The longest that the attacks alone take on this many images.
+def swept_passes(candidate: CandidateAttack, images: int, shares: Mapping[float, float]) -> float:
+    """The most forward passes that the attacks alone take on this many images.
 
     An image that is fooled at one epsilon is not attacked at larger ones, and by the later members of an ensemble not
     at this one. shares: of the images that a weaker attack leaves correct, by epsilon, so that no more are left here.
     """
-    forwards = backwards = 0.0
+    total = 0.0
     for name in candidate.attacks:
         for index, member in enumerate(members_of(name)):
             for before, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons):
                 share = shares.get(before if index == 0 else epsilon, shares.get(0.0, 1.0))
-                passes = share * member.passes(restarts=candidate.restarts)
-                forwards += 0 if member.gradients else passes
-                backwards += passes if member.gradients else 0
-    return images * (forwards * pace.forward + backwards * pace.backward)
+                total += share * _passes(member, candidate.restarts)
+    return images * total
+
+
+def _passes(attack: Attack, restarts: int) -> float:
+    """One run of an attack on an image in forward passes of about the same time."""
+    return attack.passes(restarts=restarts) * (_BACKWARD if attack.gradients else 1.0)
 
 
 def considered(
@@ -100,7 +103,7 @@ def considered(
     *,
     images: int,
     seconds: float,
-    pace: Pace,
+    one_pass: float,
     shares: Mapping[float, float],
     defined: Callable[[str], bool] = lambda _name: True,
 ) -> tuple[CandidateRow, ...]:
@@ -112,16 +115,16 @@ def considered(
     rows: list[CandidateRow] = []
     for candidate, count in _distinct(candidates, images):
         known = all(defined(member.name) for name in candidate.attacks for member in members_of(name))
-        takes = seconds_of_rung(candidate, count, pace, shares) if known else None
+        takes = seconds_of_rung(candidate, count, one_pass, shares) if known else None
         rows.append(_row(candidate, count, takes, _state(takes, seconds, rows)))
     last = CandidateAttack(FEWEST, 1, _FULL, images)
     state: CandidateState = "weaker" if any(row.state == "chosen" for row in rows) else "chosen"
     return (*rows, _row(last, images, 0.0, state))  # it has been run already
 
 
-def budget_row(minutes: float, others: float, pace: Pace) -> BudgetRow:
-    """The budget in minutes; others: seconds of the other chapters."""
-    return BudgetRow(minutes, others / 60, max(KEPT * minutes, minutes - others / 60), pace.forward)
+def budget_row(minutes: float, others: float, one_pass: float) -> BudgetRow:
+    """The budget in minutes; others: seconds of the other chapters; one_pass: of one forward pass of one image."""
+    return BudgetRow(minutes, others / 60, max(KEPT * minutes, minutes - others / 60), one_pass)
 
 
 def chosen(rows: Sequence[CandidateRow]) -> CandidateRow:

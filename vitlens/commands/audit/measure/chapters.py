@@ -1,6 +1,6 @@
 """The chapters of an audit: runs of evaluate, explain, stats and attack on one model, each with its own folder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +9,6 @@ from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.attack.measure.expected import attack_parts
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import ATTACKED, CURVES
 from vitlens.commands.audit.measure.candidates import (
@@ -18,23 +17,19 @@ from vitlens.commands.audit.measure.candidates import (
     budget_row,
     chosen,
     considered,
-    pace_of_attack,
+    pass_seconds,
     robust_shares,
 )
 from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.record import CORRUPTIONS_PART, BudgetRow, CandidateRow, Part, UntestedRow
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import ExplainOptions
-from vitlens.commands.explain.parts import explain_parts
 from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder
 from vitlens.commands.scaffold.chapters.images import ChapterImages, as_typed
 from vitlens.commands.scaffold.chapters.record import ChapterRow
 from vitlens.commands.scaffold.chapters.running import ChapterRunner
 from vitlens.commands.scaffold.digests import content_digest
-from vitlens.commands.scaffold.expected import Part as ExpectedPart
-from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.publish import read
-from vitlens.commands.stats.measure.expected import stats_parts
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split
 from vitlens.errors import UnsupportedError
@@ -67,12 +62,6 @@ class AuditChapters(ChapterRunner):
     def _common(self) -> dict[str, Any]:
         return {**self.images.options, "model_options": self.options.model_options}
 
-    def print_expected(self) -> None:
-        """Print how long the chapters before the attack may take, where that is long."""
-        if not self.options.run.quiet:
-            parts = [replace(part, shorter="") for part in self._parts()]
-            print_expected([(self.model, self.split, parts)], self.options.run)
-
     def analyse(self) -> None:
         """Accuracy, explanation, attention, and FGSM and corruptions on all images."""
         if self.images.predicted:
@@ -93,13 +82,13 @@ class AuditChapters(ChapterRunner):
         """
         quick = read(read_run(self.path / self.done[-1].folder))
         (timed,) = quick.rows(ATTACKED)
-        pace, shares = pace_of_attack(timed), robust_shares(quick.rows(CURVES))
-        budget = budget_row(self.options.budget, others + sum(row.seconds for row in self.done), pace)
+        seconds, shares = pass_seconds(timed), robust_shares(quick.rows(CURVES))
+        budget = budget_row(self.options.budget, others + sum(row.seconds for row in self.done), seconds)
         rows = considered(
             CANDIDATES,
             images=len(self.split),
             seconds=60 * budget.left,
-            pace=pace,
+            one_pass=seconds,
             shares=shares,
             defined=self._is_defined,
         )
@@ -169,15 +158,6 @@ class AuditChapters(ChapterRunner):
 
     def _leave_out(self, part: Part, reason: str) -> None:
         self.untested.append(UntestedRow(part, reason))
-
-    def _parts(self) -> Iterator[ExpectedPart]:
-        images = len(self.split)
-        yield ExpectedPart("accuracy", 0 if self.images.predicted else images)
-        methods = [name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied]
-        yield from explain_parts(methods, self._at_most(EXPLAINED), verify=True, counterfactuals=False)
-        if self.model.supports("stats") is None:
-            yield from stats_parts(images, checkpoints=0)
-        yield from attack_parts(self._attack_options(FEWEST), images)
 
     def _at_most(self, images: int) -> int:
         return min(self.options.run.limit or images, images)

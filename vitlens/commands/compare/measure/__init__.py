@@ -1,6 +1,6 @@
 """Two models on the same labelled images: predictions, maps, failures, disturbed images, shape bias."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -10,16 +10,12 @@ from torch import Tensor
 from vitlens.analysis.answers.classes import require_shared
 from vitlens.analysis.answers.evaluate import Evaluation, require_labels
 from vitlens.analysis.answers.separation import Separation, corrected, separations
-from vitlens.analysis.attention.registry import WITH_WEIGHTS
 from vitlens.analysis.failures.compare import evaluations
-from vitlens.analysis.failures.disturbed import passes
 from vitlens.analysis.failures.errors import Comparison, compare_answers
 from vitlens.analysis.failures.image_traits import image_traits
-from vitlens.analysis.failures.taxonomy import TESTED, TESTS
-from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.compare.measure.answers import TRAITS, write_answers, write_numbers
 from vitlens.commands.compare.measure.failures import write_diagnoses
-from vitlens.commands.compare.measure.harder import DISTURBED_IMAGES, cue_conflicts, write_harder, write_shape_bias
+from vitlens.commands.compare.measure.harder import cue_conflicts, write_harder, write_shape_bias
 from vitlens.commands.compare.measure.maps import (
     MapProperties,
     Maps,
@@ -29,7 +25,7 @@ from vitlens.commands.compare.measure.maps import (
     maps_of_both,
     sample,
 )
-from vitlens.commands.compare.measure.methods import best_method, candidates, check_part, checked_methods
+from vitlens.commands.compare.measure.methods import best_method, candidates, checked_methods
 from vitlens.commands.compare.measure.properties import write_map_numbers
 from vitlens.commands.compare.measure.shown import sheets_of, write_images
 from vitlens.commands.compare.options import CompareOptions
@@ -37,7 +33,6 @@ from vitlens.commands.compare.record import MAP_CHECKS, METHODS, PANELS, SEPARAT
 from vitlens.commands.compare.report.maps import drawn_sheet, methods_words, sheet_images
 from vitlens.commands.scaffold.budgets import write_trainings
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits, read_as
 from vitlens.commands.scaffold.options import RunOptions
@@ -53,7 +48,6 @@ from vitlens.safe_paths import inside
 
 __all__ = ["measure"]
 
-CAUSAL_PASSES: Final = 2 * TESTED * len(TESTS)  # of changed and control images of one model, at most
 ATTENTION_IMAGES: Final = 2000  # images whose attention is measured, at most
 _DOTS_PER_INCH: Final = 120  # of a panel
 _MAP_QUANTITIES: Final = {  # quantities of maps that are tested, with their titles
@@ -93,7 +87,6 @@ def measure(options: CompareOptions) -> Path:
     conflicts = cue_conflicts(models, splits, options.cue_conflict, run)
     if conflicts:
         require_shared(first.classes, second.classes, conflicts[0].classes)
-    _print_expected(models, splits, named, options)
     with RunFolder.create(
         "compare",
         name_parts=(first.alias, second.alias, first_split.name),
@@ -124,37 +117,6 @@ def _write_methods(
     folder.write(MAP_CHECKS, [*first, *second])
     folder.write(METHODS, [MapMethodRow(model.alias, name) for model, name in zip(models, methods)])
     return methods
-
-
-def _print_expected(models: Models, splits: Splits, named: Sequence[Sequence[str]], options: CompareOptions) -> None:
-    disturbed = passes(splits[0].limit(DISTURBED_IMAGES, seed=options.run.seed)) if options.harder else 0
-    works: list[tuple[Model, Split, tuple[Part, ...]]] = []
-    for model, split, names in zip(models, splits, named):
-        parts = _expected_parts(
-            names[0],
-            len(split),
-            with_maps=min(options.maps, len(split)),
-            with_attention=min(ATTENTION_IMAGES, len(split)),
-            disturbed=disturbed,
-            has_attention=model.anatomy.family in ("vit", "windowed"),
-        )
-        works.append((model, split, (check_part(model, names, len(split)), *parts)))
-    print_expected(works, options.run)
-
-
-def _expected_parts(
-    method: str, images: int, *, with_maps: int, with_attention: int, disturbed: int, has_attention: bool
-) -> Iterator[Part]:
-    """The passes of one model. with_maps, with_attention: images whose maps or attention are measured; disturbed:
-    images over all levels of all disturbances."""
-    cost = ATTRIBUTIONS[method]
-    yield Part("predictions", images)
-    yield Part("causal tests", min(images, CAUSAL_PASSES))
-    yield Part("maps", cost.forwards * with_maps, cost.backwards * with_maps, "a smaller --maps")
-    if has_attention:
-        yield Part("attention", WITH_WEIGHTS * with_attention)
-    if disturbed:
-        yield Part("disturbed images", disturbed, 0.0, "--no-harder")
 
 
 def _evaluations(models: Models, splits: Splits, run: RunOptions) -> tuple[Evaluation, Evaluation]:

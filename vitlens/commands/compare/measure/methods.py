@@ -6,14 +6,11 @@ from typing import Final
 import torch
 
 from vitlens.analysis.answers.evaluate import answers, fitting_batch_size
-from vitlens.analysis.faithfulness.deletion import removal_counts
-from vitlens.analysis.faithfulness.league import BASELINES, Settings, checks_in, league, randomised_images
-from vitlens.analysis.faithfulness.randomisation import PARTS, Explain
-from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.faithfulness.league import Settings, checks_in, league
+from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.attribution.explain import explain, preferred_methods, require_method
-from vitlens.attribution.registry import ATTRIBUTIONS, attribution
+from vitlens.attribution.registry import attribution
 from vitlens.commands.compare.measure.maps import sample
-from vitlens.commands.scaffold.expected import Part
 from vitlens.commands.scaffold.maps.judged import judged_maps
 from vitlens.commands.scaffold.maps.measured import map_checks
 from vitlens.commands.scaffold.maps.rows import MapCheck
@@ -74,20 +71,6 @@ def best_method(checks: Sequence[MapCheck]) -> str:
     inconclusive, the first, which is the preferred one."""
     best = judged_maps(checks)[0]
     return best.check.method if best.state in ("pass", "warn") else checks[0].method
-
-
-def check_part(model: Model, names: Sequence[str], images: int) -> Part:
-    """The passes of the checks of one model."""
-    count, entries = min(CHECKED, images), [ATTRIBUTIONS[name] for name in names]
-    rows, columns = removal_grid(model)
-    points = len(removal_counts(rows * columns, STEPS)) - 2  # the whole and the empty image are shared
-    maps = [  # once, and again after each stage
-        count + (PARTS + 2) * min(randomised_images(entry.forwards + entry.backwards), images) for entry in entries
-    ]
-    forwards = sum(entry.forwards * made for entry, made in zip(entries, maps))
-    backwards = sum(entry.backwards * made for entry, made in zip(entries, maps))
-    curves = 2 * points * (len(names) + len(BASELINES)) * count
-    return Part("checks of maps", curves + forwards, backwards, "--method")
 
 
 def _function(name: str, options: RunOptions) -> Explain:

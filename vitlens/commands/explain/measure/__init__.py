@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -10,6 +11,8 @@ from vitlens.analysis.answers.evaluate import answers
 from vitlens.analysis.faithfulness.league import Settings
 from vitlens.analysis.faithfulness.masking import require_substrate
 from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
+from vitlens.attribution.refinement import Refinement
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.choice_record import CHOICES
 from vitlens.commands.explain.evidence_record import EVIDENCE
 from vitlens.commands.explain.measure.checks import check_methods
@@ -20,7 +23,6 @@ from vitlens.commands.explain.measure.maps import attribution_maps, image_rows, 
 from vitlens.commands.explain.measure.methods import chosen_methods, methods_of, refinement_of
 from vitlens.commands.explain.measure.subject import subject
 from vitlens.commands.explain.options import NONE, ExplainOptions
-from vitlens.commands.explain.parts import choice_part, composite_maps, costliest, explain_parts, passes
 from vitlens.commands.explain.record import (
     AGREEMENTS,
     IMAGES,
@@ -34,7 +36,6 @@ from vitlens.commands.explain.record import (
     MethodRow,
 )
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.explorer.measure import explorer_row
 from vitlens.commands.scaffold.explorer.record import EXPLORER, ExplorerRow
 from vitlens.commands.scaffold.folder import RunFolder
@@ -49,6 +50,8 @@ from vitlens.models.model import Model
 from vitlens.shapes import Labels
 
 __all__ = ["chosen_methods", "measure", "measured"]
+
+_BACKWARD: Final = 3  # forward passes that take as long as one forward and backward pass, about
 
 
 def measure(options: ExplainOptions) -> Path:
@@ -77,7 +80,6 @@ def measured(
         _Work(model, split, chosen_targets(options.target, model, split), names)
         for model, split, names in zip(models, splits, methods)
     ]
-    _print_expected(works, options)
     aliases, split = [model.alias for model in models], splits[0]
     with RunFolder.create(
         "explain",
@@ -162,38 +164,15 @@ def _chosen(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOptions
     return replace(work, methods=(method,))
 
 
+def _passes(method: str, refinement: Refinement) -> int:
+    """The map of one image in forward passes of about the same time, the maps that it is multiplied by included."""
+    entries = [ATTRIBUTIONS[name] for name in (method, refinement.times) if name is not None]
+    once = sum(entry.forwards + _BACKWARD * entry.backwards for entry in entries)
+    return max(1, round(refinement.views * once))
+
+
 def _scaled(advance: Advance, cost: int) -> Advance:
     return lambda images: advance(images * cost)
-
-
-def _print_expected(works: Sequence[_Work], options: ExplainOptions) -> None:
-    parts = [
-        (
-            *_choice_parts(work, options),
-            *explain_parts(
-                (costliest(work.methods),) if options.auto else work.methods,
-                len(work.split),
-                verify=options.verify,
-                counterfactuals=options.counterfactuals,
-                substrates=len([name for name in options.other_substrates if name != NONE]),
-                stability=options.stability,
-                views=options.refine.views,
-                times=refinement_of(options.refine).times,
-                composites=composite_maps(
-                    composite_names(options.composites, has_masks=work.split.masks is not None),
-                    options.composite_count,
-                ),
-            ),
-        )
-        for work in works
-    ]
-    print_expected([(work.model, work.split, own) for work, own in zip(works, parts)], options.run)
-
-
-def _choice_parts(work: _Work, options: ExplainOptions) -> tuple[Part, ...]:
-    """What --auto passes through a model before anything is explained."""
-    has_masks, views = work.split.masks is not None, options.refine.views
-    return (choice_part(work.methods, len(work.split), has_masks=has_masks, views=views),) if options.auto else ()
 
 
 def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOptions, drawn: int) -> None:
@@ -204,7 +183,7 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
     classes = work.targets
     if classes is None and model.has_classifier:
         classes = logits.argmax(-1)
-    costs = {name: passes(name, views=refinement.views, times=refinement.times) for name in work.methods}
+    costs = {name: _passes(name, refinement) for name in work.methods}
     total = len(split) * sum(costs.values())  # images would be no measure of time: a map takes 1 pass or 500
     with progress(f"Explaining {model.alias}", total, unit="passes", quiet=run.quiet) as advance:
         maps = [

@@ -58,19 +58,19 @@ def evidence_rows(
 ) -> EvidenceRows:
     """Write the metrics of the evidence on one model's maps; returns its rows by table. substrates: in which deletion
     and insertion are repeated, as far as the model has them; steadiness: whether images are disturbed."""
-    rows = _substrate_rows(folder, checked, results, substrates)
+    rows = _substrate_rows(folder, checked, results, substrates, options)
     rows[POWER] = list(_power_rows(folder, checked, results))
     rows[STABILITY] = list(_stability_rows(folder, checked, results, options)) if steadiness else []
     return rows
 
 
 def _substrate_rows(
-    folder: RunFolder, checked: Subject, results: Sequence[MethodChecks], substrates: Sequence[str]
+    folder: RunFolder, checked: Subject, results: Sequence[MethodChecks], substrates: Sequence[str], options: RunOptions
 ) -> EvidenceRows:
     """Insertion minus deletion by substrate, and how far each pair of substrates agrees about the methods."""
     alias, part = checked.model.alias, checked.first(OTHER_IMAGES)
     groups, seed = part.split.groups, checked.settings.seed
-    gaps = _gaps(part, results, substrates)
+    gaps = _gaps(part, results, substrates, options)
     rows: EvidenceRows = {SUBSTRATES: [], SUBSTRATE_AGREEMENTS: [], SWAPPED: []}
     for substrate, by_method in gaps.items() if len(gaps) > 1 else ():
         means = estimates(torch.stack(list(by_method.values())), groups=groups, seed=seed, unit="")
@@ -97,7 +97,9 @@ def _substrate_rows(
     return rows
 
 
-def _gaps(part: Subject, results: Sequence[MethodChecks], substrates: Sequence[str]) -> dict[str, Mapping[str, Tensor]]:
+def _gaps(
+    part: Subject, results: Sequence[MethodChecks], substrates: Sequence[str], options: RunOptions
+) -> dict[str, Mapping[str, Tensor]]:
     """Insertion minus deletion of every method by substrate, image by image: the league's own, the others, ROAD's."""
     count, settings = len(part.images), part.settings
     gaps: dict[str, Mapping[str, Tensor]] = {
@@ -105,19 +107,21 @@ def _gaps(part: Subject, results: Sequence[MethodChecks], substrates: Sequence[s
     }
     maps = [checks.maps[:count] for checks in results]
     others: list[Any] = [name for name in dict.fromkeys(substrates) if name not in gaps and _has(part, name)]
-    for other in others:
-        curves = faithfulness(
-            part.model,
-            part.images,
-            part.classes,
-            maps,
-            substrate=other,
-            steps=OTHER_STEPS,
-            grid=removal_grid(part.model),
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-        )
-        gaps[other] = {checks.name: each.gaps for checks, each in zip(results, curves)}
+    with progress("Checking on other substrates", count * len(others), quiet=options.quiet) as advance:
+        for other in others:
+            curves = faithfulness(
+                part.model,
+                part.images,
+                part.classes,
+                maps,
+                substrate=other,
+                steps=OTHER_STEPS,
+                grid=removal_grid(part.model),
+                seed=settings.seed,
+                batch_size=settings.batch_size,
+                advance=advance,
+            )
+            gaps[other] = {checks.name: each.gaps for checks, each in zip(results, curves)}
     if all(checks.road is not None for checks in results):
         gaps[IMPUTED] = {checks.name: checks.road.gaps[:count] for checks in results}  # type: ignore[union-attr]
     return gaps

@@ -16,6 +16,7 @@ from vitlens.commands.explain.choice_record import (
     ChoiceScoreRow,
 )
 from vitlens.commands.explain.report.league import SUBSTRATE_WORDS
+from vitlens.commands.explain.report.maps import best_sentences
 from vitlens.commands.scaffold.maps.findings import listed
 from vitlens.commands.scaffold.maps.judged import in_three_decimals
 from vitlens.commands.scaffold.maps.rows import BASELINES
@@ -42,7 +43,13 @@ def choice_sections(record: Record) -> Iterator[Section]:
             words = f"{row.method} is the default method of {row.model}, not chosen by evidence: {row.reason}."
             yield Section(title, (Sentence(words, (row,)),), leading=True)
             continue
-        said = (_answer(record, row), *_others(record, row), *_left_out(row), _words(row))
+        said = (
+            _answer(record, row),
+            *_others(record, row),
+            *best_sentences(record, row.candidates),
+            *_left_out(row),
+            _words(row),
+        )
         yield Section(title, said, (_table(record, row),), (_figure(record, row),), leading=True)
 
 

@@ -8,7 +8,7 @@ from vitlens.commands.explain.evidence_record import SUBSTRATE_AGREEMENTS
 from vitlens.commands.explain.record import COUNTERFACTUALS, SEARCH, SIZE_SEARCHED
 from vitlens.commands.explain.report.evidence import agreement_words, power_sentences
 from vitlens.commands.explain.report.league import League, curves_figure, league_figure, leagues
-from vitlens.commands.explain.report.maps import target_words
+from vitlens.commands.explain.report.maps import best_sentences, target_words
 from vitlens.commands.scaffold.maps.judged import CHECK_WORDS, JudgedMap, cascade_words, in_three_decimals
 from vitlens.records import Record
 from vitlens.report.document import Cell, Section, Sentence, Table
@@ -24,7 +24,13 @@ def trust_section(league: League) -> Section:
     """Which map may be trusted: the five best methods with one verdict each, and the curves behind it."""
     return Section(
         f"Which map to trust{league.of}",
-        (*_trusted(league), *power_sentences(league), *_unpaired(league), Sentence(CHECK_WORDS, says="method")),
+        (
+            *_trusted(league),
+            *best_sentences(league.record, league.names),
+            *power_sentences(league),
+            *_unpaired(league),
+            Sentence(CHECK_WORDS, says="method"),
+        ),
         (_trust_table(league),),
         (league_figure(league), curves_figure(league)),
         leading=True,

@@ -13,7 +13,7 @@ from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.probe import held_out
 from vitlens.analysis.features.reader import resolve_pool
 from vitlens.commands.features.measure.classifiers import write_classifiers, write_head_differences, write_pairs
-from vitlens.commands.features.measure.images import FeatureSets, features_parts, load_sets
+from vitlens.commands.features.measure.images import FeatureSets, load_sets
 from vitlens.commands.features.measure.language import require_language, write_language
 from vitlens.commands.features.measure.patches import draw_patches, write_patch_neighbours
 from vitlens.commands.features.measure.shown import ShownImages, write_shown
@@ -23,7 +23,6 @@ from vitlens.commands.features.record import DATA, FEATURES, PRETRAINING
 from vitlens.commands.features.record.pretraining_rows import PretrainingRow
 from vitlens.commands.features.record.rows import FeatureDataRow, FeaturesRow
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models
 from vitlens.commands.scaffold.processes import join_run
@@ -57,11 +56,6 @@ def measure(options: FeaturesOptions) -> Path | None:
             _read(model, own, options, processes)
         return None
     aliases, split = [model.alias for model in models], sets[0].test
-    works = [
-        (model, own.test, features_parts(len(own.test), 0 if own.bank is None else len(own.bank)))
-        for model, own in zip(models, sets)
-    ]
-    print_expected(works, run, processes=processes.count)
     with RunFolder.create(
         "features",
         name_parts=(*aliases, split.name),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.scaffold.expected import Part as WorkPart
 from vitlens.commands.scaffold.load import load_splits, print_data
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.unseen import KnownTrainingImages, seen, training_images_of
@@ -59,12 +58,6 @@ def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[Feature
         query = _files(model, options.query)
         sets.append(FeatureSets(relabelled, bank, reason, query, _shown(model, relabelled, options)))
     return sets
-
-
-def features_parts(images: int, bank: int) -> tuple[WorkPart, ...]:
-    """The forward passes of one model: the features of the test images, and of the bank."""
-    of_bank = [WorkPart("features of the bank", bank, shorter="a smaller --bank")] if bank else []
-    return (WorkPart("features", images), *of_bank)
 
 
 def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) -> list[Split]:

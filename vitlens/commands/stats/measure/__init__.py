@@ -7,7 +7,6 @@ from pathlib import Path
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import RunOptions
@@ -15,7 +14,6 @@ from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.stats.measure.differences import write_differences
-from vitlens.commands.stats.measure.expected import stats_parts
 from vitlens.commands.stats.measure.heads import write_heads
 from vitlens.commands.stats.measure.streams import MOST_MODELS, Streams
 from vitlens.commands.stats.measure.training import (
@@ -63,8 +61,6 @@ def measure(options: StatsOptions) -> Path | None:
         _measure_images(streams, shares, processes, run)
         statistics_over_training(checkpoints, split, processes, run, renormalise=options.renormalise)
         return None
-    works = [(model, own, stats_parts(len(own), checkpoints=len(checkpoints))) for model, own in zip(models, splits)]
-    print_expected(works, run, processes=processes.count)
     if options.predicted and not run.quiet:
         print(NO_LABELS, file=sys.stderr)  # noqa: T201
     with _folder(options, run, streams, split) as folder:

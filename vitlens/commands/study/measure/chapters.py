@@ -1,23 +1,19 @@
 """The chapters of a whole study: one command after another on its models, each with its own run folder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.analysis.faithfulness.defaults import OTHER_SUBSTRATES
-from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.options import AblateOptions
-from vitlens.commands.attack.measure.expected import attack_parts
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import NONE, ExplainOptions
-from vitlens.commands.explain.parts import explain_parts
-from vitlens.commands.features.measure.images import default_bank, features_parts
+from vitlens.commands.features.measure.images import default_bank
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.rollout.options import RolloutOptions
@@ -25,12 +21,10 @@ from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder
 from vitlens.commands.scaffold.chapters.images import ChapterImages, as_typed
 from vitlens.commands.scaffold.chapters.running import ChapterRunner
 from vitlens.commands.scaffold.digests import content_digest
-from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.stats.measure.expected import stats_parts
 from vitlens.commands.stats.options import StatsOptions
-from vitlens.commands.study.measure.depth import FULL, PROFILED, USUAL, Depth, supported_methods
+from vitlens.commands.study.measure.depth import FULL, PROFILED, USUAL, supported_methods
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
@@ -78,20 +72,14 @@ class Chapters(ChapterRunner):
         return models
 
     def check_ahead(self, models: Sequence[Model]) -> None:
-        """Print how long the remaining chapters may take together. Raises InputError where a model does not know the
-        data's classes, before a later chapter does."""
+        """Raise InputError where a model does not know the data's classes, before a later chapter does; choose the
+        replacements of the ablation by the number of images."""
         splits = load_splits(models, options=replace(self.run_options, quiet=True), **self.images.options)
         for model, split in zip(models, splits):
             if split.labels is not None and not self.images.predicted:
                 label_columns(model.classes, split)
         if min(map(len, splits)) >= FEWEST_FOR_MEAN:
             self.replacements = ("mean", "resample")  # what a mean hides, another image's output shows
-        # the options that shorten a part are options of single commands
-        parts = [
-            [replace(part, shorter="") for part in _parts(model, len(split), self.depth, self.replacements)]
-            for model, split in zip(models, splits)
-        ]
-        print_expected(list(zip(models, splits, parts)), self.run_options)
 
     def analyse(
         self, models: Sequence[ModelName], loaded: Sequence[Model], vits: Sequence[ModelName], *, labelled: bool
@@ -219,19 +207,3 @@ class Chapters(ChapterRunner):
     def _at_most(self, images: int) -> int:
         """This number of images, or that of --limit where it is smaller."""
         return min(self.run_options.limit or images, images)
-
-
-def _parts(model: Model, images: int, depth: Depth, replacements: tuple[Replacement, ...]) -> Iterator[Part]:
-    """The parts of all chapters of one model."""
-    featured = min(images, depth.featured)
-    yield Part("answers", images)
-    if model.anatomy.family == "vit":
-        yield from stats_parts(images, checkpoints=0)
-        yield from ablate_parts(units_of(model), images, AblateOptions(model.alias, replace=replacements))
-    methods = supported_methods(model, depth.explained)
-    checked = min(images, depth.checked)
-    others = len(OTHER_SUBSTRATES)
-    yield from explain_parts(methods, checked, verify=True, counterfactuals=True, substrates=others, stability=True)
-    attacks = AttackOptions((model.alias,), attacks=depth.attacks)
-    yield from attack_parts(attacks, min(images, depth.attacked))
-    yield from features_parts(featured, min(depth.bank, default_bank(featured)))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.cost.memory import saved_for_training
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import print_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions, begun_with
 from vitlens.commands.scaffold.progress.training import training_progress
@@ -92,9 +91,6 @@ def measure_points(options: StudyOptions) -> Path:
         setup.recipe(point)
         if point.share is not None:
             images_in(setup.train, point.share)
-    parts = train_parts(len(setup.train), len(setup.test), epochs=plan.epochs * plan.seeds, evaluations=plan.seeds)
-    works = [(setup.model(point, seed=0).to(setup.device), setup.train, parts) for point in points]
-    print_expected(works, run)
     with _folder(plan, options, setup, run) as folder:
         keep_training_images(folder.path, setup.train, data=plan.data)
         for table in TABLES:

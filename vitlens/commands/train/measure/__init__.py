@@ -10,7 +10,6 @@ from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, e
 from vitlens.commands.scaffold.budgets import augmentation_words
 from vitlens.commands.scaffold.conclusion import Conclusion
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import print_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import print_data
 from vitlens.commands.scaffold.options import RunOptions
@@ -99,10 +98,6 @@ def train(options: TrainOptions) -> Path | None:
         _fit(plan, start, options.resume or Path("runs"), silent, run, distillation)
         return None
     print_data(start.train, run)
-    evaluations = -(-start.recipe.epochs // start.recipe.evaluate_every)
-    images, frozen = (len(start.train), len(start.test)), plan.tuning.freeze
-    parts = train_parts(*images, epochs=start.recipe.epochs, evaluations=evaluations, frozen=frozen)
-    print_expected([(start.model, start.train, parts)], run, processes=processes.count)
     with _folder(plan, start, options, run, distillation) as folder:
         keep_training_images(folder.path, start.train, data=plan.data, start=None if start.fresh else start.model)
         for table in TABLES:

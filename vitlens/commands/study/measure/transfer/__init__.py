@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import print_data
 from vitlens.commands.scaffold.options import begun_with
@@ -16,12 +15,12 @@ from vitlens.commands.study.measure.transfer.features import similar, write_prob
 from vitlens.commands.study.measure.transfer.inside import shown, write_attention
 from vitlens.commands.study.measure.transfer.maps import write_maps
 from vitlens.commands.study.measure.transfer.results import write_results
-from vitlens.commands.study.measure.transfer.setup import TransferSetup, prepare, trainings
+from vitlens.commands.study.measure.transfer.setup import TransferSetup, prepare
 from vitlens.commands.study.measure.transfer.training import train_all
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import TABLES
 from vitlens.commands.study.transfer.record import TRANSFER, TransferRow
-from vitlens.commands.study.transfer.regimes import DISTILLED, FROZEN, FULL, LAST, REGIMES
+from vitlens.commands.study.transfer.regimes import FULL, REGIMES
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, read_run
 from vitlens.schema import read_as
@@ -51,7 +50,6 @@ def measure_transfer(options: StudyOptions) -> Path:
     options = options if resume is None else _resumed(resume, options)
     setup = prepare(options)
     print_data(setup.train, setup.options)
-    print_expected([(setup.model, setup.train, _parts(setup))], setup.options)
     with _folder(options, setup, resume) as folder:
         keep_training_images(folder.path, setup.train, data=setup.data, start=setup.model)
         for table in TABLES:
@@ -100,23 +98,6 @@ def _folder(options: StudyOptions, setup: TransferSetup, resume: Path | None) ->
         overwrite=run.overwrite,
         config=config,
         formats=run.formats,
-    )
-
-
-def _parts(setup: TransferSetup) -> tuple[Part, ...]:
-    """Passes over images of all trainings together: a frozen part costs no backward pass."""
-    trained, tested, seeds = len(setup.train), len(setup.test), len(setup.seeds)
-    points = [*((regime, 1.0) for regime in REGIMES), *trainings(setup)]
-    whole = sum(regime not in (FROZEN, LAST) for regime, _ in points)
-    frozen = sum(regime == FROZEN for regime, _ in points)
-    share = setup.last / len(setup.model.anatomy.blocks)
-    forwards = tested * setup.epochs * (whole + 1) + (1 - share) * trained * setup.epochs
-    forwards += frozen * (trained + tested) + 2 * trained * any(regime == DISTILLED for regime, _ in points)
-    backwards = trained * setup.epochs * (whole + share)
-    inside = 3 * (trained + tested) + seeds * (len(similar(setup)) * 4 + len(shown(setup)) * 8)
-    return (
-        Part("trainings", forwards * seeds, backwards * seeds, "a smaller --epochs or --seeds"),
-        Part("attention and features", inside),
     )
 
 
