@@ -84,7 +84,7 @@ def _swapping(record: Record, alias: str) -> Finding | None:
 
 
 def checks_of(record: Record, alias: str) -> tuple[MapCheck, ...]:
-    """The checks of a model's methods without the baselines, the greatest insertion minus deletion first; none without
+    """The checks of a model's methods without the baselines, the best first; none without
     --verify. In folders of earlier versions they follow from the metrics that those wrote."""
     rows = [row for row in record.rows(LEAGUE) if row.model == alias and not row.baseline]
     return tuple(_check(record, row) for row in rows)

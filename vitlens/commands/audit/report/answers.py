@@ -58,10 +58,11 @@ def trusted(part: AuditPart, _record: Record) -> Iterator[Sentence]:
         yield Sentence(f"The verdict is {verdict.state}: {verdict.because}.", (verdict,))
     rows = [row for row in part.record.rows(LEAGUE) if not row.baseline]
     if rows:
-        best = max(rows, key=lambda row: row.gap)
-        gap = part.record.metric(CHECKS["gap"](model=best.model, method=best.method))
+        known = [row for row in rows if row.road is not None]
+        best = max(known or rows, key=lambda row: row.gap if row.road is None else row.road)
+        gap = part.record.metric(CHECKS["road" if known else "gap"](model=best.model, method=best.method))
         yield Sentence(
-            f"Of {len(rows)} methods, {best.method} has the greatest insertion minus deletion, "
+            f"Of {len(rows)} methods, {best.method} has the greatest {ROAD if known else INSERTION}, "
             f"{in_three_decimals(gap)}: {best.verdict}.",
             (gap, *rows),
         )

@@ -57,7 +57,7 @@ def checked_methods(
     targets = chosen_targets(target, model, split)
     classes = answers(model, part, batch_size=size).argmax(-1) if targets is None else targets[chosen]
     functions: dict[str, Explain] = {name: _function(name, options) for name in names}
-    settings = Settings(steps=STEPS, road=False, counterfactuals=False, seed=options.seed, batch_size=size)
+    settings = Settings(steps=STEPS, counterfactuals=False, seed=options.seed, batch_size=size)
     with progress(
         f"checking maps of {model.alias}", checks_in(len(names)), unit="checks", quiet=options.quiet
     ) as advance:
@@ -67,7 +67,7 @@ def checked_methods(
 
 
 def best_method(checks: Sequence[MapCheck]) -> str:
-    """The method of the best verdict, then of the greatest insertion minus deletion; where no verdict is better than
+    """The method of the best verdict, then of the greatest ROAD; where no verdict is better than
     inconclusive, the first, which is the preferred one."""
     best = judged_maps(checks)[0]
     return best.check.method if best.state in ("pass", "warn") else checks[0].method

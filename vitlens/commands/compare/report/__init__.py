@@ -94,11 +94,11 @@ def _other_methods(record: Record, comparison: MapComparison) -> Iterator[Senten
     ]
     if comparison.same or not comparison.fair or not others:
         return
-    listed = " and ".join(f"{check.method} for {check.model} ({check.gap:.3f})" for check in others)
+    listed = " and ".join(f"{check.method} for {check.model} ({check.estimate.value:.3f})" for check in others)
     chosen = [each.check for each in comparison.judged if each is not None]
-    best = " and ".join(f"{check.method} for {check.model} ({check.gap:.3f})" for check in chosen)
+    best = " and ".join(f"{check.method} for {check.model} ({check.estimate.value:.3f})" for check in chosen)
     yield Sentence(
-        f"The maps of the two models are by two methods, {best}; verified as well, with these insertion − deletion, "
+        f"The maps of the two models are by two methods, {best}; verified as well, with these values of {others[0].yardstick}, "
         f"are {listed}. A difference between the maps may be one between the methods; `--method` with one name "
         "compares by one.",
         (*chosen, *others),

@@ -69,13 +69,13 @@ def _check_table(record: Record) -> Iterator[Table]:
     shown = {(row.model, row.method) for row in record.rows(METHODS)}
     if judged:
         yield Table.of(
-            "Checks of the methods (insertion − deletion in fractions)",
+            "Checks of the methods",
             judged,
             {
                 "model": lambda each: each.check.model,
                 "method": lambda each: each.check.method,
                 "shown": lambda each: "yes" if (each.check.model, each.check.method) in shown else "",
-                "insertion − deletion": lambda each: in_three_decimals(each.check.estimate),
+                judged[0].check.yardstick: lambda each: in_three_decimals(each.check.estimate),
                 "beyond the harder baseline": lambda each: in_three_decimals(each.margin),
                 "that baseline": lambda each: each.harder,
                 "weights randomised": lambda each: cascade_words(each.check.cascade),

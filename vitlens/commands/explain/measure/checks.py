@@ -51,7 +51,7 @@ _UNITS: Final = {"relevance_gain": "logits"}  # of columns that are no fractions
 
 @dataclass(frozen=True)
 class CheckedMethods:
-    """The rows of one model: the league, the greatest insertion minus deletion first; pairs of methods; settings;
+    """The rows of one model: the league, the best first; pairs of methods; settings;
     on_object: ROC-AUC, mass and pointing of each method, where masks are known; results: of the checks, image by image.
     """
 
@@ -120,7 +120,7 @@ def _league_rows(
     settings: Settings,
     alias: str,
 ) -> tuple[LeagueRow, ...]:
-    """The metrics of every method, and its row, the greatest insertion minus deletion first."""
+    """The metrics of every method, and its row, the greatest ROAD first, or insertion minus deletion where that was not run."""
     means = _estimates(checked, split, settings)
     for checks in checked:
         for column, estimate in means[checks.name].items():
@@ -136,7 +136,7 @@ def _league_rows(
         name = checks.name
         found = None if name in BASELINES else evidence(checks, by_name, split.groups, localised.get(name))
         league_rows.append(replace(_league_row(alias, checks, means[name], found), check=rows.get(name)))
-    return tuple(sorted(league_rows, key=lambda row: -row.gap))
+    return tuple(sorted(league_rows, key=lambda row: -(row.gap if row.road is None else row.road)))
 
 
 def _on_object_rows(checked: Subject, results: Sequence[MethodChecks]) -> list[OnObjectRow]:

@@ -10,6 +10,7 @@ from vitlens.commands.explain.report.evidence import agreement_words, power_sent
 from vitlens.commands.explain.report.league import League, curves_figure, league_figure, leagues
 from vitlens.commands.explain.report.maps import best_sentences, target_words
 from vitlens.commands.scaffold.maps.judged import CHECK_WORDS, JudgedMap, cascade_words, in_three_decimals
+from vitlens.commands.scaffold.maps.rows import INSERTION
 from vitlens.records import Record
 from vitlens.report.document import Cell, Section, Sentence, Table
 from vitlens.report.numbers import number
@@ -86,15 +87,14 @@ def _other_words(league: League) -> str:
 
 
 def _road_words(league: League) -> str:
-    """Whether ROAD, which imputes removed patches, has the same best method."""
-    known = [row for row in league.methods if row.road is not None]
-    if not known:
+    """Whether insertion minus deletion has the same best method as ROAD, by which maps are judged where it was run."""
+    first = max((each.check for each in league.judged), key=lambda check: check.gap)
+    best = league.judged[0].check
+    if best.yardstick == INSERTION:
         return "ROAD, which imputes removed patches, was not run."
-    first = max(known, key=lambda row: row.road or 0.0)
-    best = league.judged[0].check.method
-    if first.method == best:
-        return f"ROAD, which imputes removed patches, has the same best method, {best}."
-    return f"ROAD, which imputes removed patches, has another best method: {first.method} instead of {best}."
+    if first.method == best.method:
+        return f"Insertion − deletion has the same best method as ROAD, {best.method}."
+    return f"Insertion − deletion has another best method than ROAD: {first.method} instead of {best.method}."
 
 
 def _trusted(league: League) -> Iterator[Sentence]:
@@ -105,7 +105,7 @@ def _trusted(league: League) -> Iterator[Sentence]:
     backing = (best.check, league.settings, *league.methods)
     if best.state == "pass" and best.margin is not None:
         yield Sentence(
-            f"{of}, **{best.check.method}** may be trusted most for **{league.alias}**: its insertion − deletion, "
+            f"{of}, **{best.check.method}** may be trusted most for **{league.alias}**: its {best.check.yardstick}, "
             f"{in_three_decimals(best.check.estimate)}, exceeds that of {best.harder}, the harder of two baselines "
             f"that ignore the model, by {in_three_decimals(best.margin)}, and its maps change when the weights do.",
             (*backing, best.margin),
@@ -149,7 +149,7 @@ def _trust_table(league: League) -> Table:
     columns: dict[str, Callable[[JudgedMap], Cell]] = {
         "method": lambda each: each.check.method,
         "verdict": lambda each: each.state,
-        "insertion − deletion": lambda each: in_three_decimals(each.check.estimate),
+        league.judged[0].check.yardstick: lambda each: in_three_decimals(each.check.estimate),
         "beyond the harder baseline": lambda each: in_three_decimals(each.margin),
         "that baseline": lambda each: each.harder,
         "weights randomised": lambda each: cascade_words(each.check.cascade),

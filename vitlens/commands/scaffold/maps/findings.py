@@ -5,7 +5,7 @@ from typing import Final
 
 from vitlens.analysis.faithfulness.cascade import SIMILAR
 from vitlens.commands.scaffold.maps.judged import judged_maps
-from vitlens.commands.scaffold.maps.rows import BASELINES, MapCheck
+from vitlens.commands.scaffold.maps.rows import BASELINES, INSERTION, MapCheck
 from vitlens.report.document import Finding, Support
 from vitlens.report.findings import finding
 from vitlens.uncertainty import Estimate, Side, beyond, widened, wilson
@@ -84,7 +84,7 @@ def _similarity(check: MapCheck, looks: int) -> Estimate:
 
 
 def _below_a_baseline(alias: str, checks: Sequence[MapCheck], figure: str) -> Finding | None:
-    """The methods whose insertion minus deletion is below that of a map that ignores the model, the lowest first."""
+    """The methods whose yardstick is below that of a map that ignores the model, the lowest first."""
     found = [
         (estimate, check.method, margin.against)
         for check in checks
@@ -98,7 +98,7 @@ def _below_a_baseline(alias: str, checks: Sequence[MapCheck], figure: str) -> Fi
     also = f" Also below a baseline: {listed(others)}." if others else ""
     return finding(
         f"**{worst}** ranks the patches of **{alias}**'s images worse than the map `{against}`, which ignores the "
-        f"model (difference of insertion − deletion).{also}",
+        f"model (difference of {checks[0].yardstick}).{also}",
         effect,
         kind="hidden fault",
         figure=figure,
@@ -117,13 +117,12 @@ def _clear_best(alias: str, checks: Sequence[MapCheck], figure: str) -> Finding 
         return None
     ahead = widened(margin.estimate, len(checks))
     low, high = (None if end is None else -end for end in (ahead.high, ahead.low))
-    roads = (best.road, second.road)
     agree: Support = "one method"
-    if None not in roads:
-        agree = "two methods agree" if (best.road or 0.0) > (second.road or 0.0) else "methods disagree"
+    if best.yardstick != INSERTION:
+        agree = "two methods agree" if best.gap > second.gap else "methods disagree"
     return finding(
         f"**{best.method}** is the most faithful of {len(checks)} methods for **{alias}**, ahead of {second.method} "
-        "(difference of insertion − deletion).",
+        f"(difference of {best.yardstick}).",
         Estimate(-ahead.value, low, high, ahead.n, ""),
         kind="fact",
         figure=figure,

@@ -10,12 +10,14 @@ from vitlens.report.document import Cell, State, Verdict
 from vitlens.uncertainty import Estimate, Side, beyond, widened
 
 THRESHOLD: Final = (
-    "insertion − deletion: pass above random and centre, warn above random alone; it must pass the randomisation check"
+    "ROAD, or insertion − deletion: pass above random and centre, warn above random alone; it must pass the "
+    "randomisation check"
 )
 CHECK_WORDS: Final = (
     "How a map is judged: patches are removed in the order of the map and in reverse, and the difference of the areas "
-    "under the target's probability (insertion − deletion, Petsiuk 2018) is compared, image by image, with that of "
-    "two maps that ignore the model: a random one and one of the image's centre. The intervals are as wide as the "
+    "under the target's probability is compared, image by image (removed patches are imputed from their surroundings, "
+    "ROAD, Rong 2022; where that was not run they are replaced, insertion − deletion, Petsiuk 2018), with that of two "
+    "maps that ignore the model: a random one and one of the image's centre. The intervals are as wide as the "
     "number of methods requires. In the randomisation check (Adebayo 2018) the weights are permuted from the head "
     "down. A method fails it where the mean rank correlation with the trained model's maps is "
     f"{SIMILAR:g} or more at every stage down to the middle block, or with all weights random; it is inconclusive "
@@ -33,7 +35,7 @@ _OBSTACLES: Final = {
 
 @dataclass(frozen=True)
 class JudgedMap:
-    """One method's verdict. margin: insertion minus deletion beyond the harder baseline, at the width of `looks`."""
+    """One method's verdict. margin: the yardstick beyond the harder baseline, at the width of `looks`."""
 
     check: MapCheck
     state: State
@@ -66,9 +68,9 @@ def judged_map(check: MapCheck, looks: int = 1) -> JudgedMap:
 
 
 def judged_maps(checks: Sequence[MapCheck]) -> tuple[JudgedMap, ...]:
-    """All methods of a model, the best first: by verdict, then by insertion minus deletion."""
+    """All methods of a model, the best first: by verdict, then by the yardstick."""
     judged = (judged_map(check, len(checks)) for check in checks)
-    return tuple(sorted(judged, key=lambda each: (_BEST_FIRST.index(each.state), -each.check.gap)))
+    return tuple(sorted(judged, key=lambda each: (_BEST_FIRST.index(each.state), -each.check.estimate.value)))
 
 
 def explanation_verdict(alias: str, checks: Sequence[MapCheck], *, untested: str) -> Verdict:
@@ -103,11 +105,11 @@ def _judged(check: MapCheck, above: Sequence[str]) -> tuple[State, str]:
     if check.images < ENOUGH:
         return "inconclusive", "too few images"
     if "random" not in above:
-        return "fail", "its insertion − deletion is not shown to exceed that of a random map"
+        return "fail", f"its {check.yardstick} is not shown to exceed that of a random map"
     if check.cascade is None:
         return "inconclusive", "the randomisation check was not run, as maps are not finite"
     if check.cascade.state == "inconclusive":
         return "inconclusive", f"the randomisation check is inconclusive: {_OBSTACLES[check.cascade.obstacle]}"
     if "centre" not in above:
-        return "warn", "its insertion − deletion exceeds that of random, but is not shown to exceed that of centre"
-    return "pass", "its insertion − deletion exceeds that of both baselines, and its maps change with the weights"
+        return "warn", f"its {check.yardstick} exceeds that of random, but is not shown to exceed that of centre"
+    return "pass", f"its {check.yardstick} exceeds that of both baselines, and its maps change with the weights"

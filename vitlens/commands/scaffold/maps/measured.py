@@ -21,7 +21,7 @@ from vitlens.analysis.faithfulness.localisation import (
 )
 from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.commands.scaffold.maps.on_object import OnObjectRow
-from vitlens.commands.scaffold.maps.rows import MapCheck, Margin
+from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD, MapCheck, Margin
 from vitlens.shapes import Maps, Masks
 from vitlens.uncertainty import student_mean
 
@@ -37,10 +37,14 @@ def map_checks(
         name: None if result is None else result.cascade(seed=seed)
         for name, result in ((name, by_name[name].randomisation) for name in methods)
     }
-    leader = _leader(by_name, methods, cascades)
-    gaps = estimates(torch.stack([by_name[name].fidelity.gaps for name in methods]), groups=groups, unit="")
+    gaps = {name: checks.fidelity.gaps for name, checks in by_name.items()}
+    roads = {name: checks.road.gaps for name, checks in by_name.items() if checks.road is not None}
+    scores = roads or gaps
+    leader = _leader(scores, methods, cascades)
+    by_gap = estimates(torch.stack([gaps[name] for name in methods]), groups=groups, unit="")
+    by_score = estimates(torch.stack([scores[name] for name in methods]), groups=groups, unit="")
     rows = {}
-    for name, gap in zip(methods, gaps):
+    for name, gap, score in zip(methods, by_gap, by_score):
         checks = by_name[name]
         against = [*BASELINES, *([leader] if leader != name else [])]
         rows[name] = MapCheck(
@@ -51,9 +55,12 @@ def map_checks(
             gap=gap.value,
             low=gap.low,
             high=gap.high,
-            road=None if checks.road is None else float(checks.road.gaps.mean()),
-            margins=tuple(_margin(checks, by_name[other], groups) for other in against),
+            road=score.value if roads else None,
+            margins=tuple(_margin(other, scores[name] - scores[other], groups) for other in against),
             cascade=cascades[name],
+            road_low=score.low if roads else None,
+            road_high=score.high if roads else None,
+            yardstick=ROAD if roads else INSERTION,
         )
     return rows
 
@@ -120,13 +127,12 @@ def on_object_rows(
 _ON_OBJECT: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}
 
 
-def _leader(by_name: Mapping[str, MethodChecks], methods: Sequence[str], cascades: Mapping[str, Cascade | None]) -> str:
-    """The method of greatest insertion minus deletion among those that pass the randomisation check, or of all."""
+def _leader(scores: Mapping[str, Tensor], methods: Sequence[str], cascades: Mapping[str, Cascade | None]) -> str:
+    """The method of the greatest score among those that pass the randomisation check, or of all."""
     passing = [name for name in methods if (cascade := cascades[name]) is not None and cascade.state == "passes"]
-    return max(passing or methods, key=lambda name: float(by_name[name].fidelity.gaps.mean()))
+    return max(passing or methods, key=lambda name: float(scores[name].mean()))
 
 
-def _margin(checks: MethodChecks, other: MethodChecks, groups: Tensor | None) -> Margin:
-    paired = (checks.fidelity.gaps - other.fidelity.gaps).unsqueeze(0)
-    (difference,) = estimates(paired, groups=groups, unit="")
-    return Margin(other.name, difference.value, difference.low, difference.high, len(checks.maps))
+def _margin(against: str, paired: Tensor, groups: Tensor | None) -> Margin:
+    (difference,) = estimates(paired.unsqueeze(0), groups=groups, unit="")
+    return Margin(against, difference.value, difference.low, difference.high, len(paired))

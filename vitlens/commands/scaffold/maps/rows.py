@@ -6,13 +6,14 @@ from typing import Final
 from vitlens.analysis.faithfulness.cascade import Cascade
 from vitlens.uncertainty import Estimate
 
+INSERTION, ROAD = "insertion − deletion", "ROAD"  # yardsticks of faithfulness
 BASELINES: Final = ("random", "centre")  # model-free maps, as analysis/faithfulness/league.py names them (tested)
 
 
 @dataclass(frozen=True)
 class Margin:
-    """Insertion minus deletion of a method minus that of another map, over the same images: the mean of the paired
-    differences with its 95 % interval (None: too few images)."""
+    """The yardstick of a method minus that of another map, over the same images: the mean of the paired differences
+    with its 95 % interval (None: too few images)."""
 
     against: str
     difference: float
@@ -31,9 +32,10 @@ class MapCheck:
     """The checks of one method on one model.
 
     images: their number; unusable: those whose map is uniform or not finite; gap, low, high: mean insertion minus
-    deletion with its interval; road: mean LeRF minus MoRF of ROAD (None: not run); margins: against each baseline and
-    against the leader, the method of greatest gap among those that pass the randomisation check (or of all, where none
-    does); cascade: the randomisation check (None: not run, as maps are not finite).
+    deletion with its interval; road: mean LeRF minus MoRF of ROAD (None: not run); margins: in the yardstick, against
+    each baseline and against the leader, the best method among those that pass the randomisation check (or of all,
+    where none does); cascade: the randomisation check (None: not run, as maps are not finite); yardstick: ROAD where it
+    was run, as no method chooses by it (`best` chooses by insertion on a blurred image).
     """
 
     model: str
@@ -46,10 +48,15 @@ class MapCheck:
     road: float | None
     margins: tuple[Margin, ...]
     cascade: Cascade | None
+    road_low: float | None = None
+    road_high: float | None = None
+    yardstick: str = INSERTION
 
     @property
     def estimate(self) -> Estimate:
-        """Insertion minus deletion with its interval."""
+        """The yardstick with its interval."""
+        if self.yardstick == ROAD and self.road is not None:
+            return Estimate(self.road, self.road_low, self.road_high, self.images, "")
         return Estimate(self.gap, self.low, self.high, self.images, "")
 
     def margin(self, against: str) -> Margin | None:
