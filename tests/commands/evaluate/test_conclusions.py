@@ -53,7 +53,7 @@ def test_a_vit_that_loses_to_its_cnn_comes_first(pair: Path) -> None:
 def test_nothing_planted_nothing_found(tmp_path: Path) -> None:
     """The same model twice."""
     assert (
-        run(["evaluate", "a=vit-digits", "b=vit-digits", "--limit", "400", "--out", str(tmp_path / "run"), "--quiet"])
+        run(["evaluate", "a=vit-digits", "b=vit-digits", "--limit", "200", "--out", str(tmp_path / "run"), "--quiet"])
         == 0
     )
     record, report = document(tmp_path / "run")
