@@ -43,6 +43,19 @@ def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def sharp_vit(tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny_vit with a head 20 times as large: what is done to an image changes its answers by more than rounding."""
+    from vitlens.models.loading import load
+    from vitlens.models.saved import save
+
+    model = load(str(tiny_vit))
+    model.module.head.weight.data.mul_(20)
+    folder = tmp_path_factory.mktemp("models") / "sharp-vit"
+    save(model, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def weaker(tmp_path_factory: pytest.TempPathFactory) -> str:
     """vit-digits without its positions: much worse than the CNN."""
     from vitlens.models.loading import load

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.backing import unbacked
 from tests.simulated_processes import run_in_processes
 from vitlens.analysis.robustness.curve import Outcome
 from vitlens.commands.attack.measure import checks as checks_module
@@ -149,6 +150,7 @@ def test_the_report_has_every_part(folder):
     summary = document.sections[0]
     checks = tuple(row for row in recorded(folder).rows(CHECKS) if row.model == "vit-digits")
     assert any(sentence.rows == checks for sentence in summary.sentences)
+    assert list(unbacked(document)) == []
 
 
 def test_checks_cover_every_attack(folder):
@@ -180,7 +182,7 @@ class StoppedError(Exception):
 
 def test_a_stopped_run_is_resumed(tmp_path, monkeypatch, tiny_vit):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    models, options = [str(tiny_vit)], replace(FEW, attacks=("fgsm", "noise", "deepfool"))
+    models, options = [str(tiny_vit)], replace(FEW, attacks=("fgsm", "noise", "deepfool"), self_checks="few")
     monkeypatch.setattr(sweep_module, "PART_BATCHES", 1)
     run(whole, models, options)
     real, calls = sweep_module.sweep, []
@@ -256,7 +258,7 @@ def test_another_run_cannot_be_resumed(tmp_path, folder):
 
 def test_several_processes_give_the_results_of_one(tmp_path, monkeypatch, tiny_vit):
     models = [str(tiny_vit)]
-    options = replace(FEW, attacks=("fgsm", "noise"), epsilons=(8.0, 64.0))
+    options = replace(FEW, attacks=("fgsm", "noise"), epsilons=(8.0, 64.0), self_checks="few")
     one = run(tmp_path / "one", models, options)
     reports = run_in_processes(2, lambda processes: run(tmp_path / str(processes.index), models, options), monkeypatch)
     assert reports == [tmp_path / "0" / "report.md", None]
@@ -265,7 +267,9 @@ def test_several_processes_give_the_results_of_one(tmp_path, monkeypatch, tiny_v
 
 
 def test_corruptions_and_classes_of_labelled_images(tmp_path):
-    options = AttackOptions((), attacks=("fgsm",), epsilons=(2.0, 8.0), inside=False, transfer=False, baseline="other")
+    options = AttackOptions(
+        (), attacks=("fgsm",), epsilons=(2.0, 8.0), inside=False, transfer=False, self_checks="few", baseline="other"
+    )
     run(tmp_path / "run", ["cnn-digits", "other=cnn-digits@random"], options, limit=10)
     record = recorded(tmp_path / "run")
     assert record.metric("corruption_accuracy/cnn-digits/noise/1").n == 10

@@ -29,7 +29,7 @@ from vitlens.records import Record, TableOf
 from vitlens.report.document import Document
 from vitlens.uncertainty import wilson
 
-QUICK = ["--data", "digits", "--attack", "fgsm", "--no-corruptions", "--quiet"]
+QUICK = ["--data", "digits", "--attack", "fgsm", "--no-corruptions", "--no-inside", "--quiet"]
 
 
 def attacked(folder: Path, *words: str) -> tuple[Record, Document]:
@@ -49,7 +49,7 @@ def _checked_on_few() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Document]:
     folder = tmp_path_factory.mktemp("attack") / "run"
-    return attacked(folder, "vit-digits", "cnn-digits", "--limit", "120", "--epsilon", "0,1,8")
+    return attacked(folder, "vit-digits", "cnn-digits", "--limit", "80", "--epsilon", "0,1,8")
 
 
 def test_the_verdict_is_that_of_the_strongest_attack_at_one(pair: tuple[Record, Document]) -> None:
@@ -219,7 +219,7 @@ def test_tests_at_the_floor_and_at_clean_accuracy_say_nothing() -> None:
 def test_two_models_at_zero_everywhere_are_not_compared(tmp_path: Path, tiny_vit: Path) -> None:
     """At 64/255 nothing is left of either; no comparison opens the report."""
     record, report = attacked(
-        tmp_path / "run", f"a={tiny_vit}", f"b={tiny_vit}", "--limit", "30", "--epsilon", "0,255", "--no-inside"
+        tmp_path / "run", f"a={tiny_vit}", f"b={tiny_vit}", "--limit", "30", "--epsilon", "0,255"
     )  # fmt: skip
     attacks = [row for row in record.rows(CURVES) if row.epsilon > 0]
     if max(row.accuracy for row in attacks) == 0:
@@ -255,7 +255,7 @@ def test_over_twenty_seeds_no_masking_is_invented(tmp_path: Path) -> None:
     for seed in range(20):
         _, report = attacked(
             tmp_path / str(seed), "cnn-digits", "--attack", "fgsm,pgd", "--limit", "40", "--seed", str(seed),
-            "--epsilon", "0,2,8", "--no-inside",
+            "--epsilon", "0,2,8",
         )  # fmt: skip
         assert not any("masked" in each.claim.text for each in report.findings)
 

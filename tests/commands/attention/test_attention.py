@@ -41,6 +41,14 @@ def run(model: Path | str, out: Path, *, size: tuple[int, int] | None = None, **
     return json.loads((out / "results.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def swin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained Swin of three stages, with windows of 4x4 patches."""
+    path = tmp_path_factory.mktemp("swin") / "swin.safetensors"
+    save(untrained("swin-micro", classes=("a", "b")), path)
+    return path
+
+
 def test_the_maps_are_the_cls_rows(tiny_vit, pictures, tmp_path):
     results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
     assert [row["layer"] for row in results["tables"]["layers"]] == [0, 1]
@@ -146,10 +154,9 @@ def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
     assert report.count(SHARED) == 7
 
 
-def test_a_patch_of_a_small_windowed_model_is_followed_through_its_stages(pictures, tmp_path):
-    save(untrained("swin-micro", classes=("a", "b")), tmp_path / "swin.safetensors")
+def test_a_patch_of_a_small_windowed_model_is_followed_through_its_stages(swin, pictures, tmp_path):
     image = (str(pictures / "0.png"),)
-    results = run(tmp_path / "swin.safetensors", tmp_path / "out", images=image, query=(13, 7), head=(4, 6))
+    results = run(swin, tmp_path / "out", images=image, query=(13, 7), head=(4, 6))
     rows = results["tables"]["query"]
     assert [(row["grid"], row["row"], row["column"]) for row in rows[::2]] == [
         ("16x16", 13, 7),
@@ -242,9 +249,9 @@ def test_the_matrix_of_a_head(tiny_vit, pictures, tmp_path):
     assert "matrix" in figures(tmp_path / "out")
 
 
-def test_windows_have_no_matrix(pictures, tmp_path):
+def test_windows_have_no_matrix(swin, pictures, tmp_path):
     with pytest.raises(UnsupportedError, match=r"every token attends to every token, found layer 0 .* windows"):
-        run("torchvision:swin_t", tmp_path / "out", images=(str(pictures / "0.png"),), matrix=(0, 0))
+        run(swin, tmp_path / "out", images=(str(pictures / "0.png"),), matrix=(0, 0))
     assert not (tmp_path / "out").exists()
 
 
@@ -322,11 +329,10 @@ def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pict
     assert [row["layer"] for row in results["tables"]["without_map"]] == list(range(4))
 
 
-def test_the_windows_of_a_swin_are_rows_and_a_figure(pictures, tmp_path):
+def test_the_windows_of_a_swin_are_rows_and_a_figure(swin, pictures, tmp_path):
     out = tmp_path / "out"
-    model = untrained("swin-micro", classes=("a", "b")).eval()
-    save(model, tmp_path / "swin.safetensors")
-    run(tmp_path / "swin.safetensors", out, images=(str(pictures),))
+    model = load(str(swin)).eval()
+    run(swin, out, images=(str(pictures),))
     record = read_folder(out)
     rows = record.rows(WINDOWS)
     expected = window_layers(model, vitlens.images(str(pictures), model))

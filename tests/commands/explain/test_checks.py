@@ -90,6 +90,7 @@ def test_every_method_and_baseline_is_in_the_table(record):
 
 
 def test_the_folder_is_complete(record):
+    assert (record.folder / "report.md").read_text().count("## Limits") == 1
     titles = [section.title for section in report(record).sections]
     checks = ["Checks of the methods", "Localisation", "Randomisation check", "Agreement between methods"]
     evidence = ["What replaces a removed patch", "Stability of the maps"]

@@ -125,7 +125,9 @@ def test_uniform_maps_are_a_finding_and_fail(tmp_path: Path, tiny_vit: Path) -> 
     with torch.no_grad():
         model.module.head.weight.zero_()  # no pixel changes a logit
     save(model, tmp_path / "blind" / "model.safetensors")
-    record = run(tmp_path / "run", tmp_path / "blind", method=("relevance",), verify=True)
+    record = run(
+        tmp_path / "run", tmp_path / "blind", method=("relevance",), verify=True, composites=("none",), stability=False
+    )
     document = COMMANDS["explain"].report(record)
     assert [each.state for each in document.verdicts] == ["fail"]
     assert document.findings[0].effect.value == 1.0

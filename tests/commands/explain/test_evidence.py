@@ -44,7 +44,7 @@ from vitlens.records import Record
 from vitlens.uncertainty import power_of
 
 METHODS = ("relevance", "rollout")
-IMAGES = 16
+IMAGES = 8
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from tests.training_runs import train
 from tests.waiting import HANGS, wait_until
+from vitlens.cli.main import run as vitlens
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.training.checkpoint import read_checkpoint
 from vitlens.training.metrics import read_metrics
@@ -76,13 +77,14 @@ def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(rank: int
     assert len(read_metrics(out)) == 40
 
 
-def test_accelerate_on_cpus_says_that_it_started_one_process(tmp_path: Path) -> None:
+def test_accelerate_on_cpus_says_that_it_started_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`accelerate launch --cpu --num_processes 2` without MPI starts one, and says nothing of it."""
-    launched = {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    line = words(ALONE, tmp_path / "out", "--epochs", "1")
-    done = subprocess.run(line, env={**ENVIRONMENT, **launched}, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "torchrun --nproc_per_node" in done.stderr
+    for name, value in {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert vitlens(words((), tmp_path / "out", "--epochs", "1")[1:]) == 2
+    assert "torchrun --nproc_per_node" in capsys.readouterr().err
 
 
 def lines(out: Path) -> list[str]:

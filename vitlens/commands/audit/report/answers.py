@@ -17,6 +17,7 @@ from vitlens.commands.evaluate.record import ACCURACY, CLASSES, CONFIDENCE_GAP, 
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.maps.judged import in_three_decimals
+from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD
 from vitlens.commands.stats.record import HEADS
 from vitlens.records import Record
 from vitlens.report.document import Sentence

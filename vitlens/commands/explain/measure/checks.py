@@ -120,7 +120,7 @@ def _league_rows(
     settings: Settings,
     alias: str,
 ) -> tuple[LeagueRow, ...]:
-    """The metrics of every method, and its row, the greatest ROAD first, or insertion minus deletion where that was not run."""
+    """The metrics of every method, and its row, the best first: by ROAD, or insertion minus deletion without it."""
     means = _estimates(checked, split, settings)
     for checks in checked:
         for column, estimate in means[checks.name].items():

@@ -67,7 +67,7 @@ _COLUMNS: Final = {  # of the league's table: column, title
 
 @dataclass(frozen=True)
 class League:
-    """One model's methods, baselines among them, in every check, the best by ROAD (or insertion minus deletion) first; judged:
+    """One model's methods, baselines among them, in every check, the best first; judged:
     the methods with their verdicts, the best first."""
 
     record: Record
