@@ -1,7 +1,7 @@
 """Rows of map checks built by hand."""
 
 from vitlens.analysis.faithfulness.cascade import RandomisedStage, judged_cascade
-from vitlens.commands.scaffold.maps.rows import MapCheck, Margin
+from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD, MapCheck, Margin
 
 STAGES = ("head", "blocks 4 to 5", "blocks 2 to 3", "block 1", "block 0", "embedding")
 FALLING = (0.7, 0.3, 0.1, 0.0, 0.0, 0.0)
@@ -22,8 +22,10 @@ def map_check(
     unusable: int = 0,
     leader: tuple[str, float] | None = None,
     road: float | None = None,
+    gap: float | None = None,
 ) -> MapCheck:
-    """A method that passes every check, but for what is changed. half: half of the width of every interval."""
+    """A method that passes every check, but for what is changed. half: half of the width of every interval; road:
+    the yardstick, where it was run."""
     others = [("random", over_random), ("centre", over_centre), *([leader] if leader else [])]
     stages = [RandomisedStage(name, mean, mean - half, mean + half, kept) for name, mean in zip(STAGES, cascade or ())]
     return MapCheck(
@@ -31,10 +33,11 @@ def map_check(
         method=method,
         images=n,
         unusable=unusable,
-        gap=over_random,
+        gap=over_random if gap is None else gap,
         low=over_random - half,
         high=over_random + half,
         road=road,
         margins=tuple(Margin(name, value, value - half, value + half, n) for name, value in others),
         cascade=None if cascade is None else judged_cascade(stages, randomised),
+        yardstick=INSERTION if road is None else ROAD,
     )

@@ -24,21 +24,23 @@ def test_an_even_map():
     """Made even by a millionth, or it would say nothing."""
     maps = torch.ones(1, *GRID)
     maps[0, 0, 0] += 1e-4
-    found = map_shares(maps, size=SIZE, grid=GRID)
+    found = map_shares(maps, size=SIZE, grid=GRID, masks=torch.zeros(1, *SIZE, dtype=torch.bool))
     assert found.usable.all()
-    for name, expected in (("half", 0.5), ("central", 0.25), ("row", 0.5), ("column", 0.5)):
+    for name, expected in (("half", 0.5), ("central", 0.25), ("row", 0.5), ("column", 0.5), ("inside", 0.0)):
         assert getattr(found, name).item() == pytest.approx(expected, abs=1e-3), name
 
 
 def test_a_single_cell_is_where_it_is():
     fine = torch.zeros(1, *SIZE)
     fine[0, 10, 30] = 1.0  # cell (1, 3) of 8 x 8 px
-    found = map_shares(fine, size=SIZE, grid=GRID)
+    masks = torch.zeros(1, *SIZE, dtype=torch.bool)
+    masks[0, 8:16, 24:32] = True
+    found = map_shares(fine, size=SIZE, grid=GRID, masks=masks)
     assert found.row.item() == pytest.approx(1.5 / 4)
     assert found.column.item() == pytest.approx(3.5 / 6)
     assert found.spread.item() == pytest.approx(0, abs=1e-6)
     assert found.half.item() == pytest.approx(0.5 / 24)  # half of one of 24 cells
-    assert found.central.item() == pytest.approx(1.0)
+    assert (found.central.item(), found.inside.item()) == pytest.approx((1.0, 1.0))
 
 
 def test_half_of_two_unequal_cells():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from vitlens.analysis.faithfulness.agreement import spearman, top_overlap
 from vitlens.analysis.faithfulness.resampled import on_grid
 from vitlens.errors import InputError
-from vitlens.shapes import Maps
+from vitlens.shapes import Maps, Masks
 
 PerImage = Float[Tensor, " batch"]
 Size = tuple[int, int]
@@ -27,7 +27,7 @@ class MapShares:
     usable: finite, somewhere positive, and not constant; row, column: of its centre of mass, shares of the height and
     width; spread: root of the mean squared distance from there, a share of the image's shorter side; half: the smallest
     share of the image's cells that contains half of the map (0.5 for a uniform map); central: share of the map on the
-    middle quarter of the image (0.25 for a uniform map).
+    middle quarter of the image (0.25 for a uniform map); inside: share on the object, None without masks.
     """
 
     usable: Bool[Tensor, " batch"]
@@ -36,6 +36,7 @@ class MapShares:
     spread: PerImage
     half: PerImage
     central: PerImage
+    inside: PerImage | None = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,15 @@ def usable(maps: Float[Tensor, "batch _ _"]) -> Bool[Tensor, " batch"]:
     return finite & (greatest > 0) & (greatest - least > 1e-6 * flat.abs().amax(1))
 
 
-def map_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size) -> MapShares:
-    """Position and concentration of n maps."""
+def map_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size, masks: Masks | None = None) -> MapShares:
+    """Position and concentration of n maps, and the share of each on its object where masks are known."""
     cells = as_shares(maps, size=size, grid=grid)
     is_usable = usable(maps)
     row, column, spread = _place(cells, size)
+    inside = None
+    if masks is not None:
+        pixels = (masks.shape[-2], masks.shape[-1])  # the resolution of the masks
+        inside = (as_shares(maps, size=pixels, grid=pixels) * masks.cpu()).sum((1, 2)) * is_usable
     return MapShares(
         is_usable,
         row * is_usable,
@@ -88,6 +93,7 @@ def map_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size) -> M
         spread * is_usable,
         _half(cells) * is_usable,
         _central(cells) * is_usable,
+        inside,
     )
 
 

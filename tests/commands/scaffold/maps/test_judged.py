@@ -71,9 +71,9 @@ def test_a_method_below_a_baseline_is_named_with_the_largest_shortfall() -> None
     assert found.effect.value == pytest.approx(-0.3)
 
 
-@pytest.mark.parametrize(("road", "support"), [(0.2, "two methods agree"), (0.6, "methods disagree")])
-def test_a_clear_best_is_named_with_its_lead_and_what_road_says(road: float, support: str) -> None:
-    second = map_check(method="gradcam", over_random=0.2, leader=("relevance", -0.15), road=road)
+@pytest.mark.parametrize(("gap", "support"), [(0.2, "two methods agree"), (0.6, "methods disagree")])
+def test_a_clear_best_is_named_with_its_lead_and_what_insertion_says(gap: float, support: str) -> None:
+    second = map_check(method="gradcam", over_random=0.2, leader=("relevance", -0.15), road=0.3, gap=gap)
     (found,) = ranked(map_findings("vit", [map_check(over_random=0.35, road=0.4), second]))
     assert found.effect.value == pytest.approx(0.15)
     assert found.support == support

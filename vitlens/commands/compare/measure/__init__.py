@@ -146,7 +146,7 @@ def _write_comparison(
         target=options.target,
         options=run,
     )
-    properties = map_properties(maps, models)
+    properties = map_properties(maps, models, split)
     write_map_numbers(folder, maps, properties, split, comparison, seed=seed)
     chosen = sample(split, ATTENTION_IMAGES, seed=seed)
     attention = [

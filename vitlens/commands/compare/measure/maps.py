@@ -96,14 +96,15 @@ def maps_of_both(
     return Maps(indices, sampled, both[0], both[1])
 
 
-def map_properties(maps: Maps, models: Sequence[Model]) -> MapProperties:
+def map_properties(maps: Maps, models: Sequence[Model], split: Split) -> MapProperties:
     """Position, concentration and overlap, on the patches of the first model that has patches (else about 14 cells a
     side)."""
     reference = next((model for model in models if model.anatomy.layout is not None), models[0])
     grid = removal_grid(reference)
     height, width = reference.input_size
     size = grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1])
-    first, second = (map_shares(values, size=size, grid=grid) for values in (maps.first, maps.second))
+    masks = None if split.masks is None else split.masks[maps.indices]
+    first, second = (map_shares(values, size=size, grid=grid, masks=masks) for values in (maps.first, maps.second))
     return MapProperties(first, second, map_overlap(maps.first, maps.second, size=size, grid=grid), grid, size)
 
 

@@ -19,6 +19,7 @@ from vitlens.analysis.faithfulness.localisation import (
     pointing_rate,
     roc_auc,
 )
+from vitlens.analysis.faithfulness.resampled import AnyMaps
 from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.commands.scaffold.maps.on_object import OnObjectRow
 from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD, MapCheck, Margin
@@ -83,7 +84,7 @@ def information_row(name: str, maps: Maps, groups: ArrayLike | None) -> Informat
 
 def on_object_rows(
     model: str,
-    maps: Sequence[tuple[str, Maps]],
+    maps: Sequence[tuple[str, AnyMaps]],
     score: str,
     masks: Masks,
     *,
