@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import vitlens
 import vitlens.attribution.best as best
 from tests.contracts.uses import Break, BrokenError, state_of
-from tests.lens.tiny import FAMILIES, images, ours, timm_model
+from tests.lens.tiny import FAMILIES, images, ours, shared_model, timm_model
 from vitlens.analysis.attention.relevance import gradient_rollout
 from vitlens.analysis.faithfulness.forwards import forward_equivalents
 from vitlens.analysis.faithfulness.masking import substrate_images
@@ -320,7 +320,7 @@ def test_a_cnn_is_told_what_it_has():
         explain(model, images(), method="best")
     assert "\n" not in str(raised.value)
     for family in ("swin", "torchvision-swin"):
-        assert "best" not in methods_for(FAMILIES[family]())
+        assert "best" not in methods_for(shared_model(family))
 
 
 @pytest.mark.parametrize(
