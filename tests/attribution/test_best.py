@@ -239,23 +239,32 @@ def test_contrast_leaves_the_order_and_enough_patches_bright():
     assert best._contrasted(torch.zeros(1, 8, 8)).abs().sum() == 0
 
 
-@pytest.mark.parametrize("margin", [-1.0, 0.0, 0.1, 2.0])
-def test_the_image_decides_between_the_candidates(scenes, margin, monkeypatch):
-    """By what each keeps of the target's probability; a margin of -1 never gives the smooth one, 2 always does."""
+@pytest.fixture(scope="module")
+def candidates(scenes) -> tuple[Tensor, list[list[float]]]:
+    """The three candidate maps of each scene, and what each keeps of its target's probability."""
     batch, labels = scenes
     model = vitlens.load("vit-digits")
-    monkeypatch.setattr(best, "MARGIN", margin)
-    parts, found = best._parts(model, batch, labels), best_maps(model, batch, labels)
+    parts = best._parts(model, batch, labels)
     sharp = parts.where**3 * parts.rollout * parts.agreed
     maps = zip(parts.where, parts.rollout, parts.alike, best.effects(model, batch, labels), strict=True)
     smooth = torch.stack([smooth_by_loops(*of_image) for of_image in maps])
-    candidates = torch.stack([smooth, sharp, parts.rollout])
-    for place, (image, label) in enumerate(zip(batch, labels, strict=True)):
-        kept = [kept_by_loops(model, image, int(label), each) for each in candidates[:, place]]
+    maps = torch.stack([smooth, sharp, parts.rollout])
+    return maps, [
+        [kept_by_loops(model, image, int(label), each) for each in maps[:, place]]
+        for place, (image, label) in enumerate(zip(batch, labels, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("margin", [-1.0, 0.0, 0.1, 2.0])
+def test_the_image_decides_between_the_candidates(scenes, candidates, margin, monkeypatch):
+    """By what each keeps of the target's probability; a margin of -1 never gives the smooth one, 2 always does."""
+    monkeypatch.setattr(best, "MARGIN", margin)
+    found = best_maps(vitlens.load("vit-digits"), *scenes)
+    for place, kept in enumerate(candidates[1]):
         number = max(range(3), key=lambda each: kept[each] + (margin if each == 0 else 0.0))
         assert number != 0 or margin > -1
         assert number == 0 or margin < 2
-        wanted = candidates[number, place]
+        wanted = candidates[0][number, place]
         torch.testing.assert_close(found[place], wanted, atol=1e-5 * wanted.max().item(), rtol=5e-3)  # p to 1/1000
 
 
