@@ -165,7 +165,7 @@ def effects_by_differences(image: Tensor, target: int) -> Tensor:
 
 
 def test_effects_are_those_of_finite_differences(scenes):
-    batch, labels = scenes
+    batch, labels = (each[:2] for each in scenes)
     found = best.effects(vitlens.load("vit-digits"), batch, labels)
     torch.testing.assert_close(found.abs().sum((1, 2)), torch.ones(len(batch)))
     for place, (image, label) in enumerate(zip(batch, labels, strict=True)):
