@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tests.lens.tiny import CLASSES, model_of, ours, shaken, shared_model
+from tests.lens.tiny import CLASSES, FAMILIES, model_of, ours, shaken
 from vitlens.layout import TokenLayout
 from vitlens.models.model import Anatomy, Model, Provenance
 from vitlens.models.resnet import CifarResNet
@@ -19,7 +19,7 @@ def cnn(size: tuple[int, int] = (32, 48)) -> Model:
 
 def registers() -> Model:
     """CLS and four registers before 4 x 4 patches."""
-    return shared_model("dinov2-registers")
+    return FAMILIES["dinov2-registers"]()
 
 
 MODELS: dict[str, Callable[[], Model]] = {"vit": ours, "registers": registers, "cnn": lambda: cnn((16, 24))}

@@ -125,7 +125,7 @@ def test_the_mean_of_all_tokens_by_loops():
 @pytest.mark.parametrize("name", ["vit", "vit-mean", "deit3", "dinov2-registers", "beit"])
 def test_timms_own_weights(name):
     """timm's unfused attention hands its weights to attn_drop."""
-    model = shared_model(name)
+    model = FAMILIES[name]()  # its kernels are exchanged
     found = explain(model, batch_of(model), targets=TARGETS, method="legrad")
     module = trained(model)
     weights: list[Tensor] = []
@@ -145,7 +145,7 @@ def test_timms_own_weights(name):
 
 
 def test_attention_pooling_is_run_on_every_block():
-    model = shared_model("siglip")
+    model = FAMILIES["siglip"]()  # with hooks
     found = explain(model, batch_of(model), targets=TARGETS, method="legrad")
     module = trained(model)
     pooling, streams = module.attn_pool, []

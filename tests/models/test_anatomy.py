@@ -6,7 +6,7 @@ import torch
 import torchvision
 from torch import nn
 
-from tests.lens.tiny import CHAINED, images, model_of, ours, shaken, shared_model, timm_model
+from tests.lens.tiny import CHAINED, FAMILIES, images, model_of, ours, shaken, timm_model
 from vitlens.layout import TokenLayout
 from vitlens.lens.capture import capture_attention
 from vitlens.models.anatomy import attention_modules, heads_of, read_anatomy
@@ -15,7 +15,7 @@ from vitlens.models.resnet import build_resnet
 
 @pytest.mark.parametrize("name", CHAINED)
 def test_the_layout_has_as_many_tokens_as_attention_has_keys(name):
-    model = shared_model(name)
+    model = FAMILIES[name]()
     for site in capture_attention(model, images(model.input_size, batch=1)).sites:
         late_cls = name == "cait" and site.kind == "class"
         assert site.keys == model.layout.tokens + late_cls
@@ -84,7 +84,7 @@ def test_blocks_are_in_forward_order():
 
 def test_heads_are_those_the_module_states():
     for name in ("ours", "vit", "torchvision-vit", "swin"):
-        model = shared_model(name)
+        model = FAMILIES[name]()
         sites = capture_attention(model, images(model.input_size, batch=1)).sites
         for module, site in zip(attention_modules(model.module), sites):
             assert heads_of(model.module.get_submodule(module)) == site.heads
