@@ -1,7 +1,10 @@
 """The contract of every attack, on random models, shapes, epsilons and seeds."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +20,26 @@ RESTARTED = tuple(
     for name, attack in ATTACKS.items()
     if attack.gradients and attack.random_start and not attack.restricted and not attack.members
 )
+
+
+def of_each_kind(names: Iterable[str]) -> list[ParameterSet]:
+    """The attacks, all but the first of each kind slow: the engine, which is what is tested, treats a kind alike."""
+    seen, found = set(), []
+    for name in names:
+        one = ATTACKS[name]
+        kind = (
+            one.kind,
+            one.norm,
+            one.gradients,
+            one.random_start,
+            one.restricted,
+            bool(one.targets),
+            bool(one.members),
+        )
+        found.append(pytest.param(name, marks=pytest.mark.slow if kind in seen else ()))
+        seen.add(kind)
+    return found
+
 
 models = st.tuples(st.sampled_from(sorted(MODELS)), st.sampled_from([(8, 8), (8, 12), (12, 8)]), st.integers(0, 50))
 epsilons = st.one_of(st.sampled_from([0.0, 1e-4, 8 / 255, 1.0]), st.floats(0.0, 1.0))
@@ -71,7 +94,7 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name, made, epsi
     assert (result.backwards > 0).any() <= any(ATTACKS[part].gradients for part in entry.members or (name,))
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", of_each_kind(ATTACKS))
 @settings(QUICK, max_examples=2)
 @given(seed=st.integers(0, 1000), batch_size=st.integers(1, 4), order=st.permutations(range(5)))
 def test_batch_size_and_order_do_not_matter(name, seed, batch_size, order):
@@ -98,7 +121,7 @@ def test_more_restarts_never_raise_robust_accuracy(name, seed):
     assert (often.broken_at[name] <= once.broken_at[name]).all()
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("name", of_each_kind(BOUNDED))
 @settings(QUICK, max_examples=2)
 @given(made=models, seed=st.integers(0, 1000), restarts=st.integers(1, 2))
 def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_is_robust(name, made, seed, restarts):
@@ -123,7 +146,7 @@ def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_is
     assert (perturbation_length(kept, images[rows], ATTACKS[name].norm) <= expected[rows] + 1e-6).all()
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("name", of_each_kind(BOUNDED))
 @settings(QUICK, max_examples=3)
 @given(made=models, seed=st.integers(0, 1000))
 def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name, made, seed):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.lens.tiny import FAMILIES, images
+from tests.lens.tiny import images, shared_model
 from vitlens.analysis.attention.relevance import gradient_rollout, relevance
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention_maps
@@ -14,7 +14,7 @@ TARGETS = torch.tensor([1, 4])
 
 @pytest.mark.parametrize("name", ["ours", "dinov2-registers", "swin"])
 def test_each_is_the_function_of_its_name(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     expected = {
         "rollout": rollout(model, batch),

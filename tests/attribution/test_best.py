@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import vitlens
 import vitlens.attribution.best as best
 from tests.contracts.uses import Break, BrokenError, state_of
-from tests.lens.tiny import FAMILIES, images, ours, timm_model
+from tests.lens.tiny import FAMILIES, images, ours, shared_model, timm_model
 from vitlens.analysis.attention.relevance import gradient_rollout
 from vitlens.analysis.faithfulness.forwards import forward_equivalents
 from vitlens.analysis.faithfulness.masking import substrate_images
@@ -165,7 +165,7 @@ def effects_by_differences(image: Tensor, target: int) -> Tensor:
 
 
 def test_effects_are_those_of_finite_differences(scenes):
-    batch, labels = scenes
+    batch, labels = (each[:2] for each in scenes)
     found = best.effects(vitlens.load("vit-digits"), batch, labels)
     torch.testing.assert_close(found.abs().sum((1, 2)), torch.ones(len(batch)))
     for place, (image, label) in enumerate(zip(batch, labels, strict=True)):
@@ -239,23 +239,32 @@ def test_contrast_leaves_the_order_and_enough_patches_bright():
     assert best._contrasted(torch.zeros(1, 8, 8)).abs().sum() == 0
 
 
-@pytest.mark.parametrize("margin", [-1.0, 0.0, 0.1, 2.0])
-def test_the_image_decides_between_the_candidates(scenes, margin, monkeypatch):
-    """By what each keeps of the target's probability; a margin of -1 never gives the smooth one, 2 always does."""
+@pytest.fixture(scope="module")
+def candidates(scenes) -> tuple[Tensor, list[list[float]]]:
+    """The three candidate maps of each scene, and what each keeps of its target's probability."""
     batch, labels = scenes
     model = vitlens.load("vit-digits")
-    monkeypatch.setattr(best, "MARGIN", margin)
-    parts, found = best._parts(model, batch, labels), best_maps(model, batch, labels)
+    parts = best._parts(model, batch, labels)
     sharp = parts.where**3 * parts.rollout * parts.agreed
     maps = zip(parts.where, parts.rollout, parts.alike, best.effects(model, batch, labels), strict=True)
     smooth = torch.stack([smooth_by_loops(*of_image) for of_image in maps])
-    candidates = torch.stack([smooth, sharp, parts.rollout])
-    for place, (image, label) in enumerate(zip(batch, labels, strict=True)):
-        kept = [kept_by_loops(model, image, int(label), each) for each in candidates[:, place]]
+    maps = torch.stack([smooth, sharp, parts.rollout])
+    return maps, [
+        [kept_by_loops(model, image, int(label), each) for each in maps[:, place]]
+        for place, (image, label) in enumerate(zip(batch, labels, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("margin", [-1.0, 0.0, 0.1, 2.0])
+def test_the_image_decides_between_the_candidates(scenes, candidates, margin, monkeypatch):
+    """By what each keeps of the target's probability; a margin of -1 never gives the smooth one, 2 always does."""
+    monkeypatch.setattr(best, "MARGIN", margin)
+    found = best_maps(vitlens.load("vit-digits"), *scenes)
+    for place, kept in enumerate(candidates[1]):
         number = max(range(3), key=lambda each: kept[each] + (margin if each == 0 else 0.0))
         assert number != 0 or margin > -1
         assert number == 0 or margin < 2
-        wanted = candidates[number, place]
+        wanted = candidates[0][number, place]
         torch.testing.assert_close(found[place], wanted, atol=1e-5 * wanted.max().item(), rtol=5e-3)  # p to 1/1000
 
 
@@ -320,7 +329,7 @@ def test_a_cnn_is_told_what_it_has():
         explain(model, images(), method="best")
     assert "\n" not in str(raised.value)
     for family in ("swin", "torchvision-swin"):
-        assert "best" not in methods_for(FAMILIES[family]())
+        assert "best" not in methods_for(shared_model(family))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
 from tests.attribution.models import MODELS, cnn, registers
-from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
+from tests.lens.tiny import images, model_of, ours, shaken, shared_model, timm_model
 from vitlens.attribution import cam as rules
 from vitlens.attribution.cam import ablationcam
 from vitlens.attribution.explain import explain
@@ -117,7 +117,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_target_layer_of_a_model_with_tokens(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     assert target_layer(model).module == EXPECTED[name]
     reading = layer_gradients(model, images(model.input_size), TARGETS)
     assert reading.gradients.abs().flatten(1).max(1).values.min() > 0
@@ -239,7 +239,7 @@ def test_the_engine_gives_the_packages_own_result(method, name):
 @pytest.mark.parametrize("name", ["swin", "torchvision-swin"])
 @pytest.mark.parametrize("method", CLASSES)
 def test_the_engine_uses_the_same_target_layer_of_windowed_models(method, name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     maps = explain(model, batch, targets=TARGETS, method=method, engine="grad-cam")
     assert maps.shape == (2, *model.input_size)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.lens.tiny import FAMILIES, images, ours, timm_model
+from tests.lens.tiny import FAMILIES, images, ours, shared_model, timm_model
 from tests.models.tiny_clip import tiny
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.defaults import LAST_BLOCKS
@@ -125,7 +125,7 @@ def test_the_mean_of_all_tokens_by_loops():
 @pytest.mark.parametrize("name", ["vit", "vit-mean", "deit3", "dinov2-registers", "beit"])
 def test_timms_own_weights(name):
     """timm's unfused attention hands its weights to attn_drop."""
-    model = FAMILIES[name]()
+    model = FAMILIES[name]()  # its kernels are exchanged
     found = explain(model, batch_of(model), targets=TARGETS, method="legrad")
     module = trained(model)
     weights: list[Tensor] = []
@@ -145,7 +145,7 @@ def test_timms_own_weights(name):
 
 
 def test_attention_pooling_is_run_on_every_block():
-    model = FAMILIES["siglip"]()
+    model = FAMILIES["siglip"]()  # with hooks
     found = explain(model, batch_of(model), targets=TARGETS, method="legrad")
     module = trained(model)
     pooling, streams = module.attn_pool, []
@@ -213,7 +213,7 @@ def test_language_image_models_prefer_it():
         )
         assert torch.equal(maps, last)
         assert maps.flatten(1).std(1).min() > 0
-    assert preferred_method(FAMILIES["siglip"]()) == "best"  # a classifier
+    assert preferred_method(shared_model("siglip")) == "best"  # a classifier
     assert preferred_method(zero_shot_classifier(tiny("tiny-resnet"), ("cat", "dog"))) == "gradcam"
 
 
@@ -221,7 +221,7 @@ def test_language_image_models_prefer_it():
     "name", ["ours", "ours-unfused", "vit", "vit-mean", "torchvision-vit", "siglip", "cait", "eva02"]
 )
 def test_the_forward_is_the_models_own_and_the_last_score_its_logit(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = batch_of(model)
     maps = legrad(model, batch, TARGETS)  # the checks of a model's first time are done
     passes: list[Tensor] = []
@@ -293,13 +293,13 @@ def test_what_is_refused():
         explain(model, batch, targets=TARGETS, method="legrad", start_layer=2)
     with pytest.raises(UnsupportedError, match="expected the readout cls or mean for ours, found pool"):
         explain(model, batch, targets=TARGETS, method="legrad", readout="pool")
-    pooled = FAMILIES["siglip"]()
+    pooled = shared_model("siglip")
     with pytest.raises(UnsupportedError, match="expected the readout pool for siglip, found mean"):
         explain(pooled, batch_of(pooled), targets=TARGETS, method="legrad", readout="mean")
     for name in ("swin", "torchvision-swin"):
-        assert "legrad" not in methods_for(FAMILIES[name]())
+        assert "legrad" not in methods_for(shared_model(name))
         with pytest.raises(UnsupportedError, match="found a windowed model"):
-            require_legrad(FAMILIES[name]())
+            require_legrad(shared_model(name))
 
 
 class AddedToLogits(nn.Module):

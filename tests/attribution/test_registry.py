@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.attribution.models import MODELS, cnn, linear
 from tests.contracts.uses import Break, BrokenError, state_of
-from tests.lens.tiny import FAMILIES, images, ours, timm_model
+from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution import defaults
@@ -112,7 +112,7 @@ def test_a_function_takes_the_options_of_its_entry(method):
 
 def test_a_comparison_takes_the_first_by_preference_that_a_model_has():
     assert preferred_method(ours()) == "best"
-    assert preferred_method(FAMILIES["swin"]()) == "relevance"
+    assert preferred_method(shared_model("swin")) == "relevance"
     assert preferred_method(cnn()) == "gradcam"
     assert preferred_method(linear()) == "occlusion"
 
@@ -210,7 +210,7 @@ def test_an_engine_supports_its_own_methods(monkeypatch):
 
 def test_a_model_has_the_methods_of_its_family():
     assert methods_for(ours()) == tuple(ATTRIBUTIONS)
-    assert methods_for(FAMILIES["swin"]()) == tuple(name for name in ATTRIBUTIONS if name not in ONE_SEQUENCE)
+    assert methods_for(shared_model("swin")) == tuple(name for name in ATTRIBUTIONS if name not in ONE_SEQUENCE)
     without_attention = tuple(name for name in ATTRIBUTIONS if name not in ATTENTION)
     assert methods_for(cnn()) == without_attention
     assert methods_for(linear()) == tuple(name for name in without_attention if name not in CAMS)
@@ -221,7 +221,7 @@ def test_a_model_has_the_methods_of_its_family():
 @pytest.mark.parametrize("name", ["swin", "torchvision-swin", "torchvision-vit", "siglip", "cait", "deit-distilled"])
 @pytest.mark.parametrize("method", ["gradcam", "relevance", "libra-relevance", "occlusion"])
 def test_other_families(name, method):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     maps = explain(model, images(model.input_size), method=method)
     assert torch.isfinite(maps).all()
     assert maps.flatten(1).std(1).min() > 0

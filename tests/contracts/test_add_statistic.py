@@ -1,6 +1,7 @@
 """A new head statistic or label of heads takes one function and one entry of its registry, and is shown everywhere."""
 
 import json
+from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
 
@@ -158,13 +159,20 @@ def test_every_view_shows_it(added):
     assert {"greatest weight", "most received"} <= set(numbers)
 
 
-def test_a_new_label_is_given_and_drawn(monkeypatch, tiny_vit, tmp_path):
+@pytest.fixture
+def relabelled() -> Iterator[None]:
+    """With a label before all others; afterwards the old ones in their old order, the first that applies is given."""
     old = dict(LABELS)
-    for name in old:
-        monkeypatch.delitem(LABELS, name)
-    monkeypatch.setitem(LABELS, "any", Label("every head is", f"{__name__}:always", "any", "#123456", first=True))
-    for name, label in old.items():
-        monkeypatch.setitem(LABELS, name, label)
+    LABELS.clear()
+    LABELS["any"] = Label("every head is", f"{__name__}:always", "any", "#123456", first=True)
+    LABELS.update(old)
+    yield
+    LABELS.clear()
+    LABELS.update(old)
+
+
+@pytest.mark.usefixtures("relabelled")
+def test_a_new_label_is_given_and_drawn(tiny_vit, tmp_path):
     table = vitlens.statistics(ours(), images((32, 48)))
     assert {label for layer in specialise(table).labels for label in layer} == {"any"}
     results = stats(tmp_path, str(tiny_vit))

@@ -66,6 +66,7 @@ def test_the_page_of_the_python_api(monkeypatch):
     assert doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example).failed == 0
 
 
+@pytest.mark.slow  # by default the examples of the functions that it shows are run, see above
 def test_the_page_of_the_lens():
     """Its blocks of Python run one after another, and print what the page says."""
     page = (README.parent / "docs" / "lens.md").read_text()

@@ -346,17 +346,20 @@ def _attacks() -> Iterator[Use]:
 USES: dict[str, Use] = {use.name: use for use in (*_LISTED, *_attention_ways(), *_attributions(), *_attacks())}
 
 
-def _default(number: int, models: tuple[str, ...]) -> set[str]:
+def _default(number: int, models: tuple[str, ...], *, method: bool) -> set[str]:
     """The models on which the use of this number is tried by default: the first, the CNN and, in turn, another.
 
-    What is put back is put back by code that the models share: each mechanism meets each of them in a few uses.
+    What is put back is put back by code that the models share: each mechanism meets each of them in a few uses. The
+    methods of a registry share theirs too: one model each, in turn; on the first each is tried within another use.
     """
+    if method:
+        return {models[number % len(models)]}
     others = [model for model in models[1:] if model != "cnn"]
     return {models[0], *(model for model in models if model == "cnn"), *others[number % (len(others) or 1) :][:1]}
 
 
 CASES = [
-    (use.name, model, model in _default(number, use.models))
+    (use.name, model, model in _default(number, use.models, method="/" in use.name))
     for number, use in enumerate(USES.values())
     for model in use.models
 ]

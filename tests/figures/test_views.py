@@ -17,7 +17,10 @@ def view(images, maps, **options):
     return panel_view(images=images, maps=maps, titles=[f"map {i + 1}" for i in range(len(maps))], title="T", **options)
 
 
-@pytest.mark.parametrize(("panels", "shape"), [(1, (48, 16)), (6, (48, 16)), (12, (32, 48)), (25, (48, 16))])
+@pytest.mark.parametrize(
+    ("panels", "shape"),
+    [(1, (48, 16)), pytest.param(6, (48, 16), marks=pytest.mark.slow), (12, (32, 48)), (25, (48, 16))],
+)
 def test_every_panel_is_there_on_one_page(panels, shape, random):
     batch = images_on_a_page(panels)
     images = random.uniform(size=(batch, 3, *shape))

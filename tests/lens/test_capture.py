@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.contracts.uses import BrokenError
-from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
+from tests.lens.tiny import EACH_FAMILY, images, model_of, ours, shared_model, timm_model
 from vitlens.lens.capture import watching_stream
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
@@ -40,9 +40,9 @@ def outputs_by_hand(model: Model, batch: Tensor) -> list[Tensor]:
     return kept
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_every_block_of_every_family(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     found, expected = seen_by(model, batch), outputs_by_hand(model, batch)
     assert list(found) == list(range(len(model.anatomy.blocks)))
@@ -53,7 +53,7 @@ def test_every_block_of_every_family(name):
 
 @pytest.mark.parametrize("name", ["ours", "swin"])
 def test_logits_are_untouched(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     with torch.no_grad():
         plain = model(batch)

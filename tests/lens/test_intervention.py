@@ -9,7 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from tests.contracts.uses import BrokenError
-from tests.lens.tiny import CLASSES, FAMILIES, images, model_of, ours, shaken, timm_model, torchvision_vit
+from tests.lens.tiny import (
+    CLASSES,
+    EACH_FAMILY,
+    FAMILIES,
+    images,
+    model_of,
+    ours,
+    shaken,
+    shared_model,
+    timm_model,
+    torchvision_vit,
+)
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
@@ -33,9 +44,9 @@ from vitlens.models.resnet import build_resnet
 SAME = {"atol": 1e-5, "rtol": 1e-4}
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=EACH_FAMILY)
 def model(request: pytest.FixtureRequest) -> Model:
-    return FAMILIES[request.param]()
+    return shared_model(request.param)
 
 
 def of(model: Model, *, batch: int = 3) -> Tensor:
@@ -93,7 +104,7 @@ def projection_input(model: Model, layer: Layer, batch: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", ["vit", "cait", "swin", "siglip"])
 def test_a_head_of_another_image_token_by_token(name):
     """Both ways: by index, and by giving what a hook on the projection saw; against a hook that writes it in."""
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch, index = of(model), torch.tensor([2, 0, 1])
     for layer in layers(model):
         seen = projection_input(model, layer, batch)
@@ -245,7 +256,7 @@ def test_the_whole_stream_of_other_images_gives_their_logits(model):
 @pytest.mark.parametrize("name", ["ours", "swin"])
 def test_some_tokens_of_the_stream_alone(name):
     """A pre-hook that writes the same tokens."""
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch, layer = of(model), layers(model)[1]
     what = StreamPatched(1, (0, 5))
     new = torch.randn(3, 2, stream(model, layer, batch).shape[-1], generator=torch.Generator().manual_seed(1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.lens.test_intervention import BlockRemoved, projection_input, with_columns
-from tests.lens.tiny import CLASSES, FAMILIES, images, model_of, ours, timm_model
+from tests.lens.tiny import CLASSES, EACH_FAMILY, images, model_of, ours, shared_model, timm_model
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched, as_set
@@ -30,7 +30,7 @@ RUN_AGAIN = {"torchvision-swin"}  # its module puts windows back in place after 
 Interventions = list[Intervention | tuple[Intervention, ...]]
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=EACH_FAMILY)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -81,7 +81,7 @@ def of_every_kind(replay: Replay) -> tuple[Interventions, dict[Intervention, Ten
 
 
 def test_every_family_is_replayed(name):
-    method = method_of(FAMILIES[name]())
+    method = method_of(shared_model(name))
     assert method.exact, method.note
     assert method.note == ""
     assert method.rows == FIRST_ROWS.get(name)
@@ -95,13 +95,13 @@ CHUNKS = {"whole": {}, "parts": {"chunk": 3}, "stacked": {"chunk": 9}}
 @pytest.mark.parametrize(
     ("name", "chunks"),
     [
-        pytest.param(name, chunks, marks=() if (row + column) % 3 == 0 else pytest.mark.slow)
-        for row, name in enumerate(FAMILIES)
+        pytest.param(*family.values, chunks, marks=family.marks if (row + column) % 3 == 0 else pytest.mark.slow)
+        for row, family in enumerate(EACH_FAMILY)
         for column, chunks in enumerate(CHUNKS)
-    ],  # by default every family once, and every way of cutting six times
+    ],  # by default every mechanism once, and every way of cutting several times
 )
 def test_logits_are_those_of_the_full_forward(name, chunks):
-    model, options = FAMILIES[name](), CHUNKS[chunks]
+    model, options = shared_model(name), CHUNKS[chunks]
     batch = of(model)
     with replaying(model, batch, **options) as replay:
         interventions, data = of_every_kind(replay)
@@ -116,7 +116,7 @@ def test_logits_are_those_of_the_full_forward(name, chunks):
 
 def test_heads_are_as_if_their_columns_were_cut(name):
     """The oracle knows nothing of interventions: a copy of the model with columns of its weights set to zero."""
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = of(model)
     heads = [(layer, head) for layer in layers(model) for head in range(layer.heads)]
     with replaying(model, batch) as replay:
@@ -132,7 +132,7 @@ def test_heads_are_as_if_their_columns_were_cut(name):
 
 @pytest.mark.parametrize("family", ["ours", "deit-distilled", "cait", "swin", "torchvision-vit", "siglip"])
 def test_with_little_memory_the_rest_is_computed_again_and_said(family):
-    model = FAMILIES[family]()
+    model = shared_model(family)
     batch = of(model)
     starts = method_of(model).plan.starts
     inputs, all_of_it = (BATCH * sum(sum(start.bytes[:parts]) for start in starts) for parts in (1, 2))
@@ -157,7 +157,7 @@ def _bytes(record: object) -> int:
 
 
 def test_what_is_kept_is_the_models_own(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = of(model)
     with replaying(model, batch) as replay, replaying(model, batch, budget=0) as again:
         for layer in layers(model):
@@ -226,7 +226,7 @@ def test_interventions_in_force_around_a_replay_stay_in_force():
 
 @pytest.mark.parametrize("family", ["ours", "swin"])
 def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family):
-    model = FAMILIES[family]()
+    model = shared_model(family)
     batch = of(model)
     with torch.autocast("cpu", torch.bfloat16), replaying(model, batch) as replay:
         interventions, data = of_every_kind(replay)

@@ -6,7 +6,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
+from tests.lens.tiny import EACH_FAMILY, images, model_of, ours, shared_model, timm_model
 from vitlens.errors import UnsupportedError
 from vitlens.lens.stages import FeatureStage, final_norm, stages, watching_stages
 from vitlens.models.model import Model
@@ -37,9 +37,9 @@ def seen_by(model: Model, batch: Tensor) -> dict[int, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_every_block_of_every_family(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     found = stages(model)
     late = [block for block in model.anatomy.blocks if "token_only" in block or "cls_attn" in block]
     assert [stage.module for stage in found] == [name for name in model.anatomy.blocks if name not in late]
@@ -100,7 +100,7 @@ def test_other_models_are_read_too(name):
 
 @pytest.mark.parametrize("name", NORMS)
 def test_the_final_norm(name):
-    found = final_norm(FAMILIES[name]())
+    found = final_norm(shared_model(name))
     assert found is not None
     assert (found.module, found.on_tokens) == NORMS[name]
 

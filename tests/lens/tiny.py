@@ -1,8 +1,9 @@
 """Tiny models of every family that the lens claims, with random weights and 32-pixel images."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
+import pytest
 import timm
 import torch
 from torch import Tensor, nn
@@ -145,4 +146,32 @@ FAMILIES: dict[str, Callable[[], Model]] = {
     "torchvision-swin": torchvision_swin,
     "our-swin": our_swin,
 }
+
+
+# the others are put together of the same parts: they are tried with -m slow, and in tests/contracts/test_families.py
+_MECHANISMS = {
+    "ours",  # one sequence, read by CLS
+    "vit-mean",
+    "deit-distilled",  # two readouts
+    "beit",  # relative positions as a bias of the scores
+    "eva02",  # rotary positions, gated MLP
+    "siglip",  # attention pooling
+    "cait",  # class attention, talking heads
+    "swinv2",  # windows, cosine scores
+    "torchvision-vit",  # nn.MultiheadAttention
+    "torchvision-swin",  # attention called as a function
+    "our-swin",
+}
+EACH_FAMILY = [pytest.param(name, marks=() if name in _MECHANISMS else pytest.mark.slow) for name in FAMILIES]
+
+
+@cache
+def shared_model(name: str) -> Model:
+    """The model of a family that all tests read together: building and surveying it is half of what most of them cost.
+
+    A test that changes a model in place makes its own, FAMILIES[name]().
+    """
+    return FAMILIES[name]()
+
+
 CHAINED = tuple(name for name in FAMILIES if "swin" not in name)  # one sequence of tokens: rollout is defined

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
 from tests.lens.put_back import unwindow
-from tests.lens.tiny import FAMILIES, images, model_of, shaken, timm_model, torchvision_swin
+from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, model_of, shaken, shared_model, timm_model, torchvision_swin
 from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.chain import chain_length, chained
 from vitlens.analysis.attention.flow import flow
@@ -126,7 +126,14 @@ def model(
     return model, batch, *whole_layers(model, batch)
 
 
-@pytest.mark.parametrize(("fusion", "alpha"), [("mean", 0.5), ("mean", 0.0), ("max", 0.3), ("min", 0.5)])
+WAYS = [("mean", 0.5), ("mean", 0.0), ("max", 0.3), ("min", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("model", "fusion", "alpha"),
+    [(name, *WAYS[(row + step) % 4]) for row, name in enumerate(MODELS) for step in (0, 2)],  # each model in two ways
+    indirect=["model"],
+)
 def test_rollout_is_the_product_of_whole_matrices(model, fusion, alpha):
     model, batch, weights, _, maps = model
     fuse = {"mean": lambda w: w.mean(1), "max": lambda w: w.amax(1), "min": lambda w: w.amin(1)}[fusion]
@@ -193,16 +200,15 @@ def test_a_few_images_at_a_time_is_all_at_once(monkeypatch, make):
 def test_other_readouts_of_windows_are_refused():
     for readout in ("cls", "pool", "cls+distillation"):
         with pytest.raises(UnsupportedError, match="expected the readout mean for swin"):
-            rollout(FAMILIES["swin"](), images(), readout=readout)
-    torch.testing.assert_close(
-        rollout(FAMILIES["swin"](), images(), readout="mean"), rollout(FAMILIES["swin"](), images())
-    )
+            rollout(shared_model("swin"), images(), readout=readout)
+    model = shared_model("swin")
+    torch.testing.assert_close(rollout(model, images(), readout="mean"), rollout(model, images()))
 
 
 def test_an_unknown_readout_names_the_known(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of types would be first
     with pytest.raises(UnknownNameError, match="no readout 'clss'; did you mean 'cls'"):
-        chained(FAMILIES["ours"](), images((32, 48)), readout="clss")
+        chained(shared_model("ours"), images((32, 48)), readout="clss")
 
 
 def made(name: str, *, size: int = 32, **options: object) -> Callable[[], Model]:
@@ -264,7 +270,7 @@ def test_a_cnn_is_refused(method):
 
 
 def test_stages_that_merge_otherwise_are_refused(monkeypatch):
-    model = FAMILIES["swin"]()
+    model = FAMILIES["swin"]()  # not surveyed before
     sites = survey(model, images())
     far = tuple(replace(s, windows=replace(s.windows, resolution=(4, 4))) if s.layer > 1 else s for s in sites)
     monkeypatch.setattr(chain_module, "survey", lambda _model, _images: far)
@@ -272,15 +278,15 @@ def test_stages_that_merge_otherwise_are_refused(monkeypatch):
         chain_length(model, images())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_how_many_layers(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     assert chain_length(model, batch) == len(capture_attention(model, batch).layers)
 
 
 def test_one_pass_serves_all_that_is_asked_of_it():
-    model = FAMILIES["swin"]()
+    model = shared_model("swin")
     chain = chained(model, images(), gradient=True)
     close(chain.as_map(rollout_of(chain, RolloutSettings())), rollout(model, images()), rtol=1e-5)
     close(chain.as_map(gradient_rollout_of(chain)), gradient_rollout(model, images()), rtol=1e-5)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from torch import Tensor
 
-from tests.lens.tiny import FAMILIES, images, ours
+from tests.lens.tiny import FAMILIES, images, ours, shared_model
 from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.flow import flow, maximum_flows, mixed, require_flow
 from vitlens.errors import InputError, UnsupportedError
@@ -138,7 +138,7 @@ def test_a_model_by_a_linear_program(case, alpha):
 
 @pytest.mark.parametrize("name", ["ours", "deit-distilled", "dinov2-registers", "beit", "siglip", "cait"])
 def test_maps_are_between_nothing_and_everything(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size, batch=3)
     maps = flow(model, batch)
     assert maps.shape == (3, *model.layout.grid)
@@ -185,7 +185,7 @@ def test_256_tokens_are_not_too_many():
 
 def test_refusals(monkeypatch):
     with pytest.raises(UnsupportedError, match="one sequence of tokens for attention flow, found windows in swin"):
-        flow(FAMILIES["swin"](), images())
+        flow(shared_model("swin"), images())
     for alpha in (-0.5, 1.5, float("nan")):
         with pytest.raises(InputError, match="alpha in"):
             flow(ours(), images((32, 48)), alpha=alpha)

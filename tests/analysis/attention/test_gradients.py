@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.contracts.uses import state_of
-from tests.lens.tiny import FAMILIES, images, ours
+from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, ours, shared_model
 from vitlens.analysis.attention.gradients import check_targets, with_gradients
 from vitlens.analysis.attention.relevance import relevance
 from vitlens.errors import InputError, LensError
@@ -31,9 +31,9 @@ def close(found: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
     torch.testing.assert_close(found, expected, atol=rtol * largest, rtol=rtol)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_fused_gradients_are_autograds_of_explicit_attention(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch, targets = images(model.input_size, batch=3), torch.tensor([4, 0, 2])
     logits, calls = with_gradients(model, batch, targets)
     weights, gradients = explicit_gradients(model, batch, targets)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
-from tests.lens.tiny import FAMILIES, images, ours
+from tests.lens.tiny import EACH_FAMILY, images, ours, shared_model
 from vitlens.analysis.attention.gradients import with_gradients
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.explain import explain
@@ -92,10 +92,10 @@ def test_our_vit_by_loops(make, reader):
     assert (found - plain).abs().max() > 0.05 * plain.max()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_the_gradients_are_autograds_of_explicit_attention_under_the_same_rules(name):
     """∂logit/∂output · valueᵀ against autograd's own, the weights a leaf of the graph."""
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size, batch=3)
     _, calls = with_gradients(model, batch, TARGETS, rules="libra")
     with libra_gradients(model):
@@ -113,7 +113,7 @@ def test_the_gradients_are_autograds_of_explicit_attention_under_the_same_rules(
 
 @pytest.mark.parametrize("name", ["ours", "vit", "vit-mean", "beit", "eva02", "dinov2-registers", "siglip", "cait"])
 def test_the_forward_is_bit_equal(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size, batch=3)
     plain, _ = with_gradients(model, batch, TARGETS)
     libra, _ = with_gradients(model, batch, TARGETS, rules="libra")

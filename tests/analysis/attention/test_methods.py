@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
+from tests.lens.tiny import images, model_of, ours, shared_model, timm_model
 from vitlens.analysis.attention.flow import flow
 from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass, require_possible
 from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
@@ -65,7 +65,7 @@ def test_the_settings_of_a_method_are_those_of_its_function_with_the_same_defaul
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_maps_and_logits(method, name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     with torch.no_grad():
         plain = model(batch)
@@ -107,7 +107,7 @@ def test_only_gradients_need_a_target(method):
 
 @pytest.mark.parametrize("name", ["ours", "cait", "swin"])
 def test_several_ways_from_one_pass_are_each_alone(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     ways = [MethodSettings(method) for method in ATTENTION_METHODS if defined(method, name)]
     ways += [
@@ -145,7 +145,7 @@ def test_settings_reach_their_method():
 @pytest.mark.parametrize("name", ["ours", "vit-mean", "siglip", "cait", "swin", "torchvision-swin"])
 def test_attention_of_a_layer_is_that_layers(name):
     """Of a windowed model at the resolution of the layer's own stage."""
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     layers = attention_maps(model, batch)
     for number, layer in enumerate(layers):
@@ -174,7 +174,7 @@ def test_another_readout(readout):
 @pytest.mark.parametrize("precision", [torch.bfloat16])
 def test_mixed_precision(precision):
     for name in ("ours", "cait", "swin"):
-        model = FAMILIES[name]()
+        model = shared_model(name)
         batch = images(model.input_size)
         ways = [MethodSettings(method) for method in ATTENTION_METHODS if defined(method, name)]
         plain = maps_in_one_pass(model, batch, ways, targets=TARGETS)

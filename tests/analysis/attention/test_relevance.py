@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
 from tests.contracts.uses import batch_of, state_of, unsettled
-from tests.lens.tiny import CHAINED, FAMILIES, TIMM, images, ours, timm_model
+from tests.lens.tiny import CHAINED, EACH_FAMILY, FAMILIES, TIMM, images, ours, shared_model, timm_model
 from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.attention.gradients import with_gradients
@@ -125,9 +125,9 @@ def test_gradient_rollout_from_every_layer_on(case):
             close(gradient_rollout(model, batch, start_layer=start, alpha=alpha), expected)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_what_every_layer_is_asked_for(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     expected = asked_for(model, batch)
     _, calls = with_gradients(model, batch)
@@ -237,7 +237,7 @@ def without_gradient(model: Model) -> Model:
     return model
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_no_gradient_gives_the_identity(name):
     model = without_gradient(FAMILIES[name]())
     batch = images(model.input_size)
@@ -251,23 +251,23 @@ def test_no_gradient_gives_the_identity(name):
 
 @pytest.mark.parametrize("name", CHAINED)
 def test_gradient_rollout_of_all_tokens_sums_to_one(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     row = gradient_rollout_of(chained(model, batch, gradient=True))
     torch.testing.assert_close(row.sum(-1), torch.ones(2), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_an_image_does_not_depend_on_its_batch_mates(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size, batch=3)
     for method in (relevance, gradient_rollout):
         close(method(model, batch[1:2])[0], method(model, batch)[1])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_mixed_precision_gives_finite_maps_and_exact_chains(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     plain = {method: method(model, batch) for method in (relevance, gradient_rollout)}
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.lens.tiny import CHAINED, FAMILIES, images, model_of, ours, timm_model
+from tests.lens.tiny import CHAINED, images, model_of, ours, shared_model, timm_model
 from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.attention.rollout import (
     RolloutSettings,
@@ -254,7 +254,7 @@ def test_alpha_one_on_class_attention_is_an_empty_map_and_not_nan():
 
 @pytest.mark.parametrize("name", CHAINED)
 def test_a_row_sums_to_one_for_every_family(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     chain = chained(model, batch)
     for way in (RolloutSettings(fusion, discard) for fusion in FUSIONS for discard in (0.0, 0.5)):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.lens.put_back import unwindow
-from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model, torchvision_swin
+from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm_model, torchvision_swin
 from vitlens.analysis.attention.views import _merged, key_maps, query_maps
 from vitlens.analysis.attention.weights import attention
 from vitlens.errors import InputError, UnsupportedError
@@ -45,7 +45,7 @@ def test_row_and_column_behind_any_prefix(count):
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "swin" not in name])
 def test_row_and_column_in_every_family(family):
-    check_row_and_column(FAMILIES[family](), (1, 2))
+    check_row_and_column(shared_model(family), (1, 2))
 
 
 @pytest.mark.parametrize("patch", [(0, 0), (0, 2), (3, 0), (3, 2)])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.lens.tiny import FAMILIES, images, our_swin, ours, torchvision_swin
+from tests.lens.tiny import images, our_swin, ours, shared_model, torchvision_swin
 from vitlens.analysis.attention.windows import reached, window_layers
 from vitlens.errors import UnsupportedError
 
@@ -19,7 +19,7 @@ def meets(one: tuple[int, int], other: tuple[int, int], *, shift: int, side: int
 
 @pytest.mark.parametrize("name", SWINS)
 def test_pairs_reach_and_parts_by_loops(name) -> None:
-    layers = window_layers(FAMILIES[name](), images())
+    layers = window_layers(shared_model(name), images())
     patches = [(row, column) for row in range(16) for column in range(16)]
     plain = {(a, b) for a in patches for b in patches if meets(a, b, shift=0, side=16)}
     shifted = {(a, b) for a in patches for b in patches if meets(a, b, shift=2, side=16)}

@@ -10,7 +10,7 @@ from scipy import stats
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tests.lens.tiny import FAMILIES, images, our_swin, ours, torchvision_vit
+from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, our_swin, ours, shared_model, torchvision_vit
 from vitlens.analysis.cost.flops import crossover, exponent, flops_by_part, vit_flops
 from vitlens.analysis.cost.parts import BETWEEN, EMBEDDING, HEAD, MLP, PRODUCTS, PROJECTIONS
 from vitlens.analysis.cost.profile import tokens_of
@@ -80,15 +80,15 @@ def by_hand(model, *, width: int) -> int:
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "torchvision-vit"])
 def test_other_families_count_what_a_sum_over_their_layers_gives(family):
-    model = FAMILIES[family]()
+    model = shared_model(family)
     found = flops_by_part(model)
     assert sum(found.values()) == by_hand(model, width=16 if family == "cait" else 8)
     assert found[PRODUCTS] > 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_no_family_loses_its_products(family):
-    model, seen = FAMILIES[family](), []
+    model, seen = shared_model(family), []
     observe(model, images(model.input_size, batch=1), lambda call: seen.append(call.weights().shape))
     least = sum(2 * prod(shape) for shape in seen)  # a head is at least one number wide, and there are two products
     assert flops_by_part(model)[PRODUCTS] >= least

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lens.tiny import FAMILIES, images, model_of, ours
+from tests.lens.tiny import images, model_of, ours, shared_model
 from vitlens.analysis.cost.memory import device_peak, inference_peak, process_peak, saved_for_training
 from vitlens.models.loading import load
 
@@ -43,7 +43,7 @@ def test_a_storage_is_counted_once_and_parameters_never():
 
 @pytest.mark.parametrize("family", ["ours", "vit", "swin"])
 def test_what_a_training_step_keeps_grows_with_the_batch(family):
-    model = FAMILIES[family]()
+    model = shared_model(family)
     few, many = (saved_for_training(model, images(model.input_size, batch=batch)) for batch in (2, 8))
     assert 3.5 * few < many <= 4 * few
 

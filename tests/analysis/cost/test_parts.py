@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lens.tiny import FAMILIES, timm_model
+from tests.lens.tiny import EACH_FAMILY, shared_model, timm_model
 from vitlens.analysis.cost.parts import (
     BETWEEN,
     EMBEDDING,
@@ -41,9 +41,9 @@ def test_every_part_of_our_vit_has_what_its_shape_says():
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_every_parameter_of_every_family_has_a_known_part(family):
-    model = FAMILIES[family]()
+    model = shared_model(family)
     found = parameters_by_part(model)
     assert sum(found.values()) == model.parameter_count()
     assert set(found) <= set(PARTS) - {OTHER}
@@ -61,7 +61,7 @@ def test_what_stands_between_the_stages_of_swin_is_its_patch_merging():
 
 @pytest.mark.parametrize("family", ["torchvision-vit", "torchvision-swin", "beit", "swinv2", "siglip"])
 def test_positions_are_found_under_every_library_s_names(family):
-    parts = Parts(FAMILIES[family]())
+    parts = Parts(shared_model(family))
     names = {
         "torchvision-vit": ["encoder.pos_embedding", "class_token"],
         "torchvision-swin": ["features.1.0.attn.relative_position_bias_table"],

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lens.tiny import FAMILIES, model_of, ours
+from tests.lens.tiny import model_of, ours, shared_model
 from vitlens.analysis.cost.latency import latencies
 from vitlens.analysis.cost.profile import agrees_with_formula, profile, tokens_of
 from vitlens.errors import LensError
@@ -25,7 +25,7 @@ def test_a_profile_holds_together():
 
 @pytest.mark.parametrize("family", ["vit", "swin", "torchvision-vit", "cait", "siglip"])
 def test_every_family_has_a_profile(family):
-    found = profile(FAMILIES[family](), batch_sizes=())
+    found = profile(shared_model(family), batch_sizes=())
     assert min(sum(found.flops.values()), found.training_bytes, found.inference_bytes) > 0
     assert (found.by_formula, found.latencies) == (False, ())
     assert found.tokens == {"swin": 16 * 16, "torchvision-vit": 17, "vit": 17}.get(family, 16)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.lens.tiny import FAMILIES, images, model_of, ours
+from tests.lens.tiny import EACH_FAMILY, images, model_of, ours, shared_model
 from vitlens.analysis.features.extraction import extract
 from vitlens.analysis.features.features import features, patch_tokens, patch_tokens_at
 from vitlens.data.split import InMemory, Split
@@ -28,9 +28,9 @@ def entering(model: Model, batch: Tensor) -> Tensor:
     return kept[0]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_the_embedding_is_what_enters_block_0_in_every_family(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size, batch=3)
     tokens = entering(model, batch)
     patches = tokens.flatten(1, -2)[:, len(stages(model)[0].prefix) :]

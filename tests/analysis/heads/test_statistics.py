@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.analysis.made import made_model, numbered, random_weights, uniform
-from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
+from tests.lens.tiny import EACH_FAMILY, images, model_of, ours, shared_model, timm_model
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.registry import STATISTICS, token_statistics
 from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads, per_head, statistics
@@ -189,9 +189,9 @@ def test_identity_attention_has_no_distance():
     assert table.self_mass.item() == 1
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_every_family_has_tables_of_layers_and_heads(name):
-    model = FAMILIES[name]()
+    model = shared_model(name)
     batch = images(model.input_size)
     table, sites = statistics(model, batch), capture_attention(model, batch).sites
     assert table.sites == sites

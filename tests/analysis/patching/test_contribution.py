@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
-from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
+from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, shared_model, timm_model
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
 from vitlens.analysis.patching.stream_to_logits import logits_from
 from vitlens.errors import InputError, UnsupportedError
@@ -18,7 +18,7 @@ from vitlens.models.rebuilding.pruning import prune_heads
 from vitlens.models.resnet import build_resnet
 
 READ = {
-    **{name: FAMILIES[name] for name in FAMILIES if name not in ("siglip", "perception-encoder", "cait")},
+    **{name: partial(shared_model, name) for name in FAMILIES if name not in ("siglip", "perception-encoder", "cait")},
     "ours-mean": partial(ours, pooling="mean", registers=2),
     "ours-distilled": partial(ours, distillation=True, registers=1),
     "ours-without-mlp": partial(ours, mlp=False),
@@ -102,7 +102,7 @@ def test_the_prediction_unless_a_class_is_given():
 
 
 def test_an_image_does_not_depend_on_its_batch_mates():
-    model = FAMILIES["vit"]()
+    model = shared_model("vit")
     batch = batch_of(model)
     together = contributions(model, batch, targets=TARGETS)
     alone = contributions(model, batch[1:2], targets=TARGETS[1:2])
@@ -112,7 +112,7 @@ def test_an_image_does_not_depend_on_its_batch_mates():
 
 @pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
 def test_blocks_that_lost_heads(name):
-    whole = FAMILIES[name]()
+    whole = shared_model(name)
     batch = batch_of(whole)
     for layer, layers in ((0, 1), (1, 1)):
         model = prune_heads(whole, {layer: (0, 1)})
@@ -193,7 +193,7 @@ def test_the_lens_of_ours_by_hand():
 
 
 def test_the_tail_gives_any_streams_logits():
-    model = FAMILIES["vit"]()
+    model = shared_model("vit")
     stream = torch.randn(4, 17, 32)
     with torch.no_grad():
         expected = model.module.forward_head(model.module.norm(stream))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
+from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm_model
 from vitlens.analysis.patching.corruption import CORRUPTIONS, corrupt
 from vitlens.analysis.patching.patching import (
     PARTS,
@@ -27,7 +27,7 @@ from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 
 small_swin = partial(timm_model, "swin_tiny_patch4_window7_224", alias="swin", depths=(1, 1))
-MADE = {**FAMILIES, "swin": small_swin}
+MADE = {**{name: partial(shared_model, name) for name in FAMILIES}, "swin": small_swin}
 
 TARGETS, OTHERS = torch.tensor([0, 1]), torch.tensor([2, 3])
 
@@ -130,7 +130,7 @@ def test_a_run_put_into_itself_changes_nothing(name):
 
 def test_all_of_it_comes_back_through_an_attention_pooling():
     """The pooling is the last block, and all that the classifier reads of the stream."""
-    model = FAMILIES["siglip"]()
+    model = shared_model("siglip")
     found = patch_parts(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("blocks",))
     torch.testing.assert_close(found.restored("blocks")[-1], torch.tensor(1.0), atol=1e-4, rtol=0)
 

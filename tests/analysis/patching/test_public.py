@@ -5,7 +5,7 @@ import torch
 
 import vitlens
 from tests.lens.places.models import MODELS, PLAIN
-from tests.lens.tiny import FAMILIES, images
+from tests.lens.tiny import images, shared_model
 from vitlens.analysis.patching.stream_to_logits import logits_from
 from vitlens.errors import UnsupportedError
 
@@ -43,4 +43,4 @@ def test_parts_sum_to_the_logit_also_inside_an_intervention(name):
 def test_where_they_are_not_defined():
     for function in (vitlens.logit_lens, vitlens.direct_logit_attribution):
         with pytest.raises(UnsupportedError, match="expected a vision transformer whose classifier reads"):
-            function(FAMILIES["swin"](), images())
+            function(shared_model("swin"), images())

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.attribution.models import cnn
-from tests.lens.tiny import FAMILIES, handwritten, images, ours, torchvision_swin
+from tests.lens.tiny import FAMILIES, handwritten, images, ours, shared_model, torchvision_swin
 from vitlens.analysis.walkthrough.embedding import patch_embedding
 from vitlens.analysis.walkthrough.registry import STEPS, TOLERANCE
 from vitlens.analysis.walkthrough.without import entropy
@@ -205,7 +205,7 @@ def test_other_models_are_refused_with_what_applies(build, said):
 
 
 def test_a_bias_on_the_scores_is_said():
-    model = FAMILIES["beit"]()
+    model = shared_model("beit")
     walk = vitlens.walkthrough(model, images(model.input_size, batch=1))
     assert "bias" in by_step(walk)["scores"].note
     assert "nothing is added" in by_step(walk)["positions"].note

@@ -28,7 +28,14 @@ def mapped(heads, **options):
 
 
 @pytest.mark.parametrize(
-    ("shape", "beside"), [((1, 1), 0.0), ((1, 1), 100.0), ((24, 16), 1.0), ((24, 16), 100.0), ((32, 2), 100.0)]
+    ("shape", "beside"),
+    [
+        ((1, 1), 0.0),
+        ((1, 1), 100.0),
+        pytest.param((24, 16), 1.0, marks=pytest.mark.slow),
+        ((24, 16), 100.0),
+        ((32, 2), 100.0),
+    ],
 )
 def test_maps_fit_on_a_page(shape, beside, random):
     heads = random.normal(size=shape)

@@ -16,7 +16,7 @@ def courses(values, **options):
     return heads_over_training(epochs=EPOCHS[: len(values)], values=values, title="x", label="distance (px)", **options)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (24, 16)])
+@pytest.mark.parametrize("shape", [(1, 1), (12, 4), pytest.param((24, 16), marks=pytest.mark.slow)])
 def test_courses_fit_on_a_page(shape, random):
     figure = courses(random.uniform(0, 9, (4, *shape)), uniform=np.full(shape[0], 8.0))
     assert not cut_off(figure)

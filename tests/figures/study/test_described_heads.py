@@ -18,7 +18,7 @@ def heads(layers, across, label="similar-content"):
     }
 
 
-@pytest.mark.parametrize("across", [1, 4, 12])
+@pytest.mark.parametrize("across", [1, pytest.param(4, marks=pytest.mark.slow), 12])
 def test_maps_and_numbers_of_every_head_on_a_page(across):
     layers = layers_on_a_page(across)
     figure = described_heads(heads=heads(layers, across), image=np.full((3, 8, 8), 0.5), title="Heads")

@@ -9,7 +9,7 @@ from vitlens.figures.style import SERIES
 from vitlens.figures.train.check import batch_losses, layer_norms
 
 
-@pytest.mark.parametrize("count", [1, 12, 41, 110])
+@pytest.mark.parametrize("count", [1, 12, pytest.param(41, marks=pytest.mark.slow), 110])
 def test_every_layer_is_drawn(count):
     names = [f"blocks.{index}.a.long.name.of.a.layer.within" for index in range(count)]
     outputs = [10.0 ** (index % 5 - 2) for index in range(count)]

@@ -1,12 +1,12 @@
-"""Models whose places are tried: ours, timm's, nn.MultiheadAttention, windows, computed softmax, a CNN."""
+"""Models whose places are tried, each made once: ours, timm's, nn.MultiheadAttention, windows, a CNN."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 from torch import nn
 
 from tests.attribution.models import cnn
-from tests.lens.tiny import FAMILIES, ours, shaken
+from tests.lens.tiny import ours, shaken, shared_model
 from tests.models.handwritten import EinsumViT, EncoderViT, InlineViT, MultiheadViT, SoftmaxViT
 from vitlens.models.model import Model
 from vitlens.models.wrap import wrap
@@ -19,7 +19,7 @@ def handwritten(module: Callable[[], nn.Module]) -> Model:
 
 MODELS: dict[str, Callable[[], Model]] = {
     **{
-        name: FAMILIES[name]
+        name: partial(shared_model, name)
         for name in (
             "ours",
             "ours-unfused",
@@ -32,15 +32,15 @@ MODELS: dict[str, Callable[[], Model]] = {
             "torchvision-swin",
         )
     },
-    "registers": lambda: ours(registers=2),
-    "cnn": lambda: cnn((16, 24)),
+    "registers": cache(lambda: ours(registers=2)),
+    "cnn": cache(lambda: cnn((16, 24))),
 }
 HANDWRITTEN: dict[str, Callable[[], Model]] = {
-    "softmax": partial(handwritten, SoftmaxViT),
-    "einsum": partial(handwritten, EinsumViT),  # attention that stands in no block
-    "multihead": partial(handwritten, MultiheadViT),
-    "encoder": partial(handwritten, EncoderViT),  # (tokens, batch, dim)
-    "inline": partial(handwritten, InlineViT),  # attention and MLP in one module
+    "softmax": cache(partial(handwritten, SoftmaxViT)),
+    "einsum": cache(partial(handwritten, EinsumViT)),  # attention that stands in no block
+    "multihead": cache(partial(handwritten, MultiheadViT)),
+    "encoder": cache(partial(handwritten, EncoderViT)),  # (tokens, batch, dim)
+    "inline": cache(partial(handwritten, InlineViT)),  # attention and MLP in one module
 }
 EVERY = {**MODELS, **HANDWRITTEN}
 ATTENTIVE = tuple(name for name in MODELS if name != "cnn")

@@ -1,12 +1,14 @@
 """Captured tensors against hooks by hand on timm's modules, vitlens.attention, and autograd by hand."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.lens.places.models import ATTENTIVE, MODELS, PLAIN
-from tests.lens.tiny import FAMILIES, images, ours
+from tests.lens.places.models import ATTENTIVE, MODELS
+from tests.lens.tiny import images, ours, shared_model
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.places.capture import capture, mean_of
@@ -51,7 +53,7 @@ def seen_by_hand(model: Model, batch: Tensor) -> dict[str, Tensor]:
 
 
 def test_every_place_of_timms_vit_is_what_hooks_by_hand_see():
-    model = FAMILIES["vit"]()
+    model = shared_model("vit")
     batch = images()
     expected = seen_by_hand(model, batch)
     captured = capture(model, batch, places(model).names)
@@ -101,10 +103,10 @@ def test_logits_are_untouched_and_nothing_is_in_a_graph(name):
     assert not any(tensor.requires_grad for tensor in captured.values())
 
 
-@pytest.mark.parametrize("name", [*PLAIN, "swin", "torchvision-swin", "cnn"])
+@pytest.mark.parametrize("name", ["ours-unfused", "vit", "torchvision-vit", "swin", "torchvision-swin", "cnn"])
 def test_gradients_are_those_of_a_difference_quotient(name):
     """Of every place: the gradient's product with a direction is the change of the logit along it."""
-    model = MODELS[name]().double()
+    model = copy.deepcopy(MODELS[name]()).double()
     batch = images(model.input_size).double()
     names = [place.name for place in places(model) if place.changeable]
     captured = capture(model, batch, names, graph=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 import vitlens
 from tests.contracts.uses import BrokenError, state_of
 from tests.lens.places.models import ATTENTIVE, EVERY, HANDWRITTEN, MODELS, PLAIN
-from tests.lens.tiny import FAMILIES, images, ours, timm_model
+from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.hooks import attention_module
@@ -95,7 +95,7 @@ CHANGES: dict[str, tuple[Change, Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("place", ON_TIMM)
 def test_changes_are_those_of_a_hook_on_timms_module(place, change):
-    model = FAMILIES["vit"]()
+    model = shared_model("vit")
     batch = images(batch=3)
     path, before = ON_TIMM[place]
     ours_, by_hand = CHANGES[change]
@@ -113,7 +113,7 @@ def test_changes_are_those_of_a_hook_on_timms_module(place, change):
 
 
 def test_heads_queries_and_values_by_hooks_on_timms_layers():
-    model = FAMILIES["vit"]()
+    model = shared_model("vit")
     batch = images(batch=3)
 
     def halve(columns: slice) -> Callable[[Tensor], Tensor]:

@@ -6,7 +6,7 @@ from torch import nn
 
 import vitlens
 from tests.lens.places.models import EVERY, HANDWRITTEN, MODELS
-from tests.lens.tiny import FAMILIES, images, model_of, ours
+from tests.lens.tiny import images, model_of, ours, shared_model
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.places.capture import capture
 from vitlens.lens.places.listing import places
@@ -63,7 +63,7 @@ def test_what_a_model_does_not_have_is_not_listed():
     assert {"blocks.2", "blocks.2.attention.weights"} <= names["siglip"]
     assert not {"blocks.2.residual", "blocks.2.input", "blocks.2.attention"} & names["siglip"]
     assert names["cnn"] == {f"{part}.{index}" for part in ("blocks", "stages") for index in range(3)} | {"logits"}
-    windows = {place.name: place for place in places(FAMILIES["swin"]())}
+    windows = {place.name: place for place in places(shared_model("swin"))}
     assert windows["blocks.0.attention.weights"].axes == ("windows", "heads", "query", "key")
     assert windows["blocks.0.residual"].axes == ("rows", "columns", "dim")
     without = model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)))

@@ -7,7 +7,7 @@ from torch import Tensor
 import vitlens
 from tests.lens.places.models import ATTENTIVE, EVERY, MODELS, PLAIN
 from tests.lens.test_replay import Reaches, small_vit
-from tests.lens.tiny import FAMILIES, images, model_of, ours
+from tests.lens.tiny import images, model_of, ours, shared_model
 from vitlens.analysis.patching.patching import patch_parts
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.interventions import HeadReplaced
@@ -126,7 +126,7 @@ def test_replay_is_a_full_forward_under_the_same_changes(name, chunk):
 
 
 def test_places_of_one_layer_run_together_and_cost_less_than_forwards():
-    model, batch = FAMILIES["vit"](), images(batch=2)
+    model, batch = shared_model("vit"), images(batch=2)
     sets: list[dict[str, Change]] = [{f"blocks.1.{part}": torch.neg} for part in ("mlp", "attention", "residual")]
     with replaying(model, batch) as replay:
         before = replay.forward_equivalents
