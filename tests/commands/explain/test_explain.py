@@ -95,8 +95,9 @@ def test_progress_counts_passes_up_to_its_total(tiny_vit, tmp_path, bars):
 
 
 def test_progress_of_other_substrates_reaches_its_total(tiny_vit, tmp_path, bars):
-    checks = {"verify": True, "counterfactuals": False, **BRIEF, "other_substrates": ("mean", "black")}
-    run([tiny_vit], tmp_path / "out", data="digits", method=("saliency",), **checks)
+    checks = {"verify": True, "counterfactuals": False, "composites": ("none",), "stability": False}
+    others = {"other_substrates": ("mean", "black")}
+    run([tiny_vit], tmp_path / "out", data="digits", method=("saliency",), **checks, **others)
     total, done = bars["Checking on other substrates"]
     assert sum(done) == total == 2 * 5
 
