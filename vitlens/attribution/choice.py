@@ -27,11 +27,10 @@ from vitlens.analysis.faithfulness.choice import (
 )
 from vitlens.analysis.faithfulness.composite_kinds import FEWEST, CompositeKind, composite_kind
 from vitlens.analysis.faithfulness.composites import Composites, confident_images, recognised
-from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.analysis.faithfulness.deletion import faithfulness
 from vitlens.analysis.faithfulness.league import BASELINES, random_maps
 from vitlens.analysis.faithfulness.localisation import centre_maps, has_edge, roc_auc
-from vitlens.analysis.faithfulness.masking import require_substrate, resized
+from vitlens.analysis.faithfulness.masking import resized
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
@@ -51,6 +50,7 @@ MOST: Final = 6  # candidates, where none are named
 IMAGES: Final = 40  # of both halves together, at most
 STEPS: Final = 6  # of the removal curves, which take most of the time
 MOSAICS: Final = 12  # of each half, at most
+REPLACED: Final[Substrate] = "mean"  # what removed patches become: not the blur by which `best` itself chooses
 KIND: Final = "mosaic-2"  # of the composites
 REFERENCES: Final = ("relevance", "gradcam")  # with which the chosen method is compared where they are candidates
 FAITHFULNESS, LOCALISATION = "insertion_minus_deletion", "localisation"  # the checks
@@ -67,7 +67,6 @@ def choose_method(
     methods: Sequence[str] | None = None,
     refinement: Refinement | None = None,
     engine: Engine = "vitlens",
-    substrate: Substrate = SUBSTRATE,
     batch_size: int | None = None,
     seed: int = DEFAULT_SEED,
 ) -> MethodChoice:
@@ -76,9 +75,8 @@ def choose_method(
     images: a Split, or any form that `vitlens.images` takes; at most 40 are used, drawn by the seed, and with fewer
     than 20 (or groups) the result is the model's default method, with the reason. targets: "predicted", "label", a
     class, or class indices (n,); methods: candidates (None: the first six of the registry's that the model supports);
-    refinement, engine: as for `vitlens.explain`; substrate: what replaces removed patches (blur, mean, black, absent).
-    Raises UnsupportedError for a model without a classifier, and for a method or a substrate that it does not have,
-    InputError for fewer than two candidates.
+    refinement, engine: as for `vitlens.explain`. Raises UnsupportedError for a model without a classifier, and for a
+    method that it does not have, InputError for fewer than two candidates.
 
     >>> import vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20)
@@ -88,7 +86,6 @@ def choose_method(
     """
     split = as_split(images)
     require(model, *needs_of("explain"))
-    require_substrate(model, substrate)
     names = candidates_for(model, methods, refinement=refinement, engine=engine)
     classes = class_targets(targets, model, len(split), split=split)
 
@@ -105,7 +102,7 @@ def choose_method(
         )
 
     functions = {name: function(name) for name in names}
-    return chosen_by_evidence(model, split, classes, functions, substrate=substrate, batch_size=batch_size, seed=seed)
+    return chosen_by_evidence(model, split, classes, functions, batch_size=batch_size, seed=seed)
 
 
 def candidates_for(
@@ -152,7 +149,6 @@ def chosen_by_evidence(
     targets: Labels | None,
     functions: Mapping[str, Explain],
     *,
-    substrate: Substrate = SUBSTRATE,
     batch_size: int | None = None,
     seed: int = DEFAULT_SEED,
     advance: Callable[[int], object] = lambda _: None,
@@ -174,7 +170,7 @@ def chosen_by_evidence(
     subject = _Subject(model, batch.images, classes, logits, functions, seed, advance)
     parts = halves(len(used), used.groups, seed=seed)
     maps = subject.maps(subject.images, classes)
-    values = {FAITHFULNESS: subject.faithfulness(maps, substrate, batch_size)}
+    values = {FAITHFULNESS: subject.faithfulness(maps, batch_size)}
     located, obstacle = (_on_objects(maps, used.masks), "") if used.masks is not None else _on_mosaics(subject, parts)
     least = min(groups_with(located, part, used.groups) for part in parts)
     if not obstacle and least < ENOUGH:
@@ -216,14 +212,14 @@ class _Subject:
         flat = random_maps(len(images), grid, seed=self.seed), centre_maps(len(images), grid)
         return found | dict(zip(BASELINES, flat))
 
-    def faithfulness(self, maps: Mapping[str, Maps], substrate: Substrate, batch_size: int | None) -> Values:
+    def faithfulness(self, maps: Mapping[str, Maps], batch_size: int | None) -> Values:
         """Insertion minus deletion of every method, image by image."""
         curves = faithfulness(
             self.model,
             self.images,
             self.classes.to(self.model.device),
             [own.to(self.model.device) for own in maps.values()],
-            substrate=substrate,
+            substrate=REPLACED,
             steps=STEPS,
             seed=self.seed,
             batch_size=batch_size,

@@ -18,7 +18,7 @@ from vitlens.commands.explain.report import report
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import InputError
 from vitlens.files import read_run
 from vitlens.models.loading import load
 from vitlens.records import Record
@@ -60,21 +60,6 @@ def test_rows_and_metrics_are_those_of_the_function(record, expected):
     margins = {(each.against, each.check): each.difference for each in record.rows(CHOICE_MARGINS)}
     assert set(margins) == {(each.against, each.check) for each in expected.margins}
     assert {*BASELINES, expected.runner_up} <= {against for against, _ in margins}
-
-
-def test_removed_patches_are_replaced_as_told(tmp_path, sharp_vit, tiny_cnn, record):
-    blurred = {each.method: each.selection["insertion_minus_deletion"] for each in record.rows(CHOICE_SCORES)}
-    few = NAMES[1:]
-    record = run(sharp_vit, tmp_path / "out", method=few, substrate="mean")
-    expected = vitlens.choose_method(load(str(sharp_vit)), digits("test").limit(COUNT), methods=few, substrate="mean")
-    (row,) = record.rows(CHOICE)
-    assert row.substrate == "mean"
-    scores = {each.method: each.selection["insertion_minus_deletion"] for each in record.rows(CHOICE_SCORES)}
-    for each in expected.scores:
-        assert scores[each.method] == pytest.approx(each.selection["insertion_minus_deletion"].value, abs=1e-4)
-    assert any(score != pytest.approx(blurred[method], abs=1e-3) for method, score in scores.items())
-    with pytest.raises(UnsupportedError, match="left out of the sequence"):
-        run(tiny_cnn, tmp_path / "cnn", method=("gradcam", "saliency"), substrate="absent")
 
 
 def test_the_chosen_method_alone_is_drawn_and_every_number_is_backed(record):

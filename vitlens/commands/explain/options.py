@@ -90,7 +90,7 @@ class ExplainOptions:
         default=False,
     )
     substrate: Substrate = option(
-        "--substrate", "With --verify, --auto: what replaces removed patches.", default=SUBSTRATE
+        "--substrate", "With --verify: what replaces removed patches.", default=SUBSTRATE
     )
     counterfactuals: bool = option(
         "--counterfactuals/--no-counterfactuals",

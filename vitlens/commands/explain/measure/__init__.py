@@ -64,7 +64,7 @@ def measure(options: ExplainOptions) -> Path:
     for model in models if options.verify else ():
         model.require_classifier()
     methods = methods_of(options, models)
-    for model in models if options.verify or options.auto else ():
+    for model in models if options.verify else ():
         require_substrate(model, options.substrate)
     limit = None if options.images or options.verify else CHOICE_IMAGES if options.auto else EACH
     splits = load_splits(models, options=run, data=options.data, images=options.images, limit=limit, repeat=True)
@@ -157,7 +157,6 @@ def _chosen(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOptions
         work.methods,
         engine=options.engine,
         refinement=refinement_of(options.refine),
-        substrate=options.substrate,
         options=options.run,
     )
     rows.add(own)

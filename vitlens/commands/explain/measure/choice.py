@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vitlens.analysis.faithfulness.choice import DRAWS, MethodChoice
 from vitlens.analysis.faithfulness.league import Settings
-from vitlens.attribution.choice import candidates_for, chosen_by_evidence
+from vitlens.attribution.choice import REPLACED, candidates_for, chosen_by_evidence
 from vitlens.attribution.refinement import Refinement
 from vitlens.commands.explain.choice_record import (
     CERTAINTY,
@@ -25,7 +25,7 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.names import Engine, Substrate
+from vitlens.names import Engine
 from vitlens.uncertainty import Estimate
 
 
@@ -51,7 +51,6 @@ def chosen_method(
     *,
     engine: Engine,
     refinement: Refinement,
-    substrate: Substrate,
     options: RunOptions,
 ) -> tuple[str, EvidenceRows]:
     """Choose the method, and write the metrics; returns it with the rows."""
@@ -64,13 +63,12 @@ def chosen_method(
             split,
             targets,
             functions,
-            substrate=substrate,
             batch_size=options.batch_size,
             seed=options.seed,
             advance=advance,
         )
     _write(folder, model.alias, choice)
-    return choice.method, _rows(model.alias, choice, substrate)
+    return choice.method, _rows(model.alias, choice)
 
 
 def _write(folder: RunFolder, alias: str, choice: MethodChoice) -> None:
@@ -82,7 +80,7 @@ def _write(folder: RunFolder, alias: str, choice: MethodChoice) -> None:
                 folder.metric(CHOICE_SCORE(model=alias, half=half, check=check, method=scored.method), estimate)
 
 
-def _rows(alias: str, choice: MethodChoice, substrate: Substrate) -> EvidenceRows:
+def _rows(alias: str, choice: MethodChoice) -> EvidenceRows:
     row = ChoiceRow(
         model=alias,
         method=choice.method,
@@ -99,7 +97,7 @@ def _rows(alias: str, choice: MethodChoice, substrate: Substrate) -> EvidenceRow
         selection=len(choice.selection),
         report=len(choice.report),
         seed=choice.seed,
-        substrate=substrate,
+        substrate=REPLACED,
     )
     scores = [
         ChoiceScoreRow(alias, each.method, each.baseline, _values(each.selection), _values(each.report), each.wins)
