@@ -273,7 +273,7 @@ def test_stages_that_merge_otherwise_are_refused(monkeypatch):
     model = FAMILIES["swin"]()  # not surveyed before
     sites = survey(model, images())
     far = tuple(replace(s, windows=replace(s.windows, resolution=(4, 4))) if s.layer > 1 else s for s in sites)
-    monkeypatch.setattr(chain_module, "survey", lambda _model, _images: far)
+    monkeypatch.setattr(chain_module, "survey_weights", lambda _model, _images: far)
     with pytest.raises(UnsupportedError, match=r"merge 2x2 patches, found \(16, 16\) before \(4, 4\) in swin"):
         chain_length(model, images())
 

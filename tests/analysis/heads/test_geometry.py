@@ -12,6 +12,7 @@ from tests.lens.test_call import SHAPES, timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens.analysis.heads.geometry import Geometry, geometry_of, offset_counts, offset_sums, square_grid
 from vitlens.lens.capture import capture_attention
+from vitlens.lens.observe import survey
 from vitlens.lens.site import Site, Windows
 
 PUBLISHED = [(224, 16, 116.492), (224, 32, 115.503), (224, 14, 116.565), (384, 16, 200.048), (32, 4, 16.546)]
@@ -134,8 +135,7 @@ def test_where_a_familys_tokens_lie(case):
 def test_a_cls_that_comes_in_later_is_no_patch():
     """ConViT's first layers are of patches alone, its later ones of CLS and patches."""
     model = timm_model("convit_tiny", local_up_to_layer=1)
-    captured = capture_attention(model, images())
-    found = {site.layer: geometry_of(site, model) for site in captured.sites}
+    found = {site.layer: geometry_of(site, model) for site in survey(model, images())}
     assert found[0] == Geometry((4, 4), (8.0, 8.0))
     assert found[1] == Geometry((4, 4), (8.0, 8.0), 1, (0,))
 

@@ -13,6 +13,7 @@ from vitlens.names import PROJECTIONS, Projection
 
 NEIGHBOURS: Final = 10  # k of trustworthiness
 _REDUCED: Final = 50  # input dimensions of t-SNE (van der Maaten and Hinton 2008, section 4.2)
+_STEPS: Final = 500  # of t-SNE, half of the usual number: on 450 digits the trustworthiness is the same to 0.001
 
 Points = Float[Tensor, "images 2"]
 
@@ -96,7 +97,9 @@ def _tsne(scores: Tensor, perplexity: float, seed: int) -> Points:
 
     initial = scores[:, :2] if scores.shape[1] > 1 else torch.nn.functional.pad(scores, (0, 1))
     initial = 1e-4 * initial / scores[:, 0].std()  # the scale of scikit-learn's init="pca"
-    model = TSNE(2, perplexity=perplexity, init=initial.numpy(), learning_rate="auto", random_state=seed)
+    model = TSNE(
+        2, perplexity=perplexity, init=initial.numpy(), learning_rate="auto", max_iter=_STEPS, random_state=seed
+    )
     return torch.from_numpy(model.fit_transform(scores.numpy())).double()
 
 

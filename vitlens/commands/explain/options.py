@@ -89,9 +89,7 @@ class ExplainOptions:
         "Check every method: patches removed, weights randomised, localisation; a league table.",
         default=False,
     )
-    substrate: Substrate = option(
-        "--substrate", "With --verify: what replaces removed patches.", default=SUBSTRATE
-    )
+    substrate: Substrate = option("--substrate", "With --verify: what replaces removed patches.", default=SUBSTRATE)
     counterfactuals: bool = option(
         "--counterfactuals/--no-counterfactuals",
         "With --verify: search for patches whose removal changes the prediction (the costliest check).",

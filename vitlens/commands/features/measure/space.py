@@ -29,7 +29,7 @@ from vitlens.models.model import Model
 from vitlens.names import PROJECTIONS
 from vitlens.uncertainty import Estimate
 
-POINTS = 2000  # images or patches in a map, at most
+POINTS = 1000  # images or patches in a map, at most
 _FEWEST_POINTS = 4  # in a map
 _THUMBNAILS = 150  # in a map, so few that they hardly overlap
 _THUMBNAIL_SIDE = 32  # pixels
