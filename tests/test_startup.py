@@ -11,6 +11,7 @@ def run(program: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_compiler_stays_out_and_works_afterwards():
     run("""
 import sys

@@ -114,6 +114,7 @@ def test_the_advice_for_a_split_that_does_not_fit_is_true(vit, lazy, monkeypatch
     assert len(vitlens.capture(vit, lazy.limit(5), "blocks.0").logits) == 5
 
 
+@pytest.mark.slow
 def test_choosing_a_method_reads_no_more_than_the_images_that_it_uses(vit):
     many = digits("test", scenes=1)
     source = Counting(many.source.read(torch.arange(len(many))))

@@ -35,6 +35,7 @@ def test_the_result_is_the_nearest_adversarial_image_of_all_queries():
     torch.testing.assert_close(L2.length(outcome.adversarial[0][None] - images), outcome.distance)
 
 
+@pytest.mark.slow
 def test_searches_stop_image_by_image():
     outcome, _ = run(pictures(8), steps=60)
     assert outcome.forwards.min() < outcome.forwards.max() <= 9 * 60

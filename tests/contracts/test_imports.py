@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import PIL.Image
+import pytest
 
 from vitlens.commands.registry import COMMANDS
 
@@ -36,6 +37,7 @@ def test_completion_imports_nothing_heavy():
     runs_without("from vitlens.cli.build import *; assert complete_model('vit') and complete_data('dig')")
 
 
+@pytest.mark.slow
 def test_a_map_of_one_photograph_imports_no_more_than_it_uses(tmp_path):
     """The compiler and scipy.stats together take as long as all the rest of such a run."""
     PIL.Image.new("RGB", (40, 40), "teal").save(tmp_path / "photo.png")

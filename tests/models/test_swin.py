@@ -141,6 +141,7 @@ def test_windows_and_offsets_are_timms() -> None:
     assert torch.equal(relative_position_index((3, 5)), get_relative_position_index(3, 5))
 
 
+@pytest.mark.slow
 def test_timms_file_is_loaded_under_our_names(tmp_path) -> None:
     theirs = shaken(lambda: timm.create_model(TIMM, num_classes=7), scale=0.05)
     torch.save(theirs.state_dict(), tmp_path / "swin.pth")

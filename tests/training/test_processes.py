@@ -35,7 +35,9 @@ def same(first: Path, second: Path) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("kill", [("--kill-at", "8"), ("--kill-writing", "4")])
+@pytest.mark.parametrize(
+    "kill", [("--kill-writing", "4"), pytest.param(("--kill-at", "8"), marks=pytest.mark.slow)], ids=["writing", "step"]
+)
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, kill: tuple[str, str]) -> None:
     train, test = tiny_split("train", 40), tiny_split("test", 12)
     threads = torch.get_num_threads()

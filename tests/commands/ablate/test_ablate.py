@@ -292,6 +292,7 @@ def test_the_images_of_clean_and_corrupted_have_their_file_names(pictures, tmp_p
     assert (patching.clean, patching.corrupted, patching.corruption) == ("0.png", "1.png", "")
 
 
+@pytest.mark.slow
 def test_the_default_pair_is_an_image_and_its_corrupted_copy(tmp_path):
     """So that a position in one is that of the other."""
     options = replace(PLAIN, patch=True, units=("head",), replace=("zero",))

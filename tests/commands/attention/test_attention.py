@@ -192,6 +192,7 @@ def test_a_windowed_models_patch_is_followed_through_its_stages(pictures, tmp_pa
     }
 
 
+@pytest.mark.slow
 def test_attention_to_padding_is_reported(pictures, tmp_path):
     out = tmp_path / "out"
     size = (40, 40)  # 10x10 patches in windows of 7x7

@@ -88,6 +88,7 @@ def test_the_file_for_continuous_integration_is_there_though_the_requirement_is_
     assert {path.name for path in labelled.iterdir()} == {"run", "junit.xml"}  # no temporary file
 
 
+@pytest.mark.slow
 def test_the_report_is_made_again_alike(labelled):
     whole_folder(labelled / "run", "audit")
 
@@ -102,6 +103,7 @@ def test_a_second_audit_repeats_nothing(labelled, tiny_vit, tmp_path):
     assert states(document)["accuracy"] == "not tested"  # nothing to judge it by
 
 
+@pytest.mark.slow
 def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(
         chapters, "CANDIDATES", (CandidateAttack(("pgd",), 1, (1.0, 8.0), 2),)

@@ -158,6 +158,7 @@ def test_tables_agree_with_each_other(record):
     assert not record.rows(CONFLICTS)
 
 
+@pytest.mark.slow
 def test_failures_are_tested_with_one_correction(of_shapes):
     """With a single method for both models, and a class given by its number."""
     rows = of_shapes.rows(SEPARATIONS)
@@ -172,6 +173,7 @@ def test_failures_are_tested_with_one_correction(of_shapes):
     assert len(of_shapes.rows(IMAGES)) >= 3
 
 
+@pytest.mark.slow
 def test_failures_by_category_of_both_models(of_shapes):
     """With a target of its own, so that the maps of the predicted class are computed for it."""
     rows = of_shapes.rows(FAILURES)
@@ -198,6 +200,7 @@ def test_failures_by_category_of_both_models(of_shapes):
     assert not list(unbacked(Document("", (section,))))
 
 
+@pytest.mark.slow
 def test_a_folder_of_before_failures_were_written_is_read(of_shapes, tmp_path):
     folder = tmp_path / "older"
     shutil.copytree(of_shapes.folder, folder)
@@ -210,6 +213,7 @@ def test_a_folder_of_before_failures_were_written_is_read(of_shapes, tmp_path):
     assert not any(section.title == TITLE for section in report(older).sections)
 
 
+@pytest.mark.slow
 def test_models_of_shapes_are_tested_on_cue_conflicts(of_shapes):
     assert sum(row.n for row in of_shapes.rows(CONFLICTS)) == 2 * 560
     assert {parts["model"] for parts, _ in of_shapes.all(SHAPE_BIAS)} <= {"vit", "cnn"}

@@ -176,6 +176,7 @@ def odd(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "vit"), str(tmp_path / "cnn")
 
 
+@pytest.mark.slow
 def test_one_class_whose_name_is_markup(odd: tuple[str, str], tmp_path: Path) -> None:
     record = run(tmp_path / "run", odd)
     document = COMMANDS["compare"].report(record)

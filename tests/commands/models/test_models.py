@@ -44,7 +44,12 @@ LISTED = {
 }
 
 
-@pytest.mark.parametrize("name", LISTED)
+LARGE = {"timm:maxvit_rmlp_pico_rw_256", "timm:eva02_tiny_patch14_224", "torchvision:vit_b_16"}  # slow to build
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in LISTED]
+)
 def test_the_commands_that_each_supports(name):
     family, commands = LISTED[name]
     line = next(line for line in model_table(name) if line.split()[0] == name)

@@ -249,6 +249,7 @@ def test_a_folder_with_labels_of_an_older_version_can_be_read(tiny_vit, tmp_path
     assert "4 content-dependent" in " ".join(sentence.text for sentence in document.sections[0].sentences)
 
 
+@pytest.mark.slow
 def test_layers_whose_tokens_cannot_be_placed_have_no_labels(tmp_path):
     """GC ViT: four layers of windows whose position is not known, then eight whose window is the whole map."""
     out, options = tmp_path / "out", ModelOptions(random_weights=True, image_size=(64, 64))

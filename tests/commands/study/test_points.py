@@ -101,7 +101,13 @@ def test_without_variants_each_point_changes_the_one_before():
     assert Kind("five", both, steps=True).changes[2:] == (("d", "c"), ("e", "c"))
 
 
-@pytest.mark.parametrize("key", POINTS, ids=lambda key: "-".join((POINTS[key][0], POINTS[key][1].label)))
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(key, id=f"{kind}-{point.label}", marks=pytest.mark.slow if point.label == "vit-tiny" else ())
+        for key, (kind, point, *_) in POINTS.items()
+    ],
+)
 def test_every_point_is_built_and_does_a_step(key, tmp_path):
     point = replace(POINTS[key][1], share=None)
     train, test = (digits(part).limit(10) for part in ("train", "test"))
@@ -167,6 +173,7 @@ def stop_in(trial: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return begun
 
 
+@pytest.mark.slow
 def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path, monkeypatch):
     folder = tmp_path / "stopped"
     with monkeypatch.context() as patch:
@@ -315,6 +322,7 @@ def test_the_sentence_on_a_difference_agrees_with_its_p(done):
     assert section.sentences[0].text.startswith("1 of 1" if significant([row]) else "None of 1")
 
 
+@pytest.mark.slow
 def test_the_kind_of_windows_compares_equal_sizes_and_shows_how_far_they_see(tmp_path):
     out = tmp_path / "swin"
     study([], options=replace(OPTIONS, out=out), kind="swin", epochs=1, seeds=1)

@@ -59,6 +59,7 @@ def test_nothing_is_cut_off(shape, grid):
     assert str(max(shape) - 1) in texts(figure) or max(shape) == 1
 
 
+@pytest.mark.slow
 def test_twelve_by_twelve_bears_codes_and_scores():
     names = list(LABELS)
     labels = [[names[(layer + head) % len(names)] for head in range(12)] for layer in range(12)]

@@ -157,8 +157,15 @@ def test_a_head_that_starts_at_zero_is_healthy(images):
     assert rows["evaluation mode"].state == "inconclusive"  # equal logits could not differ
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-@pytest.mark.parametrize(("rate", "word"), [(10.0, "high"), (1e-8, "low")])
+@pytest.mark.parametrize(
+    ("rate", "word", "optimiser"),
+    [
+        (10.0, "high", "muon"),
+        (1e-8, "low", "adamw"),
+        pytest.param(10.0, "high", "adamw", marks=pytest.mark.slow),
+        pytest.param(1e-8, "low", "muon", marks=pytest.mark.slow),
+    ],
+)
 def test_a_wrong_learning_rate_is_the_only_fault_and_a_better_one_is_given(optimiser, rate, word, images):
     rows = run(tiny(), images, recipe=replace(RECIPE, optimiser=optimiser, learning_rate=rate))
     assert failed(rows) == ["learning rate"]
@@ -176,6 +183,7 @@ def test_a_low_rate_of_fine_tuning_at_which_the_loss_falls_is_no_fault(images):
     assert rows["one batch"].found.endswith("at 0.01") or rows["one batch"].found.endswith("at 0.001")
 
 
+@pytest.mark.slow
 def test_where_no_rate_fits_the_rate_is_not_blamed(images):
     model = tiny()
     zero_head_and_features(model)
