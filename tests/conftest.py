@@ -1,4 +1,4 @@
-"""Shared fixtures. With VITLENS_SHAPES=1 annotations with a shape are checked while tests run, in a quarter more time."""
+"""Shared fixtures. With VITLENS_SHAPES=1 annotations with a shape are checked as tests run, in a quarter more time."""
 
 import gc
 import os

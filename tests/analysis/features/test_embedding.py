@@ -113,4 +113,4 @@ def test_what_cannot_be_laid_out():
     with pytest.raises(DataError, match="expected features that differ, found all the same"):
         embed(torch.full((9, 4), 0.1), method="pca")
     with pytest.raises(UnknownNameError, match="no projection 'umap'"):
-        embed.__wrapped__(clusters(), method="umap")
+        getattr(embed, "__wrapped__", embed)(clusters(), method="umap")

@@ -187,4 +187,4 @@ def test_bad_input():
     with pytest.raises(InputError, match="expected k from 1 to 5, the number of neighbours, found 6"):
         vote(nearest(bank, bank, k=5), truth, k=6, classes=5)
     with pytest.raises(UnknownNameError, match="no weighting of neighbours 'cosine'"):
-        vote.__wrapped__(nearest(bank, bank, k=5), truth, k=5, classes=5, weighting="cosine")
+        getattr(vote, "__wrapped__", vote)(nearest(bank, bank, k=5), truth, k=5, classes=5, weighting="cosine")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST: Final = 448  # px, the longer side of a photograph on the page
-_WIDEST: Final = 2000  # px of a figure
+_WIDEST: Final = 1400  # px of a figure
 _COLOURS: Final = 256
 _VISIBLE: Final = 2.5  # root mean square error, of 255, above which a palette can be seen
 _TINY: Final = 64  # px below which a photograph is kept exactly
