@@ -51,7 +51,8 @@ TIMM = (
     "tnt_s_legacy_patch16_224", "visformer_tiny", "gcvit_xxtiny", "tiny_vit_5m_224", "efficientvit_m0",
     "efficientvit_b0", "fastvit_sa12", "nextvit_small",
     "mobilenetv4_hybrid_medium_075", "swiftformer_xs", "caformer_s18", "efficientformerv2_s0", "lowformer_b0",
-    "cpubone_nano", "csatv2", "iformer_t",
+    "cpubone_nano", "csatv2", "iformer_t", "beit3_base_patch16_224", "vit_base_patch16_rope_224", "hieradet_small",
+    "samvit_base_patch16_224",
 )  # fmt: skip
 TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convnext_tiny")
 OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")
