@@ -25,7 +25,7 @@ def map_check(
     gap: float | None = None,
 ) -> MapCheck:
     """A method that passes every check, but for what is changed. half: half of the width of every interval; road:
-    the yardstick, where it was run."""
+    what judges, where it was run."""
     others = [("random", over_random), ("centre", over_centre), *([leader] if leader else [])]
     stages = [RandomisedStage(name, mean, mean - half, mean + half, kept) for name, mean in zip(STAGES, cascade or ())]
     return MapCheck(
@@ -39,5 +39,5 @@ def map_check(
         road=road,
         margins=tuple(Margin(name, value, value - half, value + half, n) for name, value in others),
         cascade=None if cascade is None else judged_cascade(stages, randomised),
-        yardstick=INSERTION if road is None else ROAD,
+        judged_by=INSERTION if road is None else ROAD,
     )

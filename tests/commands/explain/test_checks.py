@@ -56,18 +56,22 @@ def test_numbers_are_the_functions_own(record, tiny_vit):
     assert auc.n == 6
     assert auc.low <= auc.value <= auc.high
     functions = {"relevance": lambda s, i, t: explain(s, i, targets=t, method="relevance")}
-    (checks, *_) = league(model, batch.images, batch.labels, functions, masks=split.masks)
+    checks, random, _ = league(model, batch.images, batch.labels, functions, masks=split.masks)
     for column, value in (("gap", checks.fidelity.gaps), ("deletion", checks.fidelity.deletion.areas)):
         metric = record.metric(CHECKS[column](model="tiny-vit", method="relevance"))
         assert metric.value == pytest.approx(value.mean().item(), abs=1e-6)
+    (row,) = [row for row in record.rows(LEAGUE) if row.method == "relevance"]
+    judged = (checks.road.gaps - random.road.gaps).mean().item()  # by ROAD, as no method chooses by it
+    assert row.check.margin("random").difference == pytest.approx(judged, abs=1e-6)
+    assert row.check.estimate.value == pytest.approx(checks.road.gaps.mean().item(), abs=1e-6)
     assert 1.5 < checks.forwards < 3  # a forward pass, and a backward pass without gradients of the weights
 
 
 def test_every_method_and_baseline_is_in_the_table(record):
     rows = {row.method: row for row in record.rows(LEAGUE)}
     assert rows.keys() == {*METHODS, *BASELINES}
-    gaps = [row.gap for row in record.rows(LEAGUE)]
-    assert gaps == sorted(gaps, reverse=True)
+    scores = [row.road for row in record.rows(LEAGUE)]
+    assert scores == sorted(scores, reverse=True)
     for name in METHODS:
         row = rows[name]
         assert row.verdict

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.backing import unbacked
+from tests.commands.map_rows import map_check
 from vitlens.analysis.faithfulness.league import Settings, league, random_maps
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -16,9 +17,11 @@ from vitlens.commands.explain.conclusions import checks_of, findings, verdicts
 from vitlens.commands.explain.measure import measure
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import LEAGUE
+from vitlens.commands.explain.report.league import leagues
+from vitlens.commands.explain.report.trust import trust_section
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.maps.findings import map_findings
-from vitlens.commands.scaffold.maps.judged import explanation_verdict
+from vitlens.commands.scaffold.maps.judged import explanation_verdict, judged_maps
 from vitlens.commands.scaffold.maps.measured import map_checks
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read, read_folder
@@ -80,6 +83,18 @@ def test_a_method_that_ignores_the_weights_fails_the_check_and_is_named(planted:
     assert first.effect.value == pytest.approx(1.0)
     assert row.check in first.claim.rows
     assert "relevance" not in first.claim.text
+
+
+def test_what_is_above_the_centre_and_was_not_decided_is_not_called_below_it(planted: Record) -> None:
+    checks = [
+        map_check(method="occlusion", over_centre=-0.1),
+        map_check(method="best", over_centre=0.3, randomised=5),
+    ]
+    league = replace(next(leagues(planted)), judged=judged_maps(checks))
+    assert [each.state for each in league.judged] == ["warn", "inconclusive"]
+    said = " ".join(sentence.text for sentence in trust_section(league).sentences)
+    assert "none that passes the randomisation check" in said
+    assert "best exceeds both baselines" in said
 
 
 def test_every_sentence_of_a_run_is_backed(planted: Record) -> None:

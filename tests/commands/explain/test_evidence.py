@@ -11,6 +11,7 @@ from vitlens.analysis.faithfulness.composites import cell_mass, confident_images
 from vitlens.analysis.faithfulness.defaults import OTHER_STEPS
 from vitlens.analysis.faithfulness.deletion import faithfulness
 from vitlens.analysis.faithfulness.league import BASELINES
+from vitlens.analysis.faithfulness.road import road
 from vitlens.attribution.explain import explain
 from vitlens.commands.explain.evidence_record import (
     COMPOSITE,
@@ -222,19 +223,19 @@ def test_stability_and_the_cascade_are_recorded(record):
 
 def test_power_is_that_of_the_paired_differences(record):
     rows = {row.check: row for row in record.rows(POWER)}
-    assert set(rows) == {"gap"}  # no masks, so no localisation
-    row = rows["gap"]
-    assert record.metric(DETECTABLE(model="vit-digits", check="gap")).value == pytest.approx(row.detectable)
+    assert set(rows) == {"road"}  # no masks, so no localisation
+    row = rows["road"]
+    assert record.metric(DETECTABLE(model="vit-digits", check="road")).value == pytest.approx(row.detectable)
     model, split = load("vit-digits"), digits("test").limit(IMAGES)
     (batch,) = split.batches(IMAGES)
     with torch.no_grad():
         targets = model(batch.images).argmax(-1)
     maps = [explain(model, batch.images, targets=targets, method=name) for name in METHODS]
-    first, second = faithfulness(model, batch.images, targets, maps)
+    first, second = road(model, batch.images, targets, maps)
     expected = power_of((first.gaps - second.gaps).numpy())
     assert row.detectable == pytest.approx(expected.detectable, rel=1e-3)
     assert row.n == IMAGES
-    assert f"under {row.detectable:.2f} in insertion" in sections(record)["Which map to trust"]
+    assert f"under {row.detectable:.2f} in ROAD score" in sections(record)["Which map to trust"]
 
 
 def test_every_number_of_the_report_is_backed(record):

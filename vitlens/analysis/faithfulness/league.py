@@ -83,6 +83,14 @@ class MethodChecks:
     seconds: float
     forwards: float | None
 
+    @property
+    def judged(self) -> Float[Tensor, " batch"]:
+        """The score by which methods are judged, image by image: ROAD's LeRF minus MoRF, else insertion minus deletion.
+
+        No method chooses by ROAD; `best` chooses by insertion on a blurred image.
+        """
+        return (self.fidelity if self.road is None else self.road).gaps
+
 
 def league(
     model: Model,

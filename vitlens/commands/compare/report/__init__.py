@@ -98,7 +98,7 @@ def _other_methods(record: Record, comparison: MapComparison) -> Iterator[Senten
     chosen = [each.check for each in comparison.judged if each is not None]
     best = " and ".join(f"{check.method} for {check.model} ({check.estimate.value:.3f})" for check in chosen)
     yield Sentence(
-        f"The maps of the two models are by two methods, {best} (in brackets: {others[0].yardstick}); verified as well "
+        f"The maps of the two models are by two methods, {best} (in brackets: {others[0].judged_by}); verified as well "
         f"are {listed}. A difference between the maps may be one between the methods; `--method` with one name "
         "compares by one.",
         (*chosen, *others),

@@ -75,7 +75,7 @@ def _check_table(record: Record) -> Iterator[Table]:
                 "model": lambda each: each.check.model,
                 "method": lambda each: each.check.method,
                 "shown": lambda each: "yes" if (each.check.model, each.check.method) in shown else "",
-                judged[0].check.yardstick: lambda each: in_three_decimals(each.check.estimate),
+                judged[0].check.judged_by: lambda each: in_three_decimals(each.check.estimate),
                 "beyond the harder baseline": lambda each: in_three_decimals(each.margin),
                 "that baseline": lambda each: each.harder,
                 "weights randomised": lambda each: cascade_words(each.check.cascade),

@@ -43,6 +43,7 @@ def summary_table(record: Record) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for alias, method in zip(record.aliases, record.rows(METHODS)):
         maps = (record.metrics.get(MAP_NUMBERS[name](model=alias)) for name in ("half", "central", "inside"))
+        beyond_others = (row.difference for row in record.rows(ON_OBJECT) if (row.model, row.score) == (alias, "mass"))
         rows.append(
             (
                 alias,
@@ -50,10 +51,11 @@ def summary_table(record: Record) -> Table:
                 in_words(record.metric(CALIBRATION_ERROR(model=alias)), with_n=False),
                 method.method,
                 *maps,
+                next(beyond_others, None),
             )
         )
     columns = ("model", "top-1 accuracy", "calibration error", "maps by", "area of half a map", "map on the middle")
-    return Table("Both models", (*columns, "map on the object"), tuple(rows))
+    return Table("Both models", (*columns, "map on the object", "beyond a map that ignores the image"), tuple(rows))
 
 
 def cell_names(aliases: Sequence[str]) -> tuple[str, ...]:

@@ -139,7 +139,8 @@ def _power_rows(folder: RunFolder, checked: Subject, results: Sequence[MethodChe
     """What paired comparisons of the best method with the others can see, in each check that has a value an image."""
     alias, groups = checked.model.alias, checked.split.groups
     methods = [checks for checks in results if checks.name not in BASELINES]
-    columns = {"gap": ({checks.name: checks.fidelity.gaps for checks in methods}, groups)}
+    judge = "gap" if any(checks.road is None for checks in methods) else "road"
+    columns = {judge: ({checks.name: checks.judged for checks in methods}, groups)}
     for score in ("roc_auc", "pointing"):
         if all(score in checks.scores for checks in methods):
             by_name = {checks.name: checks.scores[score] for checks in methods}

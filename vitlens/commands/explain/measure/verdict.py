@@ -19,7 +19,7 @@ class Evidence:
 
     usable: images whose map is finite and not constant; randomised: whether the randomisation check
     was run on it, flagged: by that check; faithful: the baselines that it is shown to beat (the paired 95 % interval
-    excludes 0) in insertion minus deletion; on_object: its ROC-AUC beside the best map that ignores the image, where
+    excludes 0) in the score that judges; on_object: its ROC-AUC beside the best map that ignores the image, where
     masks are known.
     """
 
@@ -40,7 +40,7 @@ def evidence(
         images=len(checks.maps),
         randomised=checks.randomisation is not None,
         flagged=checks.randomisation is not None and checks.randomisation.flagged,
-        faithful=[base for base in BASELINES if _is_greater(checks.fidelity.gaps, by_name[base].fidelity.gaps, groups)],
+        faithful=[base for base in BASELINES if _is_greater(checks.judged, by_name[base].judged, groups)],
         on_object=on_object,
     )
 

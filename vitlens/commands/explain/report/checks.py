@@ -199,7 +199,7 @@ def _counterfactual_figure(league: League) -> FigureSpec:
     caption = (
         "Counterfactuals. Below each input: its prediction; below each panel: the number of removed patches and the "
         "prediction without them. Grey: removed patches; the model gets the substrate in their place. Orders: the best "
-        f"methods by {league.yardstick}, a random order, and the greedy search. Other patches than those of a small "
+        f"methods by {league.judged_by}, a random order, and the greedy search. Other patches than those of a small "
         "set may support the prediction as well."
     )
     return FigureSpec(f"counterfactuals{league.suffix}", caption, partial(_draw_counterfactuals, league))

@@ -22,13 +22,14 @@ from vitlens.commands.explain.evidence_record import (
 from vitlens.commands.explain.report.league import League
 from vitlens.commands.scaffold.maps.findings import listed
 from vitlens.commands.scaffold.maps.judged import in_three_decimals
+from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD
 from vitlens.report.document import Cell, Section, Sentence, Table
 from vitlens.report.numbers import number
 from vitlens.uncertainty import LEVEL
 from vitlens.uncertainty import POWER as SEEN
 
 _ROWS: Final = 12  # of a section's table
-_CHECK_WORDS: Final = {"gap": "insertion − deletion", "roc_auc": "ROC-AUC", "pointing": "the pointing game"}
+_CHECK_WORDS: Final = {"road": ROAD, "gap": INSERTION, "roc_auc": "ROC-AUC", "pointing": "the pointing game"}
 
 
 def power_sentences(league: League) -> Iterator[Sentence]:

@@ -42,7 +42,7 @@ SUBSTRATE_WORDS: Final[Mapping[Substrate, str]] = {
     "black": "black",
     "absent": "nothing: the token is left out of the sequence",
 }
-_CURVES: Final = 8  # methods in the figure of curves, the best by the yardstick
+_CURVES: Final = 8  # methods in the figure of curves, the best by the score that judges
 _RANDOMISED: Final = "randomisation"
 _PANELS: Final = (  # column of the league, title in its figure, what is better, value of chance
     ("gap", "insertion − deletion", "more", 0.0),
@@ -113,9 +113,9 @@ class League:
         return self.record.arrays(CURVES, model=self.alias)
 
     @property
-    def yardstick(self) -> str:
+    def judged_by(self) -> str:
         """By what methods are ranked and judged."""
-        return self.judged[0].check.yardstick
+        return self.judged[0].check.judged_by
 
     @property
     def substrate(self) -> str:
@@ -205,7 +205,7 @@ def league_figure(league: League) -> FigureSpec:
         "randomisation check, of which the stage that decides is shown (with the head and the upper half of the blocks "
         f"random, or the stage above of a smaller correlation; at most {league.settings.randomised} images). Removed "
         f"patches are replaced by {league.substrate}. Methods are sorted by "
-        f"{league.yardstick}; scales differ."
+        f"{league.judged_by}; scales differ."
     )
     return FigureSpec(f"league{league.suffix}", caption, partial(_draw_league, league))
 
@@ -252,7 +252,7 @@ def _column(league: League, column: str, title: str, better: str, chance: float 
 def curves_figure(league: League) -> FigureSpec:
     """The curves of the best methods and of the baselines."""
     methods = len(league.methods)
-    best = f"The {_CURVES} best of {methods} methods by {league.yardstick}, and the baselines"
+    best = f"The {_CURVES} best of {methods} methods by {league.judged_by}, and the baselines"
     curves = best if methods > _CURVES else "All methods and the baselines"
     caption = (
         f"{curves}. The curve of a faithful method falls early at the left and rises early at the right. Removed "

@@ -9,11 +9,13 @@ from vitlens.commands.explain.record import COUNTERFACTUALS, SEARCH, SIZE_SEARCH
 from vitlens.commands.explain.report.evidence import agreement_words, power_sentences
 from vitlens.commands.explain.report.league import League, curves_figure, league_figure, leagues
 from vitlens.commands.explain.report.maps import best_sentences, target_words
+from vitlens.commands.scaffold.maps.findings import listed
 from vitlens.commands.scaffold.maps.judged import CHECK_WORDS, JudgedMap, cascade_words, in_three_decimals
 from vitlens.commands.scaffold.maps.rows import INSERTION
 from vitlens.records import Record
 from vitlens.report.document import Cell, Section, Sentence, Table
 from vitlens.report.numbers import number
+from vitlens.uncertainty import Side, beyond
 
 _BEST: Final = 5  # methods in the table of those to trust
 _SUBSTRATES: Final = (
@@ -43,7 +45,7 @@ def league_limits(record: Record) -> Iterator[Sentence]:
     for league in list(leagues(record))[:1]:
         best, settings = league.judged[0].check, league.settings
         yield Sentence(
-            f"{_SUBSTRATES}; the verdicts are those of patches replaced by {league.substrate}. {_other_words(league)}",
+            f"{_SUBSTRATES}; the verdicts are those of {_replaced(league)}. {_other_words(league)}",
             (best, *league.methods, *record.rows(SUBSTRATE_AGREEMENTS)),
         )
         yield Sentence(
@@ -74,6 +76,11 @@ def league_limits(record: Record) -> Iterator[Sentence]:
             )
 
 
+def _replaced(league: League) -> str:
+    """What stood in place of removed patches when the methods were judged."""
+    return f"patches replaced by {league.substrate}" if league.judged_by == INSERTION else "patches imputed by ROAD"
+
+
 def _other_words(league: League) -> str:
     """What other replacements say: the least agreement of the rankings, or ROAD's best method."""
     rows = [row for row in league.record.rows(SUBSTRATE_AGREEMENTS) if row.model == league.alias]
@@ -90,7 +97,7 @@ def _road_words(league: League) -> str:
     """Whether insertion minus deletion has the same best method as ROAD, by which maps are judged where it was run."""
     first = max((each.check for each in league.judged), key=lambda check: check.gap)
     best = league.judged[0].check
-    if best.yardstick == INSERTION:
+    if best.judged_by == INSERTION:
         return "ROAD, which imputes removed patches, was not run."
     if first.method == best.method:
         return f"Insertion − deletion has the same best method as ROAD, {best.method}."
@@ -105,16 +112,16 @@ def _trusted(league: League) -> Iterator[Sentence]:
     backing = (best.check, league.settings, *league.methods)
     if best.state == "pass" and best.margin is not None:
         yield Sentence(
-            f"{of}, **{best.check.method}** may be trusted most for **{league.alias}**: its {best.check.yardstick}, "
+            f"{of}, **{best.check.method}** may be trusted most for **{league.alias}**: its {best.check.judged_by}, "
             f"{in_three_decimals(best.check.estimate)}, exceeds that of {best.harder}, the harder of two baselines "
             f"that ignore the model, by {in_three_decimals(best.margin)}, and its maps change when the weights do.",
             (*backing, best.margin),
         )
     elif best.state == "warn":
         yield Sentence(
-            f"{of}, none is shown to be more faithful for **{league.alias}** than a map of the centre, which ignores "
-            f"the model; **{best.check.method}** is the best of those that exceed a random map and change with the "
-            "weights.",
+            f"{of}, none that passes the randomisation check is shown to be more faithful for **{league.alias}** than "
+            f"a map of the centre, which ignores the model; **{best.check.method}** is the best of those that pass it "
+            "and exceed a random map.",
             backing,
         )
     elif best.state == "inconclusive":
@@ -127,10 +134,21 @@ def _trusted(league: League) -> Iterator[Sentence]:
             f"{of}, none may be trusted for **{league.alias}**; of the best, {best.check.method}: {best.because}.",
             backing,
         )
+    open_ = [each for each in league.judged if each.state == "inconclusive" and _exceeds_both(each)]
+    if open_ and best.state != "inconclusive":
+        yield Sentence(
+            f"{listed([each.check.method for each in open_])} exceed{'' if len(open_) > 1 else 's'} both baselines, "
+            "but the randomisation check is inconclusive.",
+            tuple(each.check for each in open_),
+        )
     others = [each for each in league.judged[1:] if each.state == "pass"]
     if others:
         names = ", ".join(each.check.method for each in others)
         yield Sentence(f"The checks are passed by {names}, too.", tuple(each.check for each in others))
+
+
+def _exceeds_both(each: JudgedMap) -> bool:
+    return each.margin is not None and beyond(each.margin, 0.0) is Side.ABOVE
 
 
 def _unpaired(league: League) -> Iterator[Sentence]:
@@ -149,7 +167,7 @@ def _trust_table(league: League) -> Table:
     columns: dict[str, Callable[[JudgedMap], Cell]] = {
         "method": lambda each: each.check.method,
         "verdict": lambda each: each.state,
-        league.judged[0].check.yardstick: lambda each: in_three_decimals(each.check.estimate),
+        league.judged[0].check.judged_by: lambda each: in_three_decimals(each.check.estimate),
         "beyond the harder baseline": lambda each: in_three_decimals(each.margin),
         "that baseline": lambda each: each.harder,
         "weights randomised": lambda each: cascade_words(each.check.cascade),

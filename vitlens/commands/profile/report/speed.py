@@ -68,7 +68,8 @@ def speed_section(record: Record, machine: MachineRow) -> Section:
     }
     if any(row.device_bytes is not None for row in rows):
         columns["device peak (MB)"] = lambda row: None if row.device_bytes is None else number(row.device_bytes / 1e6)
-    figure = FigureSpec("speed", _speed_caption(rows), partial(_draw_speed, record))
+    several = len({row.images for row in rows}) > 1  # one size is no curve
+    figures = (FigureSpec("speed", _speed_caption(rows), partial(_draw_speed, record)),) if several else ()
     table = Table.of("Latency and throughput by batch size", rows, columns)
     best = [fastest(rows, alias) for alias in _aliases(rows)]
     opening = tuple(
@@ -80,7 +81,7 @@ def speed_section(record: Record, machine: MachineRow) -> Section:
         for row in best
     )
     lines = (*opening, *sentences(_stopped(rows, machine), rows=(machine, *rows)))
-    return Section("Speed by batch size", lines, (table,), (figure,), leading=True)
+    return Section("Speed by batch size", lines, (table,), figures, leading=True)
 
 
 def _stopped(rows: Sequence[SpeedRow], machine: MachineRow) -> str | None:

@@ -84,7 +84,7 @@ def _similarity(check: MapCheck, looks: int) -> Estimate:
 
 
 def _below_a_baseline(alias: str, checks: Sequence[MapCheck], figure: str) -> Finding | None:
-    """The methods whose yardstick is below that of a map that ignores the model, the lowest first."""
+    """The methods whose score is below that of a map that ignores the model, the lowest first."""
     found = [
         (estimate, check.method, margin.against)
         for check in checks
@@ -98,7 +98,7 @@ def _below_a_baseline(alias: str, checks: Sequence[MapCheck], figure: str) -> Fi
     also = f" Also below a baseline: {listed(others)}." if others else ""
     return finding(
         f"**{worst}** ranks the patches of **{alias}**'s images worse than the map `{against}`, which ignores the "
-        f"model (difference of {checks[0].yardstick}).{also}",
+        f"model (difference of {checks[0].judged_by}).{also}",
         effect,
         kind="hidden fault",
         figure=figure,
@@ -118,11 +118,11 @@ def _clear_best(alias: str, checks: Sequence[MapCheck], figure: str) -> Finding 
     ahead = widened(margin.estimate, len(checks))
     low, high = (None if end is None else -end for end in (ahead.high, ahead.low))
     agree: Support = "one method"
-    if best.yardstick != INSERTION:
+    if best.judged_by != INSERTION:
         agree = "two methods agree" if best.gap > second.gap else "methods disagree"
     return finding(
         f"**{best.method}** is the most faithful of {len(checks)} methods for **{alias}**, ahead of {second.method} "
-        f"(difference of {best.yardstick}).",
+        f"(difference of {best.judged_by}).",
         Estimate(-ahead.value, low, high, ahead.n, ""),
         kind="fact",
         figure=figure,

@@ -10,8 +10,8 @@ from vitlens.report.document import Cell, State, Verdict
 from vitlens.uncertainty import Estimate, Side, beyond, widened
 
 THRESHOLD: Final = (
-    "ROAD, or insertion − deletion: pass above random and centre, warn above random alone; it must pass the "
-    "randomisation check"
+    "ROAD score (insertion − deletion without it): pass above a random map and a map of the centre, warn above the "
+    "random map alone; the randomisation check must be passed"
 )
 CHECK_WORDS: Final = (
     "How a map is judged: patches are removed in the order of the map and in reverse, and the difference of the areas "
@@ -35,7 +35,7 @@ _OBSTACLES: Final = {
 
 @dataclass(frozen=True)
 class JudgedMap:
-    """One method's verdict. margin: the yardstick beyond the harder baseline, at the width of `looks`."""
+    """One method's verdict. margin: the score that judges beyond the harder baseline, at the width of `looks`."""
 
     check: MapCheck
     state: State
@@ -68,7 +68,7 @@ def judged_map(check: MapCheck, looks: int = 1) -> JudgedMap:
 
 
 def judged_maps(checks: Sequence[MapCheck]) -> tuple[JudgedMap, ...]:
-    """All methods of a model, the best first: by verdict, then by the yardstick."""
+    """All methods of a model, the best first: by verdict, then by the score that judges."""
     judged = (judged_map(check, len(checks)) for check in checks)
     return tuple(sorted(judged, key=lambda each: (_BEST_FIRST.index(each.state), -each.check.estimate.value)))
 
@@ -79,7 +79,7 @@ def explanation_verdict(alias: str, checks: Sequence[MapCheck], *, untested: str
     if not checks:
         return Verdict(subject, "not tested", None, THRESHOLD, untested)
     best = judged_maps(checks)[0]
-    of = f"the best of {len(checks)} methods" if len(checks) > 1 else "the only method that was checked"
+    of = f"the best verdict of {len(checks)} methods" if len(checks) > 1 else "the only method that was checked"
     return Verdict(subject, best.state, best.margin, THRESHOLD, f"{best.check.method}, {of}: {best.because}")
 
 
@@ -105,11 +105,11 @@ def _judged(check: MapCheck, above: Sequence[str]) -> tuple[State, str]:
     if check.images < ENOUGH:
         return "inconclusive", "too few images"
     if "random" not in above:
-        return "fail", f"its {check.yardstick} is not shown to exceed that of a random map"
+        return "fail", f"its {check.judged_by} is not shown to exceed that of a random map"
     if check.cascade is None:
         return "inconclusive", "the randomisation check was not run, as maps are not finite"
     if check.cascade.state == "inconclusive":
         return "inconclusive", f"the randomisation check is inconclusive: {_OBSTACLES[check.cascade.obstacle]}"
     if "centre" not in above:
-        return "warn", f"its {check.yardstick} exceeds that of random, but is not shown to exceed that of centre"
-    return "pass", f"its {check.yardstick} exceeds that of both baselines, and its maps change with the weights"
+        return "warn", f"its {check.judged_by} is above that of a random map, not shown to be above that of the centre"
+    return "pass", f"its {check.judged_by} exceeds that of both baselines, and its maps change with the weights"

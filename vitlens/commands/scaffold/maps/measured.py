@@ -38,15 +38,13 @@ def map_checks(
         name: None if result is None else result.cascade(seed=seed)
         for name, result in ((name, by_name[name].randomisation) for name in methods)
     }
-    gaps = {name: checks.fidelity.gaps for name, checks in by_name.items()}
-    roads = {name: checks.road.gaps for name, checks in by_name.items() if checks.road is not None}
-    scores = roads or gaps
+    scores = {name: checks.judged for name, checks in by_name.items()}
     leader = _leader(scores, methods, cascades)
-    by_gap = estimates(torch.stack([gaps[name] for name in methods]), groups=groups, unit="")
+    by_gap = estimates(torch.stack([by_name[name].fidelity.gaps for name in methods]), groups=groups, unit="")
     by_score = estimates(torch.stack([scores[name] for name in methods]), groups=groups, unit="")
     rows = {}
     for name, gap, score in zip(methods, by_gap, by_score):
-        checks = by_name[name]
+        checks, imputed = by_name[name], by_name[name].road is not None
         against = [*BASELINES, *([leader] if leader != name else [])]
         rows[name] = MapCheck(
             model=alias,
@@ -56,12 +54,12 @@ def map_checks(
             gap=gap.value,
             low=gap.low,
             high=gap.high,
-            road=score.value if roads else None,
+            road=score.value if imputed else None,
             margins=tuple(_margin(other, scores[name] - scores[other], groups) for other in against),
             cascade=cascades[name],
-            road_low=score.low if roads else None,
-            road_high=score.high if roads else None,
-            yardstick=ROAD if roads else INSERTION,
+            road_low=score.low if imputed else None,
+            road_high=score.high if imputed else None,
+            judged_by=ROAD if imputed else INSERTION,
         )
     return rows
 

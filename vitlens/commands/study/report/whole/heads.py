@@ -88,6 +88,7 @@ def head_table(study: Study, alias: str) -> Table | None:
         columns[f"rise of the loss ({kind}), nats"] = partial(_rise, kind)
     if any(head.objects for head in heads):
         columns["attention on the object"] = lambda head: head.objects and head.objects.estimate
+        columns["beyond the best map that ignores the image"] = lambda head: head.objects and head.objects.difference
     return Table.of(f"The heads of {alias}, those that matter most first", heads, columns)
 
 
@@ -96,8 +97,8 @@ def head_sentences(study: Study, alias: str) -> Iterator[Sentence]:
     heads = known_heads(study, alias)
     if not heads:
         return
-    first = sorted(heads.values(), key=lambda head: -head.main.delta_loss)[:_MOST]
-    significant = [head for head in first if head.main.matters]
+    ranked = sorted(heads.values(), key=lambda head: -head.main.delta_loss)
+    significant = [head for head in ranked if head.main.matters][:_MOST]
     if not significant:
         text = f"No head of {alias} changes the loss significantly when it alone is ablated."
         yield Sentence(text, tuple(head.main for head in heads.values()))

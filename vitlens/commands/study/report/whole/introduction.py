@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from vitlens.commands.attack.record import CURVES
-from vitlens.commands.explain.record import CHECKS, LEAGUE
+from vitlens.commands.explain.conclusions import checks_of
+from vitlens.commands.explain.record import LEAGUE
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.trainings import TRAINING, differences
 from vitlens.commands.study.report.whole.chapters import Study
@@ -95,10 +96,10 @@ def _own_limits(study: Study) -> Iterator[Sentence]:
     explain = next(study.of("explain"), None)
     league = () if explain is None else explain.record.rows(LEAGUE)
     if explain is not None and league:
-        gap = explain.record.metrics.get(CHECKS["gap"](model=league[0].model, method=league[0].method))
+        check = checks_of(explain.record, league[0].model)[0]
         yield Sentence(
             f"**Maps.** Which map is most faithful was measured by removing patches from a part of the images "
-            f"({league[0].method}: {'no interval' if gap is None else in_words(gap)}); other images, or another way to "
-            "remove patches, can change the order.",
-            (league[0], *(() if gap is None else (gap,))),
+            f"({check.method}: {check.judged_by} {in_words(check.estimate)}); other images, or another way to remove "
+            "patches, can change the order.",
+            (check, check.estimate),
         )
