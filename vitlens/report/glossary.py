@@ -90,6 +90,11 @@ _TERMS: Final = (
     Term("relevance", "attention weighted by gradients and multiplied through the layers (Chefer et al. 2021)"),
     Term("residual stream", "the features of a token that every block reads and adds to"),
     Term("ROAD", "deletion in which removed pixels are filled from their neighbours (Rong et al. 2022)"),
+    Term(
+        "ROAD score",
+        "how much more probable the class stays when a map's lowest patches are filled in from their surroundings than "
+        "when its highest are",
+    ),
     Term("robust accuracy", "accuracy on images changed by an attack"),
     Term("rollout", "attention averaged over heads and multiplied through the layers (Abnar & Zuidema 2020)"),
     Term(

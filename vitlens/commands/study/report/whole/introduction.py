@@ -16,8 +16,8 @@ from vitlens.report.numbers import in_words
 _MOST: Final = 5  # limitations
 _TERMS: Final = (
     "ablation", "attention weights", "calibration error (ECE)", "CKA", "CLS token", "deletion", "insertion", "epsilon",
-    "GradCAM", "k-NN", "linear probe", "pointing game", "randomisation check", "relevance", "robust accuracy",
-    "rollout", "sink",
+    "GradCAM", "k-NN", "linear probe", "pointing game", "randomisation check", "relevance", "ROAD score",
+    "robust accuracy", "rollout", "sink",
 )  # fmt: skip
 
 
