@@ -15,6 +15,7 @@ from vitlens.commands.rollout.measure import measure
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import ROLLOUT
 from vitlens.commands.rollout.report.overlays import method_sheets
+from vitlens.commands.scaffold.maps.measured import on_object_rows
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.data.digits import digits
@@ -22,6 +23,7 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import read_arrays, read_run
 from vitlens.models.loading import load
 from vitlens.models.saved import save
+from vitlens.uncertainty import Side
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
 
@@ -146,3 +148,20 @@ def test_all_images_given_are_drawn_or_said(command, tiny_vit, pictures, tmp_pat
     monkeypatch.setattr(f"vitlens.commands.{command}.measure.DRAWN", 1)
     assert main([*line, "--out", str(tmp_path / "one")]) == 0
     assert "1 of the 3 images" in capsys.readouterr().err
+
+
+def test_no_hits_on_few_images_are_not_shown_to_be_fewer_than_by_chance():
+    """0 of 16 where chance is an eighth: the interval of the rate reaches 19 %."""
+    masks = torch.zeros(16, 8, 8, dtype=torch.bool)
+    masks[:, :, :1] = True
+    maps = torch.zeros(16, 8, 8)
+    maps[:, 0, 7] = 1.0
+    (row,) = on_object_rows("vit", [("map", maps)], "pointing", masks)
+    assert (row.value, row.baseline) == (0.0, "the mean mask of the other images")
+    spread = masks.clone()
+    for image in range(16):
+        spread[image] = torch.roll(masks[image], image % 7, dims=1)
+    (row,) = on_object_rows("vit", [("map", maps)], "pointing", spread)
+    assert row.value == 0.0
+    assert row.chance < 0.2
+    assert row.side is Side.UNDECIDED

@@ -1,6 +1,7 @@
 """The rows of the checks of maps, measured: of each method of a model, and the information of maps."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -24,7 +25,7 @@ from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.commands.scaffold.maps.on_object import OnObjectRow
 from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD, MapCheck, Margin
 from vitlens.shapes import Maps, Masks
-from vitlens.uncertainty import student_mean
+from vitlens.uncertainty import Estimate, difference_of, student_mean
 
 
 def map_checks(
@@ -114,6 +115,11 @@ def on_object_rows(
         else estimates(scored, groups=groups, seed=seed, unit=unit)
     )
     gains = estimates(scored - torch.stack(chances), groups=groups, seed=seed, unit=unit)
+    if score == "pointing":  # of hits that are all 0, or all 1, the bootstrap would have no width
+        apart = [
+            difference_of(hits, pointing_rate(each, groups=groups, seed=seed)) for hits, each in zip(means, chances)
+        ]
+        gains = [_wider(*pair) for pair in zip(gains, apart)]
     return [
         OnObjectRow(
             model, name, score, mean.value, mean.low, mean.high, baseline, float(chance.mean()),
@@ -121,6 +127,13 @@ def on_object_rows(
         )
         for (name, _), mean, baseline, chance, gain in zip(maps, means, names, chances, gains)
     ]  # fmt: skip
+
+
+def _wider(paired: Estimate, apart: Estimate) -> Estimate:
+    """The paired difference, at each end with the wider of its interval and that of independent rates, in points."""
+    if paired.low is None or paired.high is None or apart.low is None or apart.high is None:
+        return paired
+    return replace(paired, low=min(paired.low, apart.low / 100), high=max(paired.high, apart.high / 100))
 
 
 _ON_OBJECT: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}
