@@ -13,8 +13,8 @@ from vitlens.uncertainty import Estimate, Side, beyond, widened
 ATTENTION, ROLLOUT, HEAD = "attention", "rollout", "head"  # maps of a layer: its mean, the rollout up to it, a head's
 METHOD: Final = (
     "The baseline is the best of four maps that ignore the image: a uniform one, a Gaussian at the centre, the mean "
-    "mask of the other images, and the map of another image. Differences from it are paired over images; in the pointing "
-    "game they are at least as uncertain as those of independent rates."
+    "mask of the other images, and the map of another image. Differences from it are paired over images; in the "
+    "pointing game they are at least as uncertain as those of independent rates."
 )
 
 
