@@ -26,6 +26,7 @@ from vitlens.strict_json import LIMIT, Limit, parse_json
 CONFIG = "config.json"
 RESULTS = "results.json"
 SCHEMA = 2  # of results.json
+SCHEMAS = (SCHEMA, 3)  # 3: of a record class (vitlens/record.py)
 _AGAIN = "run the command again"
 
 
@@ -193,9 +194,9 @@ def read_run(folder: Path) -> RunRecord:
     if missing:
         raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
     config, results = read_json(folder / CONFIG), read_json(folder / RESULTS)
-    if "schema" in results and results["schema"] != SCHEMA:
+    if "schema" in results and results["schema"] not in SCHEMAS:
         raise InputError(
-            f"expected results of schema {SCHEMA} in {folder / RESULTS}, found schema {results['schema']!s:.40}, "
+            f"expected results of schema {SCHEMAS[-1]} in {folder / RESULTS}, found schema {results['schema']!s:.40}, "
             f"which another version wrote; make them again: {_command_of(config)}"
         )
     read_as(Results, results, source=str(folder / RESULTS), hint=_AGAIN)

@@ -23,7 +23,7 @@ class Measured:
 class Results:
     """results.json; the rows of its tables are declared by each command."""
 
-    schema: Literal[2]
+    schema: Literal[2, 3]
     command: Name
     status: Literal["running", "done", "failed", "interrupted"]
     seconds: Annotated[float, Between(0, 1e10)]

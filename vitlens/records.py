@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
+from pathlib import Path
 from string import Formatter
 from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
@@ -43,6 +44,7 @@ __all__ = [
     "Record",
     "TableOf",
     "UntrustedName",
+    "arrays_of",
     "as_arrays",
     "as_row",
 ]  # fmt: skip
@@ -241,18 +243,22 @@ class Record:
     def arrays(self, arrays: ArraysOf[ArrayType], **parts: str) -> ArrayType:
         """The arrays of a file that the command declares. Raises InputError where they are missing or damaged."""
         path = inside(self.folder, "arrays", named_file(arrays(**parts), ".npz"))
-        stored = read_arrays(path)
-        forms: dict[str, Form] = {}
-        values: dict[str, Any] = {}
-        for place in _places(arrays.kind):
-            names = place.names(stored)
-            forms |= dict.fromkeys(names.values(), place.form)
-            values[place.name] = (
-                stored.get(place.name) if place.keys is None else {key: stored[name] for key, name in names.items()}
-            )
-        require_forms(stored, forms, path, hint=_AGAIN)
-        read: ArrayType = self._displayed(arrays.kind(**values))
+        read: ArrayType = self._displayed(arrays_of(arrays, read_arrays(path), path))
         return read
+
+
+def arrays_of(arrays: ArraysOf[ArrayType], stored: Mapping[str, NDArray[np.generic]], path: Path) -> ArrayType:
+    """The arrays of a file, which lies at `path`, as their dataclass. Raises InputError where they do not fit it."""
+    forms: dict[str, Form] = {}
+    values: dict[str, Any] = {}
+    for place in _places(arrays.kind):
+        names = place.names(stored)
+        forms |= dict.fromkeys(names.values(), place.form)
+        values[place.name] = (
+            stored.get(place.name) if place.keys is None else {key: stored[name] for key, name in names.items()}
+        )
+    require_forms(stored, forms, path, hint=_AGAIN)
+    return arrays.kind(**values)
 
 
 def _unchanged(value: Any) -> Any:

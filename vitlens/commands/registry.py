@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
+    from vitlens import record
     from vitlens.records import Contents, Record
     from vitlens.report.document import Document
 
@@ -47,7 +48,14 @@ class Command:
     @property
     def contents(self) -> "Contents":
         """What it writes."""
-        return self._part("record", "RECORD")  # type: ignore[no-any-return]
+        recorded = self.recorded
+        return self._part("record", "RECORD") if recorded is None else recorded.contents()
+
+    @property
+    def recorded(self) -> "type[record.Record] | None":
+        """The class of its record; None for a command that still declares `Contents`."""
+        part = self._part("record", "RECORD")
+        return part if isinstance(part, type) else None
 
     @property
     def measure(self) -> "Callable[[Any], object]":
@@ -55,8 +63,10 @@ class Command:
         return self._part("measure", "measure")  # type: ignore[no-any-return]
 
     @property
-    def report(self) -> "Callable[[Record], Document]":
+    def report(self) -> "Callable[[Any], Document]":
         """From its record to the document, laid out (report/layout.py)."""
+        if self.recorded is not None:
+            return self._part("report", "REPORT")  # type: ignore[no-any-return]
         from vitlens.report.layout import laid_out
 
         document: Callable[[Record], Document] = self._part("report", "report")

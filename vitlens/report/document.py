@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from vitlens.report.explorer import Explorer
+from vitlens.report.glossary import Term
 from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Section:
 
     question: the one that it answers; leading: whether its sentences come before its figures (as in a summary) or
     after; panels: images one by one, of which some of the figures are sheets; step: whether it is one of a sequence,
-    through which a page leads with a slider.
+    through which a page leads with a slider; status: the judgement that stands beside its title.
     """
 
     title: str
@@ -130,6 +131,17 @@ class Section:
     leading: bool = False
     panels: tuple[ImagePanel, ...] = ()
     step: bool = False
+    status: State | Literal[""] = ""
+
+
+@dataclass(frozen=True)
+class FirstPage:
+    """What a stranger reads in a minute: at most five sentences, one picture, one table, and what is not known."""
+
+    answer: tuple[Sentence, ...]
+    picture: FigureSpec | None = None
+    glance: Table | None = None
+    unknown: tuple[Sentence, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,7 +150,8 @@ class Document:
 
     limits: what could overturn it; appendix: tables and figures in full; preface: what to know before any number;
     explorer: what the attention explorer of its HTML page shows; command_line: what makes it again, where that is not
-    the command of the run ("" for that).
+    the command of the run ("" for that); first: its first page, which stands in the place of verdicts and findings;
+    folded: parts that are closed at first; terms: of its columns, for the glossary.
     """
 
     title: str
@@ -150,11 +163,16 @@ class Document:
     preface: tuple[Sentence, ...] = ()
     explorer: Explorer | None = None
     command_line: str = ""
+    first: FirstPage | None = None
+    folded: tuple[Section, ...] = ()
+    terms: tuple[Term, ...] = ()
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:
-        """All figures in the order in which they are shown."""
-        return tuple(figure for section in (*self.sections, *self.appendix) for figure in section.figures)
+        """All figures in the order in which they are shown, each once."""
+        picture = () if self.first is None or self.first.picture is None else (self.first.picture,)
+        others = (figure for section in (*self.sections, *self.appendix) for figure in section.figures)
+        return tuple({figure.name: figure for figure in (*picture, *others)}.values())
 
 
 def sentences(*texts: str | None, rows: Sequence[object] = (), says: Says = "result") -> tuple[Sentence, ...]:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import quote, unquote
 
-from vitlens.display import as_alternative, as_cell, as_code_block, as_markdown
+from vitlens.display import as_alternative, as_cell, as_code, as_code_block, as_markdown
 from vitlens.recorded import ModelEntry
 from vitlens.records import Record
-from vitlens.report.document import Document, FigureSpec, Finding, Section, Sentence, Table
+from vitlens.report.document import Document, FigureSpec, Finding, FirstPage, Section, Sentence, Table
 from vitlens.report.numbers import in_time, in_words
 
 UNFINISHED: Final = {
@@ -32,8 +32,12 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
     if record.status in UNFINISHED:
         blocks.append(f"> {UNFINISHED[record.status]}")
     blocks += _first_page(document, numbers)
+    if document.first is not None:
+        blocks += _first(document.first, record, numbers, seconds)
     for section in document.sections:
         blocks += _section(section, numbers)
+    for part in document.folded:
+        blocks += [f"<details><summary>{as_markdown(part.title)}</summary>", *_paragraphs(part.sentences), "</details>"]
     if document.limits:
         blocks += ["## Limits", *_paragraphs(document.limits)]
     if document.appendix:
@@ -45,6 +49,8 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
 def _first_page(document: Document, numbers: dict[str, int]) -> Iterator[str]:
     """The preface, verdicts and findings, where a report has them."""
     yield from _paragraphs(document.preface)
+    if document.first is not None:
+        return
     if document.verdicts:
         yield "## Verdicts"
         columns = {
@@ -60,6 +66,21 @@ def _first_page(document: Document, numbers: dict[str, int]) -> Iterator[str]:
         yield "\n".join(f"{index}. {_finding(each, numbers)}" for index, each in enumerate(document.findings, start=1))
 
 
+def _first(first: FirstPage, record: Record, numbers: dict[str, int], seconds: float | None) -> Iterator[str]:
+    """The answer, a picture, one table, and what is not known."""
+    yield from _paragraphs(first.answer)
+    if first.picture is not None:
+        yield _figure(first.picture, numbers[first.picture.name])
+    if first.glance is not None:
+        yield _table(first.glance)
+    if first.unknown:
+        yield "**What this does not show**"
+        yield "\n".join(f"- {as_markdown(sentence.text)}" for sentence in first.unknown)
+    if record.config.command_line:
+        took = f"; {in_time(seconds)}" if record.status == "done" and seconds is not None else ""
+        yield f"{as_code(record.config.command_line)}{took}"
+
+
 def _finding(each: Finding, numbers: dict[str, int]) -> str:
     notes = [in_words(each.effect)]
     if each.p is not None:
@@ -70,7 +91,8 @@ def _finding(each: Finding, numbers: dict[str, int]) -> str:
 
 
 def _section(section: Section, numbers: dict[str, int], *, level: str = "##") -> Iterator[str]:
-    yield f"{level} {as_markdown(section.title)}"
+    status = f" ({section.status})" if section.status else ""
+    yield f"{level} {as_markdown(section.title)}{status}"
     figures = [_figure(figure, numbers[figure.name]) for figure in section.figures]
     paragraphs = list(_paragraphs(section.sentences))
     yield from paragraphs + figures if section.leading else figures + paragraphs
@@ -98,7 +120,7 @@ def _table(table: Table) -> str:
     lines = [[as_cell(column) for column in table.columns], ["---:" if aligned else "---" for aligned in right]]
     lines += [[as_cell(in_words(cell)) for cell in row] for row in table.rows]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"**{as_markdown(table.caption)}**\n\n{text}"
+    return f"**{as_markdown(table.caption)}**\n\n{text}" if table.caption else text
 
 
 def _repeat(document: Document, record: Record, seconds: float | None) -> Iterator[str]:

@@ -1,7 +1,9 @@
-"""Verdicts: what a report's first page passes, warns of or fails, each on the worse end of a 95 % interval."""
+"""Limits and verdicts: what a report passes, warns of or fails, each on the worse end of a 95 % interval."""
 
+import tomllib
 from dataclasses import dataclass
-from typing import Final
+from importlib.resources import files
+from typing import Any, Final
 
 from vitlens.report.document import State, Verdict
 from vitlens.report.numbers import number
@@ -31,20 +33,34 @@ class Threshold:
             return "pass"
         return "warn" if sign * worst >= sign * self.warns else "fail"
 
+    def judge(self, value: Estimate) -> State:
+        """The state of an estimate by the worse end of its interval, or by its value where it has none."""
+        worst = value.low if self.higher else value.high
+        return self.state(value.value if worst is None else worst)
 
-ACCURACY: Final = Threshold(-1.0, -5.0, higher=True, unit="points")  # beside the best model
-CALIBRATION: Final = Threshold(0.03, 0.08, higher=False)
-ROBUSTNESS: Final = Threshold(0.5, 0.1, higher=True)  # robust accuracy at 1/255
-CORRUPTIONS: Final = Threshold(2.0, 4.0, higher=False, unit="times the clean error")
-HEADS: Final = Threshold(0.1, 0.3, higher=False)  # share of dead or uniform heads
-SINKS: Final = Threshold(0.2, 0.5, higher=False)  # attention of patches on sinks off the object
+
+def _read() -> dict[str, Threshold]:
+    declared: dict[str, dict[str, Any]] = tomllib.loads(
+        files("vitlens.report").joinpath("limits.toml").read_text("utf-8")
+    )
+    return {
+        name: Threshold(each["passes"], each["warns"], each["better"] == "higher", each["unit"])
+        for name, each in declared.items()
+    }
+
+
+LIMITS: Final = _read()
+ACCURACY: Final = LIMITS["accuracy"]
+CALIBRATION: Final = LIMITS["calibration"]
+ROBUSTNESS: Final = LIMITS["robustness"]
+CORRUPTIONS: Final = LIMITS["corruptions"]
+HEADS: Final = LIMITS["heads"]
+SINKS: Final = LIMITS["sinks"]
 
 
 def judged(subject: str, value: Estimate, threshold: Threshold, because: str) -> Verdict:
     """The verdict on a value by the worse end of its interval, or by the value itself where it has none."""
-    worst = value.low if threshold.higher else value.high
-    state = threshold.state(value.value if worst is None else worst)
-    return Verdict(subject, state, value, threshold.words, because)
+    return Verdict(subject, threshold.judge(value), value, threshold.words, because)
 
 
 def inconclusive(subject: str, value: Estimate | None, threshold: Threshold, because: str) -> Verdict:

@@ -24,6 +24,8 @@ from vitlens.files import (
     write_arrays,
     write_json,
 )  # fmt: skip
+from vitlens.record import SCHEMA as RECORDED
+from vitlens.record import Record, written
 from vitlens.records import ArraysOf, TableOf, as_arrays, as_row
 from vitlens.safe_paths import inside
 from vitlens.uncertainty import Estimate
@@ -50,6 +52,7 @@ class RunFolder:
         metrics, tables = record.results["metrics"], record.results["tables"]
         self._metrics: dict[str, dict[str, object]] = dict(metrics) if isinstance(metrics, Mapping) else {}
         self._tables: dict[str, list[dict[str, object]]] = dict(tables) if isinstance(tables, Mapping) else {}
+        self._schema = int(str(record.results["schema"]))
         self._before = float(str(record.results["seconds"]))  # of earlier attempts, when it is resumed
         self._start = time.monotonic()
         self._seconds: float | None = None
@@ -131,6 +134,13 @@ class RunFolder:
             if kind is None:  # else the first error is the one to report; results.json still says running
                 raise
 
+    def keep(self, record: Record) -> None:
+        """Keep a record: its metrics and tables, and write its arrays."""
+        self._schema = RECORDED
+        self._metrics, self._tables, files = written(record)
+        for name, values in files.items():
+            self.arrays(name, **values)
+
     def metric(self, name: str, estimate: Estimate) -> None:
         """Keep one number; its name is a path of words ("accuracy/vit-digits")."""
         self._metrics[name] = {key: value for key, value in asdict(estimate).items() if value is not None}
@@ -174,7 +184,10 @@ class RunFolder:
         return self._before + time.monotonic() - self._start if self._seconds is None else self._seconds
 
     def _content(self, status: Status) -> dict[str, object]:
-        return _results(self.command, status, self.seconds, self._metrics, self._tables)
+        return {
+            **_results(self.command, status, self.seconds, self._metrics, self._tables),
+            "schema": self._schema,
+        }
 
     def _write(self, status: Status) -> None:
         write_json(self.place(RESULTS), self._content(status))

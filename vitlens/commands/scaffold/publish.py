@@ -1,11 +1,13 @@
 """Figures, report.md and report.html from a run's folder alone: at each command's end, and by `vitlens report`."""
 
+import csv
 import errno
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.folder import RunFolder
@@ -14,6 +16,8 @@ from vitlens.commands.scaffold.run_place import require_plain
 from vitlens.deadline import require_time
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
+from vitlens.record import Record as Recorded
+from vitlens.record import flat, read_record
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec
 from vitlens.report.markdown import markdown
@@ -65,12 +69,18 @@ def report(path: Path, *, html: bool = False) -> Path:
         return written
 
 
-def read(run: RunRecord, *, escaped: bool = True) -> Record:
-    """The record of a run, typed as its command declares; escaped: names in it are escaped for display."""
+def read(run: RunRecord, *, escaped: bool = True) -> Any:
+    """The record of a run, typed as its command declares; escaped: names in it are escaped for display.
+
+    Those of a record class are as they were written, as they are escaped where they are put into a report.
+    """
+    kind = COMMANDS[run.command].recorded
+    if kind is not None:
+        return read_record(kind, run)
     return Record(run, COMMANDS[run.command].contents, escaped=escaped)
 
 
-def read_folder(path: Path, *, escaped: bool = True) -> Record:
+def read_folder(path: Path, *, escaped: bool = True) -> Any:
     """The record of an earlier run's folder. Raises InputError and UnknownNameError as `report`."""
     run = read_run(path)
     require_reporting(run)
@@ -135,8 +145,22 @@ def _require_bounded(figure: "Figure", name: str, folder: Path) -> None:
         )
 
 
-def _write(document: Document, record: Record, seconds: float, *, html: bool) -> Path:
+def _write_tables(record: Recorded) -> None:
+    """Write every table as tables/NAME.csv, an interval as three columns."""
+    for name, rows in record.tables.items():
+        if rows:
+            text = StringIO()
+            cells = [flat(row) for row in rows]
+            writer = csv.DictWriter(text, list(dict.fromkeys(key for each in cells for key in each)))
+            writer.writeheader()
+            writer.writerows(cells)
+            write_text(inside(record.folder, "tables", named_file(name, ".csv")), text.getvalue())
+
+
+def _write(document: Document, record: Any, seconds: float, *, html: bool) -> Path:
     """Write report.md and, with html, report.html; the path of the last."""
+    if isinstance(record, Recorded):
+        _write_tables(record)
     path = inside(record.folder, REPORT)
     write_text(path, markdown(document, record, seconds=seconds))
     if not html:

@@ -12,6 +12,8 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.publish import REPORT, read_folder
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import named_file, read_arrays
+from vitlens.record import Record as Recorded
+from vitlens.record import flat
 from vitlens.recorded import Config
 from vitlens.records import as_row
 from vitlens.safe_paths import inside
@@ -108,6 +110,8 @@ class ReportFolder(Summary):
             import pandas
         except ImportError as error:
             raise InputError("expected pandas for to_pandas, found none; type pip install pandas") from error
+        if isinstance(self._record, Recorded):
+            return pandas.DataFrame(list(map(flat, rows)))
         table = next(table for table in COMMANDS[self.command].contents.tables if table.name == name)
         columns = [field.name for field in fields(table.row)] if not rows else None
         return pandas.DataFrame([as_row(table, row) for row in rows], columns=columns)

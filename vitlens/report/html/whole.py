@@ -85,6 +85,7 @@ class _Section:
     filters: tuple[tuple[str, str, tuple[str, ...]], ...] | None
     holds: str
     step: bool
+    status: str
 
     @property
     def shown_anchor(self) -> str:
@@ -113,6 +114,11 @@ class _Page:
         self._anchors: set[str] = set()
         self._drawn: set[str] = set()
 
+    def picture(self) -> _Figure | None:
+        """The picture of the first page."""
+        first = self.document.first
+        return None if first is None or first.picture is None else self._figure(first.picture)
+
     def section(self, section: Section) -> _Section:
         """One section: its figures as pictures, its panels instead of the sheets of these."""
         figures = tuple(self._figure(each) for each in section.figures if not (each.sheet and self._has_panels))
@@ -129,6 +135,7 @@ class _Page:
             _filters(figures, panels),
             _counted(figure=len(figures), panel=len(panels), table=len(tables)),
             section.step,
+            section.status,
         )
 
     @property
@@ -185,6 +192,10 @@ def page(document: Document, record: Record, folder: Path, *, seconds: float | N
         "preface": document.preface,
         "verdicts": document.verdicts,
         "findings": tuple(map(parts.finding, document.findings)),
+        "first": document.first,
+        "picture": parts.picture(),
+        "glance": None if document.first is None or document.first.glance is None else _table(document.first.glance),
+        "folded": tuple(map(parts.section, document.folded)),
         "explorer": _explorer(document, (*sections, *appendix)),
         "sections": sections,
         "limits": document.limits,
@@ -216,7 +227,7 @@ def _explorer(document: Document, sections: tuple[_Section, ...]) -> ExplorerPar
 def _contents(values: Mapping[str, object], sections: tuple[_Section, ...]) -> Iterator[tuple[str, str]]:
     """Anchors and headings of the parts that are there."""
     for name in ("verdicts", "findings"):
-        if values[name]:
+        if values[name] and not values["first"]:
             yield name, name.capitalize()
     if values["explorer"]:
         yield "explorer", "Attention explorer"
@@ -274,12 +285,15 @@ def _terms(document: Document) -> tuple[Term, ...]:
     seen = Words()
     for sentence in (*document.preface, *(each.claim for each in document.findings), *document.limits):
         seen(sentence.text)
-    for section in (*document.sections, *document.appendix):
+    for sentence in () if document.first is None else document.first.answer:
+        seen(sentence.text)
+    for section in (*document.sections, *document.folded, *document.appendix):
         for text in (*(each.text for each in section.sentences), *(each.caption for each in section.figures)):
             seen(text)
         for table in section.tables:
             seen(" ; ".join((table.caption, *table.columns)))
-    return tuple(seen.used[term] for term in sorted(seen.used, key=str.lower))
+    known = {**{term.name: term for term in document.terms}, **seen.used}
+    return tuple(known[term] for term in sorted(known, key=str.lower))
 
 
 def _counted(**counts: int) -> str:

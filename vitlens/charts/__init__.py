@@ -1,0 +1,19 @@
+"""The kinds of chart that all reports share; each takes rows and the names of their columns.
+
+    intervals   a dot with its interval for each row          (plots)
+    lines       curves over one column                        (plots)
+    scatter     points of two columns                         (plots)
+    histogram   how often the values of a column occur        (plots)
+    bars        counts or shares by name                      (plots)
+    board       maps of layers by heads                       (grids)
+    matrix      a cell for each pair of two columns           (grids)
+    images      images, with maps over them or without        (pictures)
+
+Each is called with its columns and gives a function from rows and a title to a Figure, which `Chart` holds.
+"""
+
+from vitlens.charts.grids import board, matrix
+from vitlens.charts.pictures import Picture, images
+from vitlens.charts.plots import bars, histogram, intervals, lines, scatter
+
+__all__ = ["Picture", "bars", "board", "histogram", "images", "intervals", "lines", "matrix", "scatter"]

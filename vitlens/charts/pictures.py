@@ -1,0 +1,90 @@
+"""Charts of images: photographs in rows and columns, with maps over them or without."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from vitlens.charts.values import Draw
+from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
+from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, joint_scale
+from vitlens.figures.style import SMALL, WIDE, drawable, shortened, styled
+
+_LARGEST: Final = 1.35  # inch of a picture
+_LEAST: Final = 0.8
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A cell of `images`. image (3, height, width) in [0, 1]; map (rows, columns) that is drawn over it; row, column:
+    their names; below: a line under it; frame: the colour around it."""
+
+    image: NDArray[np.floating] | None
+    map: NDArray[np.floating] | None = None
+    row: str = ""
+    column: str = ""
+    below: str = ""
+    frame: str = ""
+
+
+def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: bool = True) -> Draw:
+    """Pictures by row and column. scale: each map from 0 to its own maximum, or all on one, whose bar has the label."""
+
+    @styled
+    def draw(rows: Sequence[Any], title: str) -> Figure:
+        down = list(dict.fromkeys(each.row for each in rows))
+        across = list(dict.fromkeys(each.column for each in rows))
+        if len(down) == 1 and len(across) == 1:  # pictures without places
+            count = len(rows)
+            columns = min(count, 6)
+            places = {id(each): divmod(at, columns) for at, each in enumerate(rows)}
+            shape = (-(-count // columns), columns)
+        else:
+            places = {id(each): (down.index(each.row), across.index(each.column)) for each in rows}
+            shape = (len(down), len(across))
+        maps = [each.map for each in rows if each.map is not None]
+        joint = joint_scale(np.stack(maps)) if maps and scale == "joint" else None
+        named = any(each.row for each in rows)
+        left = 0.95 if named else 0.06
+        right = BAR_ROOM if joint else 0.06
+        side = float(np.clip((WIDE - left - right) / shape[1] - 0.06, _LEAST, _LARGEST))
+        text = 0.14 * max((each.below.count("\n") + 1 if each.below else 0 for each in rows), default=0) + 0.05
+        margins = Margins(left=left, right=right, top=0.24 if any(across) else 0.05, bottom=text + 0.05)
+        drawn = board(
+            title=title, count=shape[0] * shape[1], across=shape[1], panel=(side, side), gap=(0.06, text),
+            margins=margins,
+        )  # fmt: skip
+        without_frames(drawn.panels)
+        for axes in drawn.panels:
+            axes.set_visible(False)
+        for each in rows:
+            at = places[id(each)]
+            axes = drawn.panels[at[0] * shape[1] + at[1]]
+            axes.set_visible(True)
+            axes.imshow(_pixels(each, joint, smooth), aspect="equal", interpolation="nearest")
+            if each.frame:
+                axes.spines[:].set(visible=True, color=each.frame, linewidth=2.0)
+            if each.below:
+                axes.set_xlabel(drawable(each.below), fontsize=SMALL, labelpad=2)
+            if at[0] == 0 and each.column:
+                axes.set_title(shortened(each.column, 24))
+            if at[1] == 0 and each.row:
+                axes.set_ylabel(shortened(each.row, 16), rotation=0, ha="right", va="center")
+        if joint:
+            colour_bar(drawn.bar(), scale=joint, label=label)
+        return drawn.figure
+
+    return draw
+
+
+def _pixels(each: Picture, joint: Scale | None, smooth: bool) -> NDArray[np.floating]:
+    if each.image is None:
+        return np.ones((1, 1, 3))
+    if each.map is None:
+        return enlarged(np.asarray(each.image, float))
+    values = np.asarray(each.map, float)
+    own = joint or Scale(min(0.0, float(values.min())), float(values.max()) or 1.0)
+    return blend(each.image, values, scale=own, smooth=smooth)

@@ -1,0 +1,176 @@
+"""Charts with axes: intervals, lines, scatter, histogram and bars."""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from vitlens.charts.values import MARKERS, STYLES, Draw, colour, label, legend, numbers, series_of, value
+from vitlens.figures.style import GREY, SMALL, WIDE, heading, sheet, shortened, styled
+
+_MOST = 30  # rows of a chart that has a line for each
+
+
+def intervals(
+    by: str, *values: str, of: str = "", reference: float | None = None, titles: Sequence[str] = (), most: int = _MOST
+) -> Draw:
+    """A line for each `by`, a dot with its interval for each of the values and each series `of`; reference: a dashed
+    line, in the values' own unit as drawn (% for fractions)."""
+
+    @styled
+    def draw(rows: Sequence[Any], title: str) -> Figure:
+        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:most]
+        drawn = [(name, own, each) for name, own in series_of(rows, of).items() for each in values]
+        figure = sheet(WIDE * 0.8, 0.7 + max(0.24, 0.13 * len(drawn)) * max(len(named), 2))
+        axes = figure.subplots()
+        for at, (name, own, column) in enumerate(drawn):
+            kept = [row for row in own if str(value(row, by)) in named]
+            found, own_title = numbers(kept, column), titles[at % len(values)] if titles else ""
+            shift = 0.6 * ((at + 0.5) / len(drawn) - 0.5)
+            places = np.array([named.index(str(value(row, by))) for row in kept]) + shift
+            words = " · ".join(filter(None, (name, own_title or (label(rows, column) if len(values) > 1 else ""))))
+            axes.hlines(places, found[1], found[2], color=colour(at), linewidth=1.2)
+            axes.plot(found[0], places, MARKERS[at % len(MARKERS)], color=colour(at), markersize=4, label=words)
+        if reference is not None:
+            axes.axvline(reference, color=GREY, linestyle="--", linewidth=0.9)
+        axes.set_yticks(range(len(named)), [shortened(name, 34) for name in named])
+        axes.set_ylim(len(named) - 0.4, -0.6)
+        axes.set_xlabel(label(rows, values[0]) if len(values) == 1 else "")
+        axes.grid(axis="x")
+        legend(figure, axes)
+        heading(figure, title)
+        return figure
+
+    return draw
+
+
+def lines(
+    x: str, y: str, *, of: str = "", panel: str = "", log: bool = False, band: bool = True, shared: bool = True
+) -> Draw:
+    """A curve of y over x for each series `of`, with its interval as a band; a panel for each value of `panel`."""
+
+    @styled
+    def draw(rows: Sequence[Any], title: str) -> Figure:
+        panels = series_of(rows, panel)
+        across = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
+        down = -(-len(panels) // across)
+        figure = sheet(WIDE * (0.75 if across == 1 else 1), 0.4 + (2.4 if across == 1 else 1.9) * down)
+        grid = list(figure.subplots(down, across, squeeze=False, sharey=shared).flat)
+        names = list(series_of(rows, of))
+        for axes, (name, own) in zip(grid, panels.items()):
+            for series, part in series_of(own, of).items():
+                _curve(axes, part, x, y, names.index(series), series, band)
+            axes.set_title(textwrap.fill(name, 60 if across == 1 else 30))
+            axes.set_xlabel(label(rows, x))
+            axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+            axes.grid(axis="y")
+            if log:
+                axes.set_yscale("log")
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        for axes in grid[::across]:
+            axes.set_ylabel(label(rows, y))
+        legend(figure, grid[0])
+        heading(figure, title)
+        return figure
+
+    return draw
+
+
+def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: str, band: bool) -> None:
+    """One curve; several rows at one x are drawn as dots, and the curve is their mean."""
+    at, found = numbers(rows, x)[0], numbers(rows, y)
+    places = np.unique(at)
+    several = len(places) < len(at)
+    if several:
+        axes.plot(at, found[0], "o", color=colour(index), markersize=2.4, alpha=0.6, markeredgewidth=0)
+        found = np.stack([[np.nanmean(found[0, at == place]), np.nan, np.nan] for place in places], 1)
+    order = np.argsort(places if several else at)
+    curve = (places if several else at)[order]
+    axes.plot(curve, found[0, order], STYLES[index % 4], color=colour(index), marker="o", markersize=3, label=name)
+    if band and not several:
+        axes.fill_between(curve, found[1, order], found[2, order], color=colour(index), alpha=0.18, linewidth=0)
+
+
+def scatter(x: str, y: str, *, of: str = "", name: str = "", diagonal: bool = False, most: int = 12) -> Draw:
+    """A point for each row; name: a column that labels the points, where they are at most `most`."""
+
+    @styled
+    def draw(rows: Sequence[Any], title: str) -> Figure:
+        figure = sheet(WIDE * 0.7, 3.2)
+        axes = figure.subplots()
+        for at, (series, own) in enumerate(series_of(rows, of).items()):
+            across, up = numbers(own, x), numbers(own, y)
+            errors = [np.nan_to_num(np.abs(found[0] - found[1:])) for found in (across, up)]
+            axes.errorbar(
+                across[0], up[0], xerr=errors[0], yerr=errors[1], fmt=MARKERS[at % len(MARKERS)], color=colour(at),
+                markersize=4, elinewidth=0.8, label=series,
+            )  # fmt: skip
+        for row in rows if name and len(rows) <= most else ():
+            spot = numbers([row], x)[0, 0], numbers([row], y)[0, 0]
+            axes.annotate(shortened(str(value(row, name))), spot, (4, 3), textcoords="offset points", fontsize=SMALL)
+        if diagonal:
+            low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
+            axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)
+        axes.set(xlabel=label(rows, x), ylabel=label(rows, y))
+        axes.grid()
+        legend(figure, axes)
+        heading(figure, title)
+        return figure
+
+    return draw
+
+
+def histogram(x: str, *, of: str = "", bins: int = 20) -> Draw:
+    """How many rows have a value of x in each of the bins, for each series."""
+
+    @styled
+    def draw(rows: Sequence[Any], title: str) -> Figure:
+        figure = sheet(WIDE * 0.75, 2.4)
+        axes = figure.subplots()
+        every = numbers(rows, x)[0]
+        edges = np.histogram_bin_edges(every[np.isfinite(every)], bins).tolist()
+        for at, (series, own) in enumerate(series_of(rows, of).items()):
+            found = numbers(own, x)[0]
+            axes.hist(
+                found[np.isfinite(found)], edges, histtype="step", color=colour(at), linewidth=1.4,
+                label=f"{series} (n = {len(own):,})" if series else "",
+            )  # fmt: skip
+        axes.set(xlabel=label(rows, x), ylabel="count")
+        legend(figure, axes)
+        heading(figure, title)
+        return figure
+
+    return draw
+
+
+def bars(by: str, y: str, *, of: str = "", most: int = _MOST, words: Callable[[Any], str] | None = None) -> Draw:
+    """A horizontal bar for each `by` and series, with its interval; words: what stands at its end."""
+
+    @styled
+    def draw(rows: Sequence[Any], title: str) -> Figure:
+        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:most]
+        series = series_of(rows, of)
+        figure = sheet(WIDE * 0.8, 0.6 + max(0.22, 0.15 * len(series)) * max(len(named), 2))
+        axes = figure.subplots()
+        tall = 0.8 / len(series)
+        for at, (name, own) in enumerate(series.items()):
+            kept = [row for row in own if str(value(row, by)) in named]
+            found = numbers(kept, y)
+            places = np.array([named.index(str(value(row, by))) for row in kept]) + tall * (at + 0.5) - 0.4
+            axes.barh(places, found[0], 0.9 * tall, color=colour(at), label=name)
+            axes.hlines(places, found[1], found[2], color="black", linewidth=0.8)
+            for row, place, end in zip(kept, places, found[0]) if words else ():
+                axes.annotate(words(row), (end, place), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)  # type: ignore[misc]
+        axes.set_yticks(range(len(named)), [shortened(name, 34) for name in named])
+        axes.set_ylim(len(named) - 0.4, -0.6)
+        axes.set_xlabel(label(rows, y))
+        legend(figure, axes)
+        heading(figure, title)
+        return figure
+
+    return draw

@@ -1,0 +1,142 @@
+"""Claims: what a report says was found, in one register from which title, first page, verdicts and JUnit are made.
+
+One quantity is judged once, by one limit, with one sign and one sample (`contradictions`).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from vitlens.report.document import Finding, Sentence, State, Verdict
+from vitlens.report.findings import CAP, WEIGHTS, Kind, clear
+from vitlens.report.prose import say
+from vitlens.report.verdicts import LIMITS
+from vitlens.uncertainty import Estimate, widened
+
+Evidence = Literal["observed", "attributed", "intervened"]
+ASKED: Final = 0.05  # significance level, after Holm, of what a command was asked for
+FOUND: Final = 0.001  # of what it was not asked for, one of many effects
+_CAUSE: Final = re.compile(r"\b(because|due to|caused by)\b", re.IGNORECASE)
+_URGENCY: Final = {"fail": 3, "warn": 2, "inconclusive": 0, "pass": 0, "not tested": 0, "": 0}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that was found.
+
+    question: what is asked ("calibration"); subject: of what ("vit-digits"); says: the sentence, finished; title: the
+    same in at most twelve words, for the report's title, "" where it cannot be one; state: the judgement, "" where none
+    is made; effect, p: the number; limit: its name in limits.toml; evidence: counted, read off gradients and maps, or
+    measured after something was changed: only then a sentence may name a cause; place: the section that shows it;
+    reference: the value that the effect would have if there were nothing; kind: whether it was asked for; because: what
+    was judged, or why it could not be.
+    """
+
+    question: str
+    subject: str
+    says: str = ""
+    title: str = ""
+    state: State | Literal[""] = ""
+    effect: Estimate | None = None
+    p: float | None = None
+    limit: str = ""
+    evidence: Evidence = "observed"
+    place: str = ""
+    reference: float = 0.0
+    kind: Kind = "fact"
+    because: str = ""
+
+    @property
+    def rank(self) -> float:
+        """The distance of the effect from its reference in half-widths, by the weight of its kind; as findings.py."""
+        if self.effect is None or self.effect.low is None or self.effect.high is None:
+            return 0.0
+        half = (self.effect.high - self.effect.low) / 2
+        return WEIGHTS[self.kind] * (CAP if half == 0 else min(abs(self.effect.value - self.reference) / half, CAP))
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it may stand on the first page: the answer to what was asked, a judgement, or an effect clear of its
+        reference at the level for what was not asked for."""
+        if not self.says:
+            return False
+        if self.kind == "answer" or self.state in ("warn", "fail"):
+            return True
+        level = ASKED if self.kind == "comparison" else FOUND
+        if self.effect is None or (self.p is not None and self.p > level):
+            return False
+        return clear(self.effect, self.reference, level)
+
+
+def judge(
+    question: str, subject: str, value: Estimate, limit: str, *, says: str = "", because: str = "", place: str = "",
+) -> Claim:  # fmt: skip
+    """A claim that is judged by the worse end of its interval."""
+    state = LIMITS[limit].judge(value)
+    return Claim(question, subject, says, state=state, effect=value, limit=limit, because=because, place=place)
+
+
+def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
+    """Those of the first page: the answers in their order, then what fails, then the clearest."""
+    known = [claim for claim in claims if claim.is_shown]
+    answers = [claim for claim in known if claim.kind == "answer"]
+    others = sorted((c for c in known if c.kind != "answer"), key=lambda c: (-_URGENCY[c.state], -c.rank))
+    return tuple([*answers, *others][:most])
+
+
+def title_of(claims: Sequence[Claim], otherwise: str) -> str:
+    """The first claim of the first page that can be a title."""
+    return next((claim.title for claim in shown(claims, len(claims)) if claim.title), otherwise)
+
+
+def verdicts_of(claims: Iterable[Claim]) -> tuple[Verdict, ...]:
+    """Those that judge, as verdicts of a document."""
+    return tuple(
+        Verdict(
+            f"{each.question} of {each.subject}", each.state, each.effect,
+            LIMITS[each.limit].words if each.limit else "–", each.because or each.says,
+        )
+        for each in claims if each.state
+    )  # fmt: skip
+
+
+def findings_of(claims: Iterable[Claim]) -> tuple[Finding, ...]:
+    """Those that stand out, as findings of a document."""
+    known = (claim for claim in shown(claims, 7) if claim.effect is not None and claim.rank)
+    return tuple(Finding(Sentence(c.says), c.effect, c.p, c.place, rank=c.rank) for c in known if c.effect is not None)
+
+
+def contradictions(claims: Iterable[Claim]) -> Iterator[str]:
+    """What two claims on one question and subject say differently, and causes that nothing was changed to show."""
+    seen: dict[tuple[str, str], Claim] = {}
+    for claim in claims:
+        first = seen.setdefault((claim.question, claim.subject), claim)
+        about = f"{claim.question} of {claim.subject}"
+        if claim.state != first.state:
+            yield f"{about}: {first.state or 'no judgement'} and {claim.state or 'no judgement'}"
+        if claim.effect and first.effect and claim.effect.value * first.effect.value < 0:
+            yield f"{about}: two signs"
+        if claim.effect and first.effect and claim.effect.n != first.effect.n:
+            yield f"{about}: {first.effect.n} and {claim.effect.n} images"
+        if claim.evidence != "intervened" and _CAUSE.search(claim.says):
+            yield f"{about}: a cause without an intervention: {claim.says}"
+
+
+def above(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
+    """Whether an estimate, one of so many tests, is shown to lie above a value (Bonferroni)."""
+    low = None if estimate is None else widened(estimate, tests).low
+    return low is not None and low > value
+
+
+def below(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
+    """Whether it is shown to lie below."""
+    high = None if estimate is None else widened(estimate, tests).high
+    return high is not None and high < value
+
+
+def found(
+    question: str, subject: str, template: str, effect: Estimate, *, given: dict[str, object], **more: object
+) -> Claim:
+    """A claim whose sentence is a template; given: its values."""
+    return Claim(question, subject, say(template, effect=effect, **given), effect=effect, **more)  # type: ignore[arg-type]

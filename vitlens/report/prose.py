@@ -1,0 +1,112 @@
+"""The words of reports: one-line templates, filled by one `finalize` that formats every number and escapes every name.
+
+    {{ accuracy }}                    an Estimate: "83.7 % (83.2 to 84.1, n = 300)"
+    {{ share|percent }}               "45 %"
+    {{ heads|names }} {{ heads|are }} "**L0.H1** and **L0.H3** are"
+    {{ labels|counts }}               "9 mixed, 5 uniform" of a mapping from names to numbers
+
+A template tests what is there and counts it; arithmetic and rules are Python's (tests/contracts/test_sections.py).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from functools import lru_cache
+from typing import Any, Final
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from vitlens.display import protected, shortened, visible
+from vitlens.report.numbers import in_ranges, in_time, in_words, number, percent
+from vitlens.uncertainty import Estimate
+
+NAMED: Final = 5  # names of a list in a sentence
+
+
+class Marked(str):
+    """Text of ours, with **bold** and `code`, that is not escaped again."""
+
+    __slots__ = ()
+
+
+def say(template: str, **values: Any) -> str:
+    """One line of a template; empty where the template says nothing."""
+    return " ".join(_template(template).render(**values).split())
+
+
+def finalize(value: Any) -> str:
+    """A value as it is put into a sentence: numbers formatted, names escaped, None a dash."""
+    if isinstance(value, Marked):
+        return value
+    if value is None or isinstance(value, Estimate | int | float):
+        return in_words(value)
+    return protected(shortened(visible(str(value))))
+
+
+def names(values: Iterable[Any], most: int = NAMED) -> Marked:
+    """Values, or rows by their `name`, in bold: "**L0.H1**, **L2.H3** and 2 more"."""
+    every = [f"**{finalize(getattr(value, 'name', value))}**" for value in values]
+    return listed([*every[:most], *([f"{len(every) - most} more"] if len(every) > most else [])])
+
+
+def listed(parts: Sequence[str]) -> Marked:
+    """Parts that are finished: "a, b and c"."""
+    return Marked(parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else "none")
+
+
+def counts(numbers: Mapping[str, int]) -> Marked:
+    """ "9 mixed, 5 uniform", the highest first."""
+    known = sorted(numbers.items(), key=lambda pair: -pair[1])
+    return Marked(", ".join(f"{count} {finalize(name)}" for name, count in known))
+
+
+def value_of(estimate: Estimate | None, digits: int | None = None) -> Marked:
+    """An estimate without its interval: "93.1 %"."""
+    if estimate is None:
+        return Marked(in_words(None))
+    if estimate.unit == "fraction" and digits is not None:
+        return Marked(percent(estimate.value, digits))
+    return Marked(in_words(Estimate(estimate.value, unit=estimate.unit)))
+
+
+def without_n(estimate: Estimate | None) -> Marked:
+    """An estimate with its interval, without its number of images."""
+    return Marked(in_words(estimate, with_n=False))
+
+
+def _by_count(one: str, several: str) -> Callable[[Sized | int], Marked]:
+    return lambda value: Marked(one if (value if isinstance(value, int) else len(value)) == 1 else several)
+
+
+def _percent(share: float, digits: int = 0) -> Marked:
+    return Marked(percent(share, digits))
+
+
+def _number(value: float, digits: int | None = None) -> Marked:
+    return Marked(number(value, digits))
+
+
+_FILTERS: Final = {
+    "alone": without_n,
+    "are": _by_count("is", "are"),
+    "counts": counts,
+    "have": _by_count("has", "have"),
+    "names": names,
+    "number": _number,
+    "percent": _percent,
+    "ranges": lambda values: Marked(in_ranges(values)),
+    "s": _by_count("", "s"),
+    "time": lambda value: Marked(in_time(value)),
+    "value": value_of,
+}
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """The one environment of all templates."""
+    made = Environment(undefined=StrictUndefined, finalize=finalize, autoescape=False)
+    made.filters |= _FILTERS
+    return made
+
+
+@lru_cache(maxsize=1024)
+def _template(text: str) -> Template:
+    return environment().from_string(text)

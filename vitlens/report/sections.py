@@ -1,0 +1,298 @@
+"""A report as data: sections over the rows of a record, and the document that they make.
+
+    Section(
+        "Do adversarial images of one model fool the other?",
+        rows="transfer",
+        says="Of the images that fool {{ made_for }}, {{ fooled }} also fool {{ shown_to }}.",
+        otherwise="No image that fools {{ made_for }} is classified correctly by {{ shown_to }} when clean.",
+        columns=("made_for", "shown_to", "fooled"),
+        charts=(Chart("transfer", matrix("made_for", "shown_to", "fooled"), "Share of the images that ..."),),
+    )
+
+No rows, no section. `says` is filled by the columns of a row; where a column that it needs is None, `otherwise` is.
+A function stands in the place of a template only where a test decides.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from jinja2 import meta
+
+from vitlens.record import Column, Record, columns
+from vitlens.report import document as page
+from vitlens.report.claims import Claim, findings_of, shown, title_of, verdicts_of
+from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
+from vitlens.report.explorer import Explorer
+from vitlens.report.glossary import Term
+from vitlens.report.prose import environment, finalize, say
+from vitlens.uncertainty import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows: TypeAlias = str | Callable[[Any], Sequence[Any]]  # the table of the record, or a function of the record
+Words: TypeAlias = str | Callable[[Any], str]
+ROWS: Final = 8  # of a table in the body
+SAID: Final = 3  # sentences of a section
+_ORDER: Final = ("fail", "warn", "inconclusive", "not tested", "pass", "")
+
+
+def _every(_: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of a section.
+
+    draw: one of vitlens/charts, or a function, from rows and title to the figure; caption: at most 30 words that begin
+    with what is seen; title: what it shows, with the result; both templates over `rows`, `first` and `record`; rows:
+    others than the section's; only: those of the rows that it draws; each: a field, for a chart for each of its values,
+    whose name is appended to the chart's.
+    """
+
+    name: str
+    draw: "Callable[[Sequence[Any], str], Figure]"
+    caption: str
+    title: str = ""
+    rows: Rows = ""
+    only: Callable[[Any], bool] = _every
+    each: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report. question: its title, a template.
+
+    opening: a sentence over all rows (`rows`, `first`, `record`), or a function of the record; says: a sentence a row,
+    of those that `only` picks, at most SAID; columns: of its table, at most six; order: of the rows; about: the
+    questions of the claims whose state is its status; without: what is said where there are no rows ("": no section).
+    """
+
+    question: str
+    rows: Rows
+    opening: Words = ""
+    says: Words = ""
+    otherwise: str = ""
+    only: Callable[[Any], bool] = _every
+    columns: tuple[str, ...] = ()
+    order: Callable[[Any], Any] | None = None
+    charts: tuple[Chart, ...] = ()
+    about: tuple[str, ...] = ()
+    without: str = ""
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A row of the first page's table: a column of the rows of a table that has one row a model.
+
+    key: the entry of a column that holds several; question: of the claims whose states it shows; difference: between
+    two models, from the record.
+    """
+
+    table: str
+    column: str
+    key: str = ""
+    title: str = ""
+    question: str = ""
+    difference: Callable[[Any], Estimate | None] | None = None
+
+
+def _nothing(_: Any) -> Iterator[Any]:
+    yield from ()
+
+
+def _no_explorer(_: Any) -> Explorer | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
+    of the first page; explorer: of its HTML page; title: where no claim can be one, a template over `record`."""
+
+    record: type[Record]
+    sections: tuple[Section, ...]
+    claims: Callable[[Any], Iterator[Claim]] = _nothing
+    picture: Chart | None = None
+    glance: tuple[Glance, ...] = ()
+    unknown: Callable[[Any], Iterator[str]] = _nothing
+    title: str = "{{ record.config.title }}"
+    explorer: Callable[[Any], Explorer | None] = _no_explorer
+
+    def __call__(self, record: Any) -> Document:
+        """The whole report of a record."""
+        claims = tuple(self.claims(record))
+        made = [part for section in self.sections if (part := _made(section, record, claims))]
+        package = type(record).__module__.rpartition(".")[0]
+        answers = shown(claims)
+        first = FirstPage(
+            tuple(Sentence(claim.says) for claim in answers),
+            next(_figures(self.picture, record, ()), None) if self.picture else None,
+            _glanced(self.glance, record, claims),
+            tuple(map(Sentence, list(self.unknown(record))[:5])),
+        )
+        return Document(
+            title_of(claims, say(self.title, record=record)),
+            tuple(made),
+            verdicts=verdicts_of(claims),
+            findings=findings_of(claims),
+            first=first,
+            folded=tuple(_help(package)),
+            explorer=self.explorer(record),
+            terms=tuple(_terms(self.sections, record)),
+        )
+
+
+def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
+    """The rows that a section or a chart is about."""
+    return getattr(record, rows) if isinstance(rows, str) else rows(record)
+
+
+def _made(section: Section, record: Any, claims: Sequence[Claim]) -> page.Section | None:
+    rows = rows_of(section.rows, record)
+    if not rows and not section.without:
+        return None
+    if section.order is not None:
+        rows = sorted(rows, key=section.order)
+    lines = [text for text in _sentences(section, rows, record) if text]
+    states = [claim.state for claim in claims if claim.question in section.about and claim.state]
+    figures = tuple(figure for chart in section.charts for figure in _figures(chart, record, rows))
+    return page.Section(
+        say(section.question, rows=rows, record=record),
+        tuple(map(Sentence, lines)),
+        tuple(_tables(section, rows)),
+        figures,
+        leading=True,
+        status=min(states, key=_ORDER.index) if states else "",
+    )
+
+
+def _sentences(section: Section, rows: Sequence[Any], record: Any) -> Iterator[str]:
+    if not rows:
+        yield section.without
+        return
+    if isinstance(section.opening, str):
+        yield say(section.opening, rows=rows, first=rows[0], record=record) if section.opening else ""
+    else:
+        yield section.opening(record)
+    picked = [row for row in rows if section.only(row)] if section.says else []
+    for row in picked[: SAID - bool(section.opening)]:
+        yield row_said(section.says, row, section.otherwise)
+
+
+def row_said(words: Words, row: Any, otherwise: str = "") -> str:
+    """The sentence of a row; `otherwise` where a column that it needs is None."""
+    template = words if isinstance(words, str) else words(row)
+    cells = {each.name: getattr(row, each.name) for each in fields(row)}
+    needed = meta.find_undeclared_variables(environment().parse(template))
+    missing = any(cells.get(name, "") is None for name in needed)
+    return say(otherwise if missing else template, row=row, **cells) if template else ""
+
+
+def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureSpec]:
+    """The chart, or one for each value of a field; none where it has no rows."""
+    rows = rows_of(chart.rows, record) if chart.rows else rows
+    rows = [row for row in rows if chart.only(row)]
+    values = list(dict.fromkeys(getattr(row, chart.each) for row in rows)) if chart.each else [None]
+    for value in values:
+        own = rows if value is None else [row for row in rows if getattr(row, chart.each) == value]
+        if own:
+            known = {"rows": own, "first": own[0], "record": record}
+            name = chart.name if len(values) == 1 else f"{chart.name}_{value}"
+            title, caption = say(chart.title, **known), say(chart.caption, **known)
+            yield FigureSpec(name, caption, partial(chart.draw, own, title), alt=title or caption)
+
+
+def _tables(section: Section, rows: Sequence[Any]) -> Iterator[Table]:
+    if not section.columns or not rows:
+        return
+    declared = columns(type(rows[0]))
+    more = section.rows if isinstance(section.rows, str) else ""
+    yield table_of(rows[:ROWS], {name: declared[name] for name in section.columns}, of=len(rows), name=more)
+
+
+def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
+    """Rows as a table; a column that is empty in all of them is left out. name: of its CSV file; of: rows in all."""
+    cells = {column.title: [cell(getattr(row, field), column) for row in rows] for field, column in shown.items()}
+    cells = {title: column for title, column in cells.items() if any(each is not None for each in column)}
+    caption = f"{len(rows)} of {of:,} rows" if of > len(rows) else ""
+    if name and of > len(rows):
+        caption += f"; all of them: tables/{name}.csv"
+    return Table(caption, tuple(cells), tuple(zip(*cells.values())))
+
+
+def cell(value: Any, column: Column) -> Cell:
+    """A value of a column as a table shows it."""
+    if value is None or isinstance(value, Estimate):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float) and column.unit:
+        return Estimate(value, unit=column.unit)
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Mapping):
+        return ", ".join(f"{finalize(key)} {finalize(each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(finalize, value))
+    return finalize(value)
+
+
+def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) -> Table | None:
+    """One row a metric, one column a model; failing rows first."""
+    lines: list[tuple[int, tuple[Cell, ...]]] = []
+    for each in glances:
+        rows = {row.model: row for row in getattr(record, each.table)}
+        if not rows:
+            continue
+        column = columns(type(next(iter(rows.values()))))[each.column]
+        values = {model: getattr(row, each.column) for model, row in rows.items()}
+        if each.key:
+            values = {model: value.get(each.key) for model, value in values.items()}
+        if all(value is None for value in values.values()):
+            continue
+        states = {claim.state for claim in claims if each.question and claim.question == each.question and claim.state}
+        worst = min(states, key=_ORDER.index) if states else ""
+        gap = each.difference(record) if each.difference else None
+        cells = [cell(values.get(model), column) for model in record.aliases]
+        line = (each.title or column.title, *cells, *([gap] if len(cells) == 2 else []), worst or None)
+        lines.append((_ORDER.index(worst), line))
+    if not lines:
+        return None
+    names = ("metric", *map(finalize, record.aliases), *(["difference"] if len(record.aliases) == 2 else []), "status")
+    ordered = [line for _, line in sorted(lines, key=lambda pair: pair[0])][:ROWS]
+    kept = [at for at, name in enumerate(names) if at == 0 or any(line[at] is not None for line in ordered)]
+    return Table("", tuple(names[at] for at in kept), tuple(tuple(line[at] for at in kept) for line in ordered))
+
+
+def _terms(sections: Sequence[Section], record: Any) -> Iterator[Term]:
+    """The terms of the columns that are shown."""
+    for section in sections:
+        rows = rows_of(section.rows, record)
+        declared = columns(type(rows[0])) if rows and hasattr(rows[0], "__dataclass_fields__") else {}
+        for name in section.columns:
+            if name in declared and declared[name].term:
+                yield Term(declared[name].title, declared[name].term)
+
+
+def _help(package: str) -> Iterator[page.Section]:
+    """help.md of a command, a folded part for each of its headings."""
+    for title, paragraphs in help_of(package).items():
+        yield page.Section(title, tuple(Sentence(text, says="method") for text in paragraphs), leading=True)
+
+
+def help_of(package: str) -> Mapping[str, tuple[str, ...]]:
+    """The paragraphs of a command's help.md by heading; none where it has no such file."""
+    path = files(package).joinpath("help.md")
+    if not path.is_file():
+        return {}
+    parts: dict[str, tuple[str, ...]] = {}
+    for block in path.read_text("utf-8").split("\n## ")[1:]:
+        title, _, text = block.partition("\n")
+        items = [" ".join(part.split()) for part in text.replace("\n- ", "\n\n").split("\n\n")]
+        parts[title.strip()] = tuple(item for item in items if item)
+    return parts
