@@ -38,7 +38,6 @@ RecipeName = Literal["course", "short", "deit"]
 Compile = Literal["auto", "on", "off"]
 Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
-AnimationFormat = Literal["gif", "mp4"]
 TrackerName = Literal["tensorboard", "wandb"]
 SelfChecks = Literal["all", "few"]  # of attacks
 

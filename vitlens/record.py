@@ -52,7 +52,8 @@ class Column:
 
     title: heading, axis and legend; unit: of plain numbers, as an Estimate has its own; term: what it is, one sentence
     for the glossary; better: the direction that is better, None where neither is; metric: the name of its metric in
-    results.json, with the row's fields in braces, and {key} for a field that holds several by name.
+    results.json, with the row's fields in braces, and {key} for a field that holds several by name; keys: the entries
+    of such a field that are metrics, where not all are.
     """
 
     title: str
@@ -60,6 +61,7 @@ class Column:
     term: str = ""
     better: Better | None = None
     metric: str = ""
+    keys: tuple[str, ...] = ()
 
 
 def col(
@@ -69,10 +71,11 @@ def col(
     term: str = "",
     better: Better | None = None,
     metric: str = "",
+    keys: tuple[str, ...] = (),
     default: Any = MISSING,
 ) -> Any:
     """A field of a row, declared as a `Column`."""
-    return field(default=default, metadata={_COLUMN: Column(title, unit, term, better, metric)})
+    return field(default=default, metadata={_COLUMN: Column(title, unit, term, better, metric, keys)})
 
 
 def table() -> Any:
@@ -242,7 +245,7 @@ def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
             continue
         parts = {each.name: getattr(row, each.name) for each in fields(row)}
         for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
-            if number is not None:
+            if number is not None and (not column.keys or key in column.keys):
                 estimate = number if isinstance(number, Estimate) else Estimate(float(number), unit=column.unit)
                 yield column.metric.format(**parts, key=key), estimate
 

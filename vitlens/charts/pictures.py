@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vitlens.charts.values import Draw
 from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
 from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, joint_scale
-from vitlens.figures.style import SMALL, WIDE, drawable, shortened, styled
+from vitlens.figures.style import MAGNITUDE, SMALL, WIDE, drawable, shortened, styled
 
 _LARGEST: Final = 1.35  # inch of a picture
 _LEAST: Final = 0.8
@@ -81,10 +82,10 @@ def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: b
 
 
 def _pixels(each: Picture, joint: Scale | None, smooth: bool) -> NDArray[np.floating]:
-    if each.image is None:
-        return np.ones((1, 1, 3))
     if each.map is None:
-        return enlarged(np.asarray(each.image, float))
+        return np.ones((1, 1, 3)) if each.image is None else enlarged(np.asarray(each.image, float))
     values = np.asarray(each.map, float)
     own = joint or Scale(min(0.0, float(values.min())), float(values.max()) or 1.0)
+    if each.image is None:
+        return np.asarray(colormaps[MAGNITUDE](own.norm(values)))[..., :3]
     return blend(each.image, values, scale=own, smooth=smooth)

@@ -130,7 +130,15 @@ def test_maps_by_two_methods_are_compared_only_where_both_are_verified(tmp_path)
 
 def test_the_object_and_its_area(tmp_path):
     rows = [
-        OnObjectRow(alias, alias, score, inside, inside - 0.01, inside + 0.01, "a map", 0.1, *gain, 50)
+        OnObjectRow(
+            alias,
+            alias,
+            score,
+            Estimate(inside, inside - 0.01, inside + 0.01, 50),
+            "a map",
+            Estimate(0.1),
+            Estimate(*(100 * end for end in gain), 50, "points"),
+        )
         for alias, inside, gain in zip(PAIR, (0.5, 0.1), ((0.4, 0.39, 0.41), (0.0, -0.01, 0.01)))
         for score in ("mass", "pointing")
     ]

@@ -22,6 +22,7 @@ from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.files import read_run
 from vitlens.models.loading import load
 from vitlens.records import Record
+from vitlens.uncertainty import Estimate
 
 RUN = RunOptions(device="cpu", quiet=True, limit=6)
 METHODS = ("relevance", "attention")
@@ -148,7 +149,10 @@ def test_images_without_masks_have_no_localisation(tiny_vit):
 
 def on_object(gain_low: float) -> OnObjectRow:
     """A ROC-AUC that exceeds that of a uniform map by 0.2, with this end of the interval."""
-    return OnObjectRow("vit", "own", "roc_auc", 0.7, 0.6, 0.8, "a uniform map", 0.5, 0.2, gain_low, 0.3, 10)
+    return OnObjectRow(
+        "vit", "own", "roc_auc", Estimate(0.7, 0.6, 0.8, 10, ""), "a uniform map", Estimate(0.5, unit=""),
+        Estimate(0.2, gain_low, 0.3, 10, ""),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

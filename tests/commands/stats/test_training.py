@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vitlens.commands.stats.measure.training import kept_weights, similarity_by_offset, statistics_over_training
 
 from tests.simulated_processes import run_in_processes
 from vitlens.analysis.attention.positions import position_similarity
@@ -17,7 +18,6 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read, report
 from vitlens.commands.stats.measure import measure as stats
 from vitlens.commands.stats.measure import training
-from vitlens.commands.stats.measure.training import kept_weights, similarity_by_offset, statistics_over_training
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import MEAN_IN_TRAINING, POSITIONS, TRAINING, TRAINING_ARRAYS
 from vitlens.data.digits import CLASSES, digits

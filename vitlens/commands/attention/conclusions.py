@@ -49,7 +49,7 @@ def _uniform(rows: Sequence[InformationRow], layers: Sequence[int]) -> Finding |
     """The layers of uniform mean maps: expected of early layers, a fault of later ones."""
     if not rows:
         return None
-    row, found = max(rows, key=lambda row: row.bits), [int(row.maps) for row in rows]
+    row, found = max(rows, key=lambda row: row.information.value), [int(row.maps) for row in rows]
     late = [layer for layer in found if layer >= layers[len(layers) // 2]]
     return uniform_map(
         row,

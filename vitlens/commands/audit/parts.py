@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.chapters.record import ChapterRow, chapters_of
@@ -15,7 +15,7 @@ class AuditPart:
     """One chapter: its row in the audit's record, its own record and its own document."""
 
     row: ChapterRow
-    record: Record
+    record: Any
     document: Document
 
     @property

@@ -1,7 +1,6 @@
 """The options of `vitlens stats`."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from vitlens.commands.scaffold.flags import bundle, option
 from vitlens.commands.scaffold.options import (
@@ -12,17 +11,13 @@ from vitlens.commands.scaffold.options import (
     predicted_option,
     several_models,
 )
-from vitlens.names import AnimationFormat
-
-NO_LABELS: Final = "Statistics of heads need no labels, so --predicted changes nothing here."
 
 
 @dataclass(frozen=True)
 class StatsOptions:
     """models: one, or two to compare on the same images; predicted: accepted as in the commands that need labels,
     though it changes nothing here, which the report says; renormalise: whether distances are of the attention on
-    patches alone; over_training: also measure the weights that the model's run kept during training; animate: also
-    write them as an animation."""
+    patches alone; over_training: also measure the weights that the model's run kept during training."""
 
     models: tuple[str, ...] = several_models()
     data: str | None = data_option()
@@ -35,12 +30,6 @@ class StatsOptions:
     )
     over_training: bool = option(
         "--over-training", "Also measure the weights that a run with --keep-every kept.", default=False
-    )
-    animate: AnimationFormat | None = option(
-        "--animate",
-        "Also write the training as an animation to animations/; mp4 needs ffmpeg.",
-        default=None,
-        shown=False,
     )
     model_options: ModelOptions = bundle(ModelOptions)
     run: RunOptions = bundle(RunOptions)

@@ -99,7 +99,10 @@ def _check_sentences(record: Record) -> Iterator[Sentence]:
     """The layers of the sharpest and of the most even mean map, and how the map changes with depth."""
     checks, alike = record.rows(CHECKS), record.rows(ALIKE)
     if checks:
-        least, most = min(checks, key=lambda row: row.bits), max(checks, key=lambda row: row.bits)
+        least, most = (
+            min(checks, key=lambda row: row.information.value),
+            max(checks, key=lambda row: row.information.value),
+        )
         yield Sentence(
             f"The mean map of the heads holds most information in layer {most.maps}, {in_words(most.information)}, and "
             f"least in layer {least.maps}, {in_words(least.information)}.",
@@ -120,7 +123,7 @@ def _check_sentences(record: Record) -> Iterator[Sentence]:
         )
     hits = [row for row in record.rows(ON_OBJECT) if row.score == "pointing"]
     if hits:
-        best = max(hits, key=lambda row: row.value)
+        best = max(hits, key=lambda row: row.estimate.value)
         yield Sentence(
             f"In the pointing game the mean map of layer {best.layer} is best: its maximum lies on the object in "
             f"{in_words(best.estimate)} of the images, that of {best.chance_words}.",

@@ -59,7 +59,7 @@ def _sentences(rows: tuple[OnObjectRow, ...]) -> Iterator[Sentence]:
     means = mass_of(rows, ATTENTION)
     if not means:
         return
-    best = max(means, key=lambda row: row.value)
+    best = max(means, key=lambda row: row.estimate.value)
     against = {Side.ABOVE: "more than", Side.BELOW: "less than", Side.UNDECIDED: "not significantly other than"}
     yield Sentence(
         f"Attention lies on the object most in layer {best.layer}: {in_words(best.estimate)} of the map's mass, "

@@ -18,7 +18,6 @@ from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.maps.judged import in_three_decimals
 from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD
-from vitlens.commands.stats.record import HEADS
 from vitlens.records import Record
 from vitlens.report.document import Sentence
 from vitlens.report.numbers import in_words, number
@@ -157,7 +156,7 @@ def failing(part: AuditPart, _record: Record) -> Iterator[Sentence]:
 
 def healthy(part: AuditPart, _record: Record) -> Iterator[Sentence]:
     """How many heads are dead or uniform, and what the others do."""
-    heads = part.record.rows(HEADS)
+    heads = part.record.heads
     labels = Counter(row.label for row in heads if row.label is not None)
     if not labels:
         yield Sentence("No head has a label, as no layer's tokens can be placed in the image.", heads)

@@ -121,7 +121,7 @@ def _check_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Senten
     """Which maps hold least information, and which two agree least."""
     titles, checks, pairs = {row.method: title_of(row) for row in kinds}, record.rows(CHECKS), record.rows(MAP_PAIRS)
     if checks:
-        least = min(checks, key=lambda row: row.bits)
+        least = min(checks, key=lambda row: row.information.value)
         yield Sentence(
             f"The maps of {titles[least.maps]} hold least information, {in_words(least.information)}.", (least,)
         )
@@ -218,7 +218,7 @@ def _limits(record: Record, kinds: Sequence[MapRow], classless: bool) -> Iterato
             "are left out.",
             says="method",
         )
-    if n and len(record.rows(CHECKS)) and all(row.fixed is None for row in record.rows(CHECKS)):
+    if n and len(record.rows(CHECKS)) and all(row.by_place is None for row in record.rows(CHECKS)):
         yield Sentence(
             f"{n} image{' is' if n == 1 else 's are'} too few to tell maps of the image from maps of positions.",
             (Estimate(float(n), unit="images"),),

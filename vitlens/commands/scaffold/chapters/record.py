@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.publish import read
@@ -47,7 +47,7 @@ class ChapterRow:
 CHAPTERS = TableOf("chapters", ChapterRow)
 
 
-def chapters_of(record: Record) -> Iterator[tuple[ChapterRow, Record]]:
+def chapters_of(record: Record) -> Iterator[tuple[ChapterRow, Any]]:
     """Every chapter with its record. Raises UnknownNameError for a command that is no chapter."""
     for row in record.rows(CHAPTERS):
         if row.word not in TITLES:

@@ -27,14 +27,20 @@ def write_explorer(folder: RunFolder, model: Model, images: Images, *, whole: in
 
 def explorer_row(folder: RunFolder, model: Model, images: Images, *, whole: int = WHOLE) -> ExplorerRow:
     """The same, without the row, which says what was kept."""
+    row, arrays = explored(model, images, whole=whole)
+    if arrays is not None:
+        folder.save(EXPLORER_ARRAYS, arrays, model=model.alias)
+    return row
+
+
+def explored(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays | None]:
+    """What looks where in these images, of the first `whole` by every head; or why this model has none."""
     try:
         require_token_attention(model)
     except (LensError, UnsupportedError) as error:
-        return ExplorerRow(model.alias, str(error))
+        return ExplorerRow(model.alias, str(error)), None
     several, each = _fitting(model, whole)
-    row, arrays = measured(model, images[:several], whole=each)
-    folder.save(EXPLORER_ARRAYS, arrays, model=model.alias)
-    return row
+    return measured(model, images[:several], whole=each)
 
 
 def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS, LEVELS, ExplorerArrays, ExplorerRow
 from vitlens.display import unprotected
+from vitlens.record import Record as Recorded
 from vitlens.records import Record
 from vitlens.report.document import Sentence
 from vitlens.report.explorer import Explorer, ExplorerImage
@@ -35,8 +36,13 @@ class Shown:
     importance: Floats | None = None
 
 
-def explorer_of(record: Record, shown: Shown) -> Explorer | None:
-    """The explorer of the first model that has one; None for a folder without, as those of earlier versions are."""
+def explorer_of(record: Any, shown: Shown) -> Explorer | None:
+    """The explorer of the first model that has one. A record class has it as the fields `explorer`, a table, and
+    `explorer_arrays`, by model."""
+    if isinstance(record, Recorded):
+        kept: Any = record
+        row = next((row for row in kept.explorer if row.model in kept.explorer_arrays), None)
+        return None if row is None else explorer(row, kept.explorer_arrays[row.model], shown)
     alias = explored(record)
     if alias is None:
         return None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from vitlens.record import col
 from vitlens.report.document import Finding
 from vitlens.report.findings import Kind, finding
 from vitlens.report.numbers import in_words, number
@@ -14,27 +15,12 @@ FIXED: Final = 0.75  # of a map's information: beyond it, what the image itself 
 
 @dataclass(frozen=True)
 class InformationRow:
-    """The maps of one method or layer, means over images with intervals. bits: information of a map relative to a
-    uniform one; fixed: the share of it that the mean of the other images' maps explains (None for few images)."""
+    """The maps of one method or layer, means over images. information: of a map relative to a uniform one; by_place:
+    the share of it that the mean of the other images' maps explains, None for few images."""
 
-    maps: str
-    bits: float
-    bits_low: float | None
-    bits_high: float | None
-    fixed: float | None
-    fixed_low: float | None
-    fixed_high: float | None
-    n: int
-
-    @property
-    def information(self) -> Estimate:
-        """The bits with their interval."""
-        return Estimate(self.bits, self.bits_low, self.bits_high, self.n, "bits")
-
-    @property
-    def by_place(self) -> Estimate | None:
-        """The share that fixed places explain, with its interval."""
-        return None if self.fixed is None else Estimate(self.fixed, self.fixed_low, self.fixed_high, self.n)
+    maps: str = col("maps")
+    information: Estimate = col("information", term="how far a map is from a uniform one, in bits")
+    by_place: Estimate | None = col("the same in other images", default=None)
 
 
 def is_uniform(row: InformationRow, looks: int) -> bool:
@@ -56,8 +42,8 @@ def uniform_map(
     if not is_uniform(row, looks):
         return None
     return finding(
-        f"{title} are uniform and distinguish no patches: {number(row.bits)} bits of information, fewer than "
-        f"{UNIFORM}.",
+        f"{title} are uniform and distinguish no patches: {number(row.information.value)} bits of information, fewer "
+        f"than {UNIFORM}.",
         row.information,
         kind=kind,
         reference=UNIFORM,
@@ -69,7 +55,7 @@ def uniform_map(
 def fixed_map(row: InformationRow, title: str, looks: int, *, figure: str) -> Finding | None:
     """That maps follow positions, where other images' maps are shown to explain most of their information."""
     share, low = row.by_place, None if row.by_place is None else widened(row.by_place, looks).low
-    if share is None or low is None or low <= FIXED or (row.bits_low or 0.0) < UNIFORM:
+    if share is None or low is None or low <= FIXED or (row.information.low or 0.0) < UNIFORM:
         return None
     return finding(
         f"{title} are nearly the same for every image: the mean map of the other images explains "

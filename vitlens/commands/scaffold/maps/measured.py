@@ -69,16 +69,7 @@ def information_row(name: str, maps: Maps, groups: ArrayLike | None) -> Informat
     """The information and fixed places of the maps of one method or layer; groups: of the images (n,), or None."""
     bits = student_mean(map_bits(maps).numpy(), groups=groups, unit="bits")
     fixed = student_mean(fixed_share(maps).numpy(), groups=groups) if len(maps) >= FEWEST else None
-    return InformationRow(
-        name,
-        bits.value,
-        bits.low,
-        bits.high,
-        None if fixed is None else fixed.value,
-        None if fixed is None else fixed.low,
-        None if fixed is None else fixed.high,
-        len(maps),
-    )
+    return InformationRow(name, bits, fixed)
 
 
 def on_object_rows(
@@ -122,11 +113,18 @@ def on_object_rows(
         gains = [_wider(*pair) for pair in zip(gains, apart)]
     return [
         OnObjectRow(
-            model, name, score, mean.value, mean.low, mean.high, baseline, float(chance.mean()),
-            gain.value, gain.low, gain.high, len(masks),
+            model, name, score, replace(mean, n=len(masks), unit=unit), baseline,
+            Estimate(float(chance.mean()), unit=unit), _in_points(replace(gain, n=len(masks), unit=unit)),
         )
         for (name, _), mean, baseline, chance, gain in zip(maps, means, names, chances, gains)
     ]  # fmt: skip
+
+
+def _in_points(gain: Estimate) -> Estimate:
+    if gain.unit != "fraction":
+        return gain
+    low, high = (None if end is None else 100 * end for end in (gain.low, gain.high))
+    return Estimate(100 * gain.value, low, high, gain.n, "points")
 
 
 def _wider(paired: Estimate, apart: Estimate) -> Estimate:

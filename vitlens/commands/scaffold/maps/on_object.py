@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vitlens.record import col
 from vitlens.records import TableOf
 from vitlens.report.document import Cell, Finding, Table
 from vitlens.report.findings import finding
@@ -20,48 +21,22 @@ METHOD: Final = (
 
 @dataclass(frozen=True)
 class OnObjectRow:
-    """Where maps lie on objects with known masks, means over n images with intervals.
+    """Where maps lie on objects with known masks, means over images.
 
-    score: pointing (their maximum lies on the object), mass (the share of their mass), roc_auc; value: of the maps;
-    baseline: which map that ignores the image has the greatest mean, and chance: that mean; gain: the paired
-    difference of the maps from it. layer, head: of the maps, where they are of one.
+    score: pointing (their maximum lies on the object), mass (the share of their mass), roc_auc; baseline: which map
+    that ignores the image has the greatest mean; difference: paired, of shares in percentage points. layer, head: of
+    the maps, where they are of one.
     """
 
-    model: str
-    maps: str
-    score: str
-    value: float
-    low: float | None
-    high: float | None
-    baseline: str
-    chance: float
-    gain: float
-    gain_low: float | None
-    gain_high: float | None
-    n: int
-    layer: int | None = None
-    head: int | None = None
-
-    @property
-    def estimate(self) -> Estimate:
-        """The score of the maps."""
-        return Estimate(self.value, self.low, self.high, self.n, self._unit)
-
-    @property
-    def difference(self) -> Estimate:
-        """The paired difference from the baseline, of shares in percentage points."""
-        scale, unit = (100.0, "points") if self._unit else (1.0, "")
-        low, high = (None if end is None else scale * end for end in (self.gain_low, self.gain_high))
-        return Estimate(scale * self.gain, low, high, self.n, unit)
-
-    @property
-    def of_baseline(self) -> Estimate:
-        """The score of the baseline."""
-        return Estimate(self.chance, unit=self._unit)
-
-    @property
-    def _unit(self) -> str:
-        return "" if self.score == "roc_auc" else "fraction"
+    model: str = col("model")
+    maps: str = col("maps")
+    score: str = col("score")
+    estimate: Estimate = col("on the object", better="higher")
+    baseline: str = col("best map that ignores the image")
+    of_baseline: Estimate = col("its score")
+    difference: Estimate = col("difference", better="higher")
+    layer: int | None = col("layer", default=None)
+    head: int | None = col("head", default=None)
 
     @property
     def side(self) -> Side:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.chapters.record import ChapterRow, chapters_of
@@ -16,7 +17,7 @@ class Chapter:
     """One chapter: its row in the study's record, its own record and its report."""
 
     row: ChapterRow
-    record: Record
+    record: Any
 
     @cached_property
     def document(self) -> Document:

@@ -81,7 +81,7 @@ def _where(study: Study) -> Iterator[Sentence]:
     attention = next(study.of("attention"), None)
     rows = [] if attention is None else mass_of(attention.record.rows(ON_OBJECT), ATTENTION)
     if rows:
-        first, best = rows[0], max(rows, key=lambda row: row.value)
+        first, best = rows[0], max(rows, key=lambda row: row.estimate.value)
         start = "from its first layer on" if best.layer == first.layer else f"most in layer {best.layer}"
         share, chance = in_words(best.estimate), best.chance_words
         words = {

@@ -15,7 +15,7 @@ from vitlens.commands.attention.record import LAYERS, MAPS
 from vitlens.commands.attention.report.maps import pixels
 from vitlens.commands.scaffold.maps.on_object import HEAD, ON_OBJECT, OnObjectRow
 from vitlens.commands.scaffold.sheets import sheets
-from vitlens.commands.stats.record import HEADS, HeadRow
+from vitlens.commands.stats.record import HeadRow
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.names import Replacement
 from vitlens.report.document import FigureSpec, Sentence, Table
@@ -110,7 +110,7 @@ def head_sentences(study: Study, alias: str) -> Iterator[Sentence]:
 def known_heads(study: Study, alias: str) -> Mapping[Head, KnownHead]:
     """The heads of a ViT that were ablated, with what the other chapters know of them."""
     stats, ablate, attention = (study.about(word, alias) for word in ("stats", "ablate", "attention"))
-    described = () if stats is None else stats.record.rows(HEADS)
+    described = () if stats is None else stats.record.heads
     ablated = () if ablate is None else ablate.record.rows(UNITS)
     objects = () if attention is None else attention.record.rows(ON_OBJECT)
     by_place = {(row.layer, row.head): row for row in described if row.model == alias}
@@ -151,4 +151,4 @@ def _numbers(head: KnownHead) -> Iterator[tuple[str, bool]]:
     for kind, row in head.ablated.items():
         yield f"{_SHORT.get(kind, kind)} {row.delta_loss:+.2f}", row.matters
     if head.objects is not None:
-        yield f"object {percent(head.objects.value)}", False
+        yield f"object {percent(head.objects.estimate.value)}", False

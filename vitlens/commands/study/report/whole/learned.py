@@ -11,7 +11,6 @@ from vitlens.commands.evaluate.record import DIFFERENCE
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.maps.on_object import ATTENTION, ON_OBJECT, ROLLOUT, mass_of
-from vitlens.commands.stats.record import LOCAL
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence, Table
 from vitlens.report.numbers import in_words, percent
@@ -106,7 +105,7 @@ def _hardened(kind: str, level: str) -> Callable[[Study], Judgement | None]:
 
 def _local_heads(study: Study) -> Judgement | None:
     chapter = next(study.of("stats"), None)
-    rows = () if chapter is None else chapter.record.rows(LOCAL)
+    rows = () if chapter is None else chapter.record.local
     parts = {row.part: row for row in rows}
     if len(parts) < 2:
         return None
