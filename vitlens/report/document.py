@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+    from vitlens.report.claims import Claim
+
 Cell: TypeAlias = Estimate | str | int | float | None
 State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
 Support: TypeAlias = Literal["two methods agree", "one method", "methods disagree"]
@@ -151,7 +153,7 @@ class Document:
     limits: what could overturn it; appendix: tables and figures in full; preface: what to know before any number;
     explorer: what the attention explorer of its HTML page shows; command_line: what makes it again, where that is not
     the command of the run ("" for that); first: its first page, which stands in the place of verdicts and findings;
-    folded: parts that are closed at first; terms: of its columns, for the glossary.
+    folded: parts that are closed at first; terms: of its columns, for the glossary; claims: all that it makes.
     """
 
     title: str
@@ -166,6 +168,7 @@ class Document:
     first: FirstPage | None = None
     folded: tuple[Section, ...] = ()
     terms: tuple[Term, ...] = ()
+    claims: "tuple[Claim, ...]" = ()
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:

@@ -112,7 +112,8 @@ def _no_explorer(_: Any) -> Explorer | None:
 @dataclass(frozen=True)
 class Report:
     """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
-    of the first page; explorer: of its HTML page; title: where no claim can be one, a template over `record`."""
+    of the first page; explorer: of its HTML page; title: where no claim can be one, a template over `record`;
+    definitions: names and what they are, beside the terms of the columns that are shown."""
 
     record: type[Record]
     sections: tuple[Section, ...]
@@ -122,13 +123,14 @@ class Report:
     unknown: Callable[[Any], Iterator[str]] = _nothing
     title: str = "{{ record.config.title }}"
     explorer: Callable[[Any], Explorer | None] = _no_explorer
+    definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
 
     def __call__(self, record: Any) -> Document:
         """The whole report of a record."""
         claims = tuple(self.claims(record))
         made = [part for section in self.sections if (part := _made(section, record, claims))]
         package = type(record).__module__.rpartition(".")[0]
-        answers = shown(claims)
+        answers, terms = shown(claims), tuple(dict.fromkeys(_terms(self.sections, record)))
         first = FirstPage(
             tuple(Sentence(claim.says) for claim in answers),
             next(_figures(self.picture, record, ()), None) if self.picture else None,
@@ -141,9 +143,10 @@ class Report:
             verdicts=verdicts_of(claims),
             findings=findings_of(claims),
             first=first,
-            folded=tuple(_help(package)),
+            folded=tuple(_help(package, (*((each.name, each.sentence) for each in terms), *self.definitions(record)))),
             explorer=self.explorer(record),
-            terms=tuple(_terms(self.sections, record)),
+            terms=terms,
+            claims=claims,
         )
 
 
@@ -279,10 +282,13 @@ def _terms(sections: Sequence[Section], record: Any) -> Iterator[Term]:
                 yield Term(declared[name].title, declared[name].term)
 
 
-def _help(package: str) -> Iterator[page.Section]:
-    """help.md of a command, a folded part for each of its headings."""
+def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page.Section]:
+    """help.md of a command, a folded part for each of its headings, and the definitions."""
     for title, paragraphs in help_of(package).items():
         yield page.Section(title, tuple(Sentence(text, says="method") for text in paragraphs), leading=True)
+    if definitions:
+        lines = (f"**{name}**: {text}" for name, text in definitions)  # ours, from registries and columns
+        yield page.Section("Definitions", tuple(Sentence(text, says="method") for text in lines), leading=True)
 
 
 def help_of(package: str) -> Mapping[str, tuple[str, ...]]:
