@@ -69,6 +69,14 @@ def difference_of(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(100 * gap, 100 * (gap - float(down)), 100 * (gap + float(up)), second.n, "points")
 
 
+def in_points(difference: Estimate) -> Estimate:
+    """A difference of fractions in percentage points; another as it is."""
+    if difference.unit != "fraction":
+        return difference
+    low, high = (None if end is None else 100 * end for end in (difference.low, difference.high))
+    return Estimate(100 * difference.value, low, high, difference.n, "points")
+
+
 def widened(estimate: Estimate, looks: int) -> Estimate:
     """The interval of an estimate that is one of so many looks (Bonferroni, by the normal approximation).
 

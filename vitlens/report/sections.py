@@ -28,7 +28,7 @@ from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sente
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
 from vitlens.report.prose import environment, finalize, say
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, in_points
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -260,7 +260,8 @@ def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) ->
             continue
         states = {claim.state for claim in claims if each.question and claim.question == each.question and claim.state}
         worst = min(states, key=_ORDER.index) if states else ""
-        gap = each.difference(record) if each.difference else None
+        apart = each.difference(record) if each.difference else None
+        gap = None if apart is None else in_points(apart)
         cells = [cell(values.get(model), column) for model in record.aliases]
         line = (each.title or column.title, *cells, *([gap] if len(cells) == 2 else []), worst or None)
         lines.append((_ORDER.index(worst), line))

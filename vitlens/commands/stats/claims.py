@@ -10,7 +10,7 @@ from vitlens.commands.stats.record import ChangeRow, HeadRow, HeadsRow, StatsRec
 from vitlens.report.claims import Claim, above, below, found, judge
 from vitlens.report.prose import Marked, counts, say
 from vitlens.report.verdicts import LIMITS
-from vitlens.uncertainty import LEVEL, Estimate, widened
+from vitlens.uncertainty import LEVEL, Estimate, in_points, widened
 
 UNIFORM: Final = 0.5  # bits of a row, below which attention is uniform
 DEAD: Final = 0.005  # of the mean norm of the heads' outputs
@@ -38,12 +38,12 @@ def models_shown(record: StatsRecord) -> tuple[HeadsRow, ...]:
 
 def claims(record: StatsRecord) -> Iterator[Claim]:
     """Which heads follow a pattern, which are at fault, and how two models differ."""
+    yield from _difference(record)
     for row in models_shown(record):
         heads = [each for each in record.heads if each.model == row.model]
         yield from _pattern(row, heads)
         yield from _faults(record, row, heads)
         yield from _places(row, heads)
-    yield from _difference(record)
 
 
 def _pattern(row: HeadsRow, heads: Sequence[HeadRow]) -> Iterator[Claim]:
@@ -184,7 +184,7 @@ def _difference(record: StatsRecord) -> Iterator[Claim]:
             continue
         _, lead = max(large, key=lambda each: each[0])
         more, less = (pair.first, pair.second) if lead.difference.value > 0 else (pair.second, pair.first)
-        k, n = len({row.name for _, row in large}), len({row.name for row in tests})
+        k, n = len({row.name for row in tests if differs(row)}), len({row.name for row in tests})
         yield Claim(
             "difference", between,
             say(
@@ -192,7 +192,7 @@ def _difference(record: StatsRecord) -> Iterator[Claim]:
                 "}}, whose "
                 "{{ what }} is higher in {{ more }} than in {{ less }} (by {{ size }}, p = {{ lead.p_all|number }}).",
                 k=k, n=n, p=pair, lead=lead, what=title_of(lead.statistic), more=more, less=less,
-                size=_positive(lead.difference),
+                size=in_points(_positive(lead.difference)),
             ),
             title=f"{k} of {n} heads differ between {between}",
             effect=_positive(lead.difference), p=lead.p_all, kind="answer", place="differences",

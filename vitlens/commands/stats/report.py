@@ -12,13 +12,13 @@ from vitlens.analysis.heads.labels import LABELS, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
 from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.stats.claims import claims, differs, heads_shown, models_shown, title_of
-from vitlens.commands.stats.record import ChangeRow, HeadEpochRow, HeadRow, LayerRow, StatsRecord
+from vitlens.commands.stats.record import HeadEpochRow, HeadRow, LayerRow, StatsRecord
 from vitlens.figures.stats.specialisation import specialisation_matrix
 from vitlens.record import by, col
 from vitlens.report.claims import above, below
 from vitlens.report.prose import counts, listed, say, value_of
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, in_points
 
 _TOKENS: Final = ("token_norm", "greatest_norm")
 
@@ -42,6 +42,16 @@ class HeadChange:
     head: int = col("head")
     differences: Mapping[str, Estimate] = col("differences")
     differs: bool = col("differs significantly")
+
+
+@dataclass(frozen=True)
+class ChangedHead:
+    """A significant difference of one head."""
+
+    name: str = col("head")
+    statistic: str = col("statistic")
+    difference: Estimate = col("first minus second")
+    p: float = col("p (Holm)")
 
 
 @dataclass(frozen=True)
@@ -199,9 +209,9 @@ def _head_changes(record: StatsRecord) -> Iterator[HeadChange]:
         yield HeadChange(rows[0].layer, rows[0].head, shown, any(map(differs, rows)))
 
 
-def _changed(record: StatsRecord) -> list[ChangeRow]:
-    rows = [row for row in record.changes if differs(row)]
-    return sorted(rows, key=lambda row: -_half_widths(row.difference))
+def _changed(record: StatsRecord) -> list[ChangedHead]:
+    rows = sorted(filter(differs, record.changes), key=lambda row: -_half_widths(row.difference))
+    return [ChangedHead(row.name, title_of(row.statistic), in_points(row.difference), row.p_all or 0.0) for row in rows]
 
 
 def _half_widths(each: Estimate) -> float:
@@ -216,7 +226,9 @@ def _means_over_pair(record: StatsRecord) -> str:
     if pair.changed is None:
         return "The models differ in shape, or there is one image only, so single heads are not compared."
     clear = {name: each for name, each in pair.statistics.items() if name in shown_in("differences") and _clear(each)}
-    means = listed([say("{{ what }} {{ each|alone }}", what=title_of(name), each=each) for name, each in clear.items()])
+    means = listed(
+        [say("{{ what }} {{ each|points|alone }}", what=title_of(name), each=each) for name, each in clear.items()]
+    )
     return say(
         "{{ k }} of {{ n }} heads differ significantly (paired t tests, Holm over heads and statistics); {{ first }} "
         "minus "
@@ -317,7 +329,7 @@ REPORT: Final = Report(
                 rows=lambda record: [] if record.pair[0].identical else list(_head_changes(record)),
             ),),
         ),
-        Section("Which heads differ most?", _changed, columns=("layer", "head", "statistic", "difference", "p_all")),
+        Section("Which heads differ most?", _changed, columns=("name", "statistic", "difference", "p")),
         Section(
             "What does each head attend to?", heads_shown, opening=_unclear, about=("attention health",), order=_rank,
             columns=("model", "layer", "head", "label", "best", "score"),

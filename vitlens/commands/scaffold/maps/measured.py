@@ -25,7 +25,7 @@ from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.commands.scaffold.maps.on_object import OnObjectRow
 from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD, MapCheck, Margin
 from vitlens.shapes import Maps, Masks
-from vitlens.uncertainty import Estimate, difference_of, student_mean
+from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean
 
 
 def map_checks(
@@ -114,17 +114,10 @@ def on_object_rows(
     return [
         OnObjectRow(
             model, name, score, replace(mean, n=len(masks), unit=unit), baseline,
-            Estimate(float(chance.mean()), unit=unit), _in_points(replace(gain, n=len(masks), unit=unit)),
+            Estimate(float(chance.mean()), unit=unit), in_points(replace(gain, n=len(masks), unit=unit)),
         )
         for (name, _), mean, baseline, chance, gain in zip(maps, means, names, chances, gains)
     ]  # fmt: skip
-
-
-def _in_points(gain: Estimate) -> Estimate:
-    if gain.unit != "fraction":
-        return gain
-    low, high = (None if end is None else 100 * end for end in (gain.low, gain.high))
-    return Estimate(100 * gain.value, low, high, gain.n, "points")
 
 
 def _wider(paired: Estimate, apart: Estimate) -> Estimate:
