@@ -139,6 +139,11 @@ class Record:
         """Every number that a column names a metric, by the metric's name."""
         return dict(each for rows in self.tables.values() for row in rows for each in _metrics_of(row))
 
+    def better(self, name: str) -> Better | None:
+        """The better direction of a metric; None where neither is, or there is no such metric."""
+        declared = [each for kind in _tables(type(self)).values() for each in columns(kind).values() if each.metric]
+        return next((each.better for each in declared if MetricName(each.metric).parts(name) is not None), None)
+
     def metric(self, name: str) -> Estimate:
         """One metric. Raises InputError where the run has none of that name."""
         found = self.metrics.get(name)

@@ -167,7 +167,7 @@ def _made(section: Section, record: Any, claims: Sequence[Claim]) -> page.Sectio
     return page.Section(
         say(section.question, rows=rows, record=record),
         tuple(map(Sentence, lines)),
-        tuple(_tables(section, rows)),
+        tuple(_table(section, rows, record)),
         figures,
         leading=True,
         status=min(states, key=_ORDER.index) if states else "",
@@ -210,11 +210,11 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
             yield FigureSpec(name, caption, partial(chart.draw, own, title), alt=title or caption)
 
 
-def _tables(section: Section, rows: Sequence[Any]) -> Iterator[Table]:
+def _table(section: Section, rows: Sequence[Any], record: Record) -> Iterator[Table]:
     if not section.columns or not rows:
         return
     declared = columns(type(rows[0]))
-    more = section.rows if isinstance(section.rows, str) else ""
+    more = next((name for name, own in record.tables.items() if own and type(own[0]) is type(rows[0])), "")
     yield table_of(rows[:ROWS], {name: declared[name] for name in section.columns}, of=len(rows), name=more)
 
 
