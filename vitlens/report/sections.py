@@ -14,19 +14,22 @@ A function stands in the place of a template only where a test decides.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from jinja2 import meta
 
+from vitlens.display import protected, visible
 from vitlens.record import Column, Record, columns
+from vitlens.recorded import Config
 from vitlens.report import document as page
 from vitlens.report.claims import Claim, findings_of, shown, title_of, verdicts_of
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
+from vitlens.report.images import data_sentences
 from vitlens.report.prose import environment, finalize, say
 from vitlens.uncertainty import Estimate, in_points
 
@@ -131,6 +134,7 @@ class Report:
         made = [part for section in self.sections if (part := _made(section, record, claims))]
         package = type(record).__module__.rpartition(".")[0]
         answers, terms = shown(claims), tuple(dict.fromkeys(_terms(self.sections, record)))
+        images = data_sentences(replace(record, config=_shown(record.config)))
         first = FirstPage(
             tuple(Sentence(claim.says) for claim in answers),
             next(_figures(self.picture, record, ()), None) if self.picture else None,
@@ -147,7 +151,17 @@ class Report:
             explorer=self.explorer(record),
             terms=terms,
             claims=claims,
+            preface=images,
         )
+
+
+def _shown(config: Config) -> Config:
+    """Settings whose names of images and data are escaped for a sentence."""
+    if config.data is None:
+        return config
+    skipped = tuple(replace(each, file=finalize(each.file)) for each in config.data.skipped)
+    notes = tuple(protected(visible(note)) for note in config.data.notes)
+    return replace(config, data=replace(config.data, title=finalize(config.data.title), skipped=skipped, notes=notes))
 
 
 def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
