@@ -26,7 +26,7 @@ from vitlens.data.shapes import CLASSES as SHAPES
 from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.uncertainty import bootstrap_difference, holm, mcnemar
+from vitlens.uncertainty import accuracy_difference, holm, mcnemar
 
 DISTURBED_IMAGES: Final = 500  # images that are disturbed, at every level
 
@@ -70,13 +70,7 @@ def _paired(
     ]
     tests = [mcnemar(int((own & ~other).sum()), int((other & ~own).sum())) for _, _, own, other, _ in cases]
     for (kind, level, own, other, groups), p, p_holm in zip(cases, tests, holm(tests)):
-        gain = bootstrap_difference(
-            100.0 * own.double().numpy(),
-            100.0 * other.double().numpy(),
-            groups=None if groups is None else groups.numpy(),
-            seed=seed,
-            unit="points",
-        )
+        gain = accuracy_difference(own, other, groups=groups, seed=seed)
         yield DisturbedPairRow(kind, level, gain.value, gain.low, gain.high, len(own), p, p_holm)
 
 
