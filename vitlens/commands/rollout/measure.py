@@ -34,6 +34,7 @@ from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.commands.scaffold.maps.measured import information_row, on_object_rows
 from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
+from vitlens.commands.scaffold.mixed_heads import MIXED_HEADS, MixedHeadsRow
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.progress.bar import progress
@@ -42,6 +43,7 @@ from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.lens.mixing import talking_heads
 from vitlens.models.model import Model
 from vitlens.names import Readout
 from vitlens.processes import Processes, share_of
@@ -103,6 +105,7 @@ def measure(options: RolloutOptions) -> Path | None:
         folder.save(ROLLOUT, _arrays(split, maps, hits, drawn))
         (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
         write_explorer(folder, model, shown.images)
+        folder.write(MIXED_HEADS, [MixedHeadsRow(name) for name in talking_heads(model, shown.images)])
         return publish(folder)
 
 
