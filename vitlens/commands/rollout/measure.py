@@ -41,6 +41,7 @@ from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
 from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.lens.mixing import talking_heads
@@ -195,7 +196,7 @@ def _localise(
         folder.write(ON_OBJECT, [])
         return None
     named = [(way.name, maps[:, index]) for index, way in enumerate(ways)]
-    rows = on_object_rows(model.alias, named, "pointing", split.masks, groups=split.groups)
+    rows = on_object_rows(model.alias, named, "pointing", split.masks, groups=split.groups, sources=sources(split))
     folder.write(ON_OBJECT, rows)
     for row in rows:
         folder.metric(POINTING(model=model.alias, method=row.maps), row.estimate)
