@@ -34,7 +34,7 @@ class Depth:
     panels: int = 24
     developed: int = 24
     featured: int = 1000
-    bank: int = 5000
+    bank: int = 2500
     attacks: tuple[str, ...] = ("fgsm", "pgd", "low-frequency")
     singles: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({"low-frequency": 8.0}))
     attacked: int = 50
