@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MOST: Final = 448  # px, the longer side of a photograph on the page
 _WIDEST: Final = 1400  # px of a figure
-_DENSITY: Final = 1.25  # px of a figure in each CSS pixel at which it is shown
+_DENSITY: Final = 1.15  # px of a figure in each CSS pixel at which it is shown
 _COLOURS: Final = 256
 _VISIBLE: Final = 2.5  # root mean square error, of 255, above which a palette can be seen
 _TINY: Final = 64  # px below which a photograph is kept exactly
@@ -44,7 +44,7 @@ def figure(path: Path) -> Embedded:
     difference = np.asarray(palette, np.float32) - np.asarray(drawn, np.float32)
     if float(np.sqrt(np.mean(difference**2))) <= _VISIBLE:
         return Embedded(_uri(palette, lossless=True, quality=20, method=3), width, height)
-    return Embedded(_uri(drawn, quality=70, method=4), width, height)
+    return Embedded(_uri(drawn, quality=60, method=4), width, height)
 
 
 def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:
