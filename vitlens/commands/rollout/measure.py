@@ -34,14 +34,17 @@ from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.commands.scaffold.maps.measured import information_row, on_object_rows
 from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
+from vitlens.commands.scaffold.mixed_heads import MIXED_HEADS, MixedHeadsRow
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
 from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.lens.mixing import talking_heads
 from vitlens.models.model import Model
 from vitlens.names import Readout
 from vitlens.processes import Processes, share_of
@@ -103,6 +106,7 @@ def measure(options: RolloutOptions) -> Path | None:
         folder.save(ROLLOUT, _arrays(split, maps, hits, drawn))
         (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
         write_explorer(folder, model, shown.images)
+        folder.write(MIXED_HEADS, [MixedHeadsRow(name) for name in talking_heads(model, shown.images)])
         return publish(folder)
 
 
@@ -192,7 +196,7 @@ def _localise(
         folder.write(ON_OBJECT, [])
         return None
     named = [(way.name, maps[:, index]) for index, way in enumerate(ways)]
-    rows = on_object_rows(model.alias, named, "pointing", split.masks, groups=split.groups)
+    rows = on_object_rows(model.alias, named, "pointing", split.masks, groups=split.groups, sources=sources(split))
     folder.write(ON_OBJECT, rows)
     for row in rows:
         folder.metric(POINTING(model=model.alias, method=row.maps), row.estimate)

@@ -10,6 +10,7 @@ from vitlens.archives import Form
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
+from vitlens.commands.scaffold.mixed_heads import MIXED_HEADS
 from vitlens.names import Fusion, Readout
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
@@ -77,6 +78,6 @@ POINTING = MetricName("localisation/{model}/pointing/{method}")
 
 RECORD = Contents(
     metrics=(PATCH_MASS, POINTING),
-    tables=(MAPS, IMAGES, CHECKS, MAP_PAIRS, ON_OBJECT, EXPLORER),
+    tables=(MAPS, IMAGES, CHECKS, MAP_PAIRS, ON_OBJECT, MIXED_HEADS, EXPLORER),
     arrays=(ROLLOUT, EXPLORER_ARRAYS),
 )

@@ -20,6 +20,7 @@ from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
 from vitlens.commands.scaffold.maps.information import UNIFORM, is_uniform
 from vitlens.commands.scaffold.maps.on_object import METHOD, ON_OBJECT, on_object_table
+from vitlens.commands.scaffold.mixed_heads import mixed_heads_limit
 from vitlens.commands.scaffold.sheets import EACH, left_out_words
 from vitlens.records import Record
 from vitlens.report.document import Document, Section, Sentence, Table, sentences
@@ -196,7 +197,8 @@ def _predictions(images: Sequence[RolloutImageRow], n: int, classless: bool) -> 
 
 
 def _limits(record: Record, kinds: Sequence[MapRow], classless: bool) -> Iterator[Sentence]:
-    """At most four, about these maps."""
+    """At most five, about these maps."""
+    yield from mixed_heads_limit(record)
     n, hits = images_in(record), [row.estimate for row in record.rows(ON_OBJECT)]
     widest = max(((hit.high or 1.0) - (hit.low or 0.0) for hit in hits), default=0.0)
     if hits and widest > _WIDE:
