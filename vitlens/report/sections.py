@@ -136,10 +136,10 @@ class Report:
         answers, terms = shown(claims), tuple(dict.fromkeys(_terms(self.sections, record)))
         images = data_sentences(replace(record, config=_shown(record.config)))
         first = FirstPage(
-            tuple(Sentence(claim.says) for claim in answers),
+            tuple(_filled(claim.says) for claim in answers),
             next(_figures(self.picture, record, ()), None) if self.picture else None,
             _glanced(self.glance, record, claims),
-            tuple(map(Sentence, list(self.unknown(record))[:5])),
+            tuple(map(_filled, list(self.unknown(record))[:5])),
         )
         return Document(
             title_of(claims, say(self.title, record=record)),
@@ -153,6 +153,10 @@ class Report:
             claims=claims,
             preface=images,
         )
+
+
+def _filled(text: str) -> Sentence:
+    return Sentence(text, says="filled")
 
 
 def _shown(config: Config) -> Config:
@@ -180,7 +184,7 @@ def _made(section: Section, record: Any, claims: Sequence[Claim]) -> page.Sectio
     figures = tuple(figure for chart in section.charts for figure in _figures(chart, record, rows))
     return page.Section(
         say(section.question, rows=rows, record=record),
-        tuple(map(Sentence, lines)),
+        tuple(map(_filled, lines)),
         tuple(_table(section, rows, record)),
         figures,
         leading=True,
