@@ -101,6 +101,14 @@ class Glance:
     difference: Callable[[Any], Estimate | None] | None = None
 
 
+@dataclass(frozen=True)
+class Overview:
+    """The first page's table where its rows are not models: rows of the record, at most six columns."""
+
+    rows: Rows
+    columns: tuple[str, ...]
+
+
 def _nothing(_: Any) -> Iterator[Any]:
     yield from ()
 
@@ -118,7 +126,7 @@ class Report:
     sections: tuple[Section, ...]
     claims: Callable[[Any], Iterator[Claim]] = _nothing
     picture: Chart | None = None
-    glance: tuple[Glance, ...] = ()
+    glance: tuple[Glance, ...] | Overview = ()
     unknown: Callable[[Any], Iterator[str]] = _nothing
     title: str = "{{ record.config.title }}"
     explorer: Callable[[Any], Explorer | None] = _no_explorer
@@ -143,7 +151,7 @@ class Report:
             first=first,
             folded=tuple(_help(package)),
             explorer=self.explorer(record),
-            terms=tuple(_terms(self.sections, record)),
+            terms=tuple(_terms((*self.sections, *([self.glance] if isinstance(self.glance, Overview) else [])), record)),
         )
 
 
@@ -207,7 +215,7 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
             yield FigureSpec(name, caption, partial(chart.draw, own, title), alt=title or caption)
 
 
-def _tables(section: Section, rows: Sequence[Any]) -> Iterator[Table]:
+def _tables(section: Section | Overview, rows: Sequence[Any]) -> Iterator[Table]:
     if not section.columns or not rows:
         return
     declared = columns(type(rows[0]))
@@ -242,8 +250,10 @@ def cell(value: Any, column: Column) -> Cell:
     return finalize(value)
 
 
-def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) -> Table | None:
+def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence[Claim]) -> Table | None:
     """One row a metric, one column a model; failing rows first."""
+    if isinstance(glances, Overview):
+        return next(_tables(glances, rows_of(glances.rows, record)), None)
     lines: list[tuple[int, tuple[Cell, ...]]] = []
     for each in glances:
         rows = {row.model: row for row in getattr(record, each.table)}
@@ -269,7 +279,7 @@ def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) ->
     return Table("", tuple(names[at] for at in kept), tuple(tuple(line[at] for at in kept) for line in ordered))
 
 
-def _terms(sections: Sequence[Section], record: Any) -> Iterator[Term]:
+def _terms(sections: Sequence[Section | Overview], record: Any) -> Iterator[Term]:
     """The terms of the columns that are shown."""
     for section in sections:
         rows = rows_of(section.rows, record)
