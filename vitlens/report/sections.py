@@ -137,6 +137,7 @@ class Report:
         made = [part for section in self.sections if (part := _made(section, record, claims))]
         package = type(record).__module__.rpartition(".")[0]
         answers = shown(claims)
+        overview = (self.glance,) if isinstance(self.glance, Overview) else ()
         first = FirstPage(
             tuple(Sentence(claim.says) for claim in answers),
             next(_figures(self.picture, record, ()), None) if self.picture else None,
@@ -151,7 +152,7 @@ class Report:
             first=first,
             folded=tuple(_help(package)),
             explorer=self.explorer(record),
-            terms=tuple(_terms((*self.sections, *([self.glance] if isinstance(self.glance, Overview) else [])), record)),
+            terms=tuple(_terms((*self.sections, *overview), record)),
         )
 
 
