@@ -101,6 +101,14 @@ class Glance:
     difference: Callable[[Any], Estimate | None] | None = None
 
 
+@dataclass(frozen=True)
+class Overview:
+    """The first page's table where its rows are not models: rows of the record, at most six columns."""
+
+    rows: Rows
+    columns: tuple[str, ...]
+
+
 def _nothing(_: Any) -> Iterator[Any]:
     yield from ()
 
@@ -119,7 +127,7 @@ class Report:
     sections: tuple[Section, ...]
     claims: Callable[[Any], Iterator[Claim]] = _nothing
     picture: Chart | None = None
-    glance: tuple[Glance, ...] = ()
+    glance: tuple[Glance, ...] | Overview = ()
     unknown: Callable[[Any], Iterator[str]] = _nothing
     title: str = "{{ record.config.title }}"
     explorer: Callable[[Any], Explorer | None] = _no_explorer
@@ -130,7 +138,8 @@ class Report:
         claims = tuple(self.claims(record))
         made = [part for section in self.sections if (part := _made(section, record, claims))]
         package = type(record).__module__.rpartition(".")[0]
-        answers, terms = shown(claims), tuple(dict.fromkeys(_terms(self.sections, record)))
+        tables = (*self.sections, *([self.glance] if isinstance(self.glance, Overview) else []))
+        answers, terms = shown(claims), tuple(dict.fromkeys(_terms(tables, record)))
         first = FirstPage(
             tuple(Sentence(claim.says) for claim in answers),
             next(_figures(self.picture, record, ()), None) if self.picture else None,
@@ -210,7 +219,7 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
             yield FigureSpec(name, caption, partial(chart.draw, own, title), alt=title or caption)
 
 
-def _table(section: Section, rows: Sequence[Any], record: Record) -> Iterator[Table]:
+def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> Iterator[Table]:
     if not section.columns or not rows:
         return
     declared = columns(type(rows[0]))
@@ -245,8 +254,10 @@ def cell(value: Any, column: Column) -> Cell:
     return finalize(value)
 
 
-def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) -> Table | None:
+def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence[Claim]) -> Table | None:
     """One row a metric, one column a model; failing rows first."""
+    if isinstance(glances, Overview):
+        return next(_table(glances, rows_of(glances.rows, record), record), None)
     lines: list[tuple[int, tuple[Cell, ...]]] = []
     for each in glances:
         rows = {row.model: row for row in getattr(record, each.table)}
@@ -273,7 +284,7 @@ def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) ->
     return Table("", tuple(names[at] for at in kept), tuple(tuple(line[at] for at in kept) for line in ordered))
 
 
-def _terms(sections: Sequence[Section], record: Any) -> Iterator[Term]:
+def _terms(sections: Sequence[Section | Overview], record: Any) -> Iterator[Term]:
     """The terms of the columns that are shown."""
     for section in sections:
         rows = rows_of(section.rows, record)
