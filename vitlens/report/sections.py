@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from jinja2 import meta
 
+from vitlens.display import protected, visible
 from vitlens.record import Column, Record, columns
 from vitlens.report import document as page
 from vitlens.report.claims import Claim, findings_of, shown, title_of, verdicts_of
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
-from vitlens.report.prose import environment, finalize, say
+from vitlens.report.prose import Marked, environment, finalize, say
 from vitlens.uncertainty import Estimate, in_points
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ Rows: TypeAlias = str | Callable[[Any], Sequence[Any]]  # the table of the recor
 Words: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # of a table in the body
 SAID: Final = 3  # sentences of a section
+_NAMED: Final = 10  # images that were left out
 _ORDER: Final = ("fail", "warn", "inconclusive", "not tested", "pass", "")
 
 
@@ -138,7 +140,10 @@ class Report:
         claims = tuple(self.claims(record))
         made = [part for section in self.sections if (part := _made(section, record, claims))]
         package = type(record).__module__.rpartition(".")[0]
-        tables = (*self.sections, *([self.glance] if isinstance(self.glance, Overview) else []))
+        tables: tuple[Section | Overview, ...] = (
+            *self.sections,
+            *([self.glance] if isinstance(self.glance, Overview) else []),
+        )
         answers, terms = shown(claims), tuple(dict.fromkeys(_terms(tables, record)))
         first = FirstPage(
             tuple(Sentence(claim.says) for claim in answers),
@@ -149,6 +154,7 @@ class Report:
         return Document(
             title_of(claims, say(self.title, record=record)),
             tuple(made),
+            preface=tuple(map(Sentence, _told(record))),
             verdicts=verdicts_of(claims),
             findings=findings_of(claims),
             first=first,
@@ -157,6 +163,20 @@ class Report:
             terms=terms,
             claims=claims,
         )
+
+
+def _told(record: Record) -> Iterator[str]:
+    """What to know of the images before any number: how they were read, and which were left out."""
+    data = record.config.data
+    if data is not None and data.notes:
+        yield " ".join(protected(visible(f"{note[:1].upper()}{note[1:].rstrip('.')}.")) for note in data.notes)
+    if data is not None and data.skipped:
+        files = [say("{{ each.file }}: {{ each.reason }}", each=each) for each in data.skipped]
+        yield say(
+            "Left out: {{ files|length }} image{{ files|s }} ({{ words }}{% if more %}; and {{ more|length }} more in "
+            "config.json{% endif %}).",
+            files=files, words=Marked("; ".join(files[:_NAMED])), more=files[_NAMED:],
+        )  # fmt: skip
 
 
 def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
