@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vitlens.charts import Picture, images
 from vitlens.commands.attention.record import AttentionRecord, LayerRow, PatchRow, Size
 from vitlens.commands.scaffold.receptive.report import draw_maps
-from vitlens.commands.scaffold.sheets import EACH
+from vitlens.commands.scaffold.sheets import DRAWN, EACH
 from vitlens.figures.attention import attention_grid, attention_overlays
 from vitlens.figures.development import development
 from vitlens.figures.patches import patch_grid
@@ -72,12 +72,12 @@ def reader(row: LayerRow) -> str:
 
 
 def pictures(record: AttentionRecord) -> Iterator[Drawn]:
-    """The images, EACH a sheet, each with the mean map of at most _LAYERS layers."""
+    """The first DRAWN images, EACH a sheet, each with the mean map of at most _LAYERS layers."""
     if record.maps is None:
         return
     shown = pixels(record)
     chosen = sorted({round(at) for at in np.linspace(0, len(record.layers) - 1, min(len(record.layers), _LAYERS))})
-    named = names(record)
+    named = names(record)[:DRAWN]
     for at, name in enumerate(named):
         row = f"{at}: {name}" if len(set(named)) < len(named) else name
         yield Drawn(at // EACH, Picture(shown[at], row=row, column="image"))

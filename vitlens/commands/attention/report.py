@@ -365,13 +365,21 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "What does every head show in the first image?", drawn.stages, opening=_structure,
+            "What does every head show in the first image?", lambda record: drawn.stages(record)[:3], opening=_structure,
             columns=("layers", "kind", "heads", "map", "reading"),
             charts=(Chart(
                 "heads", drawn.grid,
                 "Map of every head, layers down and heads across, of the first image. All panels share one colour "
                 "scale.",
                 title="Every head on the first image", each="number",
+            ),),
+        ),
+        Section(
+            "What do the heads of the later stages show?", lambda record: drawn.stages(record)[3:],
+            columns=("layers", "kind", "heads", "map", "reading"),
+            charts=(Chart(
+                "heads_late", drawn.grid, "Map of every head of these layers, of the first image, on one colour scale.",
+                title="Every head of later stages on the first image", each="number",
             ),),
         ),
         Section(
