@@ -3,15 +3,20 @@
 from typing import Final, get_args
 
 from tests.backing import unbacked
+from vitlens.report.claims import contradictions
 from vitlens.report.document import Document, State
 from vitlens.report.findings import MOST
 from vitlens.report.layout import FIGURES, ROWS
 
 LIMITS: Final = 5
+TABLE: Final = 8  # rows
 
 
 def check_first_page(document: Document) -> None:
     """Fail where a report says more than a reader takes in, or what no row backs."""
+    if document.first is not None:
+        check_sections(document)
+        return
     assert len(document.limits) <= LIMITS, [each.text for each in document.limits]
     assert len(document.findings) <= MOST
     assert list(document.findings) == sorted(document.findings, key=lambda each: -each.rank)
@@ -28,3 +33,26 @@ def check_first_page(document: Document) -> None:
         assert all(len(table.rows) <= ROWS for table in section.tables), section.title
     faults = list(unbacked(document))
     assert not faults, faults
+
+
+def check_sections(document: Document) -> None:
+    """The same for a report of sections: a first page that is read in a minute, short captions, claims that agree."""
+    first = document.first
+    assert first is not None
+    assert len(first.answer) <= LIMITS
+    assert len(first.unknown) <= LIMITS
+    assert first.glance is None or len(first.glance.rows) <= TABLE
+    words = sum(len(each.text.split()) for each in (*first.answer, *first.unknown))
+    assert words <= 300, words
+    assert not list(contradictions(document.claims))
+    for section in document.sections:
+        assert section.title.endswith("?"), section.title
+        assert len(section.sentences) <= 3, section.title
+        assert len(section.figures) <= 3, section.title
+        for table in section.tables:
+            assert len(table.rows) <= TABLE, section.title
+            assert len(table.columns) <= 6, section.title
+    for figure in document.figures:
+        assert len(figure.caption.split()) <= 32, figure.caption
+    names = [figure.name for figure in document.figures]
+    assert len(names) == len(set(names))

@@ -16,7 +16,7 @@ in the glossary and the better direction. Files are untrusted: they are read str
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -52,8 +52,8 @@ class Column:
 
     title: heading, axis and legend; unit: of plain numbers, as an Estimate has its own; term: what it is, one sentence
     for the glossary; better: the direction that is better, None where neither is; metric: the name of its metric in
-    results.json, with the row's fields in braces, and {key} for a field that holds several by name; keys: the entries
-    of such a field that are metrics, where not all are.
+    results.json, with the row's fields in braces, and {key} for a field that holds several by name; keys: gives the
+    entries of such a field that are metrics, where not all are.
     """
 
     title: str
@@ -61,7 +61,7 @@ class Column:
     term: str = ""
     better: Better | None = None
     metric: str = ""
-    keys: tuple[str, ...] = ()
+    keys: Callable[[], Collection[str]] | None = None
 
 
 def col(
@@ -71,7 +71,7 @@ def col(
     term: str = "",
     better: Better | None = None,
     metric: str = "",
-    keys: tuple[str, ...] = (),
+    keys: Callable[[], Collection[str]] | None = None,
     default: Any = MISSING,
 ) -> Any:
     """A field of a row, declared as a `Column`."""
@@ -138,6 +138,11 @@ class Record:
     def metrics(self) -> Mapping[str, Estimate]:
         """Every number that a column names a metric, by the metric's name."""
         return dict(each for rows in self.tables.values() for row in rows for each in _metrics_of(row))
+
+    def better(self, name: str) -> Better | None:
+        """The better direction of a metric; None where neither is, or there is no such metric."""
+        declared = [each for kind in _tables(type(self)).values() for each in columns(kind).values() if each.metric]
+        return next((each.better for each in declared if MetricName(each.metric).parts(name) is not None), None)
 
     def metric(self, name: str) -> Estimate:
         """One metric. Raises InputError where the run has none of that name."""
@@ -244,8 +249,9 @@ def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
         if not column.metric or value is None:
             continue
         parts = {each.name: getattr(row, each.name) for each in fields(row)}
+        kept = None if column.keys is None else column.keys()
         for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
-            if number is not None and (not column.keys or key in column.keys):
+            if number is not None and (kept is None or key in kept):
                 estimate = number if isinstance(number, Estimate) else Estimate(float(number), unit=column.unit)
                 yield column.metric.format(**parts, key=key), estimate
 

@@ -69,6 +69,14 @@ def difference_of(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(100 * gap, 100 * (gap - float(down)), 100 * (gap + float(up)), second.n, "points")
 
 
+def in_points(difference: Estimate) -> Estimate:
+    """A difference of fractions in percentage points; another as it is."""
+    if difference.unit != "fraction":
+        return difference
+    low, high = (None if end is None else 100 * end for end in (difference.low, difference.high))
+    return Estimate(100 * difference.value, low, high, difference.n, "points")
+
+
 def widened(estimate: Estimate, looks: int) -> Estimate:
     """The interval of an estimate that is one of so many looks (Bonferroni, by the normal approximation).
 
@@ -168,6 +176,27 @@ def bootstrap_difference(
     if len(first_values) != len(second_values):
         raise InputError(f"expected the same images twice, found {len(first_values)} and {len(second_values)} values")
     return bootstrap_mean(first_values - second_values, groups=groups, seed=seed, draws=draws, unit=unit)
+
+
+def accuracy_difference(
+    first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0
+) -> Estimate:
+    """The accuracy of the first minus the second's in points, with its paired 95 % bootstrap interval.
+
+    first, second: (n,), whether each of the same images is correct. Where the two never differ, the interval's width
+    would be 0: it is then plus and minus the upper end of Wilson's interval for the share of images (or of groups) on
+    which they do.
+    """
+    difference = bootstrap_difference(_points(first), _points(second), groups=groups, seed=seed, unit="points")
+    if difference.low is None or np.any(_points(first) != _points(second)):
+        return difference
+    bound = wilson(0, _points(first).size if groups is None else len(np.unique(groups))).high
+    assert bound is not None
+    return Estimate(0.0, -100 * bound, 100 * bound, difference.n, "points")
+
+
+def _points(correct: ArrayLike) -> NDArray[np.float64]:
+    return 100 * np.asarray(correct, dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Charts of cells: boards of layers by heads, and matrices."""
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,20 +20,24 @@ _PANELS: Final = 6
 
 
 def board(
-    *values: str,
-    titles: Mapping[str, str] | None = None,
+    *values: str | Callable[[], Sequence[str]],
+    titles: Callable[[str], str] | None = None,
     signed: bool = False,
     marked: Callable[[Any], bool] | None = None,
-    ranges: Mapping[str, tuple[float, float]] | None = None,
+    ranges: Callable[[str], tuple[float, float] | None] | None = None,
 ) -> Draw:
-    """A map of layers (down) by heads (across) for each of at most six columns, each with its colour bar; rows have a
-    layer and a head. marked: the cells with a dot; ranges: of the colours, where not that of the values."""
+    """A map of layers (down) by heads (across) for each of at most six columns, each with its colour bar.
+
+    Rows have a layer and a head. values: names of columns, or a function that gives them when the board is drawn;
+    titles: of each by name; marked: the cells with a dot; ranges: of the colours, where not that of the values.
+    """
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        known = [name for name in values if np.isfinite(numbers(rows, name)[0]).any()][:_PANELS]
+        names = [name for each in values for name in ([each] if isinstance(each, str) else each())]
+        known = [name for name in names if np.isfinite(numbers(rows, name)[0]).any()][:_PANELS]
         across = len(known) if len(known) < 3 else 2 if len(known) == 4 else 3
-        heads = [textwrap.fill(label(rows, name, (titles or {}).get(name, "")), 26) for name in known]
+        heads = [textwrap.fill(label(rows, name, titles(name) if titles else ""), 26) for name in known]
         gap = (BAR_ROOM, 0.58 + 0.14 * max(text.count("\n") for text in heads))
         margins = Margins(left=0.45, right=BAR_ROOM, top=gap[1] - 0.36, bottom=0.6)
         wide = min((WIDE - margins.left - margins.right + gap[0]) / across - gap[0], 2.5)
@@ -45,7 +49,7 @@ def board(
             dots[row.layer, row.head] = marked(row)  # type: ignore[misc]
         for index, (axes, name, head) in enumerate(zip(drawn.panels, known, heads)):
             cells = _cells(rows, numbers(rows, name)[0], shape)
-            scale = symmetric_scale([cells]) if signed else _scale(cells, (ranges or {}).get(name))
+            scale = symmetric_scale([cells]) if signed else _scale(cells, ranges(name) if ranges else None)
             colours = SIGNED if signed else MAGNITUDE
             axes.add_patch(no_value_patch(transform=axes.transAxes, zorder=-1))
             axes.imshow(cells, cmap=colours, norm=scale.norm, aspect="auto")

@@ -15,7 +15,19 @@ from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
 from vitlens.figures.crossed import cross_out
 from vitlens.figures.overlay import OPACITY, Scale, blend, colour_bar, enlarged, is_constant, joint_scale
 from vitlens.figures.overlays import mark_peak, outline
-from vitlens.figures.style import MAGNITUDE, SMALL, WIDE, drawable, shortened, styled
+from vitlens.figures.style import (
+    MAGNITUDE,
+    RIGHT,
+    RIGHT_SYMBOL,
+    SMALL,
+    WIDE,
+    WRONG,
+    WRONG_SYMBOL,
+    drawable,
+    shortened,
+    styled,
+)
+from vitlens.report.numbers import percent
 
 _LARGEST: Final = 1.35  # inch of a picture
 _LEAST: Final = 0.8
@@ -37,6 +49,19 @@ class Picture:
     mask: NDArray[np.bool_] | None = None
     hit: bool | None = None
     crossed: str = ""
+
+    @classmethod
+    def predicted(
+        cls, image: NDArray[np.floating], prediction: str, probability: float, label: str | None, *, row: str = ""
+    ) -> "Picture":
+        """An image with its prediction below, marked by colour and symbol as right or wrong, where a label is known."""
+        words = f"{shortened(prediction, 16)}, {percent(probability)}"
+        words = words if len(words) <= 20 else words.replace(", ", "\n", 1)
+        if label is None:
+            return cls(image, below=words, row=row)
+        if prediction == label:
+            return cls(image, below=f"{RIGHT_SYMBOL} {words}", frame=RIGHT, row=row)
+        return cls(image, below=f"{WRONG_SYMBOL} {words}\nis {shortened(label, 16)}", frame=WRONG, row=row)
 
 
 def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: bool = True) -> Draw:

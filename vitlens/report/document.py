@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+    from vitlens.report.claims import Claim
+
 Cell: TypeAlias = Estimate | str | int | float | None
 State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
 Support: TypeAlias = Literal["two methods agree", "one method", "methods disagree"]
-Says: TypeAlias = Literal["result", "method", "setting"]
+Says: TypeAlias = Literal["result", "method", "setting", "filled"]
 Item = TypeVar("Item")
 
 
@@ -25,7 +27,8 @@ class Sentence:
     """One or more sentences in which **bold** and `code` are marks.
 
     rows: the typed rows and estimates that back them; says: a result states what was measured and needs rows; a method
-    defines a metric or says how to read something; a setting repeats what config.json holds.
+    defines a metric or says how to read something; a setting repeats what config.json holds; a filled template has its
+    numbers from the record by itself.
     """
 
     text: str
@@ -151,7 +154,7 @@ class Document:
     limits: what could overturn it; appendix: tables and figures in full; preface: what to know before any number;
     explorer: what the attention explorer of its HTML page shows; command_line: what makes it again, where that is not
     the command of the run ("" for that); first: its first page, which stands in the place of verdicts and findings;
-    folded: parts that are closed at first; terms: of its columns, for the glossary.
+    folded: parts that are closed at first; terms: of its columns, for the glossary; claims: all that it makes.
     """
 
     title: str
@@ -166,6 +169,7 @@ class Document:
     first: FirstPage | None = None
     folded: tuple[Section, ...] = ()
     terms: tuple[Term, ...] = ()
+    claims: "tuple[Claim, ...]" = ()
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:

@@ -2,6 +2,7 @@
 
     {{ accuracy }}                    an Estimate: "83.7 % (83.2 to 84.1, n = 300)"
     {{ share|percent }}               "45 %"
+    {{ gain|points }}                 "3.1 points (1.0 to 5.2, n = 300)", of a difference of fractions
     {{ heads|names }} {{ heads|are }} "**L0.H1** and **L0.H3** are"
     {{ labels|counts }}               "9 mixed, 5 uniform" of a mapping from names to numbers
 
@@ -16,7 +17,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from vitlens.display import protected, shortened, visible
 from vitlens.report.numbers import in_ranges, in_time, in_words, number, percent
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, in_points
 
 NAMED: Final = 5  # names of a list in a sentence
 
@@ -92,6 +93,7 @@ _FILTERS: Final = {
     "names": names,
     "number": _number,
     "percent": _percent,
+    "points": in_points,
     "ranges": lambda values: Marked(in_ranges(values)),
     "s": _by_count("", "s"),
     "time": lambda value: Marked(in_time(value)),

@@ -14,21 +14,24 @@ A function stands in the place of a template only where a test decides.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from jinja2 import meta
 
+from vitlens.display import protected, visible
 from vitlens.record import Column, Record, columns
+from vitlens.recorded import Config
 from vitlens.report import document as page
 from vitlens.report.claims import Claim, findings_of, shown, title_of, verdicts_of
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
+from vitlens.report.images import data_sentences
 from vitlens.report.prose import environment, finalize, say
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, in_points
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,7 +123,8 @@ def _no_explorer(_: Any) -> Explorer | None:
 @dataclass(frozen=True)
 class Report:
     """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
-    of the first page; explorer: of its HTML page; title: where no claim can be one, a template over `record`."""
+    of the first page; explorer: of its HTML page; title: where no claim can be one, a template over `record`;
+    definitions: names and what they are, beside the terms of the columns that are shown."""
 
     record: type[Record]
     sections: tuple[Section, ...]
@@ -130,19 +134,21 @@ class Report:
     unknown: Callable[[Any], Iterator[str]] = _nothing
     title: str = "{{ record.config.title }}"
     explorer: Callable[[Any], Explorer | None] = _no_explorer
+    definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
 
     def __call__(self, record: Any) -> Document:
         """The whole report of a record."""
         claims = tuple(self.claims(record))
         made = [part for section in self.sections if (part := _made(section, record, claims))]
         package = type(record).__module__.rpartition(".")[0]
-        answers = shown(claims)
         overview = (self.glance,) if isinstance(self.glance, Overview) else ()
+        answers, terms = shown(claims), tuple(dict.fromkeys(_terms((*self.sections, *overview), record)))
+        images = data_sentences(replace(record, config=_shown(record.config)))
         first = FirstPage(
-            tuple(Sentence(claim.says) for claim in answers),
+            tuple(_filled(claim.says) for claim in answers),
             next(_figures(self.picture, record, ()), None) if self.picture else None,
             _glanced(self.glance, record, claims),
-            tuple(map(Sentence, list(self.unknown(record))[:5])),
+            tuple(map(_filled, list(self.unknown(record))[:5])),
         )
         return Document(
             title_of(claims, say(self.title, record=record)),
@@ -150,10 +156,25 @@ class Report:
             verdicts=verdicts_of(claims),
             findings=findings_of(claims),
             first=first,
-            folded=tuple(_help(package)),
+            folded=tuple(_help(package, (*((each.name, each.sentence) for each in terms), *self.definitions(record)))),
             explorer=self.explorer(record),
-            terms=tuple(_terms((*self.sections, *overview), record)),
+            terms=terms,
+            claims=claims,
+            preface=images,
         )
+
+
+def _filled(text: str) -> Sentence:
+    return Sentence(text, says="filled")
+
+
+def _shown(config: Config) -> Config:
+    """Settings whose names of images and data are escaped for a sentence."""
+    if config.data is None:
+        return config
+    skipped = tuple(replace(each, file=finalize(each.file)) for each in config.data.skipped)
+    notes = tuple(protected(visible(note)) for note in config.data.notes)
+    return replace(config, data=replace(config.data, title=finalize(config.data.title), skipped=skipped, notes=notes))
 
 
 def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
@@ -172,8 +193,8 @@ def _made(section: Section, record: Any, claims: Sequence[Claim]) -> page.Sectio
     figures = tuple(figure for chart in section.charts for figure in _figures(chart, record, rows))
     return page.Section(
         say(section.question, rows=rows, record=record),
-        tuple(map(Sentence, lines)),
-        tuple(_tables(section, rows)),
+        tuple(map(_filled, lines)),
+        tuple(_table(section, rows, record)),
         figures,
         leading=True,
         status=min(states, key=_ORDER.index) if states else "",
@@ -216,11 +237,12 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
             yield FigureSpec(name, caption, partial(chart.draw, own, title), alt=title or caption)
 
 
-def _tables(section: Section | Overview, rows: Sequence[Any]) -> Iterator[Table]:
+def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> Iterator[Table]:
     if not section.columns or not rows:
         return
     declared = columns(type(rows[0]))
-    more = section.rows if isinstance(section.rows, str) else ""
+    same = [name for name, own in record.tables.items() if own and type(own[0]) is type(rows[0])]
+    more = section.rows if isinstance(section.rows, str) else next(iter(same), "")
     yield table_of(rows[:ROWS], {name: declared[name] for name in section.columns}, of=len(rows), name=more)
 
 
@@ -254,7 +276,7 @@ def cell(value: Any, column: Column) -> Cell:
 def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence[Claim]) -> Table | None:
     """One row a metric, one column a model; failing rows first."""
     if isinstance(glances, Overview):
-        return next(_tables(glances, rows_of(glances.rows, record)), None)
+        return next(_table(glances, rows_of(glances.rows, record), record), None)
     lines: list[tuple[int, tuple[Cell, ...]]] = []
     for each in glances:
         rows = {row.model: row for row in getattr(record, each.table)}
@@ -268,7 +290,8 @@ def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence
             continue
         states = {claim.state for claim in claims if each.question and claim.question == each.question and claim.state}
         worst = min(states, key=_ORDER.index) if states else ""
-        gap = each.difference(record) if each.difference else None
+        apart = each.difference(record) if each.difference else None
+        gap = None if apart is None else in_points(apart)
         cells = [cell(values.get(model), column) for model in record.aliases]
         line = (each.title or column.title, *cells, *([gap] if len(cells) == 2 else []), worst or None)
         lines.append((_ORDER.index(worst), line))
@@ -290,10 +313,13 @@ def _terms(sections: Sequence[Section | Overview], record: Any) -> Iterator[Term
                 yield Term(declared[name].title, declared[name].term)
 
 
-def _help(package: str) -> Iterator[page.Section]:
-    """help.md of a command, a folded part for each of its headings."""
+def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page.Section]:
+    """help.md of a command, a folded part for each of its headings, and the definitions."""
     for title, paragraphs in help_of(package).items():
         yield page.Section(title, tuple(Sentence(text, says="method") for text in paragraphs), leading=True)
+    if definitions:
+        lines = (f"**{name}**: {text}" for name, text in definitions)  # ours, from registries and columns
+        yield page.Section("Definitions", tuple(Sentence(text, says="method") for text in lines), leading=True)
 
 
 def help_of(package: str) -> Mapping[str, tuple[str, ...]]:

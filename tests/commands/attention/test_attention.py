@@ -301,6 +301,13 @@ def test_the_windows_of_a_swin_are_rows_and_a_figure(swin, pictures, tmp_path):
     assert read_arrays(out / "arrays" / "receptive_fields.npz")["field0"].shape == (32, 32)
 
 
+@pytest.mark.parametrize(("name", "mixed"), [("cait_xxs24_224", True), ("vit_tiny_patch16_224", False)])
+def test_weights_before_talking_heads_are_said_to_be(pictures, tmp_path, name, mixed):
+    record = run(f"timm:{name}", tmp_path / "out", size=(32, 32), images=(str(pictures),))
+    assert bool(record.mixed_heads) == mixed
+    assert ("before a linear map mixes them over heads" in (tmp_path / "out" / "report.md").read_text()) == mixed
+
+
 def planted(images: int = 40, **changes: object) -> AttentionRecord:
     """Three layers, of which the second attends to the object; changes: of the last two layers' rows."""
 

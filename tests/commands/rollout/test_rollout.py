@@ -19,7 +19,7 @@ from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import ImageRow, MapRow, PairRow, RolloutRecord
 from vitlens.commands.rollout.report import REPORT
 from vitlens.commands.scaffold.maps.measured import on_object_rows
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
@@ -226,3 +226,20 @@ def test_no_hits_on_few_images_are_not_shown_to_be_fewer_than_by_chance():
     assert row.estimate.value == 0.0
     assert row.of_baseline.value < 0.2
     assert row.side is Side.UNDECIDED
+
+
+def test_no_baseline_is_of_the_same_photograph_stored_twice():
+    masks = torch.zeros(8, 8, 8, dtype=torch.bool)
+    for image in range(8):
+        masks[image, image // 2] = True  # four photographs, each twice; each map is right
+    twice, named = torch.arange(8) // 2, [("map", masks.float())]
+    (apart,) = on_object_rows("vit", named, "mass", masks, sources=twice)
+    (mixed,) = on_object_rows("vit", named, "mass", masks)
+    assert apart.baseline in ("a uniform map", "a map of the centre")  # of the others, none is on the object
+    assert mixed.of_baseline.value > apart.of_baseline.value
+
+
+def test_weights_before_talking_heads_are_said_to_be(pictures, tmp_path):
+    options = ModelOptions(random_weights=True, image_size=(32, 32))
+    run("timm:cait_xxs24_224", tmp_path / "out", images=(str(pictures),), model_options=options)
+    assert "before a linear map mixes them over heads" in (tmp_path / "out" / "report.md").read_text()

@@ -2,31 +2,30 @@
 
 import json
 from dataclasses import asdict, replace
-from itertools import pairwise
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from vitlens.commands.stats.measure.training import kept_weights, similarity_by_offset, statistics_over_training
 
 from tests.simulated_processes import run_in_processes
 from vitlens.analysis.attention.positions import position_similarity
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read, report
+from vitlens.commands.stats import training
 from vitlens.commands.stats.measure import measure as stats
-from vitlens.commands.stats.measure import training
 from vitlens.commands.stats.options import StatsOptions
-from vitlens.commands.stats.record import MEAN_IN_TRAINING, POSITIONS, TRAINING, TRAINING_ARRAYS
+from vitlens.commands.stats.record import StatsRecord
+from vitlens.commands.stats.training import similarity_by_offset
 from vitlens.data.digits import CLASSES, digits
 from vitlens.errors import InputError
 from vitlens.files import read_run, write_text
 from vitlens.models.loading import load, untrained
 from vitlens.models.saved import save
 from vitlens.processes import Processes
-from vitlens.records import Record
 from vitlens.training.checkpoint import keep_weights
 from vitlens.training.metrics import METRICS_FILE, EpochMetrics
 
@@ -51,11 +50,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def record(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Record:
-    return run(trained, tmp_path_factory.mktemp("reports") / "out", animate="gif")
+def record(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> StatsRecord:
+    return run(trained, tmp_path_factory.mktemp("reports") / "out")
 
 
-def run(folder: Path, out: Path, **changes: object) -> Record:
+def run(folder: Path, out: Path, **changes: object) -> StatsRecord:
     given = {"data": "digits", "over_training": True, "run": replace(OPTIONS, out=out), **changes}
     assert stats(StatsOptions((str(folder),), **given)) == out / "report.md"
     return read(read_run(out))
@@ -65,41 +64,41 @@ def test_numbers_are_those_of_the_function_at_every_checkpoint(trained, record):
     (batch,) = digits("test").limit(12).batches(12)
     files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}
     files[5] = trained / "model.safetensors"
-    arrays = record.arrays(TRAINING_ARRAYS)
-    assert arrays.epochs.tolist() == [0, 2, 4, 5]
-    rows = {(row.epochs, row.layer, row.head): row.statistics for row in record.rows(TRAINING)}
+    assert [row.epochs for row in record.learning] == [0, 2, 4, 5]
+    rows = {(row.epochs, row.layer, row.head): row.statistics for row in record.learning_heads}
     assert len(rows) == 4 * 2 * 2
-    for checkpoint, (epochs, file) in enumerate(files.items()):
+    for epochs, file in files.items():
         table = statistics(load(str(file)), batch.images)
         for name in ("distance", "normalised_entropy", "cls_normalised_entropy"):
             expected = getattr(table, name)
-            np.testing.assert_allclose(arrays.mean[name][checkpoint], expected.numpy(), rtol=1e-5)
-            np.testing.assert_allclose(arrays.low[name][checkpoint], table.low(name).numpy(), rtol=1e-4)
-            assert rows[epochs, 1, 0][name] == pytest.approx(expected[1, 0].item(), abs=1e-5)
-            mean = record.metric(MEAN_IN_TRAINING(model="taught", statistic=name, epochs=epochs))
+            for layer, head in product(range(2), range(2)):
+                assert rows[epochs, layer, head][name] == pytest.approx(expected[layer, head].item(), rel=1e-5)
+            mean = record.metric(f"learning/taught/{name}/{epochs}")
             assert mean.value == pytest.approx(expected.mean().item(), rel=1e-5)
             assert mean.low < mean.value < mean.high
             assert mean.n == 12
-    assert not np.array_equal(arrays.mean["distance"][0], arrays.mean["distance"][1])
+    assert rows[0, 0, 0]["distance"] != rows[5, 0, 0]["distance"]
 
 
-def test_few_checkpoints_on_the_same_few_images(trained, monkeypatch):
+def test_few_checkpoints_on_the_same_few_images(trained, monkeypatch, tmp_path):
     monkeypatch.setattr(training, "IMAGES", 4)
     monkeypatch.setattr(training, "CHECKPOINTS", 2)
-    alone, split = Processes(0, 1, torch.device("cpu")), digits("test").limit(12)
-    checkpoints = statistics_over_training(kept_weights([str(trained)]), split, alone, OPTIONS, renormalise=True)
-    assert [checkpoint.epochs for checkpoint in checkpoints] == [0, 5]
-    (batch,) = split.limit(4).batches(4)
+    record = run(trained, tmp_path / "out")
+    assert [row.epochs for row in record.learning] == [0, 5]
+    (batch,) = digits("test").limit(12).limit(4).batches(4)
     table = statistics(load(str(trained)), batch.images)
-    assert checkpoints[1].table.images == 4
-    torch.testing.assert_close(checkpoints[1].table.distance, table.distance, rtol=1e-5, atol=1e-6)
+    found = record.learning[1].statistics["distance"]
+    assert (found.value, found.n) == (pytest.approx(table.distance.mean().item(), rel=1e-5), 4)
 
 
 def test_two_processes_find_what_one_does(trained, monkeypatch):
     def work(processes: Processes) -> torch.Tensor:
-        checkpoints, split = kept_weights([str(trained)]), digits("test").limit(7)
-        results = statistics_over_training(checkpoints, split, processes, OPTIONS, renormalise=True)
-        return torch.stack([checkpoint.table.normalised_entropy for checkpoint in results])
+        part = SimpleNamespace(
+            processes=processes, run=OPTIONS, split=digits("test").limit(7), aliases=("taught",),
+            numbers=lambda batch: processes.index + batch.indices * processes.count,
+        )  # fmt: skip
+        _, heads, _ = training.over_training(training.kept_weights([str(trained)]), part, renormalise=True)
+        return torch.tensor([row.statistics["normalised_entropy"] for row in heads])
 
     (alone,), (first, second) = (run_in_processes(count, work, monkeypatch) for count in (1, 2))
     torch.testing.assert_close(first, alone, rtol=1e-6, atol=1e-9)
@@ -125,7 +124,7 @@ def test_neighbours_are_weighted_by_their_pairs(trained, record):
     similarity = position_similarity(load(str(trained)))
     places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).view(-1, 2).double()
     apart = torch.cdist(places, places)
-    [row] = [row for row in record.rows(POSITIONS) if row.epochs == 5]
+    [row] = [row for row in record.learning if row.epochs == 5]
     assert row.neighbours == pytest.approx(similarity[(apart - 1).abs() < 1e-6].mean().item(), abs=1e-6)
     assert row.others == pytest.approx(similarity[apart > 1.1].mean().item(), abs=1e-6)
 
@@ -133,7 +132,6 @@ def test_neighbours_are_weighted_by_their_pairs(trained, record):
 def test_the_report_shows_it_and_can_be_made_again(record):
     folder = record.folder
     text = (folder / "report.md").read_text()
-    assert (folder / "animations" / "learning.gif").is_file()
     for name in ("distance", "normalised_entropy", "cls_normalised_entropy", "positions"):
         assert f"](figures/learning_{name}.png)" in text
     before = {path: path.read_bytes() for path in (folder / "report.md", *(folder / "figures").glob("learning*.png"))}
@@ -141,23 +139,7 @@ def test_the_report_shows_it_and_can_be_made_again(record):
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_the_film_has_one_frame_per_checkpoint_and_one_scale(record):
-    file = record.folder / "animations" / "learning.gif"
-    assert file.stat().st_size < 3e6
-    with Image.open(file) as animation:
-        frames = []
-        for index in range(animation.n_frames):
-            animation.seek(index)
-            frames.append(np.asarray(animation.convert("RGB")).astype(int))
-        assert "duration" in animation.info
-    assert len({frame.shape for frame in frames}) == 1
-    assert len(frames) == 4  # equal frames at the end are one that stays
-    edge = int(0.9 * frames[0].shape[1])  # the colour bar and its numbers
-    assert all(np.abs(frame[40:, edge:] - frames[0][40:, edge:]).max() < 40 for frame in frames)
-    assert all((one != other).any() for one, other in pairwise(frames))
-
-
-def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path, monkeypatch):
+def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path):
     options = StatsOptions((), "digits", run=replace(OPTIONS, out=tmp_path / "out"))
     for models, message in (
         ([str(tiny_vit)], "found none kept in .*; train one with vitlens train PRESET --keep-every N"),
@@ -166,9 +148,4 @@ def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path, monkeypatc
     ):
         with pytest.raises(InputError, match=message):
             stats(replace(options, models=tuple(models), over_training=True))
-    with pytest.raises(InputError, match="expected --over-training with --animate gif"):
-        stats(replace(options, models=(str(trained),), animate="gif"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="expected ffmpeg for --animate mp4, found none on the PATH; install it"):
-        run(trained, tmp_path / "out", animate="mp4")
     assert not (tmp_path / "out").exists()

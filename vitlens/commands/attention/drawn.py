@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from vitlens.charts import Picture, images
 from vitlens.commands.attention.record import AttentionRecord, LayerRow, PatchRow, Size
+from vitlens.commands.scaffold.maps.on_object import ATTENTION, ROLLOUT, mass_of
 from vitlens.commands.scaffold.receptive.report import draw_maps
 from vitlens.commands.scaffold.sheets import DRAWN, EACH
 from vitlens.figures.attention import attention_grid, attention_overlays
@@ -23,6 +24,7 @@ from vitlens.figures.walkthrough.matrices import head_matrices
 from vitlens.figures.windows.layout import windows_and_shift
 from vitlens.report.numbers import in_ranges
 from vitlens.report.sections import Chart
+from vitlens.uncertainty import Estimate
 
 _LAYERS: Final = 6  # maps in a row of the picture
 DEVELOPED: Final = 12  # images in the figure of attention and rollout
@@ -34,6 +36,15 @@ class Drawn:
 
     sheet: int
     picture: Picture
+
+
+@dataclass(frozen=True)
+class ShareRow:
+    """What lies on the object, by layer."""
+
+    layer: int
+    what: str
+    share: Estimate
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,18 @@ def pictures(record: AttentionRecord) -> Iterator[Drawn]:
 def draw_pictures(rows: Sequence[Drawn], title: str) -> Figure:
     """The pictures of one sheet, on one colour scale."""
     return images(scale="joint", label="attention (%)")([row.picture for row in rows], title)
+
+
+def shares(record: AttentionRecord) -> list[ShareRow]:
+    """What lies on the object of attention and of rollout, and of the best map that ignores the image."""
+    kinds = {ATTENTION: "attention of the layer", ROLLOUT: "rollout up to it"}
+    own = [
+        ShareRow(row.layer or 0, words, row.estimate)
+        for kind, words in kinds.items()
+        for row in mass_of(record.on_object, kind)
+    ]
+    other = "map that ignores the image"
+    return own + [ShareRow(row.layer or 0, other, row.of_baseline) for row in mass_of(record.on_object, ATTENTION)]
 
 
 def stages(record: AttentionRecord) -> list[Stage]:

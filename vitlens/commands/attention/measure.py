@@ -40,10 +40,13 @@ from vitlens.commands.scaffold.explorer.measure import explored
 from vitlens.commands.scaffold.load import load_split
 from vitlens.commands.scaffold.maps.measured import information_row, on_object_rows
 from vitlens.commands.scaffold.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
+from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
 from vitlens.commands.scaffold.run import Run
 from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, print_left_out
+from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.lens.mixing import talking_heads
 from vitlens.lens.observe import survey_weights
 from vitlens.lens.site import NO_PLACE
 from vitlens.models.model import Model
@@ -98,6 +101,7 @@ def measure(options: AttentionOptions) -> Path | None:
                 key=tuple(key),
                 training=training,
                 matrix=matrix,
+                mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, batch.images))),
                 windows=in_windows,
                 receptive_fields=fields,
                 explorer=(explorer,),
@@ -132,7 +136,9 @@ def _layer_rows(model: Model, split: Split, layers: Sequence[LayerMaps]) -> Iter
     pointing: Sequence[OnObjectRow] = (
         ()
         if split.masks is None
-        else on_object_rows(model.alias, named, "pointing", split.masks.cpu(), groups=split.groups)
+        else on_object_rows(
+            model.alias, named, "pointing", split.masks.cpu(), groups=split.groups, sources=sources(split)
+        )
     )
     for index, layer in enumerate(layers):
         site, told = layer.site, information_row(*named[index], groups)
@@ -175,7 +181,7 @@ def _on_object(
     if rollouts is not None:
         maps |= {(ROLLOUT, layer.site.layer, None): rollouts[:, layer.site.layer] for layer in layers}
     named = [(kind, own) for (kind, _, _), own in maps.items()]
-    rows = on_object_rows(model.alias, named, "mass", split.masks.cpu(), groups=split.groups)
+    rows = on_object_rows(model.alias, named, "mass", split.masks.cpu(), groups=split.groups, sources=sources(split))
     for (_, layer_number, head), row in zip(maps, rows):
         yield replace(row, layer=layer_number, head=head)
 

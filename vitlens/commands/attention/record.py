@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.scaffold.explorer.record import ExplorerArrays, ExplorerRow
 from vitlens.commands.scaffold.maps.on_object import OnObjectRow
+from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
 from vitlens.commands.scaffold.receptive.record import FieldArrays, FieldRow
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Pixels
@@ -251,6 +252,7 @@ class AttentionRecord(Record):
     key: tuple[PatchRow, ...] = table()
     training: tuple[CheckpointRow, ...] = table()
     matrix: tuple[MatrixRow, ...] = table()
+    mixed_heads: tuple[MixedHeadsRow, ...] = table()
     windows: tuple[WindowRow, ...] = table()
     receptive_fields: tuple[FieldRow, ...] = table()
     explorer: tuple[ExplorerRow, ...] = table()

@@ -13,6 +13,7 @@ from vitlens.commands.attention.record import AttentionRecord, LayerRow, WindowR
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, without_explorer
 from vitlens.commands.scaffold.maps.information import FIXED, UNIFORM
 from vitlens.commands.scaffold.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow, mass_of
+from vitlens.commands.scaffold.mixed_heads import mixed_heads_words
 from vitlens.commands.scaffold.position_order import PAIRS
 from vitlens.commands.scaffold.receptive.report import draw_depth
 from vitlens.record import by, col
@@ -37,15 +38,6 @@ class LayerShown:
     of_baseline: Estimate | None = col("of a map that ignores the image")
     pointing: Estimate | None = col("highest point on the object")
     information: Estimate = col("information")
-
-
-@dataclass(frozen=True)
-class ShareRow:
-    """What lies on the object, by layer."""
-
-    layer: int = col("layer")
-    what: str = col("map")
-    share: Estimate = col("on the object")
 
 
 @dataclass(frozen=True)
@@ -168,6 +160,8 @@ def _collapse(record: AttentionRecord) -> Iterator[Claim]:
 
 def unknown(record: AttentionRecord) -> Iterator[str]:
     """What maps of attention do not show."""
+    if record.mixed_heads:
+        yield mixed_heads_words(record.mixed_heads)
     yield (
         "High attention to a patch does not show that the prediction depends on it, nor which information is taken "
         "from "
@@ -206,17 +200,6 @@ def _layers_shown(record: AttentionRecord) -> list[LayerShown]:
 
 def _masses(kind: str, record: AttentionRecord) -> list[OnObjectRow]:
     return mass_of(record.on_object, kind) if record.images >= FEWEST else []
-
-
-def _shares(record: AttentionRecord) -> list[ShareRow]:
-    kinds = {ATTENTION: "attention of the layer", ROLLOUT: "rollout up to it"}
-    own = [
-        ShareRow(row.layer or 0, words, row.estimate)
-        for kind, words in kinds.items()
-        for row in mass_of(record.on_object, kind)
-    ]
-    other = "map that ignores the image"
-    return own + [ShareRow(row.layer or 0, other, row.of_baseline) for row in mass_of(record.on_object, ATTENTION)]
 
 
 def _pointing(record: AttentionRecord) -> str:
@@ -336,7 +319,7 @@ REPORT: Final = Report(
                 "Share of the map on the object by layer, with its interval, of attention and of rollout, beside the "
                 "best "
                 "map that ignores the image.",
-                title="Attention and rollout on the object, by layer", rows=_shares,
+                title="Attention and rollout on the object, by layer", rows=drawn.shares,
             ),),
         ),
         Section(
@@ -348,7 +331,7 @@ REPORT: Final = Report(
                     "object, beside {{ first.of_baseline|value }} of {{ first.baseline }}.",
             charts=(Chart(
                 "object_heads",
-                board("difference", titles={"difference": "beyond maps that ignore the image"}, signed=True,
+                board("difference", titles=lambda _: "beyond maps that ignore the image", signed=True,
                       marked=lambda row: row.side is not Side.UNDECIDED),
                 "Share of every head's map on the object, minus that of the best map that ignores the image; dots: the "
                 "interval of the difference is clear of zero.",
@@ -365,7 +348,8 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "What does every head show in the first image?", lambda record: drawn.stages(record)[:3], opening=_structure,
+            "What does every head show in the first image?", lambda record: drawn.stages(record)[:3],
+            opening=_structure,
             columns=("layers", "kind", "heads", "map", "reading"),
             charts=(Chart(
                 "heads", drawn.grid,

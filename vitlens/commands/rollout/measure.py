@@ -17,10 +17,13 @@ from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import ImageRow, MapRow, PairRow, RolloutArrays, RolloutRecord
 from vitlens.commands.scaffold.explorer.measure import explored
 from vitlens.commands.scaffold.maps.measured import information_row, on_object_rows
+from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
 from vitlens.commands.scaffold.run import Run
 from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
 from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.data.identity import sources
 from vitlens.data.split import Split
+from vitlens.lens.mixing import talking_heads
 from vitlens.models.model import Model
 from vitlens.names import Readout
 from vitlens.uncertainty import bootstrap_mean, student_mean
@@ -63,6 +66,7 @@ def measure(options: RolloutOptions) -> Path | None:
                 pairs=tuple(_pair_rows(split, ways, maps)),
                 shown=tuple(_image_rows(model, split, logits, targets)),
                 explorer=(row,),
+                mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, shown.images))),
                 maps=_arrays(split, maps, drawn),
                 explorer_arrays={} if arrays is None else {model.alias: arrays},
             )
@@ -103,7 +107,9 @@ def _map_rows(
     """Each kind of map, with the pointing game where masks are known."""
     named = [(way.name, maps[:, index]) for index, way in enumerate(ways)]
     pointing = (
-        [] if split.masks is None else on_object_rows(model.alias, named, "pointing", split.masks, groups=split.groups)
+        []
+        if split.masks is None
+        else on_object_rows(model.alias, named, "pointing", split.masks, groups=split.groups, sources=sources(split))
     )
     hits = {row.maps: row for row in pointing}
     groups = None if split.groups is None else split.groups.numpy()

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.explorer.record import ExplorerArrays, ExplorerRow
+from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
 from vitlens.names import Fusion, Readout
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Masks, Pixels
@@ -91,6 +92,7 @@ class RolloutRecord(Record):
     pairs: tuple[PairRow, ...] = table()
     shown: tuple[ImageRow, ...] = table()
     explorer: tuple[ExplorerRow, ...] = table()
+    mixed_heads: tuple[MixedHeadsRow, ...] = table()
     maps: RolloutArrays | None = arrays("rollout")
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
 

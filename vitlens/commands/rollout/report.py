@@ -13,6 +13,7 @@ from vitlens.charts import Picture, images, intervals, matrix
 from vitlens.commands.rollout.record import ImageRow, MapRow, RolloutRecord
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, without_explorer
 from vitlens.commands.scaffold.maps.information import FIXED, UNIFORM
+from vitlens.commands.scaffold.mixed_heads import mixed_heads_words
 from vitlens.commands.scaffold.sheets import EACH
 from vitlens.figures.overlay import is_constant
 from vitlens.figures.style import RIGHT_SYMBOL, WRONG_SYMBOL
@@ -177,6 +178,8 @@ def unknown(record: RolloutRecord) -> Iterator[str]:
         )  # fmt: skip
     if not any(row.prediction for row in record.shown):
         yield "The model has no classifier: nothing is predicted, and methods that need a class are left out."
+    if record.mixed_heads:
+        yield mixed_heads_words(record.mixed_heads)
     gradients = [row for row in rows if ATTENTION_METHODS[row.method].gradients]
     if gradients:
         yield say(

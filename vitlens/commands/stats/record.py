@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
@@ -26,7 +27,9 @@ class HeadRow:
     model: str = col("model")
     layer: int = col("layer")
     head: int = col("head")
-    statistics: Numbers = col("statistics", metric="{key}/{model}/L{layer}.H{head}", keys=shown_in("each head"))
+    statistics: Numbers = col(
+        "statistics", metric="{key}/{model}/L{layer}.H{head}", keys=partial(shown_in, "each head")
+    )
     label: str | None = col("attends to", default=None)
     score: Estimate | None = col(
         "score",

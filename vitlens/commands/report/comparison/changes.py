@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,9 @@ from vitlens.commands.evaluate.record import PREDICTIONS, PredictionArrays
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.chapters.record import chapters_of
 from vitlens.errors import InputError
+from vitlens.record import Record as Recorded
 from vitlens.records import Record
-from vitlens.uncertainty import LEVEL, Estimate, bootstrap_difference, difference_of, holm, mcnemar
+from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, difference_of, holm, mcnemar
 
 Direction = Literal["better", "worse", ""]
 # by the first word of a metric's name: 1 where more is better, -1 where less is. Times are left out: another program on
@@ -35,7 +36,7 @@ class MetricChange:
 
     p_holm: corrected for all metrics with an interval in both runs, None without; paired: whether the two runs' answers
     to the same images were compared (McNemar's exact test); otherwise the two estimates count as independent, which on
-    the same images finds too few changes rather than too many.
+    the same images finds too few changes rather than too many; better: 1 where more is better, -1 where less is.
     """
 
     metric: str
@@ -45,6 +46,7 @@ class MetricChange:
     p: float | None
     p_holm: float | None = None
     paired: bool = False
+    better: int = 0
 
     @property
     def changed(self) -> bool:
@@ -54,7 +56,7 @@ class MetricChange:
     @property
     def direction(self) -> Direction:
         """Whether a change beyond chance is for the better or the worse, "" where there is none or neither is known."""
-        sign = BETTER.get(self.metric.partition("/")[0], 0) * float(np.sign(self.difference.value))
+        sign = self.better * float(np.sign(self.difference.value))
         return "" if not self.changed or not sign else "better" if sign > 0 else "worse"
 
 
@@ -78,13 +80,21 @@ def require_comparable(before: Record, after: Record) -> None:
 def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
     """Every metric of both runs, models matched by their place on the command line."""
     names = _renamed(before, after)
-    found = [
+    changes = [
         _paired(before, after, name, other) or _change(name, before.metrics[other], after.metrics[name])
         for name, other in names.items()
     ]
+    found = [replace(change, better=_better(after, change.metric)) for change in changes]
     tested = [change for change in found if change.p is not None]
     corrected = iter(holm([float(change.p or 0.0) for change in tested]))
     return tuple(replace(change, p_holm=next(corrected)) if change.p is not None else change for change in found)
+
+
+def _better(record: Any, name: str) -> int:
+    """1 where more of a metric is better, -1 where less is, 0 where neither is: as its column says."""
+    if isinstance(record, Recorded):
+        return {"higher": 1, "lower": -1, None: 0}[record.better(name)]
+    return BETTER.get(name.partition("/")[0], 0)
 
 
 def left_out(before: Record, after: Record) -> tuple[str, ...]:
@@ -136,7 +146,7 @@ def _paired(before: Record, after: Record, name: str, other: str) -> MetricChang
     if not np.array_equal(first.label, second.label):
         return None
     was, now = _correct(first), _correct(second)
-    gap = bootstrap_difference(100.0 * now, 100.0 * was, unit="points")
+    gap = accuracy_difference(now, was)
     p = mcnemar(int((now & ~was).sum()), int((was & ~now).sum()))
     return MetricChange(name, before.metrics[other], after.metrics[name], gap, p, paired=True)
 
