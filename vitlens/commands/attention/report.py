@@ -80,9 +80,9 @@ def _on_object(record: AttentionRecord) -> Iterator[Claim]:
     yield Claim(
         "attention on the object", alias,
         say(
-            "In {{ more|length }} of {{ n }} layers more attention lies on the object than of maps that ignore the "
-            "image; the lead is largest in layer {{ lead.layer }}, {{ lead.estimate|alone }} beside "
-            "{{ lead.of_baseline|value }} of {{ lead.baseline }}.",
+            "In {{ more|length }} of {{ n }} layers a larger share of attention lies on the object than of the best "
+            "map that ignores the image; the lead is largest in layer {{ lead.layer }}, {{ lead.estimate|alone }} "
+            "beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
             more=more, n=len(rows), lead=lead,
         ),
         title=say("{{ more|length }} of {{ n }} layers of {{ alias }} attend to the object beyond baselines",
@@ -340,7 +340,7 @@ REPORT: Final = Report(
         ),
         Section(
             "How do the maps change over the layers?", lambda record: record.layers if record.images >= FEWEST else (),
-            opening=_changes, columns=("layer", "by_place", "alike", "previous", "prefix_mass"),
+            opening=_changes, columns=("layer", "by_place", "alike", "previous"),
             charts=(Chart(
                 "information", lines("layer", "information"),
                 "Information of the mean map of each layer, with its interval; low maps are nearly uniform.",
