@@ -4,7 +4,7 @@ import torch
 
 from tests.figures.reading import colour_at, cut_off, overlapping, panel, texts
 from vitlens.errors import InputError
-from vitlens.figures.attention import attention_grid, attention_overlays, evolution
+from vitlens.figures.attention import attention_grid, attention_overlays
 
 
 @pytest.mark.parametrize(
@@ -103,25 +103,3 @@ def test_overlays_count_from_zero(images, random):
     figure = attention_overlays(images=images, maps=random.uniform(size=(3, 2, 4, 4)), layer=11)
     assert {"head 0", "head 1"} <= set(texts(figure))
     assert any(text.startswith("Layer 11:") for text in texts(figure))
-
-
-def test_evolution_of_one_image_has_every_layer(images, random):
-    figure = evolution(images=images[:1], maps=random.uniform(size=(1, 12, 4, 4)))
-    assert {f"layer {layer}" for layer in range(12)} <= set(texts(figure))
-    assert any("every layer" in text for text in texts(figure))
-
-
-def test_evolution_of_several_is_spaced_and_says_so(images, random):
-    figure = evolution(images=images, maps=random.uniform(size=(3, 12, 4, 4)))
-    shown = [text for text in texts(figure) if text.startswith("layer ")]
-    assert len(shown) == 6
-    assert shown[0] == "layer 0"
-    assert shown[-1] == "layer 11"
-    assert any("6 of 12 layers" in text for text in texts(figure))
-
-
-def test_evolution_of_chosen_layers(images, random):
-    figure = evolution(images=images, maps=random.uniform(size=(3, 4, 4, 4)), layers=[3])
-    assert "layer 3" in texts(figure)
-    with pytest.raises(InputError, match=r"layers from 0 to 3, found \[4\]"):
-        evolution(images=images, maps=random.uniform(size=(3, 4, 4, 4)), layers=[4])

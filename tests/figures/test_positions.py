@@ -4,7 +4,7 @@ from matplotlib import colormaps
 
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.positions import position_maps, position_matrix, position_panels
+from vitlens.figures.positions import position_maps, position_panels
 from vitlens.figures.style import MAGNITUDE, SIGNED
 
 
@@ -17,11 +17,11 @@ def cosine(random: np.random.Generator, patches: int) -> np.ndarray:
 @pytest.mark.parametrize("grid", [(1, 1), (14, 14)])
 def test_nothing_is_cut_off(grid, random):
     values = cosine(random, grid[0] * grid[1])
-    for figure in (position_matrix(similarity=values, grid=grid), position_maps(similarity=values, grid=grid)):
-        assert not cut_off(figure)
-        assert not overlapping(figure)
-        assert figure.get_figwidth() <= 7.21
-        assert "cosine similarity" in texts(figure)
+    figure = position_maps(similarity=values, grid=grid)
+    assert not cut_off(figure)
+    assert not overlapping(figure)
+    assert figure.get_figwidth() <= 7.21
+    assert "cosine similarity" in texts(figure)
 
 
 @pytest.mark.parametrize(("grid", "maps"), [((1, 1), 1), ((3, 5), 15), ((2, 8), 16), ((2, 9), 10), ((14, 14), 49)])
@@ -30,17 +30,6 @@ def test_maps_are_sampled_and_say_so(grid, maps, random):
     assert len(figure.axes) == maps + 1
     title = figure.get_suptitle().replace("\n", " ")
     assert (f"of {grid[0]}×{grid[1]} positions" in title) == (maps < grid[0] * grid[1])
-
-
-def test_zero_is_the_middle_of_the_colours():
-    values = np.eye(4)
-    values[0, 1] = values[1, 0] = 0.5
-    figure = position_matrix(similarity=values, grid=(2, 2))
-    middle, top = (np.array(colormaps[SIGNED](x)[:3]) for x in (0.5, 1.0))
-    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.9, 0.1), middle, atol=0.02)
-    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.375, 0.1), top, atol=0.02)
-    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.1, 0.1), top, atol=0.02)
-    assert "≥ 0.5" in texts(figure)
 
 
 def test_a_map_stands_where_its_position_stands():
@@ -87,11 +76,10 @@ def test_a_panel_holds_every_map_at_its_place():
         position_panels(similarities={}, grid=(2, 3), title="None")
 
 
-@pytest.mark.parametrize("draw", [position_matrix, position_maps])
-def test_refused(draw):
+def test_refused():
     with pytest.raises(InputError, match=r"shape \(6, 6\)"):
-        draw(similarity=np.eye(4), grid=(2, 3))
+        position_maps(similarity=np.eye(4), grid=(2, 3))
     with pytest.raises(InputError, match="divide by the norms"):
-        draw(similarity=5 * np.eye(4), grid=(2, 2))
+        position_maps(similarity=5 * np.eye(4), grid=(2, 2))
     with pytest.raises(InputError, match="finite"):
-        draw(similarity=np.full((4, 4), np.nan), grid=(2, 2))
+        position_maps(similarity=np.full((4, 4), np.nan), grid=(2, 2))

@@ -79,8 +79,8 @@ def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: b
         else:
             places = {id(each): (down.index(each.row), across.index(each.column)) for each in rows}
             shape = (len(down), len(across))
-        maps = [each.map for each in rows if each.map is not None]
-        joint = joint_scale(np.stack(maps)) if maps and scale == "joint" else None
+        maps = [np.ravel(each.map) for each in rows if each.map is not None]  # their grids may differ
+        joint = joint_scale(np.concatenate(maps)[None, None]) if maps and scale == "joint" else None
         named = any(each.row for each in rows)
         beside = {name: textwrap.fill(shortened(name, 40), 14) for name in down}
         left = 0.12 + 0.075 * max(len(line) for text in beside.values() for line in text.split("\n")) if named else 0.06

@@ -1,4 +1,4 @@
-"""Attention by layer and head, over the image, and by depth."""
+"""Attention by layer and head, and over the image."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
-from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, Board, Margins, board, without_frames
 from vitlens.figures.inputs import Array, as_array, as_image, require_length
 from vitlens.figures.overlay import (
@@ -20,7 +19,6 @@ from vitlens.figures.overlay import (
     joint_scale,
     with_common_decimals,
 )
-from vitlens.figures.overlays import overlay_rows
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
 from vitlens.figures.views import panel_view
 
@@ -144,43 +142,6 @@ def attention_overlays(
         maps=list(values.swapaxes(0, 1)),
         titles=[f"head {head}" for head in range(values.shape[1])],
         title=f"Layer {layer}: attention of the {query} to each patch, by head",
-        names=names,
-        scale=scale,
-    )
-
-
-def evolution(
-    *,
-    images: ArrayLike,
-    maps: ArrayLike,
-    layers: Sequence[int] | None = None,
-    numbers: Sequence[int] | None = None,
-    names: Sequence[str] | None = None,
-    query: str = "CLS token",
-    scale: Scale | None = None,
-) -> Figure:
-    """Attention over the layers: images (batch, 3, height, width), maps (batch, layers, rows, columns).
-
-    layers: the maps to show, counted from 0 (default: all for one image, else six evenly spaced, as the title says);
-    numbers: of the layers in the model, from 0 (None: 0, 1, ...). Maps are means over heads, fractions of the query's
-    row; all panels share one scale. Raises InputError for a layer that does not exist, and as overlay_rows.
-    """
-    values = 100 * as_array(maps, name="maps", axes=("batch", "layers", "rows", "columns"))
-    batch, depth = values.shape[:2]
-    known = range(depth) if numbers is None else numbers
-    require_length(len(known), depth, name="numbers", of="the layers of maps")
-    count = depth if batch == 1 else min(depth, 6)
-    chosen = list(layers) if layers is not None else [round(x) for x in np.linspace(0, depth - 1, count)]
-    wrong = [layer for layer in chosen if not 0 <= layer < depth]
-    if wrong or not chosen:
-        raise InputError(f"expected layers from 0 to {depth - 1}, found {wrong or 'none'}")
-    share = "every layer" if len(chosen) == depth else f"{len(chosen)} of {depth} layers"
-    return overlay_rows(
-        images=images,
-        maps=values[:, chosen],
-        titles=[f"layer {known[layer]}" for layer in chosen],
-        title=f"Attention of the {query} to each patch, mean of heads, {share}",
-        label="attention (%)",
         names=names,
         scale=scale,
     )

@@ -1,4 +1,4 @@
-"""Similarity of a model's position embeddings: the whole matrix, and one map for each patch."""
+"""Similarity of a model's position embeddings: one map for each patch."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,39 +18,13 @@ _PANELS = 3  # models in a row
 
 
 @styled
-def position_matrix(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
-    """Cosine similarity (patches, patches) of all pairs of positions, patches row by row of grid.
-
-    Colours are symmetric around 0, up to the greatest similarity of two different positions. Raises InputError unless
-    similarity is square, of the size of the grid, and within [-1, 1].
-    """
-    values = _similarities(similarity, grid)
-    rows, columns = grid
-    drawn = board(
-        title=f"Position embeddings: cosine similarity of {rows}×{columns} positions",
-        count=1,
-        across=1,
-        panel=(3.6, 3.6),
-        gap=(0.0, 0.0),
-        margins=Margins(left=0.55, right=BAR_ROOM, bottom=0.5),
-    )
-    axes = drawn.panels[0]
-    axes.imshow(values, cmap=SIGNED, norm=_scale(values).norm, interpolation="nearest")
-    starts = np.arange(0, rows, -(-rows // _MOST))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(starts * columns + (columns - 1) / 2, labels=[str(row) for row in starts])
-        axis.set_label_text(f"row of the grid ({columns} patches each)")
-    axes.spines[:].set_visible(False)
-    colour_bar(drawn.bar(), scale=_scale(values), label="cosine similarity", colours=SIGNED)
-    return drawn.figure
-
-
-@styled
 def position_maps(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
     """A map for each position, at its place in the grid: its cosine similarity with all positions.
 
     similarity: (patches, patches), row by row of grid. At most 8 by 8 are drawn, evenly spaced in a larger grid,
-    as the title says. A ring marks the position itself. Scale and errors as position_matrix.
+    as the title says. A ring marks the position itself. Colours are symmetric around 0, up to the greatest similarity
+    of two different positions. Raises InputError unless similarity is square, of the size of the grid, and within
+    [-1, 1].
     """
     values = _similarities(similarity, grid).reshape(*grid, *grid)
     scale = _scale(values.reshape(grid[0] * grid[1], -1))

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, board, without_frames
 from vitlens.figures.crossed import cross_out
-from vitlens.figures.inputs import Array, as_array, as_images, require_length
+from vitlens.figures.inputs import as_array, as_images, require_length
 from vitlens.figures.overlay import OPACITY, Scale, blend, colour_bar, enlarged, is_constant, joint_scale
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
 
@@ -122,84 +122,3 @@ def _outline(axes: Axes, patch: Patch, grid: tuple[int, ...]) -> None:
     corner = (patch[1] * wide - 0.5, patch[0] * tall - 0.5)
     for colour, thickness in (("black", 2.0), ("white", 0.9)):
         axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor=colour, linewidth=thickness, clip_on=False))
-
-
-def patch_words(patch: Patch) -> str:
-    """The name of a patch in figures and reports, counted from 0: "row 3, column 4"."""
-    return f"row {patch[0]}, column {patch[1]}"
-
-
-def query_view(
-    *,
-    images: ArrayLike,
-    maps: Sequence[ArrayLike],
-    layers: Sequence[int],
-    patches: Sequence[Patch],
-    head: int | None = None,
-    names: Sequence[str] | None = None,
-) -> Figure:
-    """The attention of one patch to all patches, layer by layer: maps (batch, rows, columns), fractions of its row.
-
-    layers: their numbers, from 0; patches: the patch in each layer's grid; head: its number, from 0 (default: maps are
-    the mean of heads). Errors: as panel_view.
-    """
-    title = f"Attention of the patch in {patch_words(patches[0])} (outlined) to each patch, {_head_words(head)}"
-    return _by_layer(images, maps, layers, patches, title, names)
-
-
-def key_view(
-    *,
-    images: ArrayLike,
-    maps: Sequence[ArrayLike],
-    layers: Sequence[int],
-    patches: Sequence[Patch],
-    head: int | None = None,
-    names: Sequence[str] | None = None,
-) -> Figure:
-    """The attention of all patches to one patch, layer by layer: each patch's weight on it, a fraction of its row.
-
-    Parameters and errors: as query_view.
-    """
-    title = f"Attention of each patch to the patch in {patch_words(patches[0])} (outlined), {_head_words(head)}"
-    return _by_layer(images, maps, layers, patches, title, names)
-
-
-def _head_words(head: int | None) -> str:
-    return "mean of heads" if head is None else f"head {head} of each layer"
-
-
-def _by_layer(
-    images: ArrayLike,
-    maps: Sequence[ArrayLike],
-    layers: Sequence[int],
-    patches: Sequence[Patch],
-    title: str,
-    names: Sequence[str] | None,
-) -> Figure:
-    titles = [f"layer {layer}" for layer in layers]
-    return panel_view(images=images, maps=maps, titles=titles, title=title, names=names, patches=patches, smooth=False)
-
-
-def head_over_training(
-    *,
-    images: ArrayLike,
-    maps: ArrayLike,
-    epochs: Sequence[int],
-    layer: int,
-    head: int,
-    names: Sequence[str] | None = None,
-    query: str = "CLS token",
-) -> Figure:
-    """The attention of one head over training: maps (batch, epochs, rows, columns), fractions of the query's row.
-
-    epochs: epochs of training of each panel's weights (0: untrained); layer, head: from 0; query: whose row it is.
-    Errors: as panel_view.
-    """
-    values: Array = as_array(maps, name="maps", axes=("batch", "epochs", "rows", "columns"))
-    return panel_view(
-        images=images,
-        maps=list(values.swapaxes(0, 1)),
-        titles=[f"epoch {epoch}" if epoch else "untrained" for epoch in epochs],
-        title=f"Head L{layer}.H{head} over training: attention of the {query} to each patch",
-        names=names,
-    )

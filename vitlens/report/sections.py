@@ -241,7 +241,8 @@ def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> 
     if not section.columns or not rows:
         return
     declared = columns(type(rows[0]))
-    more = next((name for name, own in record.tables.items() if own and type(own[0]) is type(rows[0])), "")
+    same = [name for name, own in record.tables.items() if own and type(own[0]) is type(rows[0])]
+    more = section.rows if isinstance(section.rows, str) else next(iter(same), "")
     yield table_of(rows[:ROWS], {name: declared[name] for name in section.columns}, of=len(rows), name=more)
 
 

@@ -1,6 +1,5 @@
-"""The record and report of `vitlens attention`, for every family of models."""
+"""`vitlens attention`: its numbers are those of the functions, for every family of models, and so are its views."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,35 +9,47 @@ import torch
 
 import vitlens
 from tests.training_runs import train
+from vitlens.analysis.attention.map_checks import alike, map_bits, similarity
+from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.analysis.attention.windows import window_layers
-from vitlens.analysis.faithfulness.localisation import mass_inside
+from vitlens.analysis.faithfulness.localisation import mass_inside, pointing_hits
 from vitlens.cli.main import run as main
 from vitlens.commands.attention.measure import measure
 from vitlens.commands.attention.options import AttentionOptions
-from vitlens.commands.attention.record import MAPS, MATRIX, MATRIX_ARRAYS
-from vitlens.commands.attention.report.maps import SHARED
-from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS
-from vitlens.commands.scaffold.maps.on_object import HEAD, ON_OBJECT
+from vitlens.commands.attention.record import AttentionRecord, LayerRow, LayoutRow
+from vitlens.commands.attention.report import REPORT
+from vitlens.commands.scaffold.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read_folder
-from vitlens.commands.scaffold.receptive.record import FIELDS
 from vitlens.commands.scaffold.sheets import DRAWN, sheets
 from vitlens.data.catalogue import load_data
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import read_arrays
 from vitlens.models.loading import load, untrained
 from vitlens.models.saved import save
+from vitlens.recorded import Config, Data, ModelEntry
+from vitlens.report.claims import contradictions
+from vitlens.uncertainty import Estimate
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
+OVERVIEW = {"layers", "development", "heads", "layer", "position_maps", "patches"}
 
 
-def run(model: Path | str, out: Path, *, size: tuple[int, int] | None = None, **changes: object) -> dict:
+def run(model: Path | str, out: Path, *, size: tuple[int, int] | None = None, **changes: object) -> AttentionRecord:
     random = ModelOptions(random_weights=":" in str(model), image_size=size)
     options = AttentionOptions(str(model), model_options=random, run=replace(OPTIONS, out=out))
     measure(replace(options, **changes))
-    return json.loads((out / "results.json").read_text())
+    return read_folder(out)
+
+
+def figures(out: Path) -> set[str]:
+    return {path.stem for path in (out / "figures").glob("*.png")}
+
+
+def pixels(record: AttentionRecord) -> torch.Tensor:
+    return torch.from_numpy(record.maps.images).float() / 255
 
 
 @pytest.fixture(scope="module")
@@ -49,48 +60,57 @@ def swin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_maps_are_the_cls_rows(tiny_vit, pictures, tmp_path):
-    results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
-    assert [row["layer"] for row in results["tables"]["layers"]] == [0, 1]
-    arrays = read_arrays(tmp_path / "out" / "arrays" / "attention.npz")
-    import vitlens
+def test_the_maps_are_the_cls_rows_and_nothing_more_is_drawn_than_was_asked_for(tiny_vit, pictures, tmp_path):
+    record = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
+    assert [row.layer for row in record.layers] == [0, 1]
+    for layer, weights in enumerate(vitlens.attention(load(str(tiny_vit)), pixels(record))):
+        assert torch.from_numpy(record.maps.layer[layer]).flatten(2).allclose(weights[:, :, 0, 1:], atol=1e-6)
+    assert figures(tmp_path / "out") == OVERVIEW
+    assert {name for name, rows in record.tables.items() if rows} == {"layers", "shown", "layout", "explorer"}
 
-    model = load(str(tiny_vit))
-    images = torch.from_numpy(arrays["images"]).float() / 255
-    for layer, weights in enumerate(vitlens.attention(model, images)):
-        assert torch.from_numpy(arrays[f"layer{layer}"]).flatten(2).allclose(weights[:, :, 0, 1:], atol=1e-6)
+
+def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
+    out = tmp_path / "out"
+    record = run(tiny_vit, out, data="digits", run=replace(OPTIONS, limit=9, out=out))
+    masks, maps = load_data("digits", limit=9).masks, {k: torch.from_numpy(m) for k, m in record.maps.layer.items()}
+    assert len(record.shown) == 9
+    assert {"layers", "layers_more"} <= figures(out)
+    rows = {(row.maps, row.layer, row.head): row for row in record.on_object}
+    assert len(rows) == 2 + 2 + 4
+    for (kind, layer, head), row in rows.items():
+        if kind == ROLLOUT:
+            own = torch.from_numpy(record.development.rollout[:, layer])
+        else:
+            own = maps[layer][:, head] if kind == HEAD else maps[layer].mean(1)
+        assert row.estimate.value == pytest.approx(float(mass_inside(own, masks).mean()), abs=1e-6)
+        assert row.of_baseline.value >= float(masks.float().mean()) - 1e-6  # of a uniform map, one of the baselines
+        gain = 100 * (row.estimate.value - row.of_baseline.value)
+        assert row.difference.value == pytest.approx(gain, abs=1e-4)
+    for row in record.layers:
+        mean = maps[row.layer].mean(1)
+        assert row.information.value == pytest.approx(map_bits(mean).mean().item(), rel=1e-5)
+        assert row.alike.value == pytest.approx(alike(maps[row.layer]).mean().item(), rel=1e-5)
+        hits = pointing_hits(mean, masks).float().mean().item()
+        assert record.metric(f"localisation/tiny-vit/pointing/{row.layer}").value == pytest.approx(hits)
+        assert row.pointing == record.metric(f"localisation/tiny-vit/pointing/{row.layer}")
+    close = similarity(maps[1].mean(1), maps[0].mean(1)).mean().item()
+    assert (record.layers[0].previous, record.layers[1].previous.value) == (None, pytest.approx(close, rel=1e-5))
+    whole = rollout(load(str(tiny_vit)), pixels(record))
+    np.testing.assert_allclose(record.development.rollout[:, -1], whole, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_windowed_model_has_a_grid_of_heads_for_each_stage(pictures, tmp_path):
-    results = run("torchvision:swin_t", tmp_path / "out", images=(str(pictures / "0.png"),))
-    assert len(results["tables"]["layers"]) == 12
-    assert {path.stem for path in (tmp_path / "out" / "figures").glob("heads*.png")} == {
-        f"heads_{i}" for i in (1, 2, 3, 4)
-    }
+    record = run("torchvision:swin_t", tmp_path / "out", images=(str(pictures / "0.png"),))
+    assert len(record.layers) == 12
+    assert {"heads_1", "heads_2", "heads_3", "heads_late"} <= figures(tmp_path / "out")
 
 
 def test_a_cnn_is_refused_in_one_line(tiny_cnn, pictures, tmp_path):
-    with pytest.raises(UnsupportedError, match="softmax attention"):
-        run(tiny_cnn, tmp_path / "out", images=(str(pictures),))
+    for asked in ({}, {"query": (0, 0)}):
+        with pytest.raises(UnsupportedError, match="softmax attention"):
+            run(tiny_cnn, tmp_path / "out", images=(str(pictures),), **asked)
     assert not (tmp_path / "out").exists()
-
-
-def test_all_images_asked_for_are_drawn_on_as_many_sheets_as_it_takes(tiny_vit, tmp_path):
-    run(tiny_vit, tmp_path / "out", data="digits", run=replace(OPTIONS, limit=9, out=tmp_path / "out"))
-    assert len(read_arrays(tmp_path / "out" / "arrays" / "attention.npz")["images"]) == 9
-    assert {"evolution_1", "evolution_2", "last_layer_1", "last_layer_2"} <= figures(tmp_path / "out")
-    record = read_folder(tmp_path / "out")
-    masks, maps = load_data("digits", limit=9).masks, record.arrays(MAPS).layer
-    rows = [row for row in record.rows(ON_OBJECT) if row.maps == HEAD]
-    assert {(row.layer, row.head) for row in rows} == {
-        (index, head) for index in maps for head in range(len(maps[0][0]))
-    }
-    for row in rows:
-        share = mass_inside(torch.from_numpy(maps[row.layer][:, row.head]), masks).mean()
-        assert row.value == pytest.approx(float(share), abs=1e-6)
-        assert row.chance >= float(masks.float().mean()) - 1e-6  # that of a uniform map is one of the baselines
-        assert row.gain == pytest.approx(row.value - row.chance, abs=1e-6)
 
 
 def test_the_number_of_images_left_out_is_reported(tiny_vit, pictures, tmp_path, monkeypatch, capsys):
@@ -98,120 +118,74 @@ def test_the_number_of_images_left_out_is_reported(tiny_vit, pictures, tmp_path,
     monkeypatch.setattr("vitlens.commands.attention.measure.DRAWN", 2)
     line = ["attention", str(tiny_vit), "--images", str(pictures), "--device", "cpu"]
     assert main([*line, "--out", str(tmp_path / "two")]) == 0
-    assert len(read_arrays(tmp_path / "two" / "arrays" / "attention.npz")["images"]) == 2
+    assert len(vitlens.read(tmp_path / "two").arrays["attention"]["images"]) == 2
     assert "2 of the 3 images" in capsys.readouterr().err
     assert main([*line, "--limit", "3", "--out", str(tmp_path / "three")]) == 0  # what is asked for is done
-    assert len(read_arrays(tmp_path / "three" / "arrays" / "attention.npz")["images"]) == 3
+    assert len(vitlens.read(tmp_path / "three").table("shown")) == 3
     assert "of the 3 images" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("count", "each", "names"), [(1, 6, ["a"]), (6, 6, ["a"]), (13, 6, ["a_1", "a_2", "a_3"])])
 def test_sheets_hold_every_image_once(count, each, names):
-    figures = sheets("a", count, each)
-    assert [name for name, _ in figures] == names
-    assert [index for _, part in figures for index in range(count)[part]] == list(range(count))
-
-
-def figures(out: Path) -> set[str]:
-    return {path.stem for path in (out / "figures").glob("*.png")}
-
-
-OVERVIEW = {"development", "heads", "last_layer", "evolution", "positions", "position_maps", "patches"}
-
-
-def test_nothing_more_is_drawn_than_was_asked_for(tiny_vit, pictures, tmp_path):
-    results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
-    assert figures(tmp_path / "out") == OVERVIEW
-    assert {name for name, rows in results["tables"].items() if rows} == {
-        "layers",
-        "images",
-        "layout",
-        "map_checks",
-        "alike",
-        "explorer",
-    }
+    found = sheets("a", count, each)
+    assert [name for name, _ in found] == names
+    assert [index for _, part in found for index in range(count)[part]] == list(range(count))
 
 
 def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
     out = tmp_path / "out"
-    results = run(tiny_vit, out, images=(str(pictures),), query=(1, 2), key=(0, 3), head=(1, 0))
+    record = run(tiny_vit, out, images=(str(pictures),), query=(1, 2), key=(0, 3), head=(1, 0), layer=0)
     assert figures(out) == OVERVIEW | {"query", "query_head", "key", "key_head"}
-    model = load(str(tiny_vit))
-    images = torch.from_numpy(read_arrays(out / "arrays" / "attention.npz")["images"]).float() / 255
-    views = query_maps(model, images, query=(1, 2))
-    for name, expected in (("query", views), ("key", key_maps(model, images, key=(0, 3)))):
-        arrays = read_arrays(out / "arrays" / f"{name}.npz")
+    model, images = load(str(tiny_vit)), pixels(record)
+    looks, seen = query_maps(model, images, query=(1, 2)), key_maps(model, images, key=(0, 3))
+    for name, expected in (("query", looks), ("key", seen)):
         for layer, view in enumerate(expected):
-            np.testing.assert_allclose(arrays[f"mean{layer}"], view.maps.mean(1), atol=1e-7)
-            np.testing.assert_allclose(arrays[f"head{layer}"], view.maps[:, 0], atol=1e-7)
-    for row, view in zip(results["tables"]["query"], views, strict=True):
-        assert (row["row"], row["column"], row["grid"]) == (1, 2, "4x4")
-        assert row["prefix_mass"] == pytest.approx(view.prefix.mean().item())
-        assert row["head_prefix_mass"] == pytest.approx(view.prefix[:, 0].mean().item())
-    for row in results["tables"]["key"]:
-        assert (row["row"], row["column"], row["grid"]) == (0, 3, "4x4")
-    report = (out / "report.md").read_text()
-    assert report.count(SHARED) == 7
+            np.testing.assert_allclose(record.views[name].mean[layer], view.maps.mean(1), atol=1e-7)
+            np.testing.assert_allclose(record.views[name].head[layer], view.maps[:, 0], atol=1e-7)
+    for row, view in zip(record.query, looks, strict=True):
+        assert (row.row, row.column, row.grid) == (1, 2, (4, 4))
+        assert row.prefix == pytest.approx(view.prefix.mean().item())
+        assert row.head_prefix == pytest.approx(view.prefix[:, 0].mean().item())
+        assert row.itself == pytest.approx(view.maps[:, :, 1, 2].mean().item())
+    for row, view in zip(record.key, seen, strict=True):
+        assert (row.row, row.column, row.grid) == (0, 3, (4, 4))
+        assert row.received == pytest.approx(view.maps.sum((2, 3)).mean().item())
+        assert row.head_received == pytest.approx(view.maps[:, 0].sum((1, 2)).mean().item())
 
 
 def test_a_patch_of_a_small_windowed_model_is_followed_through_its_stages(swin, pictures, tmp_path):
-    image = (str(pictures / "0.png"),)
-    results = run(swin, tmp_path / "out", images=image, query=(13, 7), head=(4, 6))
-    rows = results["tables"]["query"]
-    assert [(row["grid"], row["row"], row["column"]) for row in rows[::2]] == [
-        ("16x16", 13, 7),
-        ("8x8", 6, 3),
-        ("4x4", 3, 1),
+    record = run(swin, tmp_path / "out", images=(str(pictures / "0.png"),), query=(13, 7), head=(4, 6))
+    assert [(row.grid, row.row, row.column) for row in record.query[::2]] == [
+        ((16, 16), 13, 7),
+        ((8, 8), 6, 3),
+        ((4, 4), 3, 1),
     ]
-    assert all(row["padding"] is None or row["padding"] < 1e-5 for row in rows)
-    assert all(row["prefix_mass"] is None for row in rows)
-    # head 6 is there in the last stage alone
-    named = {name for name in read_arrays(tmp_path / "out" / "arrays" / "query.npz") if "head" in name}
-    assert named == {"head4", "head5"}
+    assert all(row.padding is None or row.padding < 1e-5 for row in record.query)
+    assert all(row.prefix is None for row in record.query)
+    assert set(record.views["query"].head) == {4, 5}  # head 6 is there in the last stage alone
 
 
 @pytest.mark.slow
 def test_a_windowed_models_patch_is_followed_through_its_stages(pictures, tmp_path):
-    results = run(
-        "torchvision:swin_t", tmp_path / "out", images=(str(pictures / "0.png"),), query=(49, 7), head=(11, 20)
-    )
-    rows = results["tables"]["query"]
-    assert [(row["grid"], row["row"], row["column"]) for row in (rows[0], rows[2], rows[4], rows[-1])] == [
-        ("56x56", 49, 7),
-        ("28x28", 24, 3),
-        ("14x14", 12, 1),
-        ("7x7", 6, 0),
+    image = (str(pictures / "0.png"),)
+    record = run("torchvision:swin_t", tmp_path / "out", images=image, query=(49, 7), head=(11, 20))
+    rows = [record.query[at] for at in (0, 2, 4, -1)]
+    assert [(row.grid, row.row, row.column) for row in rows] == [
+        ((56, 56), 49, 7),
+        ((28, 28), 24, 3),
+        ((14, 14), 12, 1),
+        ((7, 7), 6, 0),
     ]
-    assert all(row["padding"] < 1e-5 for row in rows if row["padding"] is not None)
-    assert all(row["prefix_mass"] is None for row in rows)
-    assert "on padding" not in (tmp_path / "out" / "report.md").read_text()
-    # head 20 is there in the last stage alone
-    assert {name for name in read_arrays(tmp_path / "out" / "arrays" / "query.npz") if "head" in name} == {
-        "head10",
-        "head11",
-    }
+    assert all(row.padding < 1e-5 for row in record.query if row.padding is not None)
+    assert set(record.views["query"].head) == {10, 11}  # head 20 is there in the last stage alone
 
 
 @pytest.mark.slow
-def test_attention_to_padding_is_reported(pictures, tmp_path):
-    out = tmp_path / "out"
-    size = (40, 40)  # 10x10 patches in windows of 7x7
-    run("torchvision:swin_t", out, size=size, images=(str(pictures / "0.png"),), query=(9, 9), key=(9, 9))
-    rows = json.loads((out / "results.json").read_text())["tables"]["query"]
-    assert rows[0]["grid"] == "10x10"
-    assert 0.1 < rows[0]["padding"] < 1
-
-
-def test_another_layer_large(tiny_vit, pictures, tmp_path):
-    run(tiny_vit, tmp_path / "out", images=(str(pictures),), layer=0)
-    assert figures(tmp_path / "out") == OVERVIEW - {"last_layer"} | {"layer"}
-
-
-def test_more_images_than_a_page_holds_take_several(tiny_vit, tmp_path):
-    options = replace(OPTIONS, limit=8, out=tmp_path / "out")
-    run(tiny_vit, tmp_path / "out", data="digits", query=(0, 0), run=options)
-    assert {"last_layer_1", "last_layer_2", "query"} <= figures(tmp_path / "out")
-    assert "(mean of heads, the first 6 of 8 images)" in (tmp_path / "out" / "report.md").read_text()
+def test_attention_to_padding_is_recorded(pictures, tmp_path):
+    out, size = tmp_path / "out", (40, 40)  # 10x10 patches in windows of 7x7
+    record = run("torchvision:swin_t", out, size=size, images=(str(pictures / "0.png"),), query=(9, 9), key=(9, 9))
+    assert record.query[0].grid == (10, 10)
+    assert 0.1 < record.query[0].padding < 1
 
 
 @pytest.mark.parametrize(
@@ -235,13 +209,9 @@ def test_what_is_not_there_is_refused_before_anything_is_written(asked, message,
 
 
 def test_the_matrix_of_a_head(tiny_vit, pictures, tmp_path):
-    run(tiny_vit, tmp_path / "out", images=(str(pictures),), matrix=(1, 0))
-    record = read_folder(tmp_path / "out")
-    (row,), arrays = record.rows(MATRIX), record.arrays(MATRIX_ARRAYS)
-    import vitlens
-
-    model = load(str(tiny_vit))
-    weights = vitlens.attention(model, pictures / "0.png")[1][0, 0]
+    record = run(tiny_vit, tmp_path / "out", images=(str(pictures),), matrix=(1, 0))
+    (row,), arrays = record.matrix, record.head_matrix
+    weights = vitlens.attention(load(str(tiny_vit)), pictures / "0.png")[1][0, 0]
     np.testing.assert_allclose(arrays.weights, weights, atol=1e-6)
     np.testing.assert_allclose(torch.from_numpy(arrays.scores).softmax(-1), weights, atol=1e-6)
     assert (row.name, row.tokens, row.prefix) == ("L1.H0", 17, ("cls",))
@@ -256,11 +226,6 @@ def test_windows_have_no_matrix(swin, pictures, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cnn_has_no_views(tiny_cnn, pictures, tmp_path):
-    with pytest.raises(UnsupportedError, match="softmax attention"):
-        run(tiny_cnn, tmp_path / "out", images=(str(pictures),), query=(0, 0))
-
-
 @pytest.fixture(scope="module")
 def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The weights after 0 to 7 epochs: eight checkpoints, two more than a figure holds."""
@@ -273,26 +238,16 @@ def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_head_over_training(kept_run, pictures, tmp_path):
     out = tmp_path / "out"
-    results = run(kept_run, out, images=(str(pictures),), head=(1, 0))
-    assert figures(out) == OVERVIEW | {"head_over_training"}
-    rows = results["tables"]["training"]
-    assert [row["epochs"] for row in rows] == [0, 1, 3, 4, 6, 7]
-    assert rows[0]["file"] == "epoch-0000.safetensors"
-    assert rows[-1]["file"] == "model.safetensors"
-    maps = read_arrays(out / "arrays" / "training.npz")["maps"]
-    overview = read_arrays(out / "arrays" / "attention.npz")
+    record = run(f"mine={kept_run}", out, images=(str(pictures),), head=(1, 0), key=(0, 0))
+    assert figures(out) == OVERVIEW | {"head_over_training", "key", "key_head"}
+    rows, maps = record.training, record.checkpoints.maps
+    assert [(row.epochs, row.kept) for row in rows] == [(epochs, 8) for epochs in (0, 1, 3, 4, 6, 7)]
+    assert (rows[0].file, rows[-1].file) == ("epoch-0000.safetensors", "model.safetensors")
     assert maps.shape == (3, 6, 4, 4)
-    np.testing.assert_allclose(maps[:, -1], overview["layer1"][:, 0], atol=1e-6)
+    np.testing.assert_allclose(maps[:, -1], record.maps.layer[1][:, 0], atol=1e-6)
     first = load(str(kept_run / "kept" / "epoch-0000.safetensors"))
-    images = torch.from_numpy(overview["images"]).float() / 255
-    np.testing.assert_allclose(maps[:, 0], attention_maps(first, images)[1].maps[:, 0], atol=1e-6)
+    np.testing.assert_allclose(maps[:, 0], attention_maps(first, pixels(record))[1].maps[:, 0], atol=1e-6)
     assert np.abs(maps[:, 0] - maps[:, -1]).max() > 1e-4
-    assert results["tables"]["kept"] == [{"kept": 8}]
-
-
-def test_a_head_of_a_patch_in_a_run_that_kept_its_weights_is_drawn_both_ways(kept_run, pictures, tmp_path):
-    run(f"mine={kept_run}", tmp_path / "out", images=(str(pictures),), head=(0, 1), key=(0, 0))
-    assert figures(tmp_path / "out") == OVERVIEW | {"head_over_training", "key", "key_head"}
 
 
 def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
@@ -302,63 +257,105 @@ def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
     apart = (rows[:, None] - rows[None]) ** 2 + (columns[:, None] - columns[None]) ** 2
     model.module.pos_embed.data[0, 1:] = torch.linalg.cholesky(torch.exp(-apart / 8) + 1e-4 * torch.eye(16))
     save(model, tmp_path / "ordered.safetensors")
-    similarity = torch.exp(-apart / 8) / (1 + 1e-4) + torch.eye(16) * 1e-4 / (1 + 1e-4)
+    similar = torch.exp(-apart / 8) / (1 + 1e-4) + torch.eye(16) * 1e-4 / (1 + 1e-4)
     above = torch.ones(16, 16).triu(1) > 0
-    expected = torch.corrcoef(torch.stack((similarity[above], apart[above].sqrt())))[0, 1].item()
+    expected = torch.corrcoef(torch.stack((similar[above], apart[above].sqrt())))[0, 1].item()
     assert expected < -0.9
     for name, value, ranks, tolerance in (
         (tmp_path / "ordered.safetensors", expected, (1.0, 1.0, 1.0), 1e-3),
         ("vit-digits", -0.214358, (0.24781, 0.52518, 0.53106), 1e-4),
     ):
-        out = tmp_path / f"of-{Path(name).stem}"
-        results = run(name, out, images=(str(pictures / "0.png"),))
-        metric = results["metrics"][f"positions/{Path(name).stem}/distance_correlation"]
-        assert metric["value"] == pytest.approx(value, abs=tolerance)
-        assert metric["n"] == (16 if name != "vit-digits" else 64)
-        found = {
-            pairs: results["metrics"][f"positions/{Path(name).stem}/rank_correlation/{pairs}"]["value"]
-            for pairs in ("all", "rows", "columns")
-        }
-        assert tuple(found.values()) == pytest.approx(ranks, abs=tolerance)
-        ordered = "near patches have more similar" in (out / "report.md").read_text()
-        assert ordered == (value <= -0.2)
+        alias = Path(name).stem
+        record = run(name, tmp_path / f"of-{alias}", images=(str(pictures / "0.png"),))
+        metric = record.metric(f"positions/{alias}/distance_correlation")
+        assert (metric.value, metric.n) == (pytest.approx(value, abs=tolerance), 64 if name == "vit-digits" else 16)
+        found = [
+            record.metric(f"positions/{alias}/rank_correlation/{pairs}").value for pairs in ("all", "rows", "columns")
+        ]
+        assert found == pytest.approx(ranks, abs=tolerance)
+        (claim,) = REPORT.claims(record)  # of one image nothing else is said
+        assert "have more similar" in claim.says
 
 
 def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pictures, tmp_path):
-    results = run("timm:gcvit_xxtiny", tmp_path / "out", images=(str(pictures / "0.png"),), size=(64, 64))
-    assert [row["layer"] for row in results["tables"]["layers"]] == list(range(4, 12))
-    assert [row["layer"] for row in results["tables"]["without_map"]] == list(range(4))
+    record = run("timm:gcvit_xxtiny", tmp_path / "out", images=(str(pictures / "0.png"),), size=(64, 64))
+    assert [row.layer for row in record.layers] == list(range(4, 12))
+    assert [row.layer for row in record.without_map] == list(range(4))
 
 
 def test_the_windows_of_a_swin_are_rows_and_a_figure(swin, pictures, tmp_path):
     out = tmp_path / "out"
-    model = load(str(swin)).eval()
-    run(swin, out, images=(str(pictures),))
-    record = read_folder(out)
-    rows = record.rows(WINDOWS)
+    record, model = run(swin, out, images=(str(pictures),)), load(str(swin)).eval()
     expected = window_layers(model, vitlens.images(str(pictures), model))
-    assert [(row.pairs, row.new, row.reach) for row in rows] == [
+    assert [(row.pairs, row.new, row.reach) for row in record.windows] == [
         (each.pairs, each.new, each.reach) for each in expected
     ]
-    assert [row.shift for row in rows] == [(0, 0), (2, 2), (0, 0), (2, 2), (0, 0), (0, 0)]
-    arrays = record.arrays(WINDOW_MAPS)
-    assert rows[0].patch == (7, 7)
+    assert [row.shift for row in record.windows] == [(0, 0), (2, 2), (0, 0), (2, 2), (0, 0), (0, 0)]
+    arrays = record.window_maps
+    assert record.windows[0].patch == (7, 7)
     assert [int(arrays.reach[index].sum()) for index in range(4)] == [16, 64, 16, 64]
     assert arrays.mask[1].sum() == 4 * 4 * 4  # the corner's window: four parts of four patches
-    assert {"windows", "receptive_field", "receptive_maps"} <= figures(out)
-    fields = record.rows(FIELDS)
-    assert [row.layer for row in fields] == list(range(6))
-    assert [row.seen for row in fields[:2]] == [8 * 8 / 32**2, 16 * 16 / 32**2]
-
-
-def test_a_vit_has_no_section_on_windows(tiny_vit, pictures, tmp_path):
-    run(tiny_vit, tmp_path / "out", images=(str(pictures),))
-    record = read_folder(tmp_path / "out")
-    assert not record.rows(WINDOWS)
-    assert not record.rows(FIELDS)
+    assert {"windows", "receptive_field", "receptive_maps", "heads_1", "heads_3"} <= figures(out)
+    assert [row.layer for row in record.receptive_fields] == list(range(6))
+    assert [row.seen for row in record.receptive_fields[:2]] == [8 * 8 / 32**2, 16 * 16 / 32**2]
+    assert read_arrays(out / "arrays" / "receptive_fields.npz")["field0"].shape == (32, 32)
 
 
 @pytest.mark.parametrize(("name", "mixed"), [("cait_xxs24_224", True), ("vit_tiny_patch16_224", False)])
 def test_weights_before_talking_heads_are_said_to_be(pictures, tmp_path, name, mixed):
-    run(f"timm:{name}", tmp_path / "out", size=(32, 32), images=(str(pictures),))
+    record = run(f"timm:{name}", tmp_path / "out", size=(32, 32), images=(str(pictures),))
+    assert bool(record.mixed_heads) == mixed
     assert ("before a linear map mixes them over heads" in (tmp_path / "out" / "report.md").read_text()) == mixed
+
+
+def planted(images: int = 40, **changes: object) -> AttentionRecord:
+    """Three layers, of which the second attends to the object; changes: of the last two layers' rows."""
+
+    def layer(number: int) -> LayerRow:
+        row = LayerRow(
+            "vit", number, f"blocks.{number}", "patch", 2, 17, 17, (4, 4), "the CLS token", 0.1,
+            Estimate(2.0 + number / 10, 1.9, 2.3, images, "bits"), Estimate(0.3, 0.2, 0.4, images, ""),
+            Estimate(0.3, 0.2, 0.4, images), Estimate(0.5, 0.4, 0.6, images, "") if number else None,
+        )  # fmt: skip
+        return replace(row, **changes) if number else row
+
+    def mass(number: int) -> OnObjectRow:
+        gain = 20.0 if number == 1 else 0.0
+        return OnObjectRow(
+            "vit", ATTENTION, "mass", Estimate(0.3 + gain / 100, 0.2, 0.6, images), "a map of the centre",
+            Estimate(0.3), Estimate(gain, gain - 8, gain + 8, images, "points"), number,
+        )  # fmt: skip
+
+    config = Config(models=(ModelEntry("vit", "vit"),), data=Data("scenes", images=images))
+    layout = LayoutRow("vit", (4, 4), ("cls",), (8, 8), (32, 32), Estimate(0.05, n=16, unit=""))
+    return AttentionRecord(
+        config=config, layers=tuple(map(layer, range(3))), on_object=tuple(map(mass, range(3))), layout=(layout,)
+    )
+
+
+def said(record: AttentionRecord) -> dict[str, str]:
+    claims = list(REPORT.claims(record))
+    assert not list(contradictions(claims))
+    return {claim.question: claim.says for claim in claims if claim.is_shown}
+
+
+def test_what_was_planted_is_found():
+    found = said(planted())
+    assert found.keys() == {"attention on the object", "information", "position embeddings"}
+    assert "In 1 of 3 layers" in found["attention on the object"]
+    assert "layer 1, 50.0 %" in found["attention on the object"]
+    assert "layer 2" in found["information"]
+    assert "no more similar" in found["position embeddings"]
+    assert "layers 1 to 2" in said(planted(information=Estimate(0.2, 0.1, 0.3, 40, "bits")))["uniform maps"]
+    assert "layers 1 to 2" in said(planted(by_place=Estimate(0.95, 0.93, 0.97, 40)))["fixed places"]
+    assert "layers 1 to 2" in said(planted(previous=Estimate(0.99, 0.98, 1.0, 40, "")))["collapse"]
+
+
+def test_what_is_not_shown_is_not_claimed():
+    assert "uniform maps" not in said(planted(information=Estimate(0.4, 0.2, 0.6, 40, "bits")))
+    assert "fixed places" not in said(planted(by_place=Estimate(0.8, 0.7, 0.9, 40)))
+    assert "collapse" not in said(planted(previous=Estimate(0.96, 0.92, 1.0, 40, "")))
+    few = planted(images=19)
+    assert said(few).keys() == {"position embeddings"}
+    titles = {part.title for part in REPORT(few).sections}
+    assert not {"Which layers attend to the object?", "How do the maps change over the layers?"} & titles

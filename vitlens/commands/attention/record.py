@@ -1,151 +1,139 @@
-"""The record of `vitlens attention`. Layers, heads, rows and columns count from 0."""
+"""What `vitlens attention` records. Layers, heads, rows and columns count from 0; sizes are (rows, columns)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS
-from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
-from vitlens.commands.scaffold.maps.information import InformationRow
-from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
-from vitlens.commands.scaffold.mixed_heads import MIXED_HEADS
-from vitlens.commands.scaffold.position_order import RANK_CORRELATION
-from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS
-from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
+from vitlens.commands.scaffold.explorer.record import ExplorerArrays, ExplorerRow
+from vitlens.commands.scaffold.maps.on_object import OnObjectRow
+from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
+from vitlens.commands.scaffold.receptive.record import FieldArrays, FieldRow
+from vitlens.record import Record, arrays, col, table
+from vitlens.records import Pixels
 from vitlens.uncertainty import Estimate
+
+Size: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer with a map. map: its rows and columns; reading: the query whose attention the map shows; prefix_mass:
-    the fraction of that query's attention on prefix tokens."""
+    """One layer with a map. map: its size in patches; reading: the query whose attention the map shows; information to
+    pointing: means over images, of the mean map of its heads; alike: cosine similarity of the maps of two heads;
+    previous: of the mean map with that of the layer before (None for the first, and after a change of size); pointing:
+    the pointing game, None without masks."""
 
-    layer: int
-    module: str
-    kind: str
-    heads: int
-    queries: int
-    keys: int
-    map: str
-    reading: str
-    prefix_mass: float
+    model: str = col("model")
+    layer: int = col("layer")
+    module: str = col("module")
+    kind: str = col("kind")
+    heads: int = col("heads")
+    queries: int = col("queries")
+    keys: int = col("keys")
+    map: Size = col("map (rows, columns)")
+    reading: str = col("row shown")
+    prefix_mass: float = col(
+        "on CLS and registers", unit="fraction", term="the share of the query's attention on tokens before the patches"
+    )
+    information: Estimate = col(
+        "information", term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map"
+    )
+    alike: Estimate = col("heads alike", term="cosine similarity of the maps of two heads, mean over pairs")
+    by_place: Estimate | None = col(
+        "the same in other images",
+        term="the share of a map's information that the mean map of the other images explains",
+        default=None,
+    )
+    previous: Estimate | None = col(
+        "like the layer before", term="cosine similarity of the mean map to that of the layer before", default=None
+    )
+    pointing: Estimate | None = col(
+        "highest point on the object", better="higher", metric="localisation/{model}/pointing/{layer}", default=None
+    )
+    baseline: str | None = col("best map that ignores the image", default=None)
+    of_baseline: Estimate | None = col("highest point of that map", default=None)
+    difference: Estimate | None = col("difference", better="higher", default=None)
 
 
 @dataclass(frozen=True)
-class UnplacedLayerRow:
+class UnplacedRow:
     """One layer whose attention cannot be mapped to the image, and why."""
 
-    layer: int
-    module: str
-    kind: str
-    reason: str
+    layer: int = col("layer")
+    module: str = col("module")
+    kind: str = col("kind")
+    reason: str = col("reason")
 
 
 @dataclass(frozen=True)
-class AttentionImageRow:
+class ImageRow:
     """One image."""
 
-    image: UntrustedName
+    image: str = col("image")
 
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """How the model cuts an image into patches, and the data's images; sizes in px as (height, width)."""
+    """How the model cuts an image into patches, and how its position embeddings follow the places of the patches.
 
-    grid: tuple[int, int]
-    prefix: tuple[str, ...]
-    patch_size: tuple[int, int]
-    image_size: tuple[int, int]
+    Sizes in px are (height, width); distance: Pearson's correlation of their similarity with the distance; ranks:
+    Spearman's with the nearness, of all pairs of patches, of those in one row and in one column; None without position
+    embeddings."""
+
+    model: str = col("model")
+    grid: Size = col("patches (rows, columns)")
+    prefix: tuple[str, ...] = col("tokens before them")
+    patch_size: Size = col("patch (px)")
+    image_size: Size = col("image (px)")
+    distance: Estimate | None = col(
+        "correlation with distance", metric="positions/{model}/distance_correlation", default=None
+    )
+    ranks: Mapping[str, Estimate] | None = col(
+        "rank correlation with nearness",
+        term="Spearman's, of the cosine similarity of two patches' position embeddings with minus their distance: 1 "
+        "where nearer patches are always more similar, 0 without such order",
+        metric="positions/{model}/rank_correlation/{key}",
+        default=None,
+    )
 
     @property
     def whole(self) -> bool:
         """Whether the patches cover the images exactly, so that a figure can show the image cut into them."""
-        covered = (self.grid[0] * self.patch_size[0], self.grid[1] * self.patch_size[1])
-        return tuple(self.image_size) == covered
+        return self.image_size == (self.grid[0] * self.patch_size[0], self.grid[1] * self.patch_size[1])
 
 
 @dataclass(frozen=True)
-class QueryRow:
-    """The attention of one patch in one layer, as fractions, mean over heads and images.
+class PatchRow:
+    """The attention of one patch (table query) or to it (key) in one layer, mean over heads and images.
 
-    itself: on the patch itself; prefix_mass: on prefix tokens; head_prefix_mass: the same of the chosen head; padding:
-    on the padding of its window. None where there is no such token or head.
+    itself: of the patch to itself; prefix: from it to tokens before the patches, in key of such a token to it;
+    received: the sum over all patches; padding: on the padding of its window; head_prefix, head_received: of the chosen
+    head. None where there is no such token or head.
     """
 
-    layer: int
-    row: int
-    column: int
-    grid: str
-    itself: float
-    prefix_mass: float | None
-    head_prefix_mass: float | None
-    padding: float | None
+    layer: int = col("layer")
+    row: int = col("row")
+    column: int = col("column")
+    grid: Size = col("map (rows, columns)")
+    itself: float = col("on itself", unit="fraction")
+    prefix: float | None = col("with CLS and registers", unit="fraction", default=None)
+    padding: float | None = col("on padding", unit="fraction", default=None)
+    received: float | None = col("received", unit="patches", default=None)
+    head_prefix: float | None = col("the same of the chosen head", unit="fraction", default=None)
+    head_received: float | None = col("received in the chosen head", unit="patches", default=None)
 
 
 @dataclass(frozen=True)
-class KeyRow:
-    """The attention to one patch in one layer, mean over heads and images. received: the sum over all patches; itself,
-    from_prefix: of the patch itself and of a prefix token, as fractions of their attention. None where there is no such
-    token or head."""
+class CheckpointRow:
+    """One head with the weights of one checkpoint; epochs: those done at it; kept: checkpoints in all."""
 
-    layer: int
-    row: int
-    column: int
-    grid: str
-    itself: float
-    received: float
-    head_received: float | None
-    from_prefix: float | None
-
-
-@dataclass(frozen=True)
-class CheckpointMapRow:
-    """One head with the weights of one checkpoint; epochs: those done at it."""
-
-    epochs: int
-    file: UntrustedName
-    prefix_mass: float
-
-
-@dataclass(frozen=True)
-class CheckpointCountRow:
-    """The number of checkpoints whose weights were kept."""
-
-    kept: int
-
-
-@dataclass(frozen=True)
-class LayerAlikeRow:
-    """Cosine similarities in one layer, means over images. alike: of the maps of two of its heads; previous: of the
-    mean map and that of the layer before (None for the first layer, and after a change of size)."""
-
-    layer: int
-    heads: int
-    alike: float
-    alike_low: float | None
-    alike_high: float | None
-    previous: float | None
-    previous_low: float | None
-    previous_high: float | None
-    n: int
-
-    @property
-    def between_heads(self) -> Estimate:
-        """The similarity of the heads, with its interval."""
-        return Estimate(self.alike, self.alike_low, self.alike_high, self.n, "")
-
-    @property
-    def to_previous(self) -> Estimate | None:
-        """The similarity to the layer before, with its interval."""
-        return (
-            None
-            if self.previous is None
-            else Estimate(self.previous, self.previous_low, self.previous_high, self.n, "")
-        )
+    epochs: int = col("epoch")
+    file: str = col("file")
+    prefix_mass: float = col("on CLS and registers", unit="fraction")
+    kept: int = col("checkpoints kept")
 
 
 @dataclass(frozen=True)
@@ -154,22 +142,44 @@ class MatrixRow:
     token on itself; most, received: the token with the largest mean weight over all queries, and that weight;
     deviation: of the scores of all pairs."""
 
-    layer: int
-    head: int
-    tokens: int
-    prefix: tuple[str, ...]
-    itself: float
-    most: int
-    received: float
-    deviation: float
+    layer: int = col("layer")
+    head: int = col("head")
+    tokens: int = col("tokens")
+    prefix: tuple[str, ...] = col("tokens before the patches")
+    itself: float = col("on itself", unit="fraction")
+    most: int = col("most attended token")
+    received: float = col("attention on it", unit="fraction")
+    deviation: float = col("deviation of the scores")
 
     @property
     def name(self) -> str:
-        """The head as it is written."""
+        """L3.H7."""
         return f"L{self.layer}.H{self.head}"
 
 
-HeadMaps: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
+@dataclass(frozen=True)
+class WindowRow:
+    """One layer in windows. map, window, shift: in patches; parts: sets of patches that attend to the same patches;
+    padding: places without a patch; pairs: ordered pairs of patches that meet; new: of them those that do not meet in
+    the layer before (None: none before on this map); reach: patches of its stage's first map on which one patch
+    depends, mean over patches; patch: the one whose reach the arrays hold."""
+
+    layer: int = col("layer")
+    map: Size = col("map")
+    window: Size = col("window")
+    shift: Size = col("shift")
+    windows: int = col("windows")
+    parts: int = col("parts")
+    padding: int = col("padded places")
+    pairs: int = col("pairs that meet")
+    reach: float = col(
+        "reach (patches)", term="the patches on which one patch can depend through attention up to a layer"
+    )
+    patch: Size = col("patch of the figure")
+    new: int | None = col("of them new", default=None)
+
+
+Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
 LayerMeans: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
 
@@ -178,14 +188,14 @@ class AttentionArrays:
     """images: pixels; layer: by row of the table of layers, maps (images, heads, rows, columns)."""
 
     images: Pixels
-    layer: HeadMaps
+    layer: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
 
 
 @dataclass(frozen=True)
 class DevelopmentArrays:
     """rollout: up to each layer, maps (images, layers, rows, columns)."""
 
-    rollout: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
+    rollout: Maps
 
 
 @dataclass(frozen=True)
@@ -204,10 +214,10 @@ class ViewArrays:
 
 
 @dataclass(frozen=True)
-class CheckpointMapArrays:
+class CheckpointArrays:
     """maps: one head's (images, checkpoints, rows, columns)."""
 
-    maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
+    maps: Maps
 
 
 @dataclass(frozen=True)
@@ -218,39 +228,43 @@ class MatrixArrays:
     weights: Annotated[NDArray[np.floating], Form("f", (None, None))]
 
 
-LAYERS = TableOf("layers", LayerRow)
-WITHOUT_MAP = TableOf("without_map", UnplacedLayerRow)
-IMAGES = TableOf("images", AttentionImageRow)
-LAYOUT = TableOf("layout", LayoutRow)
-QUERY = TableOf("query", QueryRow)
-KEY = TableOf("key", KeyRow)
-TRAINING = TableOf("training", CheckpointMapRow)
-CHECKPOINT_COUNT = TableOf("kept", CheckpointCountRow)
+@dataclass(frozen=True)
+class WindowArrays:
+    """By row of the table of windows: part (rows, columns), the part of each patch; reach (rows, columns), the patches
+    on which the row's patch depends; mask (places, places), query by key, of the last window."""
 
-CHECKS = TableOf("map_checks", InformationRow, optional=True)
-ALIKE = TableOf("alike", LayerAlikeRow, optional=True)
+    part: Annotated[Mapping[int, NDArray[np.integer]], Form("iu", (None, None))]
+    reach: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
+    mask: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
 
-MATRIX = TableOf("matrix", MatrixRow, optional=True)
 
-MAPS = ArraysOf("attention", AttentionArrays)
-DEVELOPMENT_MAPS = ArraysOf("development", DevelopmentArrays)
-POSITIONS = ArraysOf("positions", PositionArrays)
-QUERY_MAPS = ArraysOf("query", ViewArrays)
-KEY_MAPS = ArraysOf("key", ViewArrays)
-TRAINING_MAPS = ArraysOf("training", CheckpointMapArrays)
-MATRIX_ARRAYS = ArraysOf("matrix", MatrixArrays)
+@dataclass(frozen=True, kw_only=True)
+class AttentionRecord(Record):
+    """The attention of every head of one model on a few images, and the views that were asked for."""
 
-DISTANCE_CORRELATION = MetricName("positions/{model}/distance_correlation")
-POINTING = MetricName("localisation/{model}/pointing/{layer}")  # of the mean map of a layer's heads
+    command: ClassVar[str] = "attention"
+    layers: tuple[LayerRow, ...] = table()
+    without_map: tuple[UnplacedRow, ...] = table()
+    shown: tuple[ImageRow, ...] = table()
+    on_object: tuple[OnObjectRow, ...] = table()
+    layout: tuple[LayoutRow, ...] = table()
+    query: tuple[PatchRow, ...] = table()
+    key: tuple[PatchRow, ...] = table()
+    training: tuple[CheckpointRow, ...] = table()
+    matrix: tuple[MatrixRow, ...] = table()
+    mixed_heads: tuple[MixedHeadsRow, ...] = table()
+    windows: tuple[WindowRow, ...] = table()
+    receptive_fields: tuple[FieldRow, ...] = table()
+    explorer: tuple[ExplorerRow, ...] = table()
+    maps: AttentionArrays | None = arrays("attention")
+    development: DevelopmentArrays | None = arrays("development")
+    positions: PositionArrays | None = arrays("positions")
+    views: Mapping[str, ViewArrays] = arrays("view-{view}")
+    checkpoints: CheckpointArrays | None = arrays("training")
+    head_matrix: MatrixArrays | None = arrays("matrix")
+    window_maps: WindowArrays | None = arrays("windows")
+    field_maps: FieldArrays | None = arrays("receptive_fields")
+    explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
 
-RECORD = Contents(
-    metrics=(DISTANCE_CORRELATION, RANK_CORRELATION, POINTING),
-    tables=(
-        LAYERS, WITHOUT_MAP, IMAGES, ON_OBJECT, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS,
-        ALIKE, MATRIX, MIXED_HEADS, EXPLORER, WINDOWS, FIELDS,
-    ),
-    arrays=(
-        MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS, MATRIX_ARRAYS, EXPLORER_ARRAYS,
-        WINDOW_MAPS, FIELD_MAPS,
-    ),
-)  # fmt: skip
+
+RECORD = AttentionRecord

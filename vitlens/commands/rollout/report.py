@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.charts import Picture, images, intervals, matrix
 from vitlens.commands.rollout.record import ImageRow, MapRow, RolloutRecord
-from vitlens.commands.scaffold.explorer.report import Shown, explorer_of
+from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, without_explorer
 from vitlens.commands.scaffold.maps.information import FIXED, UNIFORM
 from vitlens.commands.scaffold.mixed_heads import mixed_heads_words
 from vitlens.commands.scaffold.sheets import EACH
@@ -186,9 +186,7 @@ def unknown(record: RolloutRecord) -> Iterator[str]:
             "{{ rows|names }} follow{{ 's' if rows|length == 1 }} the target's logit through attention weights alone, "
             "without MLPs and value vectors.", rows=gradients,
         )  # fmt: skip
-    for each in record.explorer:
-        if each.reason:
-            yield say("There is no attention explorer of {{ row.model }}: {{ row.reason }}.", row=each)
+    yield from without_explorer(record.explorer)
 
 
 def pictures(record: RolloutRecord) -> Iterator[Drawn]:

@@ -11,7 +11,7 @@ import vitlens
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.explorer.measure import measured
-from vitlens.commands.scaffold.explorer.record import EXPLORER_ARRAYS, LEVELS
+from vitlens.commands.scaffold.explorer.record import LEVELS
 from vitlens.commands.scaffold.explorer.report import Shown, explorer
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.models.loading import load, untrained
@@ -68,7 +68,7 @@ def test_further_images_have_the_means_over_heads_alone(attended):
 
 
 def test_weights_that_are_read_back_pack_to_the_same_bytes(attended):
-    arrays = read_folder(attended).arrays(EXPLORER_ARRAYS, model="tiny-vit")
+    arrays = read_folder(attended).explorer_arrays["tiny-vit"]
     for kept, image in zip(arrays.heads, shown_in(attended).images[:4], strict=True):
         assert np.array_equal(quantised(image.weights, 1, LEVELS)[0], kept)
 

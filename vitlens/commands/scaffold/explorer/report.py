@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS, LEVELS, ExplorerArrays, ExplorerRow
-from vitlens.display import unprotected
+from vitlens.display import protected, unprotected, visible
 from vitlens.record import Record as Recorded
 from vitlens.records import Record
 from vitlens.report.document import Sentence
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html.packing import restored
+from vitlens.report.prose import Marked, say
 
 Floats = NDArray[np.floating[Any]]
 _SPECIAL = {"cls": "CLS"}  # names of tokens that are written otherwise
@@ -48,6 +49,14 @@ def explorer_of(record: Any, shown: Shown) -> Explorer | None:
         return None
     row = next(row for row in record.rows(EXPLORER) if row.model == alias)
     return explorer(row, record.arrays(EXPLORER_ARRAYS, model=alias), shown)
+
+
+def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
+    """Why a model has no explorer, as a sentence of the first page."""
+    for row in rows:
+        if row.reason:
+            reason = Marked(protected(visible(row.reason)))  # a whole sentence, which is not to be shortened
+            yield say("There is no attention explorer of {{ model }}: {{ reason }}.", model=row.model, reason=reason)
 
 
 def explored(record: Record) -> str | None:

@@ -6,10 +6,9 @@ from typing import Final
 
 from vitlens.record import col
 from vitlens.records import TableOf
-from vitlens.report.document import Cell, Finding, Table
-from vitlens.report.findings import finding
+from vitlens.report.document import Cell, Table
 from vitlens.report.numbers import in_words
-from vitlens.uncertainty import Estimate, Side, beyond, widened
+from vitlens.uncertainty import Estimate, Side, beyond
 
 ATTENTION, ROLLOUT, HEAD = "attention", "rollout", "head"  # maps of a layer: its mean, the rollout up to it, a head's
 METHOD: Final = (
@@ -68,23 +67,3 @@ def on_object_table(
         "difference": lambda row: row.difference,
     }
     return Table.of(title, rows, {**columns, **more})
-
-
-def beyond_baseline(
-    row: OnObjectRow, what: str, looks: int, *, figure: str, rows: tuple[object, ...] = ()
-) -> Finding | None:
-    """That maps point at the object more often than the baseline, or less; what: whose maximum it is; rows: beside it
-    that back the claim; looks: how many maps were looked at."""
-    wide = widened(row.difference, looks)
-    side = beyond(wide, 0.0)
-    if side is Side.UNDECIDED:
-        return None
-    more = side is Side.ABOVE
-    return finding(
-        f"The maximum of {what} lies on the object in {in_words(row.estimate, with_n=False)} of the images, "
-        f"{'more' if more else 'less'} often than that of {row.chance_words}.",
-        row.difference,
-        kind="expected fact" if more else "hidden fault",
-        figure=figure,
-        rows=(row, *rows, row.estimate, row.of_baseline),
-    )

@@ -1,4 +1,4 @@
-"""Write the effective receptive field of every layer of some models."""
+"""The effective receptive field of every layer of some models, as rows and arrays."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,20 +8,23 @@ from vitlens.analysis.features.receptive_field import ReceptiveField
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS, FieldArrays, FieldRow
 
+Fields = Mapping[tuple[str, str], Sequence[ReceptiveField]]
 
-def write_fields(folder: RunFolder, fields: Mapping[tuple[str, str], Sequence[ReceptiveField]]) -> None:
-    """Write the fields of each model, by its alias and its name in words; nothing is stored for no model."""
-    rows = [_row(alias, words, field) for (alias, words), of_model in fields.items() for field in of_model]
+
+def field_rows(fields: Fields) -> tuple[tuple[FieldRow, ...], FieldArrays | None]:
+    """The fields of each model, by its alias and its name in words; None for the arrays of no model."""
+    known = [(alias, words, field) for (alias, words), of_model in fields.items() for field in of_model]
+    rows = tuple(
+        FieldRow(alias, words, each.layer, each.title, each.distance, each.uniform, each.half, each.seen)
+        for alias, words, each in known
+    )
+    maps = {index: np.asarray(each.field.float().numpy()) for index, (_, _, each) in enumerate(known)}
+    return rows, FieldArrays(maps) if rows else None
+
+
+def write_fields(folder: RunFolder, fields: Fields) -> None:
+    """Write the fields of each model; nothing is stored for no model."""
+    rows, maps = field_rows(fields)
     folder.write(FIELDS, rows)
-    if rows:
-        maps = [np.asarray(field.field.float().numpy()) for of_model in fields.values() for field in of_model]
-        folder.save(FIELD_MAPS, FieldArrays(dict(enumerate(maps))))
-
-
-def _row(alias: str, words: str, field: ReceptiveField) -> FieldRow:
-    distance, half = field.distance, field.half
-    return FieldRow(
-        alias, words, field.layer, field.title,
-        distance.value, distance.low, distance.high, field.uniform,
-        half.value, half.low, half.high, field.seen, distance.n or 1,
-    )  # fmt: skip
+    if maps is not None:
+        folder.save(FIELD_MAPS, maps)

@@ -8,42 +8,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.record import col
 from vitlens.records import ArraysOf, TableOf
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
 class FieldRow:
-    """What the middle patch of one layer depends on, mean over n images with Student's 95 % interval.
+    """What the middle patch of one layer depends on, means over images with Student's 95 % interval.
 
-    model: its alias, words: its name in tables and figures; distance: from the patch to a pixel in px, weighted by the
-    gradient; uniform: the same for equal weights; half: the least share of the pixels with half of the gradient; seen:
-    the share of the pixels with any.
+    model: its alias, words: its name in tables and figures; uniform: the distance for equal weights.
     """
 
-    model: str
-    words: str
-    layer: int
-    title: str
-    distance: float
-    distance_low: float | None
-    distance_high: float | None
-    uniform: float
-    half: float
-    half_low: float | None
-    half_high: float | None
-    seen: float
-    n: int
-
-    @property
-    def mean_distance(self) -> Estimate:
-        """The distance with its interval, in px."""
-        return Estimate(self.distance, self.distance_low, self.distance_high, self.n, "px")
-
-    @property
-    def half_share(self) -> Estimate:
-        """The share of the pixels with half of the gradient, with its interval."""
-        return Estimate(self.half, self.half_low, self.half_high, self.n)
+    model: str = col("model")
+    words: str = col("model in words")
+    layer: int = col("layer")
+    title: str = col("after")
+    distance: Estimate = col(
+        "distance", term="mean distance from the patch to a pixel, weighted by the norm of the gradient"
+    )
+    uniform: float = col("distance if uniform", unit="px")
+    half: Estimate = col("pixels with half of the gradient", term="the least share of the pixels that holds half of it")
+    seen: float = col("pixels with any", unit="fraction")
 
 
 @dataclass(frozen=True)

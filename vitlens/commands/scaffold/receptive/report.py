@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS, FieldArrays, FieldRow
+from vitlens.record import by
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.numbers import in_words, percent
-from vitlens.uncertainty import Side, apart
+from vitlens.uncertainty import Estimate, Side, apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,13 +38,13 @@ def field_section(record: Record) -> Iterator[Section]:
                 "receptive_field",
                 "Distance from the middle patch to the pixels that move it, weighted by the gradient, and the share of "
                 "the pixels that move it at all, by layer; bands: 95 % intervals; dashed: all pixels alike.",
-                partial(_draw_depth, rows),
+                partial(draw_depth, rows),
             ),
             FigureSpec(
                 "receptive_maps",
                 "The norm of the gradient at each pixel. Each map has its own colours, from 0 to its largest value "
                 "by the square root, so only places can be compared; pixels without any gradient are grey.",
-                partial(_draw_maps, rows, arrays),
+                partial(draw_maps, rows, arrays),
             ),
         ),
         "How far does a patch see?",
@@ -52,70 +52,75 @@ def field_section(record: Record) -> Iterator[Section]:
     )
 
 
-def by_model(rows: Sequence[FieldRow]) -> dict[str, list[FieldRow]]:
-    """The rows of each model, in order, by its alias."""
-    return {alias: list(of_model) for alias, of_model in groupby(rows, key=lambda row: row.model)}
-
-
 def _sentences(rows: Sequence[FieldRow]) -> Iterator[Sentence]:
     """The first and the last layer of each model, and the models whose first layers lie apart."""
-    models = list(by_model(rows).values())
+    models = list(by(rows, "model").values())
     for layers in models:
         first, last = layers[0], layers[-1]
         yield Sentence(
             f"The middle patch of `{first.words}` depends on {percent(first.seen, 1)} of the pixels after "
             f"{first.title}, and on {percent(last.seen, 1)} after {last.title}; the mean distance grows from "
-            f"{in_words(first.mean_distance, with_n=False)} to {in_words(last.mean_distance, with_n=False)}, where "
+            f"{in_words(first.distance, with_n=False)} to {in_words(last.distance, with_n=False)}, where "
             f"equal weights have {in_words(first.uniform)} and {in_words(last.uniform)} px."
-            if apart(last.mean_distance, first.mean_distance) is Side.ABOVE
+            if apart(last.distance, first.distance) is Side.ABOVE
             else f"The middle patch of `{first.words}` depends on {percent(first.seen, 1)} of the pixels after "
             f"{first.title}, and on {percent(last.seen, 1)} after {last.title}; the mean distance is "
-            f"{in_words(first.mean_distance, with_n=False)} and {in_words(last.mean_distance, with_n=False)}, which is "
+            f"{in_words(first.distance, with_n=False)} and {in_words(last.distance, with_n=False)}, which is "
             "not shown to grow.",
             (first, last),
         )
 
 
 def _table(rows: Sequence[FieldRow]) -> Table:
-    several = len(by_model(rows)) > 1
+    several = len(by(rows, "model")) > 1
     return Table.of(
         "Effective receptive field of the middle patch",
         rows,
         {
             **({"model": lambda row: row.words} if several else {}),
             "layer": lambda row: row.title,
-            "distance": lambda row: row.mean_distance,
+            "distance": lambda row: row.distance,
             "if uniform (px)": lambda row: row.uniform,
-            "half": lambda row: row.half_share,
+            "half": lambda row: row.half,
             "seen (%)": lambda row: round(100 * row.seen, 1),
         },
     )
 
 
-def _draw_depth(rows: Sequence[FieldRow]) -> "Figure":
+def draw_depth(rows: Sequence[FieldRow]) -> "Figure":
+    """How far the middle patch sees by layer, and the share of the pixels that it sees."""
     from vitlens.figures.windows.receptive import FieldCurve, field_by_depth
 
     return field_by_depth(
         curves=[
             FieldCurve(
                 layers[0].words,
-                distances=[_ends(row.distance, row.distance_low, row.distance_high) for row in layers],
+                distances=[
+                    [
+                        each.value,
+                        each.value if each.low is None else each.low,
+                        each.value if each.high is None else each.high,
+                    ]
+                    for each in (row.distance for row in layers)
+                ],
                 seen=[row.seen for row in layers],
                 uniform=[row.uniform for row in layers],
             )
-            for layers in by_model(rows).values()
+            for layers in by(rows, "model").values()
         ]
     )
 
 
-def _draw_maps(rows: Sequence[FieldRow], arrays: FieldArrays) -> "Figure":
+def draw_maps(rows: Sequence[FieldRow], arrays: FieldArrays) -> "Figure":
+    """The norm of the gradient at each pixel, by layer."""
     from vitlens.figures.windows.receptive import field_maps
 
-    places = {alias: [index for index, row in enumerate(rows) if row.model == alias] for alias in by_model(rows)}
+    places = {alias: [index for index, row in enumerate(rows) if row.model == alias] for alias in by(rows, "model")}
     return field_maps(
         fields={rows[indices[0]].words: [arrays.field[index] for index in indices] for indices in places.values()}
     )
 
 
-def _ends(value: float, low: float | None, high: float | None) -> tuple[float, float, float]:
-    return value, value if low is None else low, value if high is None else high
+def _ends(each: Estimate) -> tuple[float, float, float]:
+    low, high = (each.value if end is None else end for end in (each.low, each.high))
+    return each.value, low, high

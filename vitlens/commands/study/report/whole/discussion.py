@@ -12,7 +12,7 @@ from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
 from vitlens.commands.features.record import PROBE_ACCURACY
 from vitlens.commands.profile.record import LATENCY, PARAMETERS
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
-from vitlens.commands.scaffold.maps.on_object import ATTENTION, ON_OBJECT, mass_of
+from vitlens.commands.scaffold.maps.on_object import ATTENTION, mass_of
 from vitlens.commands.scaffold.trainings import TRAINING, differences
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence, Table
@@ -79,7 +79,7 @@ def _accuracy(study: Study) -> Iterator[Sentence]:
 def _where(study: Study) -> Iterator[Sentence]:
     """Where the ViT's attention goes, and the maps of both models by the methods that were compared."""
     attention = next(study.of("attention"), None)
-    rows = [] if attention is None else mass_of(attention.record.rows(ON_OBJECT), ATTENTION)
+    rows = [] if attention is None else mass_of(attention.record.on_object, ATTENTION)
     if rows:
         first, best = rows[0], max(rows, key=lambda row: row.estimate.value)
         start = "from its first layer on" if best.layer == first.layer else f"most in layer {best.layer}"

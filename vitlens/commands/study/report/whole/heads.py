@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from vitlens.commands.ablate.record import UNITS
 from vitlens.commands.ablate.record.rows import UnitRow
-from vitlens.commands.attention.record import LAYERS, MAPS
-from vitlens.commands.attention.report.maps import pixels
-from vitlens.commands.scaffold.maps.on_object import HEAD, ON_OBJECT, OnObjectRow
+from vitlens.commands.attention.drawn import pixels
+from vitlens.commands.scaffold.maps.on_object import HEAD, OnObjectRow
 from vitlens.commands.scaffold.sheets import sheets
 from vitlens.commands.stats.record import HeadRow
 from vitlens.commands.study.report.whole.chapters import Study
@@ -112,7 +111,7 @@ def known_heads(study: Study, alias: str) -> Mapping[Head, KnownHead]:
     stats, ablate, attention = (study.about(word, alias) for word in ("stats", "ablate", "attention"))
     described = () if stats is None else stats.record.heads
     ablated = () if ablate is None else ablate.record.rows(UNITS)
-    objects = () if attention is None else attention.record.rows(ON_OBJECT)
+    objects = () if attention is None else attention.record.on_object
     by_place = {(row.layer, row.head): row for row in described if row.model == alias}
     on_object = {(row.layer, row.head): row for row in objects if row.maps == HEAD}
     found: dict[Head, dict[Replacement, UnitRow]] = {}
@@ -132,11 +131,11 @@ def _rise(kind: Replacement, head: KnownHead) -> object:
 def _maps(study: Study, alias: str) -> tuple[NDArray[np.floating] | None, Maps]:
     """The first image of the chapter on attention, and each head's map of it."""
     attention = study.about("attention", alias)
-    if attention is None or not attention.record.has(MAPS):
+    if attention is None or attention.record.maps is None:
         return None, {}
-    arrays, layers = attention.record.arrays(MAPS), attention.record.rows(LAYERS)
-    return pixels(arrays)[0], {
-        (row.layer, head): one for index, row in enumerate(layers) for head, one in enumerate(arrays.layer[index][0])
+    maps, layers = attention.record.maps.layer, attention.record.layers
+    return pixels(attention.record)[0], {
+        (row.layer, head): one for index, row in enumerate(layers) for head, one in enumerate(maps[index][0])
     }
 
 

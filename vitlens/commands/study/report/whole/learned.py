@@ -10,7 +10,7 @@ from vitlens.commands.compare.record import HARDENED
 from vitlens.commands.evaluate.record import DIFFERENCE
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
-from vitlens.commands.scaffold.maps.on_object import ATTENTION, ON_OBJECT, ROLLOUT, mass_of
+from vitlens.commands.scaffold.maps.on_object import ATTENTION, ROLLOUT, mass_of
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence, Table
 from vitlens.report.numbers import in_words, percent
@@ -134,7 +134,7 @@ def _removable(study: Study) -> Judgement | None:
 
 def _rollout_locates(study: Study) -> Judgement | None:
     chapter = next(study.of("attention"), None)
-    rows = () if chapter is None else chapter.record.rows(ON_OBJECT)
+    rows = () if chapter is None else chapter.record.on_object
     means, rollouts = mass_of(rows, ATTENTION), mass_of(rows, ROLLOUT)
     if not means or not rollouts:
         return None
