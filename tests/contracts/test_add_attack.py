@@ -93,7 +93,7 @@ def test_the_command_line_lists_and_takes_it(monkeypatch):
 
 @pytest.mark.usefixtures("added")
 def test_its_checks_follow_from_its_fields():
-    from vitlens.commands.attack.measure.sample import example_attack
+    from vitlens.commands.attack.sweep import example_attack
 
     assert checks_of(ATTACKS[NAME], epsilons=3) == checks_of(ATTACKS["pgd"], epsilons=3)
     assert {"epsilon 0", "more steps", "no limit"} <= set(checks_of(ATTACKS[NAME], epsilons=3))

@@ -6,8 +6,9 @@ from typing import Final
 
 ATTACK: Final = "pgd"  # of the public functions
 COMMAND_ATTACKS: Final = ("fgsm", "pgd", "cw")
-EPSILONS_255: Final = (0.0, 1.0, 2.0, 4.0, 8.0)  # of L∞ attacks, in 1/255 as the command takes them; 0: clean accuracy
-EPSILONS_LINF: Final = tuple(epsilon / 255 for epsilon in EPSILONS_255)  # the same in pixel units
+UNIT: Final = 255.0  # the command takes epsilons of L∞ attacks in 1/255
+EPSILONS_255: Final = (0.0, 1.0, 2.0, 4.0, 8.0)  # of L∞ attacks, in 1/UNIT; 0: clean accuracy
+EPSILONS_LINF: Final = tuple(epsilon / UNIT for epsilon in EPSILONS_255)  # the same in pixel units
 EPSILONS_L2: Final = (0.25, 0.5, 1.0)  # of L2 attacks, pixel units
 EPSILON: Final[Mapping[str, float]] = MappingProxyType({"linf": 8 / 255, "l2": 0.5})  # of one attack, by its norm
 RESTARTS: Final = 1

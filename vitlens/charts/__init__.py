@@ -13,7 +13,18 @@ Each is called with its columns and gives a function from rows and a title to a 
 """
 
 from vitlens.charts.grids import board, matrix
-from vitlens.charts.pictures import Picture, images
+from vitlens.charts.pictures import Picture, amplification, images
 from vitlens.charts.plots import bars, histogram, intervals, lines, scatter
 
-__all__ = ["Picture", "bars", "board", "histogram", "images", "intervals", "lines", "matrix", "scatter"]
+__all__ = [
+    "Picture",
+    "amplification",
+    "bars",
+    "board",
+    "histogram",
+    "images",
+    "intervals",
+    "lines",
+    "matrix",
+    "scatter",
+]

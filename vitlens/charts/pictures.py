@@ -31,6 +31,7 @@ from vitlens.report.numbers import percent
 
 _LARGEST: Final = 1.35  # inch of a picture
 _LEAST: Final = 0.8
+_ROUND: Final = (1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256)
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,14 @@ def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: b
         return drawn.figure
 
     return draw
+
+
+def amplification(changes: NDArray[np.floating]) -> int:
+    """The greatest round factor at which every perturbation, drawn around mid-grey, stays within the range of colours;
+    at least 1."""
+    largest = float(np.abs(changes).max(initial=0.0))
+    fitting = [factor for factor in _ROUND if factor * largest <= 0.5 * 1.001] if largest > 0 else []
+    return max(fitting, default=1)
 
 
 def _pixels(each: Picture, joint: Scale | None, smooth: bool) -> NDArray[np.floating]:

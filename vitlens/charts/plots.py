@@ -49,9 +49,18 @@ def intervals(
 
 
 def lines(
-    x: str, y: str, *, of: str = "", panel: str = "", log: bool = False, band: bool = True, shared: bool = True
+    x: str,
+    y: str,
+    *,
+    of: str = "",
+    panel: str = "",
+    log: bool = False,
+    band: bool = True,
+    shared: bool = True,
+    reference: str = "",
 ) -> Draw:
-    """A curve of y over x for each series `of`, with its interval as a band; a panel for each value of `panel`."""
+    """A curve of y over x for each series `of`, with its interval as a band; a panel for each value of `panel`;
+    reference: a column whose value, chance or no change, is drawn dashed."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -64,17 +73,22 @@ def lines(
         for axes, (name, own) in zip(grid, panels.items()):
             for series, part in series_of(own, of).items():
                 _curve(axes, part, x, y, names.index(series), series, band)
+            if reference:
+                axes.axhline(numbers(own[:1], reference)[0, 0], color=GREY, linestyle="--", linewidth=0.9)
             axes.set_title(textwrap.fill(name, 60 if across == 1 else 30))
             axes.set_xlabel(label(rows, x))
-            axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+            whole = bool(np.all(np.mod(numbers(own, x)[0], 1) == 0))
+            axes.xaxis.set_major_locator(MaxNLocator(8 if whole else 5, integer=whole, min_n_ticks=1))
             axes.grid(axis="y")
+            if not shared:
+                axes.set_ylabel(label(own, y))
             if log:
                 axes.set_yscale("log")
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
-        for axes in grid[::across]:
+        for axes in grid[::across] if shared else ():
             axes.set_ylabel(label(rows, y))
-        legend(figure, grid[0])
+        legend(figure, *grid)
         heading(figure, title)
         return figure
 

@@ -16,6 +16,7 @@ Draw: TypeAlias = Callable[[Sequence[Any], str], Figure]
 Values: TypeAlias = NDArray[np.float64]
 STYLES: Final = ("-", "--", ":", "-.")
 MARKERS: Final = "osD^vP"
+_LETTER: Final = 0.075  # inch per letter of a legend
 
 
 def value(row: Any, name: str) -> Any:
@@ -75,12 +76,12 @@ def colour(index: int) -> str:
     return SERIES[index % len(SERIES)]
 
 
-def legend(figure: Figure, axes: Axes) -> None:
-    """A legend below the figure, where several series have names."""
-    handles, titles = axes.get_legend_handles_labels()
-    kept = {title: handle for handle, title in zip(handles, titles) if title}
+def legend(figure: Figure, *panels: Axes) -> None:
+    """A legend below the figure of the series of all panels, where several have names."""
+    found = [axes.get_legend_handles_labels() for axes in panels]
+    kept = {title: handle for handles, titles in found for handle, title in zip(handles, titles) if title}
+    names = [shortened(title, 30) for title in kept]
     if len(kept) > 1:
-        figure.legend(
-            list(kept.values()), [shortened(title, 30) for title in kept], loc="outside lower center",
-            ncols=min(4, len(kept)),
-        )  # fmt: skip
+        room = figure.get_figwidth() / (0.6 + _LETTER * max(map(len, names)))
+        columns = max(1, min(4, len(kept), int(room)))
+        figure.legend(list(kept.values()), names, loc="outside lower center", ncols=columns)

@@ -30,7 +30,7 @@ from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sente
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
 from vitlens.report.images import data_sentences
-from vitlens.report.prose import environment, finalize, say
+from vitlens.report.prose import Marked, environment, finalize, say
 from vitlens.uncertainty import Estimate, in_points
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def _no_explorer(_: Any) -> Explorer | None:
 @dataclass(frozen=True)
 class Report:
     """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
-    of the first page; explorer: of its HTML page; title: where no claim can be one, a template over `record`;
-    definitions: names and what they are, beside the terms of the columns that are shown."""
+    of the first page; explorer: of its HTML page; title: where no claim can be one, a template over `record` and the
+    run's own `title`; definitions: names and what they are, beside the terms of the columns that are shown."""
 
     record: type[Record]
     sections: tuple[Section, ...]
@@ -132,7 +132,7 @@ class Report:
     picture: Chart | None = None
     glance: tuple[Glance, ...] | Overview = ()
     unknown: Callable[[Any], Iterator[str]] = _nothing
-    title: str = "{{ record.config.title }}"
+    title: str = "{{ title }}"
     explorer: Callable[[Any], Explorer | None] = _no_explorer
     definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
 
@@ -151,7 +151,7 @@ class Report:
             tuple(map(_filled, list(self.unknown(record))[:5])),
         )
         return Document(
-            title_of(claims, say(self.title, record=record)),
+            title_of(claims, say(self.title, record=record, title=Marked(protected(visible(record.config.title))))),
             tuple(made),
             verdicts=verdicts_of(claims),
             findings=findings_of(claims),

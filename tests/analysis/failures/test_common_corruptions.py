@@ -71,6 +71,16 @@ def test_mean_corruption_error_is_the_mean_of_ratios():
     assert vit.accuracy("blur", 2).value == pytest.approx(0.5 if list(CORRUPTIONS)[2] == "blur" else 0.8)
 
 
+def test_the_accuracy_lost_is_paired_by_image():
+    """A tenth of the images is wrong when clean, a fifth under every corruption: the same tenth and as many others."""
+    clean, right = torch.arange(400) % 10 > 0, torch.arange(400) % 10 > 1
+    found = Corrupted("m", right.expand(len(CORRUPTIONS), len(SEVERITIES), 400))
+    lost = found.lost(clean)
+    assert (lost.value, lost.unit, lost.n) == (pytest.approx(10), "points", 400)
+    assert 6 < lost.low < 10 < lost.high < 14
+    assert found.lost(right).value == found.lost(right).high == 0
+
+
 def test_a_model_loses_to_damage_and_shards_agree():
     model, split = load("cnn-digits"), digits("test").limit(12)
     keys = torch.arange(12)

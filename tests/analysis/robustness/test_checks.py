@@ -11,7 +11,7 @@ from tests.lens.tiny import images, ours
 from vitlens.analysis.robustness import checks as checks
 from vitlens.analysis.robustness.curve import Outcome
 from vitlens.analysis.robustness.masking_signs import never_rises, same_in_ascending_order, weaker_breaks_no_more
-from vitlens.analysis.robustness.verdict import CheckState, failures, verdict
+from vitlens.analysis.robustness.verdict import CheckState
 from vitlens.attacks.attack import attack
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
@@ -72,15 +72,12 @@ def test_a_sound_attack_passes(model, batch):
         checks.more_steps("a", attempt, *batch, epsilon=0.1, steps=10),
     ]
     assert {check.state for check in found} == {CheckState.PASSED}
-    assert failures(found) == []
-    assert "all 6 self-checks" in verdict(found)
 
 
 def test_an_attack_that_sees_no_gradient_is_suspicious(model, batch):
     check = checks.unlimited_budget("a", gradient_steps(model, blind=True), *batch)
     assert check.state is CheckState.FAILED
     assert check.found.startswith("8 of 8")
-    assert f"{check.name} ({check.attack}): {check.found}" in verdict([check])
 
 
 def test_examples_beyond_the_budget_or_the_range_are_seen(model, batch):
@@ -165,7 +162,6 @@ def test_a_weaker_attack_that_breaks_more_is_a_sign_of_masking():
 
 def test_a_curve_that_rises_is_seen():
     assert never_rises(outcome("a", [0, 0.1, 0.2, INF])).passed
-    assert verdict([])
 
 
 def test_lengths():

@@ -1,49 +1,30 @@
-"""`vitlens attack`: records and reports, resumed runs, several processes, refusals."""
+"""`vitlens attack`: the record against its arrays, resumed runs, several processes, refusals."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.backing import unbacked
+import vitlens
 from tests.simulated_processes import run_in_processes
-from vitlens.analysis.robustness.curve import Outcome
-from vitlens.commands.attack.measure import checks as checks_module
-from vitlens.commands.attack.measure import measure
-from vitlens.commands.attack.measure import sweep as sweep_module
-from vitlens.commands.attack.measure.sample import evenly_spaced
-from vitlens.commands.attack.measure.sweep import ModelAttack, SweptAttack
+from vitlens.commands.attack import sweep as sweep_module
+from vitlens.commands.attack.measure import measure, with_noise
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.attack.record import (
-    ATTACKED,
-    BLOCKS,
-    BY_CLASS,
-    CHECKS,
-    CORRUPTION_KINDS,
-    CURVES,
-    EXAMPLES,
-    IMAGES,
-    ROBUST_PAIRS,
-    SAMPLE,
-    SHIFTS,
-    TRANSFER,
-)
-from vitlens.commands.attack.record.rows import TransferRow
-from vitlens.commands.attack.report import report
+from vitlens.commands.attack.record import AttackRecord, epsilon_words, typed_epsilon
+from vitlens.commands.attack.report import REPORT
+from vitlens.commands.attack.sweep import ModelAttack, evenly_spaced
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.scaffold.publish import read_folder
 from vitlens.errors import DataError, InputError
 from vitlens.files import read_run
 from vitlens.models.loading import load
 from vitlens.models.saved import save
-from vitlens.records import Record
-from vitlens.uncertainty import Estimate
 
+PAIR = ("vit-digits", "cnn-digits")
 FEW = AttackOptions(
     (), attacks=("fgsm", "pgd", "cw"), epsilons=(0.0, 4.0, 32.0), epsilons_l2=(0.5, 2.0), steps=3, predicted=True,
     corruptions=False, inside=False,
@@ -64,15 +45,17 @@ def run(out: Path, models: list[str], options: AttackOptions = FEW, **more: Any)
     return measure(given)
 
 
-def recorded(folder: Path) -> Record:
-    return read(read_run(folder))
+def recorded(folder: Path) -> AttackRecord:
+    record = read_folder(folder)
+    assert isinstance(record, AttackRecord)
+    return record
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _checked_on_few() -> Iterator[None]:
     """The self-checks attack an image about a hundred times: two images are enough here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checks_module, "CHECKED", 2)
+        patch.setattr(sweep_module, "CHECKED", 2)
         yield
 
 
@@ -80,118 +63,130 @@ def _checked_on_few() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled pair, attacked with its predictions as labels, with all measurements."""
     out = tmp_path_factory.mktemp("attack") / "run"
-    run(out, ["vit-digits", "cnn-digits"], replace(FEW, inside=True))
+    run(out, list(PAIR), replace(FEW, inside=True))
     return out
 
 
 def test_the_record_is_complete(folder):
-    record = recorded(folder)
-    assert record.status == "done"
+    found, record = vitlens.read(folder), recorded(folder)
+    assert found.status == "done"
     assert not (folder / "progress").exists()
-    for alias in ("vit-digits", "cnn-digits"):
-        assert record.metric(f"accuracy/{alias}").value == 1  # its own predictions
+    for alias in PAIR:
+        assert found.metrics[f"accuracy/{alias}"].value == 1  # its own predictions
         for name in ("fgsm-linf/4", "pgd-linf/32", "cw-l2/0.5", "pgd-linf/0"):
-            estimate = record.metric(f"robust_accuracy/{alias}/{name}")
+            estimate = found.metrics[f"robust_accuracy/{alias}/{name}"]
             assert estimate.n == 4
             assert estimate.low <= estimate.value <= estimate.high
-    assert "robust_difference/vit-digits/cnn-digits/pgd-linf/4" in record.metrics
-    assert len(record.rows(CURVES)) == 2 * (3 + 3 + 3)
-    assert len(record.rows(TRANSFER)) == 4
-    assert all((row.low is None) == (row.rate is None) for row in record.rows(TRANSFER))
-    pairs = record.rows(ROBUST_PAIRS)
-    assert [row.attack for row in pairs].count("clean") == 1
-    assert ("pgd-linf", 32.0) in {(row.attack, row.epsilon) for row in pairs}
+    assert "robust_difference/vit-digits/cnn-digits/pgd-linf/4" in found.metrics
+    assert len(found.table("curves")) == 2 * (3 + 3 + 3)
+    assert len(record.transfer) == 4
+    assert all(row.rate is None or row.rate.n for row in record.transfer)
+    assert [row.attack for row in record.pairs].count("clean") == 1
+    assert ("pgd-linf", 32.0) in {(row.attack, row.epsilon) for row in record.pairs}
     assert (record.config.data.size, record.config.data.classes) == ((32, 32), 10)
 
 
 def test_one_attack_at_one_epsilon_alone(tmp_path):
     options = replace(FEW, attacks=("fgsm", "low-frequency"), single_epsilons={"low-frequency": 32.0}, transfer=False)
     run(tmp_path / "run", ["cnn-digits"], replace(options, self_checks="few"))
-    record = recorded(tmp_path / "run")
-    assert [(row.attack, row.epsilon) for row in record.rows(CURVES)] == [
+    assert [(row.attack, row.epsilon) for row in recorded(tmp_path / "run").curves] == [
         *(("fgsm-linf", epsilon) for epsilon in (0.0, 4.0, 32.0)),
         *(("low-frequency-linf", epsilon) for epsilon in (0.0, 32.0)),
     ]
-    assert record.options(AttackOptions).linf_of("low-frequency") == (32 / 255,)
-    report(record)
 
 
 def test_the_sample_is_attacked_where_the_curve_fell(folder):
     """An image that withstood the attack up to the sample's epsilon counts as not fooled."""
     record = recorded(folder)
-    for row in record.rows(SAMPLE):
-        (reached,) = (
-            each.accuracy
-            for each in record.rows(CURVES)
-            if (each.model, each.attack, each.epsilon) == (row.model, row.attack, row.epsilon)
-        )
+    for row in record.sample:
+        reached = record.metric(f"robust_accuracy/{row.model}/{row.attack}/{row.epsilon:g}").value
         assert 0 < row.fooled <= round((1 - reached) * row.n)
 
 
-def test_curves_fall_and_are_those_of_the_arrays(folder):
+def test_curves_and_pairs_are_those_of_the_arrays(folder):
     record = recorded(folder)
-    for alias in ("vit-digits", "cnn-digits"):
-        arrays = record.arrays(IMAGES, model=alias)
-        for attack_name in ("fgsm-linf", "pgd-linf", "cw-l2"):
-            rows = [row for row in record.rows(CURVES) if (row.model, row.attack) == (alias, attack_name)]
-            values = [row.accuracy for row in rows]
-            assert values == sorted(values, reverse=True)
-            scale = 255 if attack_name.endswith("linf") else 1
-            broken_at = arrays.broken_at[attack_name]
-            for row in rows:
-                assert row.accuracy == pytest.approx((broken_at * scale > row.epsilon + 1e-3).mean())
+
+    def robust(model: str, attack: str, epsilon: float) -> np.ndarray:
+        scale = 255 if attack.endswith("linf") else 1
+        return record.attacked[model].broken_at[attack] * scale > epsilon + 1e-3
+
+    for row in record.curves:
+        assert row.accuracy.value == pytest.approx(robust(row.model, row.attack, row.epsilon).mean())
+    for row in record.pairs:
+        first, second = (
+            robust(model, "pgd-linf" if row.attack == "clean" else row.attack, row.epsilon) for model in PAIR
+        )
+        assert (row.only_first, row.only_second) == ((first & ~second).sum(), (second & ~first).sum())
+        assert row.difference.value == pytest.approx(100 * (first.mean() - second.mean()))
+        assert row.p <= row.p_holm <= 1
+    for row in record.attacks:
+        values = record.attacked[row.model].broken_at[row.attack]
+        assert (row.right, row.broken) == ((values > 0).sum(), (np.isfinite(values) & (values > 0)).sum())
 
 
 def test_what_changes_inside_is_recorded(folder):
     record = recorded(folder)
-    assert all(row.fooled for row in record.rows(SAMPLE))
+    assert all(row.fooled for row in record.sample)
     for name in (
         "vit-digits/spearman/best-for-the-true-class", "vit-digits/spearman/rollout",
-        "cnn-digits/spearman/gradcam-for-each-prediction",
+        "cnn-digits/top/gradcam-for-each-prediction",
     ):  # fmt: skip
         assert f"map_agreement/{name}" in record.metrics
-    assert {row.model for row in record.rows(SHIFTS)} == {"vit-digits"}
-    assert {row.layer for row in record.rows(SHIFTS)} == set(range(6))
-    assert {row.kind for row in record.rows(BLOCKS)} == {"adversarial", "noise", "another image"}
-    assert min(row.block for row in record.rows(BLOCKS)) == 0
-    assert all(-1 <= row.value <= 1.0001 for row in record.rows(BLOCKS))
-    arrays = record.arrays(EXAMPLES, model="vit-digits")
+    assert {(row.model, row.layer) for row in record.shifts} == {("vit-digits", layer) for layer in range(6)}
+    assert {row.kind for row in record.blocks} == {"adversarial", "noise", "another image"}
+    assert all(0 <= row.distance.low <= row.distance.value <= 2 for row in record.blocks)
+    for row in record.overall:  # the first block at which the attack changes half as much as another image
+        own = {(each.kind, each.block): each.distance.value for each in record.blocks if each.model == row.model}
+        halfway = [
+            block
+            for kind, block in own
+            if kind == "noise" and 2 * own["adversarial", block] >= own["another image", block]
+        ]
+        assert (None if row.halfway is None else row.halfway.value) == min(halfway, default=None)
+    arrays = record.examples["vit-digits"]
     assert np.abs(arrays.change).max() <= 32 / 255 + 1e-3
     assert arrays.answers.shape == arrays.probability.shape
+    np.testing.assert_allclose(arrays.before.sum((1, 2)), 1, rtol=1e-4)
 
 
-def test_the_report_has_every_part(folder):
-    document = report(recorded(folder))
-    assert [figure.name for figure in document.figures] == [  # C&W finds nothing in three steps: no distances
-        "curves", "transfer", "examples_vit-digits", "examples_cnn-digits", "paths", "shifts"
-    ]  # fmt: skip
-    tables = {table.caption.partition(",")[0]: table for section in document.sections for table in section.tables}
-    accuracies = tables["Accuracy under attack"]
-    assert accuracies.columns == ("attack", "epsilon", "vit-digits", "cnn-digits")
-    assert [row[:2] for row in accuracies.rows[:3]] == [("none", "0"), ("FGSM L∞", "4/255"), ("FGSM L∞", "32/255")]
-    assert len(accuracies.rows) == 1 + 3 * 2
-    assert len(tables["Self-checks"].rows) == len(recorded(folder).rows(CHECKS))
-    summary = document.sections[0]
-    checks = tuple(row for row in recorded(folder).rows(CHECKS) if row.model == "vit-digits")
-    assert any(sentence.rows == checks for sentence in summary.sentences)
-    assert list(unbacked(document)) == []
+def test_the_report_claims_nothing_of_four_images_and_shows_what_there_is(folder):
+    document = REPORT(recorded(folder))
+    assert not document.first.answer
+    assert not document.findings
+    assert {verdict.state for verdict in document.verdicts if verdict.subject.startswith("robustness")} <= {
+        "inconclusive"
+    }
+    names = [figure.name for figure in document.figures]  # C&W finds nothing in three steps: no distances
+    assert names == ["examples", "curves", "pairs"]
+    assert all(len(table.rows) <= 8 and len(table.columns) <= 6 for each in document.sections for table in each.tables)
+    assert 0 < len(document.first.unknown) <= 5
 
 
 def test_checks_cover_every_attack(folder):
-    rows = [row for row in recorded(folder).rows(CHECKS) if row.model == "vit-digits"]
+    rows = [row for row in recorded(folder).checks if row.model == "vit-digits"]
     assert {row.attack for row in rows} >= {"fgsm-linf", "pgd-linf", "cw-l2", "gradients"}
     by_attack = {row.name for row in rows if row.attack == "pgd-linf"}
     of_cw = {row.name: row for row in rows if row.attack == "cw-l2"}
     assert {"no limit", "more steps"} <= of_cw.keys()
-    assert of_cw["no limit"].passed is (of_cw["no limit"].found == "none found for 0 of 4")
+    assert (of_cw["no limit"].state != "failed") is (of_cw["no limit"].found == "none found for 0 of 4")
     assert by_attack == {
         "curve", "gradients read", "epsilon 0", "within the budget", "batch size", "more steps", "no limit"
     }  # fmt: skip
-    assert all(row.passed for row in rows if row.name in ("curve", "epsilon 0", "within the budget"))
+    assert all(row.state != "failed" for row in rows if row.name in ("curve", "epsilon 0", "within the budget"))
+
+
+def test_few_checks_are_three_a_model_and_look_at_the_strongest_attack(tiny_vit, tmp_path):
+    options, found = replace(FEW, attacks=("fgsm", "pgd"), epsilons=(1.0, 4.0), steps={"pgd": 3}, predicted=False), {}
+    for kind in ("few", "all"):
+        run(tmp_path / kind, [str(tiny_vit)], replace(options, self_checks=kind, transfer=False), limit=12)
+        found[kind] = {(row.name, row.attack): row for row in recorded(tmp_path / kind).checks}
+    assert {name for name, _ in found["few"]} == {"gradients", "more steps", "one step against many"}
+    assert all("pgd" in attack for name, attack in found["few"] if name != "gradients")
+    assert found["few"].items() <= found["all"].items()  # the same checks with the same outcomes
 
 
 def same_arrays(one: Path, other: Path, alias: str) -> None:
-    first, second = (recorded(folder).arrays(IMAGES, model=alias) for folder in (one, other))
+    first, second = (recorded(folder).attacked[alias] for folder in (one, other))
     assert np.array_equal(first.clean, second.clean)
     assert np.array_equal(first.label, second.label)
     for before, after in ((first.broken_at, second.broken_at), (first.distance, second.distance)):
@@ -226,58 +221,42 @@ def test_a_stopped_run_is_resumed(tmp_path, monkeypatch, tiny_vit):
     assert len(calls) == 5 + (3 * 2 - 4)  # three attacks on two parts, of which four were done
     same_arrays(whole, stopped, "tiny-vit")
     assert not (stopped / "progress").exists()
-    assert read_run(stopped).status == "done"
+    first, second = recorded(whole), recorded(stopped)
+    assert second.status == "done"
+    assert first.metrics == second.metrics
 
 
 def test_downwards_is_reported_checked_and_not_resumed_upwards(tmp_path, tiny_vit, monkeypatch):
-    models, both, real = [str(tiny_vit)], [], checks_module.attempted
+    models, both, real = [str(tiny_vit)], [], sweep_module.attempted
 
     def watched(work: ModelAttack, name: str, rows: torch.Tensor, **more: Any) -> object:
-        both.append((name, more["downwards"]))
+        both.append((name, len(rows), more["downwards"]))
         return real(work, name, rows, **more)
 
-    monkeypatch.setattr(checks_module, "attempted", watched)
     few = replace(FEW, attacks=("pgd", "deepfool"), steps=2, epsilons=(1.0, 8.0))
     below = replace(few, downwards=True)
     run(tmp_path / "up", models, few)
+    monkeypatch.setattr(sweep_module, "attempted", watched)
     run(tmp_path / "down", models, below)
     same_arrays(tmp_path / "up", tmp_path / "down", "tiny-vit")
-    costs = [recorded(tmp_path / way).rows(ATTACKED)[0].forwards for way in ("up", "down")]
-    assert costs[0] > costs[1] > 0  # an image that stays correct at the largest epsilon is tried at that one only
-    assert both == [("pgd", True), ("pgd", False)]
-    checks = {(row.name, row.attack): row for row in recorded(tmp_path / "down").rows(CHECKS)}
-    assert checks["from below", "pgd-linf"].passed
+    up, down = (recorded(tmp_path / way) for way in ("up", "down"))
+    assert up.attacks[0].forwards > down.attacks[0].forwards > 0  # what stays correct at the largest epsilon is done
+    assert both == [("pgd", 4, True), ("deepfool", 4, True), ("pgd", 2, True), ("pgd", 2, False)]  # all, then checked
+    checks = {(row.name, row.attack): row for row in down.checks}
+    assert checks["from below", "pgd-linf"].state != "failed"
     assert checks["from below", "pgd-linf"].found.startswith("0 of ")
     assert ("from below", "deepfool-l2") not in checks  # has no epsilons to try
-    assert "from below" not in {row.name for row in recorded(tmp_path / "up").rows(CHECKS)}
+    assert "from below" not in {row.name for row in up.checks}
+    assert any("--downwards" in each.text for each in REPORT(down).first.unknown)
     with pytest.raises(InputError, match="with its epsilons"):
         run(tmp_path, models, few, resume=tmp_path / "down")
 
 
-@pytest.mark.parametrize(("name", "images", "steps"), [("pgd", 16, None), ("auto", 6, 2)])
-def test_a_slow_attack_is_tried_from_below_on_few_images_with_few_steps(monkeypatch, name, images, steps):
-    asked = []
-
-    def tried(_work: object, attack_name: str, rows: torch.Tensor, **more: object) -> object:
-        asked.append((attack_name, len(rows), more["steps"]))
-        return SimpleNamespace(broken_at={name: torch.full((len(rows),), 0.1 if more["downwards"] else 0.05)})
-
-    monkeypatch.setattr(checks_module, "attempted", tried)
-    right, broken_at = torch.ones(16, dtype=torch.bool), torch.full((16,), 0.1)
-    outcome = Outcome(f"{name}-linf", "vit", (0.1,), right, broken_at, None)
-    swept = SweptAttack(name, outcome, broken_at, ~right, 0, 0, 0.0)
-    check = checks_module._from_below(object.__new__(ModelAttack), swept, torch.arange(16))
-    assert asked == [(name, images, steps)] * 2
-    assert not check.passed
-    assert check.found == f"{images} of {images} do"
-
-
 def test_another_run_cannot_be_resumed(tmp_path, folder):
-    models = ["vit-digits", "cnn-digits"]
     with pytest.raises(InputError, match="with its seed"):
-        run(tmp_path, models, resume=folder, seed=3)
+        run(tmp_path, list(PAIR), resume=folder, seed=3)
     with pytest.raises(InputError, match="with its attacks"):
-        run(tmp_path, models, replace(FEW, attacks=("pgd",)), resume=folder)
+        run(tmp_path, list(PAIR), replace(FEW, attacks=("pgd",)), resume=folder)
 
 
 def test_several_processes_give_the_results_of_one(tmp_path, monkeypatch, tiny_vit):
@@ -294,18 +273,24 @@ def test_corruptions_and_classes_of_labelled_images(tmp_path):
     options = AttackOptions(
         (), attacks=("fgsm",), epsilons=(2.0, 8.0), inside=False, transfer=False, self_checks="few", baseline="other"
     )
-    run(tmp_path / "run", ["cnn-digits", "other=cnn-digits@random"], options, limit=10)
+    run(tmp_path / "run", ["cnn-digits", "other=cnn-digits@random"], options, limit=40)
     record = recorded(tmp_path / "run")
-    assert record.metric("corruption_accuracy/cnn-digits/noise/1").n == 10
+    assert record.metric("corruption_accuracy/cnn-digits/noise/1").n == 40
     assert record.metric("mean_corruption_error/other/other").value == pytest.approx(1)
     assert record.metric("mean_corruption_error/cnn-digits/other").value < 1
-    assert {row.model for row in record.rows(BY_CLASS)} == {"cnn-digits", "other"}
-    assert [len(row.strengths) for row in record.rows(CORRUPTION_KINDS)] == [5] * 7
-    assert not record.rows(TRANSFER)
-    document = report(record)
-    assert [figure.name for figure in document.figures] == ["curves", "distances", "corruptions"]
-    (refused,) = [section for section in document.sections if section.title == "Accuracy by class"]
-    assert set(record.rows(BY_CLASS)) < set(refused.sentences[0].rows)  # one image of a class is no accuracy
+    for row in record.overall:
+        own = [each.accuracy.value for each in record.corruptions if each.model == row.model]
+        assert len(own) == 7 * 5
+        assert row.mean_error.value == pytest.approx(1 - np.mean(own))
+        assert row.lost.value == pytest.approx(100 * (row.clean.value - np.mean(own)))
+        classes = [each for each in record.by_class if each.model == row.model]
+        assert sum(each.clean.value * each.clean.n for each in classes) == pytest.approx(40 * row.clean.value)
+    assert not record.transfer
+    document = REPORT(record)
+    states = {verdict.subject: verdict.state for verdict in document.verdicts}
+    assert states["common corruptions of cnn-digits"] in ("pass", "warn", "fail")
+    assert states["common corruptions of other"] == "inconclusive"  # at chance: nothing to lose
+    assert [figure.name for figure in document.figures] == ["curves", "pairs", "distances", "corruptions"]
 
 
 def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vit):
@@ -316,14 +301,12 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
     save(model, tmp_path / "nine" / "model.safetensors")
     images, labels = np.zeros((30, 32, 32, 3), np.uint8), np.zeros(30, np.int64)  # a fifth is the test part
     np.savez(tmp_path / "zeros.npz", images=images, labels=labels)
-    measure(
-        AttackOptions(
-            (str(tmp_path / "nine"),), str(tmp_path / "zeros.npz"), attacks=("pgd",), steps=2,
-            run=RunOptions(device="cpu", quiet=True, out=tmp_path / "run"),
-        )
-    )  # fmt: skip
-    assert {(row.accuracy, row.n) for row in recorded(tmp_path / "run").rows(CURVES)} == {(0.0, 6)}
-    assert recorded(tmp_path / "run").rows(CHECKS) == ()
+    options = AttackOptions((str(tmp_path / "nine"),), str(tmp_path / "zeros.npz"), attacks=("pgd",), steps=2)
+    measure(replace(options, run=RunOptions(device="cpu", quiet=True, out=tmp_path / "run")))
+    record = recorded(tmp_path / "run")
+    assert {(row.accuracy.value, row.accuracy.n) for row in record.curves} == {(0.0, 6)}
+    assert record.checks == ()
+    assert {verdict.state for verdict in REPORT(record).verdicts} == {"inconclusive"}
 
 
 def test_what_cannot_be_attacked_is_refused(tmp_path, tiny_vit, pictures):
@@ -339,10 +322,12 @@ def test_what_cannot_be_attacked_is_refused(tmp_path, tiny_vit, pictures):
     assert not out.exists()
 
 
-def test_a_pair_without_a_transferable_image_has_no_rate():
-    row = TransferRow("a", "b", None, None, None, None, 0.5, 0.5)
-    assert row.estimate is None
-    assert replace(row, rate=0.5, low=0.2, high=0.8, n=4).estimate == Estimate(0.5, 0.2, 0.8, 4)
+def test_one_image_without_a_label(tmp_path, tiny_vit, pictures):
+    options = replace(FEW, attacks=("fgsm",), epsilons=(1.0, 200.0), inside=True)
+    run(tmp_path / "run", [str(tiny_vit)], options, images=[str(pictures / "0.png")], limit=None)
+    record = recorded(tmp_path / "run")
+    assert record.curves[0].accuracy.value == 1  # of its own prediction
+    assert (tmp_path / "run" / "report.md").is_file()
 
 
 def test_images_of_a_sample_are_evenly_spaced():
@@ -353,3 +338,17 @@ def test_images_of_a_sample_are_evenly_spaced():
         chosen = evenly_spaced(rows, most)
         assert len(chosen.unique()) == most
         assert set(chosen.diff().tolist()) <= {3 * (100 // most), 3 * (100 // most + 1)}
+
+
+def test_noise_has_the_norm_of_the_perturbation():
+    clean = torch.full((3, 3, 8, 8), 0.5)
+    changed = clean + 0.05 * torch.rand(clean.shape, generator=torch.Generator().manual_seed(0))
+    change = changed - clean
+    noise = {norm: with_noise(clean, changed, norm, seed=0) - clean for norm in ("linf", "l2")}
+    torch.testing.assert_close(noise["linf"].flatten(1).abs().amax(1), change.flatten(1).abs().amax(1))
+    torch.testing.assert_close(noise["l2"].flatten(1).norm(dim=1), change.flatten(1).norm(dim=1))
+
+
+def test_epsilons_are_those_of_the_command_line():
+    assert [typed_epsilon(size, norm) for size, norm in ((4 / 255, "linf"), (0.5, "l2"))] == [4, 0.5]
+    assert epsilon_words(4, "linf") == "4/255"

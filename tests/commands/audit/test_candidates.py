@@ -3,8 +3,8 @@
 import pytest
 
 from vitlens.attacks.registry import ATTACKS
-from vitlens.commands.attack.measure.checks import CHECKED
-from vitlens.commands.attack.record.rows import AttackRow
+from vitlens.commands.attack.record import AttackRow
+from vitlens.commands.attack.sweep import CHECKED
 from vitlens.commands.audit.measure.candidates import (
     CANDIDATES,
     FEWEST,

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.whole_folder import whole_folder
-from vitlens.commands.attack.measure import checks
+from vitlens.commands.attack import sweep
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.commands.study.measure import chapters, measure
@@ -37,7 +37,7 @@ def _attacked_a_little(monkeypatch):
         thorough=True,
     )
     monkeypatch.setattr(chapters, "USUAL", few)
-    monkeypatch.setattr(checks, "CHECKED", 2)
+    monkeypatch.setattr(sweep, "CHECKED", 2)
 
 
 def test_a_preset_is_trained_evaluated_and_its_statistics_read(tiny_vit, tmp_path, monkeypatch):

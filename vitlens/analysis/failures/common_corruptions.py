@@ -26,7 +26,7 @@ from vitlens.models.model import Model
 from vitlens.references import resolved
 from vitlens.shapes import Images
 from vitlens.startup import import_without_compiler
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, bootstrap_mean
 
 transforms = import_without_compiler("torchvision.transforms.v2.functional")
 
@@ -128,19 +128,12 @@ class Corrupted:
         low, high = np.quantile(means, [0.025, 0.975])
         return Estimate(float(errors.mean()), float(low), float(high), errors.numel())
 
-    def over_clean(self, clean: Bool[Tensor, " batch"], *, seed: int = 0) -> Estimate | None:
-        """The mean error divided by the error on the clean images; clean: which of these are classified correctly.
-
-        The interval is a paired bootstrap over images. None where every clean image is classified correctly.
-        """
-        errors = torch.stack([1 - self.correct.double().mean((0, 1)), (~clean).double()])
-        if not bool(errors[1].any()):
-            return None
-        means = resampled_means(errors, groups=self.groups, seed=seed).numpy()
-        ratios = means[means[:, 1] > 0]  # undefined in draws without an error
-        low, high = np.quantile(ratios[:, 0] / ratios[:, 1], [0.025, 0.975])
-        value = float(errors[0].mean() / errors[1].mean())
-        return Estimate(value, min(float(low), value), max(float(high), value), errors.shape[1], "")
+    def lost(self, clean: Bool[Tensor, " batch"], *, seed: int = 0) -> Estimate:
+        """Clean accuracy minus the mean accuracy of all kinds and severities, points, with its interval paired over
+        images; clean: which clean images are classified correctly."""
+        losses = 100.0 * (clean.double() - self.correct.double().mean((0, 1)))
+        groups = None if self.groups is None else self.groups.numpy()
+        return bootstrap_mean(losses.numpy(), seed=seed, unit="points", groups=groups)
 
     def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
         """Mean corruption error: for each kind the errors summed over severities, divided by the baseline's, averaged

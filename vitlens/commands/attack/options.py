@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.attacks.defaults import COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS
+from vitlens.attacks.defaults import COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS, UNIT
 from vitlens.attacks.registry import ATTACKS
-from vitlens.commands.attack.epsilons import UNIT
 from vitlens.commands.scaffold.flags import bundle, option
 from vitlens.commands.scaffold.options import (
     ModelOptions,

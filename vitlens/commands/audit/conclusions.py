@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from vitlens.commands.attack.record import MEAN_ERROR
 from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.parts import AuditPart, Parts
 from vitlens.commands.audit.record import UNTESTED
@@ -69,7 +68,7 @@ def is_predicted(parts: Parts) -> bool:
 
 def consistency(part: AuditPart) -> Estimate | None:
     """The share of predictions that stay the same under corruptions, where these were the labels."""
-    error = part.record.metrics.get(MEAN_ERROR(model=part.record.aliases[0]))
+    error = part.record.metrics.get(f"mean_error_on_corruptions/{part.record.aliases[0]}")
     if error is None:
         return None
     low, high = (None if end is None else 1 - end for end in (error.high, error.low))

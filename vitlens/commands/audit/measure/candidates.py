@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from vitlens.attacks.registry import ATTACKS, Attack, members_of
-from vitlens.commands.attack.measure.checks import CHECKED
-from vitlens.commands.attack.measure.sample import SAMPLED, example_attack
-from vitlens.commands.attack.record.rows import AttackCurveRow, AttackRow
+from vitlens.commands.attack.record import AttackCurveRow, AttackRow
+from vitlens.commands.attack.sweep import CHECKED, SAMPLED, example_attack
 from vitlens.commands.audit.record import BudgetRow, CandidateRow, CandidateState
 
 KEPT: Final = 0.2  # share of the budget that is kept for the attack, however long the other chapters take
@@ -55,7 +54,7 @@ def pass_seconds(row: AttackRow) -> float:
 
 def robust_shares(rows: Sequence[AttackCurveRow]) -> dict[float, float]:
     """Epsilon in 1/255 (0: clean) -> the share of images that one attack leaves correct, an upper bound for others."""
-    return {row.epsilon: row.accuracy for row in rows}
+    return {row.epsilon: row.accuracy.value for row in rows}
 
 
 def seconds_of_rung(candidate: CandidateAttack, images: int, one_pass: float, shares: Mapping[float, float]) -> float:

@@ -10,7 +10,6 @@ from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.attack.record import ATTACKED, CURVES
 from vitlens.commands.audit.measure.candidates import (
     CANDIDATES,
     FEWEST,
@@ -81,8 +80,8 @@ class AuditChapters(ChapterRunner):
         others: seconds that were spent outside the chapters.
         """
         quick = read(read_run(self.path / self.done[-1].folder))
-        (timed,) = quick.rows(ATTACKED)
-        seconds, shares = pass_seconds(timed), robust_shares(quick.rows(CURVES))
+        (timed,) = quick.attacks
+        seconds, shares = pass_seconds(timed), robust_shares(quick.curves)
         budget = budget_row(self.options.budget, others + sum(row.seconds for row in self.done), seconds)
         rows = considered(
             CANDIDATES,

@@ -5,11 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from vitlens.attacks.registry import ATTACKS
-from vitlens.commands.attack.epsilons import epsilon_words
-from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.attack.record import ACCURACY as CLEAN
-from vitlens.commands.attack.record import CORRUPTED, CURVES, MEAN_ERROR
-from vitlens.commands.attack.record.rows import AttackCurveRow
+from vitlens.commands.attack.record import AttackCurveRow
 from vitlens.commands.audit.conclusions import consistency
 from vitlens.commands.audit.parts import AuditPart
 from vitlens.commands.audit.record import BUDGET, CANDIDATES, CandidateRow
@@ -70,12 +66,12 @@ def trusted(part: AuditPart, _record: Record) -> Iterator[Sentence]:
 
 def attacked(part: AuditPart, record: Record) -> Iterator[Sentence]:
     """The accuracy under the strongest attack at each epsilon, and how it was chosen."""
-    rows = part.record.rows(CURVES)
+    rows = part.record.curves
     clean = next(row for row in rows if row.epsilon == 0)
-    lowest = {row.epsilon: row for row in sorted(rows, key=lambda row: -row.accuracy) if row.epsilon > 0}
+    lowest = {row.epsilon: row for row in sorted(rows, key=lambda row: -row.accuracy.value) if row.epsilon > 0}
     listed = ", ".join(_at(lowest[epsilon]) for epsilon in sorted(lowest))
-    start = in_words(clean.estimate)
-    if any(row.accuracy < clean.accuracy for row in lowest.values()):
+    start = in_words(clean.accuracy)
+    if any(row.accuracy.value < clean.accuracy.value for row in lowest.values()):
         text = f"Accuracy is {start} on the clean images; under attack {listed}."
     else:
         text = (
@@ -119,14 +115,14 @@ def attack_words(row: CandidateRow) -> str:
 def corrupted(part: AuditPart, _record: Record) -> Iterator[Sentence]:
     """Errors under corruptions beside those on clean images; without labels, the predictions that change."""
     (alias,) = part.record.aliases
-    rows = part.record.rows(CORRUPTED)
-    error = part.record.metrics.get(MEAN_ERROR(model=alias))
+    rows = part.record.corruptions
+    error = part.record.metrics.get(f"mean_error_on_corruptions/{alias}")
     if error is None or not rows:
         return
-    hardest = min(rows, key=lambda row: row.accuracy)
-    where = f"under {hardest.kind} of severity {hardest.severity}, {in_words(hardest.estimate)}"
-    clean = part.record.metric(CLEAN(model=alias))
-    stay = consistency(part) if part.record.options(AttackOptions).predicted else None
+    hardest = min(rows, key=lambda row: row.accuracy.value)
+    where = f"under {hardest.kind} of severity {hardest.severity}, {in_words(hardest.accuracy)}"
+    clean = part.record.metric(f"accuracy/{alias}")
+    stay = consistency(part) if part.record.options["predicted"] else None
     if stay is not None:
         text = f"{in_words(stay)} of the predictions stay the same, mean over all kinds and severities; fewest {where}."
     else:
@@ -168,4 +164,4 @@ def healthy(part: AuditPart, _record: Record) -> Iterator[Sentence]:
 
 
 def _at(row: AttackCurveRow) -> str:
-    return f"{in_words(row.estimate, with_n=False)} at {epsilon_words(row.epsilon, row.norm)} ({row.title})"
+    return f"{in_words(row.accuracy, with_n=False)} at {row.at} ({row.title})"

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from vitlens.commands.attack.record import CORRUPTION_KINDS
 from vitlens.commands.audit.parts import Parts
 from vitlens.commands.audit.record import CANDIDATES, UNTESTED
 from vitlens.commands.audit.report.answers import attack_words
@@ -48,11 +47,11 @@ def _limits(record: Record, parts: Parts) -> Iterator[Sentence]:
             settings,
         )
     if "corruptions" in parts:
-        kinds = parts["corruptions"].record.rows(CORRUPTION_KINDS)
+        kinds = {row.kind for row in parts["corruptions"].record.corruptions}
         if kinds:
             yield Sentence(
                 f"Images in use may change in other ways than the {len(kinds)} kinds of corruption that were tried.",
-                kinds,
+                (len(kinds), kinds),
             )
 
 

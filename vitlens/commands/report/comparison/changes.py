@@ -25,7 +25,7 @@ BETTER: Final[Mapping[str, int]] = MappingProxyType(
         "accuracy": 1, "top5_accuracy": 1, "robust_accuracy": 1, "corruption_accuracy": 1, "hardened_accuracy": 1,
         "probe_accuracy": 1, "knn_accuracy": 1, "zero_shot_accuracy": 1, "best_accuracy": 1, "median_distance": 1,
         "calibration_error": -1, "cross_entropy": -1, "mean_error_on_corruptions": -1, "mean_corruption_error": -1,
-        "corruption_error_over_clean": -1, "dead_or_uniform_heads": -1, "sinks_off_object": -1,
+        "accuracy_lost_to_corruptions": -1, "dead_or_uniform_heads": -1, "sinks_off_object": -1,
     }
 )  # fmt: skip
 

@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from vitlens.commands.attack.epsilons import epsilon_words
-from vitlens.commands.attack.record import CURVES, ROBUST_PAIRS
-from vitlens.commands.attack.record.rows import RobustPairRow
+from vitlens.commands.attack.record import RobustPairRow
 from vitlens.commands.compare.record import HARDENED, MAP_NUMBERS, METHODS, MapMethodRow
 from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
 from vitlens.commands.features.record import PROBE_ACCURACY
@@ -114,14 +112,12 @@ def _robust_pair(study: Study) -> RobustPairRow | None:
     chapter = next(study.of("attack"), None)
     if chapter is None or study.pair is None:
         return None
-    curves = [row for row in chapter.record.rows(CURVES) if row.norm == "linf" and row.epsilon > 0]
+    curves = [row for row in chapter.record.curves if row.norm == "linf" and row.epsilon > 0]
     if not curves:
         return None
-    strongest = min(curves, key=lambda row: (row.accuracy, -row.epsilon)).attack
+    strongest = min(curves, key=lambda row: (row.accuracy.value, -row.epsilon)).attack
     rows = [
-        row
-        for row in chapter.record.rows(ROBUST_PAIRS)
-        if row.attack == strongest and {row.first, row.second} == set(study.pair)
+        row for row in chapter.record.pairs if row.attack == strongest and {row.first, row.second} == set(study.pair)
     ]
     significant = [row for row in rows if row.p_holm <= LEVEL]
     judged = [row for row in rows if row.epsilon == _JUDGED]
@@ -135,15 +131,15 @@ def _robustness(study: Study) -> Iterator[Sentence]:
     vit, cnn = study.pair
     if row.p_holm > LEVEL:
         yield Sentence(
-            f"Under {row.title} at {epsilon_words(row.epsilon, row.norm)} the models do not differ significantly "
-            f"({in_words(row.estimate)}, {row.first} minus {row.second}).",
+            f"Under {row.title} at {row.at} the models do not differ significantly "
+            f"({in_words(row.difference)}, {row.first} minus {row.second}).",
             (row,),
         )
     else:
-        better = row.first if row.difference > 0 else row.second
+        better = row.first if row.difference.value > 0 else row.second
         yield Sentence(
-            f"{better} is more robust under {row.title} at {epsilon_words(row.epsilon, row.norm)}: "
-            f"{in_words(row.estimate)} ({row.first} minus "
+            f"{better} is more robust under {row.title} at {row.at}: "
+            f"{in_words(row.difference)} ({row.first} minus "
             f"{row.second}).",
             (row,),
         )
@@ -230,12 +226,12 @@ def _decisions(study: Study) -> Iterator[Decision]:
     row = _robust_pair(study)
     if row is not None:
         decided = row.p_holm <= LEVEL
-        better = row.first if row.difference > 0 else row.second
-        where = f"{row.title} at {epsilon_words(row.epsilon, row.norm)}"
-        evidence = f"{where}: {in_words(row.estimate)} ({row.first} minus {row.second})"
+        better = row.first if row.difference.value > 0 else row.second
+        where = f"{row.title} at {row.at}"
+        evidence = f"{where}: {in_words(row.difference)} ({row.first} minus {row.second})"
         yield Decision(
             "small adversarial changes", better if decided else "either", evidence, "L∞, white box, that epsilon",
-            "stronger attacks, other norms", decided, (row.estimate,),
+            "stronger attacks, other norms", decided, (row.difference,),
         )  # fmt: skip
 
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from vitlens.commands.attack.epsilons import epsilon_words
-from vitlens.commands.attack.record import CURVES
-from vitlens.commands.attack.record.rows import AttackCurveRow
+from vitlens.commands.attack.record import AttackCurveRow
 from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
 from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING
@@ -60,19 +58,19 @@ def _heads(study: Study) -> Iterator[Sentence]:
 def _breaking(study: Study) -> Iterator[Sentence]:
     """The smallest L∞ perturbation of any attack with which a model loses half of its accuracy."""
     chapter = next(study.of("attack"), None)
-    rows = () if chapter is None else chapter.record.rows(CURVES)
+    rows = () if chapter is None else chapter.record.curves
     parts: list[str] = []
     backing: list[AttackCurveRow] = []
     for alias in dict.fromkeys(row.model for row in rows):
         own = [row for row in rows if row.model == alias and row.norm == "linf"]
-        clean = max((row.accuracy for row in own if row.epsilon == 0), default=0.0)
-        lost = [row for row in own if row.epsilon > 0 and row.accuracy < clean / 2]
+        clean = max((row.accuracy.value for row in own if row.epsilon == 0), default=0.0)
+        lost = [row for row in own if row.epsilon > 0 and row.accuracy.value < clean / 2]
         if lost:
-            row = min(lost, key=lambda row: (row.epsilon, row.accuracy))
-            words = f"at {epsilon_words(row.epsilon, row.norm)} ({row.title}, {in_words(row.estimate)} left)"
+            row = min(lost, key=lambda row: (row.epsilon, row.accuracy.value))
+            words = f"at {row.at} ({row.title}, {in_words(row.accuracy)} left)"
         elif own:
-            row = min(own, key=lambda row: row.accuracy)
-            words = f"not within {epsilon_words(row.epsilon, row.norm)} ({row.title}, {in_words(row.estimate)} left)"
+            row = min(own, key=lambda row: row.accuracy.value)
+            words = f"not within {row.at} ({row.title}, {in_words(row.accuracy)} left)"
         else:
             continue
         parts.append(f"{alias} {words}")

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-from vitlens.commands.attack.record import CURVES
 from vitlens.commands.explain.conclusions import checks_of
 from vitlens.commands.explain.record import LEAGUE
 from vitlens.commands.scaffold.describe import data_sentences
@@ -85,11 +84,11 @@ def _own_limits(study: Study) -> Iterator[Sentence]:
             tuple(differing),
         )
     attack = next(study.of("attack"), None)
-    rows = () if attack is None else attack.record.rows(CURVES)
+    rows = () if attack is None else attack.record.curves
     if rows:
         titles = ", ".join(dict.fromkeys(row.title for row in rows))
         yield Sentence(
-            f"**Attacks.** Robustness was tested on {rows[0].n} images with {titles}; stronger attacks "
+            f"**Attacks.** Robustness was tested on {rows[0].accuracy.n} images with {titles}; stronger attacks "
             "(`--attack auto`) can only lower these accuracies.",
             rows,
         )

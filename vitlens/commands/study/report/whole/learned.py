@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from vitlens.commands.ablate.record import CURVES
-from vitlens.commands.attack.record import CURVES as ROBUSTNESS
 from vitlens.commands.compare.record import HARDENED
 from vitlens.commands.evaluate.record import DIFFERENCE
 from vitlens.commands.explain.record import CHECKS, LEAGUE
@@ -173,19 +172,19 @@ def _more_robust(study: Study) -> Judgement | None:
     if chapter is None or study.pair is None:
         return None
     vit, cnn = study.pair
-    rows = [row for row in chapter.record.rows(ROBUSTNESS) if row.norm == "linf" and row.epsilon == 1.0]
+    rows = [row for row in chapter.record.curves if row.norm == "linf" and row.epsilon == 1.0]
     weakest = {
-        alias: min((row for row in rows if row.model == alias), key=lambda row: row.accuracy, default=None)
+        alias: min((row for row in rows if row.model == alias), key=lambda row: row.accuracy.value, default=None)
         for alias in (vit, cnn)
     }
     first, second = weakest[vit], weakest[cnn]
     if first is None or second is None:
         return None
     evidence = (
-        f"at 1/255: {vit} {in_words(first.estimate)} ({first.title}), {cnn} {in_words(second.estimate)} "
+        f"at 1/255: {vit} {in_words(first.accuracy)} ({first.title}), {cnn} {in_words(second.accuracy)} "
         f"({second.title})"
     )
-    return _judged(first.estimate, second.estimate, evidence, higher=True)
+    return _judged(first.accuracy, second.accuracy, evidence, higher=True)
 
 
 STATEMENTS: Final = (

@@ -1,0 +1,351 @@
+"""What `vitlens attack` records; free of torch. Layers and blocks count from 0.
+
+Epsilons are in the unit of the command line: 255ths for L∞, pixel units for L2, a share of the pixels for a patch.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.archives import Form
+from vitlens.attacks.defaults import UNIT
+from vitlens.attacks.registry import NormName
+from vitlens.record import Record, arrays, col, table
+from vitlens.uncertainty import Estimate, wilson
+
+Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
+State: TypeAlias = Literal["passed", "inconclusive", "failed"]
+PerImage: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
+ShareMaps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
+JUDGED: Final = 1.0  # 255ths: the epsilon at which robustness is judged
+AXES: Final[Mapping[NormName, str]] = {"linf": "1/255", "l2": "pixel units", "patch": "share of the pixels"}
+_ROBUST: Final = "the share of all images that are classified correctly when clean and under every perturbation found"
+_EPSILON: Final = "the largest change that an attack may make: of a pixel in 255ths (L∞), or the distance (L2)"
+
+
+def scale_of(norm: NormName) -> float:
+    """The factor from pixel units to the unit of the command line: 255 for L∞, else 1."""
+    return UNIT if norm == "linf" else 1.0
+
+
+def typed_epsilon(epsilon: float, norm: NormName) -> float:
+    """An epsilon in pixel units as on the command line and in names of metrics: 4, 0.5."""
+    return float(f"{round(epsilon * scale_of(norm), 6):g}")
+
+
+def epsilon_words(epsilon: float, norm: NormName) -> str:
+    """An epsilon in the unit of the command line, in words: "4/255", "an L2 distance of 0.5"."""
+    if norm == "patch":
+        return f"{100 * epsilon:.3g} % of the pixels covered"
+    return f"{epsilon:g}/255" if norm == "linf" else f"an L2 distance of {epsilon:g}"
+
+
+@dataclass(frozen=True)
+class AttackedModelRow:
+    """One model over all attacks. robust: under the strongest attack at 1/255, None where none was run; halfway: the
+    first block whose outputs for a clean and an adversarial image differ at least half as much as for two images;
+    baseline: the model that errors under corruptions are relative to; lost: clean accuracy minus the mean accuracy
+    under corruptions, paired over images."""
+
+    model: str = col("model")
+    clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
+    robust: Estimate | None = col("robust accuracy at 1/255", better="higher", term=_ROBUST, default=None)
+    checks: int = col("self-checks", default=0)
+    failed: int = col("failed self-checks", default=0)
+    inconclusive: int = col("inconclusive self-checks", default=0)
+    halfway: Estimate | None = col("block halfway to another image", metric="parting_block/{model}", default=None)
+    mean_error: Estimate | None = col(
+        "mean error under corruptions", better="lower", metric="mean_error_on_corruptions/{model}", default=None
+    )
+    lost: Estimate | None = col(
+        "accuracy lost to corruptions", better="lower", metric="accuracy_lost_to_corruptions/{model}", default=None,
+        term="clean accuracy minus the mean accuracy over all kinds and severities of common corruptions",
+    )  # fmt: skip
+    baseline: str = col("baseline", default="")
+    relative_error: Estimate | None = col(
+        "mean corruption error", better="lower", metric="mean_corruption_error/{model}/{baseline}", default=None,
+        term="the errors under each corruption divided by the baseline's, mean over kinds (Hendrycks & Dietterich)",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AttackCurveRow:
+    """Accuracy of one model under one attack at one epsilon (0: clean)."""
+
+    model: str = col("model")
+    attack: str = col("name")
+    title: str = col("attack")
+    norm: NormName = col("norm")
+    epsilon: float = col("epsilon", term=_EPSILON)
+    accuracy: Estimate = col(
+        "robust accuracy", better="higher", metric="robust_accuracy/{model}/{attack}/{epsilon:g}", term=_ROBUST
+    )
+
+    @property
+    def at(self) -> str:
+        """Its epsilon in words."""
+        return epsilon_words(self.epsilon, self.norm)
+
+    @property
+    def panel(self) -> str:
+        """The attack with its unit, the title of a panel."""
+        return f"{self.title} ({AXES[self.norm]})"
+
+    @property
+    def family(self) -> str:
+        """The norm with its unit, the title of a panel."""
+        return f"{ {'linf': 'L∞ attacks', 'l2': 'L2 attacks'}.get(self.norm, 'a patch') } ({AXES[self.norm]})"
+
+
+def strongest(curves: Iterable[AttackCurveRow], epsilon: float | None = None) -> AttackCurveRow | None:
+    """The row of the lowest accuracy under an L∞ attack at an epsilon (None: at any); of equals the last, as FGSM is
+    named first."""
+    tried = [row for row in curves if row.norm == "linf" and row.epsilon > 0 and epsilon in (None, row.epsilon)]
+    return min(reversed(tried), key=lambda row: row.accuracy.value, default=None)
+
+
+@dataclass(frozen=True)
+class AttackRow:
+    """One attack on one model: settings, results and cost. attack: its name in metrics; name: in the registry; right:
+    images that the model classifies correctly before it; survived: those that are still correct at the largest epsilon;
+    broken: those for which a perturbation was found; median: None where it is larger than all that were tried;
+    forwards, backwards: images passed through the model; seconds: of all processes together."""
+
+    model: str = col("model")
+    attack: str = col("name in metrics")
+    name: str = col("name")
+    title: str = col("attack")
+    norm: NormName = col("norm")
+    kind: Literal["budget", "minimum"] = col("kind")
+    source: str = col("source")
+    gradients: bool = col("uses gradients")
+    steps: int = col("steps")
+    restarts: int = col("restarts")
+    right: int = col("correct images")
+    survived: int = col("still correct")
+    broken: int = col("fooled")
+    median: Estimate | None = col(
+        "median smallest perturbation", better="higher", metric="median_distance/{model}/{attack}", default=None,
+        term="over correctly classified images, in 255ths for L∞, in pixel units for L2",
+    )  # fmt: skip
+    forwards: int = col("images forward", default=0)
+    backwards: int = col("images backward", default=0)
+    seconds: float = col("seconds", default=0.0)
+
+
+@dataclass(frozen=True)
+class RobustPairRow:
+    """Two models under one attack at one epsilon ("clean": none). only_first, only_second: images that one model alone
+    classifies correctly; difference: accuracy of the first minus the second's; p: McNemar's exact test; p_holm:
+    corrected for all rows."""
+
+    attack: str = col("name")
+    title: str = col("attack")
+    norm: NormName = col("norm")
+    epsilon: float = col("epsilon", term=_EPSILON)
+    first: str = col("first")
+    second: str = col("second")
+    only_first: int = col("only the first right")
+    only_second: int = col("only the second right")
+    difference: Estimate = col("first minus second", metric="robust_difference/{first}/{second}/{attack}/{epsilon:g}")
+    p: float = col("p")
+    p_holm: float = col("p (Holm)")
+
+    @property
+    def at(self) -> str:
+        """Its epsilon in words."""
+        return epsilon_words(self.epsilon, self.norm)
+
+    @property
+    def test(self) -> str:
+        """The attack with its epsilon, the label of a line."""
+        return "clean" if self.attack == "clean" else f"{self.title}, {self.epsilon:g} ({AXES[self.norm]})"
+
+    @property
+    def models(self) -> str:
+        """The two models, the name of a series."""
+        return f"{self.first} − {self.second}"
+
+
+@dataclass(frozen=True)
+class RobustClassRow:
+    """Accuracy of one model on the images of one class, clean and under the attack of the sample at its epsilon."""
+
+    model: str = col("model")
+    class_name: str = col("class")
+    attack: str = col("name")
+    epsilon: float = col("epsilon")
+    clean: Estimate = col("clean")
+    robust: Estimate = col("under attack")
+
+
+@dataclass(frozen=True)
+class AttackSampleRow:
+    """One attack at one epsilon on a sample of n images, from which examples, transfer and changes inside are taken.
+    fooled: images on which it succeeds."""
+
+    model: str = col("model")
+    attack: str = col("name")
+    title: str = col("attack")
+    norm: NormName = col("norm")
+    epsilon: float = col("epsilon")
+    n: int = col("images")
+    fooled: int = col("fooled")
+
+    @property
+    def at(self) -> str:
+        """Its epsilon in words."""
+        return epsilon_words(self.epsilon, self.norm)
+
+
+@dataclass(frozen=True)
+class TransferRow:
+    """Adversarial images of one model (made_for), classified by another (shown_to). rate: of the images that fool the
+    first and that the second classifies correctly when clean, the share that fools the second (None: no such image);
+    accuracy: of the second on all adversarial images of the first; clean: on the clean images."""
+
+    made_for: str = col("made for")
+    shown_to: str = col("shown to")
+    rate: Estimate | None = col(
+        "fooled too", metric="transfer_rate/{made_for}/{shown_to}", default=None,
+        term="of the images that fool the first and that the second has right when clean, the share that fools both",
+    )  # fmt: skip
+    accuracy: Estimate = col("accuracy", metric="transfer_accuracy/{made_for}/{shown_to}", default=Estimate(0.0))
+    clean: Estimate = col("clean accuracy", default=Estimate(0.0))
+
+
+@dataclass(frozen=True)
+class AttackCheckRow:
+    """One self-check of an attack on one model. state: inconclusive where it could not have failed, as nothing was
+    fooled; against, of: how many of so many images contradict the expectation, None where that is no count of
+    images."""
+
+    model: str = col("model")
+    name: str = col("check")
+    attack: str = col("attack")
+    expected: str = col("expected")
+    found: str = col("found")
+    state: State = col("result")
+    against: int | None = col("against", default=None)
+    of: int | None = col("of", default=None)
+
+    @property
+    def share(self) -> Estimate | None:
+        """The share of the images that contradicts the expectation, with its interval."""
+        return None if self.against is None or not self.of else wilson(self.against, self.of)
+
+
+@dataclass(frozen=True)
+class MapAgreementRow:
+    """How much the maps of the images that fool a model agree before and after the attack. maps: the name in metrics;
+    spearman: rank correlation; top: share of the top tenth of one map among the top tenth of the other."""
+
+    model: str = col("model")
+    maps: str = col("name in metrics")
+    title: str = col("maps")
+    spearman: Estimate = col("rank correlation", metric="map_agreement/{model}/spearman/{maps}")
+    top: Estimate = col("top tenth in common", metric="map_agreement/{model}/top/{maps}")
+
+
+@dataclass(frozen=True)
+class BlockDistanceRow:
+    """How far a block's output for a clean image is from that for its counterpart: 1 minus the cosine, at least 0."""
+
+    model: str = col("model")
+    block: int = col("block")
+    kind: Counterpart = col("counterpart")
+    distance: Estimate = col(
+        "1 − cosine", term="one minus the cosine between the outputs of a block for two images: 0 where they are alike"
+    )
+
+    @property
+    def panel(self) -> str:
+        """The model with its number of images, the title of a panel."""
+        return f"{self.model}, {self.distance.n} images"
+
+
+@dataclass(frozen=True)
+class AttentionShiftRow:
+    """A statistic of one layer's attention, mean over heads and images. change: after minus before."""
+
+    model: str = col("model")
+    statistic: str = col("name")
+    title: str = col("statistic")
+    layer: int = col("layer")
+    before: float = col("before")
+    change: Estimate = col("after minus before")
+
+    @property
+    def none(self) -> float:
+        """No change, a line in the chart."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class CorruptionRow:
+    """Accuracy of one model under one common corruption at a severity from 1 to 5; strength: in the unit that
+    `operation` names."""
+
+    model: str = col("model")
+    kind: str = col("name")
+    title: str = col("corruption")
+    operation: str = col("operation")
+    severity: int = col("severity")
+    strength: float = col("strength")
+    accuracy: Estimate = col("accuracy", better="higher", metric="corruption_accuracy/{model}/{kind}/{severity}")
+
+
+@dataclass(frozen=True)
+class AttackedArrays:
+    """One model on all images: clean (images,): whether the clean image is classified correctly; label (images,);
+    broken_at, distance: by attack (images,), the smallest epsilon at which the attack succeeds and the norm of the
+    smallest perturbation found, in pixel units; 0 where the clean image is misclassified, infinite where none was
+    found."""
+
+    clean: Annotated[NDArray[np.bool_], Form("b", (None,))]
+    label: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    broken_at: PerImage
+    distance: PerImage
+
+
+@dataclass(frozen=True)
+class AttackExampleArrays:
+    """Some images that fooled one model: pixels, and change, the perturbation (images, 3, height, width); before,
+    after: maps by method that sum to 1 (images, rows, columns); answers: predicted classes, and probability: of these,
+    clean and adversarial (2, images); image: indices into the data."""
+
+    pixels: Annotated[NDArray[np.uint8], Form("u", (None, 3, None, None))]
+    change: Annotated[NDArray[np.floating], Form("f", (None, 3, None, None))]
+    before: ShareMaps
+    after: ShareMaps
+    answers: Annotated[NDArray[Any], Form("U", (2, None))]
+    probability: Annotated[NDArray[np.floating], Form("f", (2, None))]
+    image: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    method: Annotated[NDArray[Any], Form("U")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRecord(Record):
+    """Models under attack on the same images."""
+
+    command: ClassVar[str] = "attack"
+    overall: tuple[AttackedModelRow, ...] = table()
+    curves: tuple[AttackCurveRow, ...] = table()
+    attacks: tuple[AttackRow, ...] = table()
+    pairs: tuple[RobustPairRow, ...] = table()
+    by_class: tuple[RobustClassRow, ...] = table()
+    sample: tuple[AttackSampleRow, ...] = table()
+    transfer: tuple[TransferRow, ...] = table()
+    checks: tuple[AttackCheckRow, ...] = table()
+    agreements: tuple[MapAgreementRow, ...] = table()
+    blocks: tuple[BlockDistanceRow, ...] = table()
+    shifts: tuple[AttentionShiftRow, ...] = table()
+    corruptions: tuple[CorruptionRow, ...] = table()
+    attacked: Mapping[str, AttackedArrays] = arrays("attack-{model}")
+    examples: Mapping[str, AttackExampleArrays] = arrays("examples-{model}")
+
+
+RECORD = AttackRecord
