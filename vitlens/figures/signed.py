@@ -16,6 +16,8 @@ from vitlens.figures.overlay import Scale, colour_bar, with_common_decimals
 from vitlens.figures.style import SIGNED
 
 Marks = NDArray[np.bool_]
+_FEW: Final = 12  # number of values below which none counts as extreme
+_FAR: Final = 3.0  # times the usual magnitude, from which on a value lies beyond the colours
 BESIDE: Final = 0.94  # inch to the right of a signed map for its colour bar with numbers and label
 
 
@@ -24,6 +26,17 @@ def symmetric_scale(values: Iterable[Array], *, least: float = 0.0) -> Scale:
     most = max((float(np.abs(array[~np.isnan(array)]).max(initial=0.0)) for array in values), default=0.0)
     most = max(most, least)
     return Scale(0.0 - most, most)
+
+
+def clipped_scale(values: Array, *, least: float = 0.0) -> Scale:
+    """A symmetric scale up to the 98th percentile (or the second greatest) where the greatest is more than three times
+    that; the arrows of its bar show it."""
+    scale = symmetric_scale([values], least=least)
+    every = np.sort(np.abs(values[~np.isnan(values)]))
+    if len(every) < _FEW:
+        return scale
+    usual = max(least, float(every[min(len(every) - 2, int(0.98 * len(every)))]))
+    return Scale(0.0 - usual, usual, clipped=True) if 0 < _FAR * usual < scale.high else scale
 
 
 def draw_signed(axes: Axes, values: Array, scale: Scale) -> None:

@@ -146,3 +146,9 @@ def estimate_of(change: MeanChange, index: int, n: int, unit: str) -> Estimate:
     if low is None or high is None:
         low = high = None
     return Estimate(float(change.mean[index]), low, high, n, unit)
+
+
+def name_of(unit: Unit) -> str:
+    """A unit as it is recorded: L3.H7, L3.MLP, L3.block."""
+    part = f"H{unit.head}" if unit.kind == "head" else "MLP" if unit.kind == "mlp" else unit.kind
+    return f"L{unit.layer}.{part}"

@@ -191,13 +191,15 @@ def _contributions(bench: Bench) -> Parts:
     parts = contributions(bench.model, batch.images, targets=batch.labels)
     gap = (parts.total() - parts.logit).abs().max()
     rows = [
-        ContributionRow("head", value, layer, head)
+        ContributionRow(f"L{layer}.H{head}", "head", value, layer, head)
         for layer, values in enumerate(parts.heads.mean(0).tolist())
         for head, value in enumerate(values)
         if finite(value) is not None
     ]
-    rows += [ContributionRow("MLP", value, layer) for layer, value in enumerate(parts.mlps.mean(0).tolist())]
-    rows.append(ContributionRow("rest", float((parts.embedding + parts.bias + parts.rest).mean())))
+    rows += [
+        ContributionRow(f"L{layer}.MLP", "MLP", value, layer) for layer, value in enumerate(parts.mlps.mean(0).tolist())
+    ]
+    rows.append(ContributionRow("rest", "rest", float((parts.embedding + parts.bias + parts.rest).mean())))
     logit = LogitRow(len(batch.labels), float(parts.logit.mean()), float(gap))
     return {"contributions": tuple(rows), "logit": (logit,)}
 

@@ -19,7 +19,7 @@ from vitlens.analysis.ablation.importance import Importance, mean_changes, summa
 from vitlens.analysis.ablation.pairs import Redundancy, Synergy
 from vitlens.analysis.ablation.replacements import MeanOutputs, means_of, replacement_for, replacement_note
 from vitlens.analysis.answers.evaluate import accuracy
-from vitlens.commands.ablate.bench import Bench, estimate_of, finite
+from vitlens.commands.ablate.bench import Bench, estimate_of, finite, name_of
 from vitlens.commands.ablate.inside import head_labels, inside, pruned
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import (
@@ -242,7 +242,7 @@ def unit_rows(bench: Bench, measured: Mapping[Replacement, UnitEffects], smalles
         others = [name for name in measured if name != bench.replacement]
         yield UnitRow(
             model=bench.model.alias,
-            unit=unit.name,
+            unit=name_of(unit),
             kind=unit.kind,
             layer=unit.layer,
             head=unit.head,
@@ -316,7 +316,7 @@ def hidden_by_mean(bench: Bench, measured: Mapping[Replacement, UnitEffects]) ->
     )  # fmt: skip
     for row, index in enumerate(heads):
         hidden = estimate_of(change, row, len(bench.split), "nats")
-        yield HiddenRow(one.units[index].name, hidden, finite(change.p_holm[row]))
+        yield HiddenRow(name_of(one.units[index]), hidden, finite(change.p_holm[row]))
 
 
 def _class_rows(bench: Bench, importance: Importance) -> Iterator[ClassHeadRow]:
@@ -330,7 +330,7 @@ def _class_rows(bench: Bench, importance: Importance) -> Iterator[ClassHeadRow]:
             continue
         worst = heads[int(by_class.loss[heads, index].nan_to_num(nan=-1e9).argmax())]
         yield ClassHeadRow(
-            bench.model.classes[index], int(by_class.images[index]), importance.units[worst].name,
+            bench.model.classes[index], int(by_class.images[index]), name_of(importance.units[worst]),
             float(by_class.loss[worst, index]), float(by_class.accuracy[worst, index]),
         )  # fmt: skip
 
@@ -347,7 +347,7 @@ def _broken_classes(bench: Bench, importance: Importance) -> Iterator[BrokenClas
         index = importance.units.index(unit)
         worst = int(known[by_class.loss[index, known].argmax()])
         yield BrokenClassRow(
-            unit.name, bench.model.classes[worst], int(by_class.images[worst]), len(known),
+            name_of(unit), bench.model.classes[worst], int(by_class.images[worst]), len(known),
             float(by_class.loss[index, worst]), float(by_class.accuracy[index, worst]),
         )  # fmt: skip
 
@@ -355,7 +355,7 @@ def _broken_classes(bench: Bench, importance: Importance) -> Iterator[BrokenClas
 def _arrays(measured: UnitEffects) -> EffectArrays:
     effects = measured.effects
     return EffectArrays(
-        units=np.array([unit.name for unit in effects.units]),
+        units=np.array([name_of(unit) for unit in effects.units]),
         delta_loss=effects.delta_loss.float().numpy(),
         correct=effects.correct.numpy(),
         clean_loss=effects.clean_loss.float().numpy(),

@@ -1,7 +1,8 @@
-"""What `vitlens ablate` records. Layers and heads count from 0; a unit is a head, an MLP or a block."""
+"""What `vitlens ablate` records. A unit is a head (L3.H7), an MLP (L3.MLP) or a block (L3.block), counted from 0."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, log2
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -26,12 +27,6 @@ REPLACED: Final[dict[Replacement, str]] = {
 CORRUPTED: Final = {"blur": "blurred", "shuffle": "tiles shuffled", "noise": "with noise"}  # a corrupted copy, in words
 
 
-def unit_name(unit: str) -> str:
-    """A unit ("head/3/7", "mlp/3", "block/3") as reports show it: L3.H7, L3.MLP, L3.block."""
-    kind, layer, *head = unit.split("/")
-    return f"L{layer}.H{head[0]}" if head else f"L{layer}.{'MLP' if kind == 'mlp' else kind}"
-
-
 def smallest_effect(clean_loss: float) -> Estimate:
     """The smallest change of the mean loss that is worth reporting, nats: LOSS or OF_CLEAN, whichever is larger."""
     return Estimate(max(LOSS, OF_CLEAN * clean_loss), unit="nats")
@@ -49,6 +44,14 @@ def judged(loss: Estimate, p: float | None, smallest: Estimate, looks: int) -> J
         return "no effect"
     outside = wide.low > smallest.value or wide.high < -smallest.value
     return "effect" if outside and p is not None and p <= LEVEL else "undecided"
+
+
+def fewest_images(units: int) -> int:
+    """The smallest number of images (or groups) for which the effect of one of these units can be significant.
+
+    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the units.
+    """
+    return 1 + ceil(log2(units / LEVEL))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ class UnitRow:
     @property
     def name(self) -> str:
         """L3.H7."""
-        return unit_name(self.unit)
+        return self.unit
 
     @property
     def matters(self) -> bool:
@@ -145,11 +148,6 @@ class ClassHeadRow:
     loss: float = col("rise of the loss", unit="nats")
     accuracy: float = col("accuracy lost", unit="points")
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return unit_name(self.unit)
-
 
 @dataclass(frozen=True)
 class RemovalRow:
@@ -164,11 +162,13 @@ class RemovalRow:
 
 @dataclass(frozen=True)
 class HeadPairRow:
-    """Two heads removed at once, nats. synergy: the rise without both minus the sum of the rises without each; p: after
-    Holm's correction over the pairs; chosen: by the importance of both heads or the similarity of their outputs."""
+    """Two heads removed at once, the first of the earlier layer, nats. synergy: the rise without both minus the sum of
+    the rises without each; p: after Holm's correction over the pairs; chosen: by the importance of both heads or the
+    similarity of their outputs."""
 
     first: str = col("first")
     second: str = col("second")
+    pair: str = col("pair")
     chosen: Literal["importance", "similarity"] = col("chosen by")
     first_alone: float = col("without the first", unit="nats")
     second_alone: float = col("without the second", unit="nats")
@@ -180,12 +180,6 @@ class HeadPairRow:
     similarity: float | None = col(
         "similarity", term="linear CKA of two heads' outputs over tokens and images: 1 alike, 0 unlike", default=None
     )
-
-    @property
-    def name(self) -> str:
-        """L3.H7 and L4.H0, by layer and head."""
-        units = sorted((self.first, self.second), key=lambda unit: [int(part) for part in unit.split("/")[1:]])
-        return " and ".join(map(unit_name, units))
 
     @property
     def larger(self) -> float:
@@ -220,11 +214,6 @@ class HiddenRow:
     unit: str = col("unit")
     hidden: Estimate = col("hidden by the mean")
     p: float | None = col("p (Holm)", default=None)
-
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return unit_name(self.unit)
 
 
 @dataclass(frozen=True)
@@ -274,10 +263,10 @@ class LensRow:
 
 @dataclass(frozen=True)
 class ContributionRow:
-    """What one part adds to the label's logit directly, the mean over images. part: "head", "MLP", or "rest" for
-    embedding and biases, which has no layer."""
+    """What one part adds to the label's logit directly, the mean over images; "rest": embedding and biases."""
 
-    part: str = col("part")
+    unit: str = col("unit")
+    part: Literal["head", "MLP", "rest"] = col("part")
     logit: float = col("direct contribution", unit="logits")
     layer: int | None = col("layer", default=None)
     head: int | None = col("head", default=None)
@@ -391,7 +380,7 @@ class AblateRecord(Record):
         return tuple(row for row in self.units if row.kind == kind)
 
     def unit(self, unit: str) -> UnitRow:
-        """One unit by its name ("head/3/7")."""
+        """One unit by its name."""
         return next(row for row in self.units if row.unit == unit)
 
     def label(self, row: UnitRow) -> HeadLabelRow | None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from math import ceil, log2
 from typing import Final
 
 import numpy as np
@@ -23,10 +22,16 @@ from vitlens.analysis.ablation.removal import (
     steps,
 )
 from vitlens.analysis.ablation.replacements import MeanOutputs
-from vitlens.commands.ablate.bench import Bench, estimate_of, finite
-from vitlens.commands.ablate.record import FIRST_ORDER, HeadPairRow, RedundancyArrays, RemovalRow
+from vitlens.commands.ablate.bench import Bench, estimate_of, finite, name_of
+from vitlens.commands.ablate.record import (
+    FIRST_ORDER,
+    HeadPairRow,
+    RedundancyArrays,
+    RemovalRow,
+    fewest_images,
+)
 from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.uncertainty import LEVEL, Estimate
+from vitlens.uncertainty import Estimate
 
 POINTS: Final = 9  # of a removal curve
 REMOVAL_IMAGES: Final = 256  # images of curves and of pairs, at most: every point costs most of a forward pass
@@ -137,14 +142,6 @@ def head_redundancy(bench: Bench) -> Redundancy:
     return stream.result()
 
 
-def fewest_images(units: int) -> int:
-    """The smallest number of images (or groups) for which the effect of one of these units can be significant.
-
-    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the units.
-    """
-    return 1 + ceil(log2(units / LEVEL))
-
-
 def similar_pairs(redundancy: Redundancy, images: int, *, most: int) -> list[tuple[Unit, Unit]]:
     """The pairs of heads with the most similar outputs, which may each do the work of the other; none for so few images
     that no test of these pairs can be significant."""
@@ -199,12 +196,14 @@ def pair_rows(
         return
     heads = list(redundancy.units)
     important = set(_paired_for_importance(importance, bench.options.pairs))
-    for index, (one, two) in enumerate(pairs.pairs):
+    for index, pair in enumerate(pairs.pairs):
+        one, two = sorted(pair, key=lambda place: (pairs.units[place].layer, pairs.units[place].head))
         first, second = pairs.units[one], pairs.units[two]
         alike = redundancy.matrix[heads.index(first), heads.index(second)] if {first, second} <= set(heads) else None
         yield HeadPairRow(
-            first=first.name,
-            second=second.name,
+            first=name_of(first),
+            second=name_of(second),
+            pair=f"{name_of(first)} and {name_of(second)}",
             chosen="importance" if {first, second} <= important else "similarity",
             first_alone=float(pairs.alone[one]),
             second_alone=float(pairs.alone[two]),
@@ -217,4 +216,4 @@ def pair_rows(
 
 def redundancy_arrays(redundancy: Redundancy) -> RedundancyArrays:
     """The similarities as they are written."""
-    return RedundancyArrays(np.array([unit.name for unit in redundancy.units]), redundancy.matrix.numpy())
+    return RedundancyArrays(np.array([name_of(unit) for unit in redundancy.units]), redundancy.matrix.numpy())
