@@ -7,6 +7,7 @@ from math import comb
 from statistics import median
 from typing import Any, Final
 
+from vitlens.analysis.heads.labels import LABELS
 from vitlens.commands.ablate.record import (
     FIRST_ORDER,
     REPLACED,
@@ -268,7 +269,7 @@ def unknown(record: AblateRecord) -> Iterator[str]:
     """What removing units of this model on these images does not show."""
     model, heads = record.model, record.heads
     if model.reason:
-        yield say("{{ reason }}.", reason=model.reason)
+        yield say("{{ reason|whole }}.", reason=model.reason.rstrip("."))
     if record.options.get("predicted"):
         yield "Labels are the model's own predictions (`--predicted`): accuracy is the share of them that stay."
     if record.images < ENOUGH:
@@ -278,7 +279,7 @@ def unknown(record: AblateRecord) -> Iterator[str]:
             n=record.images, one=record.images == 1,
         )  # fmt: skip
     for note in model.notes:
-        yield say("{{ note }}.", note=f"{note[:1].upper()}{note[1:]}")
+        yield say("{{ note|whole }}.", note=f"{note[:1].upper()}{note[1:]}")
     yield from _missing(record)
     if len(heads) > 1:
         yield say(
@@ -288,14 +289,14 @@ def unknown(record: AblateRecord) -> Iterator[str]:
         )  # fmt: skip
     if model.replace == "zero" and not model.reason:
         yield "Outputs were replaced by zero, which no image produces: compare `--replace resample`."
-    elif "resample" not in (model.replace, *(heads[0].other_losses if heads else ())):
+    elif not model.reason and "resample" not in (model.replace, *(heads[0].other_losses if heads else ())):
         yield say(
             "Outputs were replaced by {{ by }} alone, which hides a head whose output must differ from image to image; "
             "`--replace mean,resample` finds it.",
             by=REPLACED[model.replace],
         )  # fmt: skip
     for reason in model.undone:
-        yield say("Not done: {{ reason }}.", reason=reason)
+        yield say("Not done: {{ reason|whole }}.", reason=reason)
     if record.labels:
         yield say(
             "What a head attends to ({{ n }} images) does not say what it writes: it may matter for another reason.",
@@ -316,6 +317,8 @@ def _missing(record: AblateRecord) -> Iterator[str]:
 
 
 def definitions(record: AblateRecord) -> Iterator[tuple[str, str]]:
-    """What replaces an output."""
+    """What replaces an output, and what the labels of the heads are."""
     for name in dict.fromkeys((record.model.replace, *(n for row in record.units[:1] for n in row.other_losses))):
         yield name, f"a unit's output is replaced by {REPLACED[name]}; a block is skipped with any replacement."
+    for label in dict.fromkeys(row.best for row in record.labels if row.best in LABELS):
+        yield label, f"{LABELS[label].sentence}."

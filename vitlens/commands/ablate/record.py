@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.heads.labels import LABELS
 from vitlens.archives import Form
 from vitlens.commands.scaffold.head_words import head_words
 from vitlens.names import Replacement, UnitKind
@@ -202,7 +203,9 @@ class HeadLabelRow:
 
     @property
     def words(self) -> str:
-        """What the head does, in a few words."""
+        """What the head attends to, in a few words: its label, or the patterns that explain some of it."""
+        if self.label in LABELS and LABELS[self.label].function:
+            return self.label
         return head_words(self.label, self.best, self.other, self.score.value)
 
 

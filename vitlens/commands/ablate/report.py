@@ -28,7 +28,7 @@ from vitlens.commands.ablate.record import (
     fewest_images,
     is_ranked,
 )
-from vitlens.figures.ablate.patching import patching_maps
+from vitlens.figures.patching import patching_maps
 from vitlens.names import Replacement
 from vitlens.record import by, col
 from vitlens.report.prose import Marked, listed, say
@@ -418,8 +418,7 @@ REPORT: Final = Report(
             charts=(Chart(
                 "curves", lines("share", "accuracy", of="order"),
                 "Accuracy as heads are removed one after another; bands: Wilson's 95 % intervals; dots: random "
-                "orders. A "
-                "better order may exist.",
+                "orders. A better order may exist.",
                 title="Accuracy as heads are removed, by order", rows=lambda record: list(_curves(record)),
             ),),
         ),
@@ -483,8 +482,6 @@ REPORT: Final = Report(
         ),
         Section(
             "What do heads and MLPs write to the logit?", "contributions", opening=_contributions,
-            order=lambda row: -abs(row.logit),
-            columns=("unit", "logit"),
             charts=(
                 Chart(
                     "contributions", board("logit", signed=True),
