@@ -52,8 +52,9 @@ TIMM = (
     "efficientvit_b0", "fastvit_sa12", "nextvit_small",
     "mobilenetv4_hybrid_medium_075", "swiftformer_xs", "caformer_s18", "efficientformerv2_s0", "lowformer_b0",
     "cpubone_nano", "csatv2", "iformer_t", "beit3_base_patch16_224", "vit_base_patch16_rope_224", "hieradet_small",
-    "samvit_base_patch16_224",
+    "samvit_base_patch16_224", "gemma4_vit_167m", "deepseek_vit_412m",
 )  # fmt: skip
+IMAGE_SIZE = {"gemma4_vit_167m": (192, 192), "deepseek_vit_412m": (126, 126)}  # in place of 768 and 546 px, for memory
 TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convnext_tiny")
 OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")
 COLUMNS = ("source", "model", "layers", "attention", "rollout", "relevance", "ablation", "explain", "attack", "note")
@@ -143,7 +144,8 @@ def models() -> dict[tuple[str, str], Callable[[], Model]]:
     half = (0.5, 0.5, 0.5)
 
     def loaded(name: str) -> Callable[[], Model]:
-        return lambda: with_classifier(vitlens.load(name, random_weights=True))
+        size = IMAGE_SIZE.get(name.removeprefix("timm:"))
+        return lambda: with_classifier(vitlens.load(name, random_weights=True, image_size=size))
 
     made: dict[tuple[str, str], Callable[[], Model]] = {}
     for style in handwritten.STYLES:

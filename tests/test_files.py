@@ -132,8 +132,8 @@ def test_what_is_no_run_is_refused_in_words(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {})
     with pytest.raises(InputError, match="a file"):
         read_run(tmp_path / "config.json")
-    write_json(tmp_path / "results.json", {**RESULTS, "schema": 3})
-    with pytest.raises(InputError, match=r"schema 2 in .*, found schema 3, .*: run the command again$"):
+    write_json(tmp_path / "results.json", {**RESULTS, "schema": 4})
+    with pytest.raises(InputError, match=r"schema 3 in .*, found schema 4, .*: run the command again$"):
         read_run(tmp_path)
     write_json(tmp_path / "results.json", {"schema": 2})
     with pytest.raises(InputError, match="command, status, seconds, metrics, tables"):

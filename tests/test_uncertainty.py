@@ -7,6 +7,7 @@ from vitlens.uncertainty import (
     POWER,
     Estimate,
     Side,
+    accuracy_difference,
     apart,
     beyond,
     bootstrap_difference,
@@ -200,3 +201,21 @@ def test_power_counts_groups_not_copies() -> None:
     assert (copied.n, copied.groups) == (100, 20)
     assert power_of([1.0]) is None
     assert power_of([1.0, 2.0], groups=[3, 3]) is None
+
+
+def test_models_that_never_differ_are_not_shown_to_be_equal() -> None:
+    """Two models right on both of two images: the interval of their difference is not 0 points wide."""
+    few = accuracy_difference([True, True], [True, True])
+    assert (few.value, few.high, few.n) == (0, 100 * (wilson(0, 2).high or 0), 2)
+    assert few.low == -few.high
+    many = accuracy_difference(np.zeros(300), np.zeros(300))
+    assert 1 < (many.high or 0) < 1.5
+    grouped = accuracy_difference(np.zeros(300), np.zeros(300), groups=np.arange(300) // 10)
+    assert grouped.high == 100 * (wilson(0, 30).high or 0)
+
+
+def test_where_models_differ_their_difference_is_the_paired_bootstrap() -> None:
+    first, second = np.array([1, 1, 0, 1]), np.array([1, 0, 0, 1])
+    assert accuracy_difference(first, second, seed=1) == bootstrap_difference(
+        100 * first, 100 * second, seed=1, unit="points"
+    )

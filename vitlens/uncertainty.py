@@ -178,6 +178,27 @@ def bootstrap_difference(
     return bootstrap_mean(first_values - second_values, groups=groups, seed=seed, draws=draws, unit=unit)
 
 
+def accuracy_difference(
+    first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0
+) -> Estimate:
+    """The accuracy of the first minus the second's in points, with its paired 95 % bootstrap interval.
+
+    first, second: (n,), whether each of the same images is correct. Where the two never differ, the interval's width
+    would be 0: it is then plus and minus the upper end of Wilson's interval for the share of images (or of groups) on
+    which they do.
+    """
+    difference = bootstrap_difference(_points(first), _points(second), groups=groups, seed=seed, unit="points")
+    if difference.low is None or np.any(_points(first) != _points(second)):
+        return difference
+    bound = wilson(0, _points(first).size if groups is None else len(np.unique(groups))).high
+    assert bound is not None
+    return Estimate(0.0, -100 * bound, 100 * bound, difference.n, "points")
+
+
+def _points(correct: ArrayLike) -> NDArray[np.float64]:
+    return 100 * np.asarray(correct, dtype=np.float64)
+
+
 @dataclass(frozen=True)
 class Power:
     """What a paired comparison can see: error: the standard error of the mean difference; detectable: the smallest true

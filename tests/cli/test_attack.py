@@ -35,6 +35,14 @@ def test_every_option_arrives(stand_in):
     )  # fmt: skip
 
 
+def test_an_attack_can_have_one_epsilon_alone(stand_in):
+    calls = stand_in("attack")
+    assert run(["attack", "a", "--single-epsilon", "pgd=2"]) == 0
+    [((options,), _)] = calls
+    assert options.linf_of("pgd") == (2 / 255,)
+    assert options.linf_of("fgsm") == options.linf
+
+
 @pytest.mark.parametrize(
     ("text", "of_pgd", "of_cw"), [("7", 7, 7), ("pgd=20,cw=50", 20, 50), ("cw = 5", None, 5)], ids=str
 )
@@ -48,6 +56,12 @@ def test_steps_can_be_said_by_attack(stand_in, text, of_pgd, of_cw):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        ("--single-epsilon 8", "expected --single-epsilon NAME=NUMBER"),
+        ("--single-epsilon pgd=x", "expected --single-epsilon with numbers"),
+        ("--single-epsilon pgd=256", "expected --single-epsilon from 0 to 255"),
+        ("--single-epsilon pgd=0", "expected --single-epsilon above 0"),
+        ("--single-epsilon cw=1", "found cw=1; try fgsm, pgd"),
+        ("--single-epsilon bim=1", "found bim=1; try fgsm, pgd"),
         ("--attack pdg", "did you mean 'pgd'"),
         ("--epsilon 1,x", "expected --epsilon with numbers"),
         ("--epsilon -1", "expected --epsilon from 0 to 255"),

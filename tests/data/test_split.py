@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from vitlens.data.identity import sources
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError
 
@@ -77,3 +78,9 @@ def test_a_name_that_is_not_there_is_said(split):
         split.starting_with(["e"])
     with pytest.raises(DataError, match="leave out --show"):
         replace(split, files=None).starting_with(["0"])
+
+
+def test_images_of_equal_pixels_are_one_photograph(split):
+    twice = replace(split.pick(torch.tensor([3, 4, 3, 5, 4])), groups=None)
+    assert sources(twice).tolist() == [0, 1, 0, 2, 1]
+    assert torch.equal(sources(split), split.groups)

@@ -56,6 +56,21 @@ def test_the_table_of_deit_tiny_is_its_report():
         )
 
 
+@pytest.mark.parametrize(
+    ("folder", "model", "column"), [("maps-vit-digits", "vit-digits", 0), ("explain-deit-tiny", "deit-tiny", 2)]
+)
+def test_the_table_of_the_readme_is_its_reports(folder, model, column):
+    known, flagged = metrics(folder), {row["method"] for row in _league(folder) if row["flagged"]}
+    rows = cells("../README.md", "Which attribution map")
+    assert len(rows) == 7
+    for name, texts in rows.items():
+        method = name.split("*")[0].split(" ")[0]
+        for text, metric in zip(texts[column : column + 2], ("faithfulness/{}/gap/{}", "localisation/{}/roc_auc/{}")):
+            estimate = known[metric.format(model, method)]
+            assert three(text) == pytest.approx((estimate.value, estimate.low, estimate.high), abs=0.00051), method
+        assert ("†" in texts[column]) == (method in flagged)
+
+
 @pytest.mark.parametrize(("model", "column"), [("vit-digits", 0), ("cnn-digits", 2)])
 def test_the_table_of_the_toy_pair_is_their_reports(model, column):
     known = metrics(f"explain-{model}")

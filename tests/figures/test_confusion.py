@@ -46,6 +46,12 @@ def test_most_confused_pairs_are_listed():
     assert "none" in texts(confusion_matrix(counts=10 * np.eye(30), classes=names(30)))
 
 
+def test_places_are_not_called_the_models_indices():
+    """Classes without an image are left out by the caller: the 30th shown may be class 340 of ImageNet."""
+    (axes, *_) = confusion_matrix(counts=np.eye(30), classes=[f"c{index}" for index in range(30)]).axes
+    assert axes.get_ylabel() == "truth (classes shown, counted from 0)"
+
+
 def test_one_confusion_in_a_thousand_classes_is_seen():
     clean, counts = np.eye(1000), np.eye(1000)
     counts[100, 901] = 3

@@ -31,6 +31,20 @@ def test_patches_of_a_hybrid_are_cut_from_its_cnns_map():
     assert {site.keys for site in capture_attention(model, images((64, 64))).sites} == {5}
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("deepseek_vit_412m", {"patch_size": 8}),
+        ("gemma4_vit_167m", {"patch_size": 8, "head_dim": 16, "intermediate_size": 64, "position_embedding_size": 16}),
+    ],
+)
+def test_the_layout_of_a_classifier_around_an_encoder_is_the_encoders(name, sizes):
+    model = timm_model(name, img_size=(32, 48), embed_dim=32, depth=2, num_heads=2, num_classes=5, **sizes)
+    assert (model.layout, model.anatomy.readout) == (TokenLayout((4, 6), (8, 8), ()), "mean")
+    sites = capture_attention(model, images(model.input_size, batch=1)).sites
+    assert {(site.kind, site.keys) for site in sites} == {("patch", 24)}
+
+
 @pytest.mark.parametrize("size", [(32, 48), (48, 32)])
 def test_a_grid_that_is_not_square(size):
     for model in (ours(size=size, patch_size=(8, 8)), timm_model("vit_tiny_patch16_224", img_size=size)):

@@ -344,6 +344,10 @@ def test_truncated_safetensors(tmp_path):
             attempt()
 
 
+def test_one_number_is_the_size_of_both_sides():
+    assert load("vit-micro", random_weights=True, image_size=16).input_size == (16, 16)
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
     [

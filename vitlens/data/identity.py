@@ -1,6 +1,7 @@
 """Hashes of a split's images, together and one by one, independent of file names."""
 
 import hashlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from pathlib import Path
@@ -45,12 +46,22 @@ def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint6
         with ThreadPoolExecutor(cpu_count() or 1) as threads:
             digests = list(threads.map(sha256, (_path(split, file) for file in split.files)))
         return np.array([int(digest[:16], 16) for digest in digests], np.uint64)
-    numbers = []
+    return np.array([int.from_bytes(digest[:8], "big") for digest in _pixel_digests(split)], np.uint64)
+
+
+def sources(split: Split) -> Tensor:
+    """Which photograph each image is, (n,): its group; without groups one number for images of equal pixels, as one
+    photograph may be stored twice, for two of its objects."""
+    if split.groups is not None:
+        return split.groups
+    numbers: dict[bytes, int] = {}
+    return torch.tensor([numbers.setdefault(digest, len(numbers)) for digest in _pixel_digests(split)])
+
+
+def _pixel_digests(split: Split) -> Iterator[bytes]:
     for part in torch.arange(len(split)).split(_AT_ONCE):
         for pixels in split.source.read(part).cpu().contiguous().numpy():
-            digest = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).digest()
-            numbers.append(int.from_bytes(digest[:8], "big"))
-    return np.array(numbers, np.uint64)
+            yield hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).digest()
 
 
 def _path(split: Split, file: str) -> Path:

@@ -63,7 +63,7 @@ def _draw(axes: Axes, share: Array) -> None:
     bar.outline.set_visible(False)
     bar_axes.tick_params(labelsize=SMALL)
     bar.set_label("% of the images of the class" + (f", maximum of {step}×{step} cells" if step > 1 else ""))
-    note = " (class index, from 0)" if classes > _MOST_LABELLED else ""
+    note = " (classes shown, counted from 0)" if classes > _MOST_LABELLED else ""
     axes.set_xlabel("prediction" + note)
     axes.set_ylabel("truth" + note)
 

@@ -68,7 +68,7 @@ def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | 
     if prefix is None or patch_size is None:
         return None
     grid = (image_size[0] // patch_size[0], image_size[1] // patch_size[1])
-    embed: Any = getattr(model, "patch_embed", None)
+    embed: Any = getattr(_encoder(model), "patch_embed", None)
     if hasattr(embed, "backbone"):  # timm's hybrids: the patches are cut from the map of a CNN
         grid = embed.grid_size
         patch_size = (image_size[0] // grid[0], image_size[1] // grid[1])
@@ -84,7 +84,7 @@ def read_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
         return ()
     if isinstance(getattr(model, "class_token", None), nn.Parameter):  # torchvision
         return ("cls",)
-    count = getattr(model, "num_prefix_tokens", None)
+    count = getattr(_encoder(model), "num_prefix_tokens", None)
     if not isinstance(count, int):
         return None
     prefix: list[PrefixKind] = []
@@ -112,8 +112,16 @@ def _joins_late(model: nn.Module) -> bool:
     return hasattr(model, "blocks_token_only") or hasattr(model, "cls_attn_blocks")
 
 
+def _encoder(model: nn.Module) -> nn.Module:
+    """The module with the patch embedding: the model, or its encoder (timm's classifiers made from vision towers)."""
+    encoder = getattr(model, "encoder", None)
+    if isinstance(encoder, nn.Module) and hasattr(encoder, "patch_embed") and not hasattr(model, "patch_embed"):
+        return encoder
+    return model
+
+
 def _patch_size(model: nn.Module) -> tuple[int, int] | None:
-    embed = getattr(model, "patch_embed", None)
+    embed = getattr(_encoder(model), "patch_embed", None)
     size = getattr(embed, "patch_size", None) or getattr(model, "patch_size", None)
     if isinstance(size, int):
         return size, size

@@ -25,7 +25,7 @@ def load(
     weights: str | Path | None = None,
     random_weights: bool = False,
     arch: str | None = None,
-    image_size: tuple[int, int] | None = None,
+    image_size: int | tuple[int, int] | None = None,
     mean: Triple | None = None,
     std: Triple | None = None,
     classes: tuple[str, ...] | None = None,
@@ -38,10 +38,10 @@ def load(
     NAME: vit-digits, cnn-digits, a run folder, a weights file (with arch), timm:NAME, torchvision:NAME,
     open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with weights; "random" instead of the weights: the same
     architecture, untrained. A `ModelName` (from `parse_model`) is used as it is.
-    image_size: (height, width) in pixels; mean, std: of the model's training, for pixels in [0, 1]; classes: names of
-    the logits; code_files: each FILE.py:FUNCTION that may be a name, and whose code is run then. A model without a
-    classifier (timm's num_classes=0) has no classes; its outputs are features. Raises UnknownNameError and ModelError,
-    and UnsupportedError for classes of a model without a classifier.
+    image_size: (height, width) in pixels, or both at once; mean, std: of the model's training, for pixels in [0, 1];
+    classes: names of the logits; code_files: each FILE.py:FUNCTION that may be a name, and whose code is run then. A
+    model without a classifier (timm's num_classes=0) has no classes; its outputs are features. Raises UnknownNameError
+    and ModelError, and UnsupportedError for classes of a model without a classifier.
 
     >>> import vitlens
     >>> vitlens.load("vit-digits").input_size
@@ -54,12 +54,13 @@ def load(
         is_module = isinstance(name, torch.nn.Module)  # type: ignore[unreachable]
         advice = "wrap it with vitlens.wrap" if is_module else "see vitlens.list_models()"
         raise InputError(f"expected the name of a model, found {type(name).__name__}; {advice}")
-    require_side_lengths(image_size)
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    require_side_lengths(size)
     request = _requested(name, weights, random_weights)
     source = request.source
     if (mean or std) and source.own_input:
         raise InputError(f"expected no --mean and no --std for {name.name}, whose weights define them; leave them out")
-    request = replace(request, arch=arch, image_size=image_size, seed=seed, code_files=tuple(code_files))
+    request = replace(request, arch=arch, image_size=size, seed=seed, code_files=tuple(code_files))
     model: Model = resolved(source.load)(request)
     if mean or std:
         preprocessing = model.preprocessing

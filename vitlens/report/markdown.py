@@ -33,7 +33,7 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
         blocks.append(f"> {UNFINISHED[record.status]}")
     blocks += _first_page(document, numbers)
     if document.first is not None:
-        blocks += _first(document.first, record, numbers, seconds)
+        blocks += [*_first(document.first, record, numbers, seconds), *_paragraphs(document.preface)]
     for section in document.sections:
         blocks += _section(section, numbers)
     for part in document.folded:
@@ -48,9 +48,9 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
 
 def _first_page(document: Document, numbers: dict[str, int]) -> Iterator[str]:
     """The preface, verdicts and findings, where a report has them."""
-    yield from _paragraphs(document.preface)
     if document.first is not None:
         return
+    yield from _paragraphs(document.preface)
     if document.verdicts:
         yield "## Verdicts"
         columns = {

@@ -104,6 +104,30 @@ def test_the_record_is_complete(folder):
     assert (record.config.data.size, record.config.data.classes) == ((32, 32), 10)
 
 
+def test_one_attack_at_one_epsilon_alone(tmp_path):
+    options = replace(FEW, attacks=("fgsm", "low-frequency"), single_epsilons={"low-frequency": 32.0}, transfer=False)
+    run(tmp_path / "run", ["cnn-digits"], replace(options, self_checks="few"))
+    record = recorded(tmp_path / "run")
+    assert [(row.attack, row.epsilon) for row in record.rows(CURVES)] == [
+        *(("fgsm-linf", epsilon) for epsilon in (0.0, 4.0, 32.0)),
+        *(("low-frequency-linf", epsilon) for epsilon in (0.0, 32.0)),
+    ]
+    assert record.options(AttackOptions).linf_of("low-frequency") == (32 / 255,)
+    report(record)
+
+
+def test_the_sample_is_attacked_where_the_curve_fell(folder):
+    """An image that withstood the attack up to the sample's epsilon counts as not fooled."""
+    record = recorded(folder)
+    for row in record.rows(SAMPLE):
+        (reached,) = (
+            each.accuracy
+            for each in record.rows(CURVES)
+            if (each.model, each.attack, each.epsilon) == (row.model, row.attack, row.epsilon)
+        )
+        assert 0 < row.fooled <= round((1 - reached) * row.n)
+
+
 def test_curves_fall_and_are_those_of_the_arrays(folder):
     record = recorded(folder)
     for alias in ("vit-digits", "cnn-digits"):

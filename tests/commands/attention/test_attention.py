@@ -356,3 +356,9 @@ def test_a_vit_has_no_section_on_windows(tiny_vit, pictures, tmp_path):
     record = read_folder(tmp_path / "out")
     assert not record.rows(WINDOWS)
     assert not record.rows(FIELDS)
+
+
+@pytest.mark.parametrize(("name", "mixed"), [("cait_xxs24_224", True), ("vit_tiny_patch16_224", False)])
+def test_weights_before_talking_heads_are_said_to_be(pictures, tmp_path, name, mixed):
+    run(f"timm:{name}", tmp_path / "out", size=(32, 32), images=(str(pictures),))
+    assert ("before a linear map mixes them over heads" in (tmp_path / "out" / "report.md").read_text()) == mixed

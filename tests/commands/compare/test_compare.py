@@ -26,8 +26,10 @@ from vitlens.commands.compare.record import (
     CONFLICTS,
     CONFUSED,
     DIFFERENCE,
+    DISTURBED_PAIRS,
     HARDER,
     IMAGES,
+    MAP_CHECKS,
     MAP_NUMBERS,
     MCNEMAR_P,
     METHODS,
@@ -102,6 +104,14 @@ def test_the_folder_is_whole(record):
     assert len(shares) == len(CELLS)
     assert sum(share.value for share in shares) == pytest.approx(1)
     assert all(share.n == COUNT for share in shares)
+
+
+def test_numbers_of_images_are_those_asked_for_and_said(tmp_path, tiny_vit, tiny_cnn):
+    record = run(tmp_path / "run", [str(tiny_vit), str(tiny_cnn)], limit=12, panels=1, checked=4, disturbed=5)
+    assert {row.images for row in record.rows(MAP_CHECKS)} == {4}
+    assert {row.n for row in (*record.rows(HARDER), *record.rows(DISTURBED_PAIRS))} == {5}
+    said = [sentence.text for section in report(record).sections for sentence in section.sentences]
+    assert "Measured on 5 of the 12 images, drawn with the seed and balanced by class." in said
 
 
 def test_panels_by_rising_agreement_and_as_single_files(record):

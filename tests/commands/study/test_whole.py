@@ -58,7 +58,7 @@ def test_a_preset_is_trained_evaluated_and_its_statistics_read(tiny_vit, tmp_pat
     assert {"attention_mine_development", "head_board_mine"} <= {figure.name for figure in document.figures}
     heads = known_heads(Study.read(read(read_run(out))), "mine")
     assert {tuple(head.ablated) for head in heads.values()} == {("mean", "resample")}
-    assert all(head.described and head.objects and head.objects.n == 10 for head in heads.values())
+    assert all(head.described and head.objects and head.objects.estimate.n == 10 for head in heads.values())
     assert document.explorer is not None
     ablated = json.loads((out / "chapters/ablate-mine/results.json").read_text())["tables"]["units"]
     place = ("head", 1, 0, "mean")
@@ -102,7 +102,7 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     assert {"attention_mine_development", "head_board_mine"} <= set(drawn)
     heads = known_heads(Study.read(read(read_run(out))), "mine")
     assert {tuple(head.ablated) for head in heads.values()} == {("mean", "resample")}
-    assert all(head.described and head.objects and head.objects.n == 10 for head in heads.values())
+    assert all(head.described and head.objects and head.objects.estimate.n == 10 for head in heads.values())
     assert document.explorer is not None  # of the attention chapter's images, with what other chapters found of heads
     assert [image.weights is None for image in document.explorer.images] == [False] * 4 + [True] * 6
     ablated = json.loads((out / "chapters/ablate-mine/results.json").read_text())["tables"]["units"]

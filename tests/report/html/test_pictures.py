@@ -20,10 +20,16 @@ def opened(picture: Embedded) -> Image.Image:
 def test_a_chart_is_kept_without_loss(tmp_path: Path):
     chart = Image.new("RGB", (400, 200), "white")
     chart.paste((0, 114, 178), (50, 60, 90, 200))
-    chart.save(tmp_path / "chart.png", dpi=(200, 200))
+    chart.save(tmp_path / "chart.png", dpi=(100, 100))
     shown = figure(tmp_path / "chart.png")
-    assert (shown.width, shown.height) == (211, 106)  # 2 inches at 96 px, enlarged by a tenth
+    assert (shown.width, shown.height) == (422, 211)  # 4 inches at 96 px, enlarged by a tenth
     np.testing.assert_array_equal(np.asarray(opened(shown).convert("RGB")), np.asarray(chart))
+
+
+def test_a_figure_has_few_more_pixels_than_are_shown(tmp_path: Path):
+    Image.new("RGB", (1440, 720), "white").save(tmp_path / "wide.png", dpi=(200, 200))
+    shown = figure(tmp_path / "wide.png")
+    assert (shown.width, opened(shown).size) == (760, (874, 437))
 
 
 def test_a_photograph_in_a_figure_is_compressed(tmp_path: Path):
@@ -31,7 +37,7 @@ def test_a_photograph_in_a_figure_is_compressed(tmp_path: Path):
     Image.fromarray(noise).save(tmp_path / "noise.png", dpi=(200, 200))
     shown = figure(tmp_path / "noise.png")
     assert len(shown.uri) < (tmp_path / "noise.png").stat().st_size
-    assert opened(shown).size == (300, 200)
+    assert opened(shown).size == (182, 121)
 
 
 def test_what_was_transparent_is_white(tmp_path: Path):

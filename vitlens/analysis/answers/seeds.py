@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from vitlens.errors import InputError
-from vitlens.uncertainty import LEVEL, POWER, Estimate, bootstrap_difference, mcnemar, wilson
+from vitlens.uncertainty import LEVEL, POWER, Estimate, accuracy_difference, mcnemar, wilson
 
 
 class Spread(NamedTuple):
@@ -77,7 +77,7 @@ def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDiffer
     spread = _welch(first_table.mean(1), second_table.mean(1)) if table.any() else None
     if spread is None:
         p = mcnemar(int((table[0] > 0).sum()), int((table[0] < 0).sum()))
-        return AccuracyDifference(bootstrap_difference(100 * first_table[0], 100 * second_table[0], unit="points"), p)
+        return AccuracyDifference(accuracy_difference(first_table[0], second_table[0]), p)
     half = 100 * spread.error * float(stats.t.ppf(0.975, spread.freedom))
     p = 2 * float(stats.t.sf(abs(value) / (100 * spread.error), spread.freedom))
     return AccuracyDifference(

@@ -13,7 +13,7 @@ from vitlens.analysis.answers.evaluate import Evaluation, accuracy
 from vitlens.errors import InputError
 from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
-from vitlens.uncertainty import Estimate, bootstrap_difference, mcnemar
+from vitlens.uncertainty import Estimate, accuracy_difference, mcnemar
 
 CELLS: Final = ("both right", "only first wrong", "only second wrong", "both wrong, alike", "both wrong, differently")
 BOTH_RIGHT, FIRST_WRONG, SECOND_WRONG, WRONG_ALIKE, WRONG_DIFFERENTLY = range(len(CELLS))
@@ -75,9 +75,7 @@ class Comparison(Summary):
 
     def difference(self, *, seed: int = 0) -> Estimate:
         """Accuracy of the first minus that of the second in points, with its paired interval."""
-        first, second = (100.0 * model.correct.double().numpy() for model in (self.first, self.second))
-        groups = None if self.groups is None else self.groups.numpy()
-        return bootstrap_difference(first, second, groups=groups, seed=seed, unit="points")
+        return accuracy_difference(self.first.correct, self.second.correct, groups=self.groups, seed=seed)
 
 
 def compare_answers(first: Evaluation, second: Evaluation) -> Comparison:

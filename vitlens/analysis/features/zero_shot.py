@@ -21,7 +21,7 @@ from vitlens.models.language_image import (
 )
 from vitlens.models.model import Model
 from vitlens.shapes import Labels
-from vitlens.uncertainty import Estimate, bootstrap_difference, holm, mcnemar
+from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar
 
 ENSEMBLE: Final = "ensemble of all"
 
@@ -92,11 +92,9 @@ def template_scores(
     corrects = [correct_with(classes) for classes in each]
     tests = [mcnemar(int((correct & ~of_ensemble).sum()), int((of_ensemble & ~correct).sum())) for correct in corrects]
     scores = [TemplateScore(ENSEMBLE, accuracy(of_ensemble, groups=groups, seed=seed), None, None, None, of_ensemble)]
-    members = None if groups is None else groups.cpu().numpy()
+    members = None if groups is None else groups.cpu()
     for template, correct, p, p_holm in zip(templates, corrects, tests, holm(tests)):
-        gain = bootstrap_difference(
-            100.0 * correct.numpy(), 100.0 * of_ensemble.numpy(), groups=members, seed=seed, unit="points"
-        )
+        gain = accuracy_difference(correct, of_ensemble, groups=members, seed=seed)
         scores.append(TemplateScore(template, accuracy(correct, groups=groups, seed=seed), gain, p, p_holm, correct))
     return tuple(scores)
 

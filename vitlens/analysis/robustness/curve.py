@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import ClassScore, accuracy
 from vitlens.errors import InputError
 from vitlens.shapes import Labels
-from vitlens.uncertainty import Estimate, bootstrap_difference, holm, mcnemar, median_of
+from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar, median_of
 
 ROUNDING = 1e-6  # pixel units: by how much a stored epsilon may differ from the one tried
 
@@ -104,10 +104,7 @@ def _tested(first: Outcome, second: Outcome, epsilon: float, seed: int) -> Paire
     robust_first, robust_second = first.robust(epsilon), second.robust(epsilon)
     only_first = int((robust_first & ~robust_second).sum())
     only_second = int((~robust_first & robust_second).sum())
-    difference = bootstrap_difference(
-        100.0 * robust_first.numpy(), 100.0 * robust_second.numpy(), seed=seed, unit="points",
-        groups=None if first.groups is None else first.groups.numpy(),
-    )  # fmt: skip
+    difference = accuracy_difference(robust_first, robust_second, groups=first.groups, seed=seed)
     p = mcnemar(only_first, only_second)
     name = "clean" if epsilon == 0 else first.name
     return PairedOutcome(name, epsilon, first.alias, second.alias, only_first, only_second, difference, p, p)

@@ -16,7 +16,7 @@ from vitlens.commands.scaffold.options import (
     predicted_option,
     several_models,
 )
-from vitlens.commands.scaffold.parsing import amounts, count_or_counts, one_of
+from vitlens.commands.scaffold.parsing import amounts, count_or_counts, named_amounts, one_of
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import SelfChecks
 
@@ -32,14 +32,15 @@ class AttackOptions:
     """All models are attacked on the same images.
 
     attacks: names of the registry; epsilons: of L∞ attacks, in 1/255, 0 for the clean accuracy; epsilons_l2: of L2
-    attacks, in pixel units; steps: for all, or by attack (None: each attack's default); restarts: of attacks with a
-    random start; downwards: from the largest epsilon to the first at which an image is still classified correctly;
-    predicted: use the models' predictions as labels; resume: the folder of a stopped run of the same models, data and
-    options; transfer: also test each model on the adversarial images of the others; inside: also measure maps,
-    attention and block outputs; corruptions: also common corruptions; self_checks: whether every attack is checked in
-    every way, or three checks a model are made; baseline: alias of the model to which mean
-    corruption errors are relative (None: the first CNN, else the first model); patch_side: px of the patch attack's
-    square (None: a quarter of the shorter side); patch_anywhere: the square need not be aligned with a ViT's patches.
+    attacks, in pixel units; single_epsilons: by L∞ attack that is run at one epsilon alone, in 1/255; steps: for all,
+    or by attack (None: each attack's default); restarts: of attacks with a random start; downwards: from the largest
+    epsilon to the first at which an image is still classified correctly; predicted: use the models' predictions as
+    labels; resume: the folder of a stopped run of the same models, data and options; transfer: also test each model on
+    the adversarial images of the others; inside: also measure maps, attention and block outputs; corruptions: also
+    common corruptions; self_checks: whether every attack is checked in every way, or three checks a model are made;
+    baseline: alias of the model to which mean corruption errors are relative (None: the first CNN, else the first
+    model); patch_side: px of the patch attack's square (None: a quarter of the shorter side); patch_anywhere: the
+    square need not be aligned with a ViT's patches.
     """
 
     models: tuple[str, ...] = several_models()
@@ -65,6 +66,14 @@ class AttackOptions:
         default=EPSILONS_L2,
         metavar="LIST",
         parse=amounts,
+    )
+    single_epsilons: Mapping[str, float] | None = option(
+        "--single-epsilon",
+        "Of L∞ attacks to run at one epsilon alone: low-frequency=8.",
+        default=None,
+        metavar="LIST",
+        parse=named_amounts,
+        shown=False,
     )
     steps: int | Mapping[str, int] | None = option(
         "--steps",
@@ -126,6 +135,11 @@ class AttackOptions:
         """The number of steps of this attack; None for its default."""
         return self.steps.get(attack) if isinstance(self.steps, Mapping) else self.steps
 
+    def linf_of(self, attack: str) -> tuple[float, ...]:
+        """Epsilons of this L∞ attack in pixel units, rising, without 0."""
+        single = (self.single_epsilons or {}).get(attack)
+        return self.linf if single is None else (single / UNIT,)
+
     @property
     def linf(self) -> tuple[float, ...]:
         """Epsilons of L∞ attacks in pixel units, rising, without 0."""
@@ -139,13 +153,15 @@ class AttackOptions:
 
 def _require_amounts(options: AttackOptions) -> None:
     """Raise InputError for an epsilon below 0 or above the largest possible change of an image."""
+    singles = tuple((options.single_epsilons or {}).values())
     for name, epsilons, most, example in (
         ("--epsilon", options.epsilons, UNIT, EPSILONS_255),
         ("--epsilon-l2", options.epsilons_l2, float("inf"), EPSILONS_L2),
+        ("--single-epsilon", singles, UNIT, EPSILONS_255),
     ):
         wrong = [epsilon for epsilon in epsilons if not 0 <= epsilon <= most or epsilon == float("inf")]
         if wrong:
-            unit = f"from 0 to {most:g}, in 1/255" if name == "--epsilon" else "of at least 0, in pixel units"
+            unit = "of at least 0, in pixel units" if name == "--epsilon-l2" else f"from 0 to {most:g}, in 1/255"
             raise InputError(f"expected {name} {unit}, found {wrong[0]:g}; e.g. {name} {_listed(example)}")
 
 
@@ -175,8 +191,8 @@ def _numbers_of_steps(options: AttackOptions) -> Iterator[int]:
 
 
 def _require_attacks(options: AttackOptions) -> None:
-    """Raise UnknownNameError for an unknown attack, InputError for one without an epsilon above 0, and for --downwards
-    where no attack has several epsilons."""
+    """Raise UnknownNameError for an unknown attack, InputError for one without an epsilon above 0, for a single epsilon
+    of another attack, and for --downwards where no attack has several epsilons."""
     if not options.attacks:
         raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
     for name in options.attacks:
@@ -187,6 +203,13 @@ def _require_attacks(options: AttackOptions) -> None:
             raise InputError(
                 f"expected {option_name} with a number above 0 for {name}, found none; e.g. {option_name} 1,2,4"
             )
+    known = [name for name in options.attacks if ATTACKS[name].norm == "linf"]
+    for name, epsilon in (options.single_epsilons or {}).items():
+        if name not in known or epsilon == 0:
+            raise InputError(
+                f"expected --single-epsilon above 0 of L∞ attacks of --attack, found {name}={epsilon:g}; "
+                f"try {', '.join(known) or 'another --attack'}"
+            )
     bounded = [name for name in options.attacks if ATTACKS[name].kind == "budget"]
     if options.downwards and not any(len(_epsilons(name, options)[1]) > 1 for name in bounded):
         names = ", ".join(options.attacks)
@@ -195,7 +218,7 @@ def _require_attacks(options: AttackOptions) -> None:
 
 def _epsilons(name: str, options: AttackOptions) -> tuple[str, tuple[float, ...]]:
     """The option for an attack's epsilons, and those above 0; a patch has one size."""
-    axes = {"linf": ("--epsilon", options.linf), "l2": ("--epsilon-l2", options.l2)}
+    axes = {"linf": ("--epsilon", options.linf_of(name)), "l2": ("--epsilon-l2", options.l2)}
     return axes.get(ATTACKS[name].norm, ("", (1.0,)))
 
 

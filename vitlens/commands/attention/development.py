@@ -11,6 +11,7 @@ from vitlens.commands.attention.record import DEVELOPMENT_MAPS, POINTING, Develo
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.maps.measured import on_object_rows
 from vitlens.commands.scaffold.maps.on_object import ATTENTION, HEAD, ON_OBJECT, ROLLOUT, OnObjectRow
+from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Maps
@@ -42,9 +43,10 @@ def _rows(alias: str, maps: dict[tuple[str, int, int | None], Maps], split: Spli
     """The mass of all maps on the object, and the pointing game of the layers' means."""
     if split.masks is None:
         return
+    photographs = sources(split)
     for score, kinds in (("mass", (ATTENTION, ROLLOUT, HEAD)), ("pointing", (ATTENTION,))):
         chosen = {place: own for place, own in maps.items() if place[0] in kinds}
         named = [(kind, own) for (kind, _, _), own in chosen.items()]
-        rows = on_object_rows(alias, named, score, split.masks.cpu(), groups=split.groups)
+        rows = on_object_rows(alias, named, score, split.masks.cpu(), groups=split.groups, sources=photographs)
         for (_, layer, head), row in zip(chosen, rows):
             yield replace(row, layer=layer, head=head)

@@ -46,12 +46,14 @@ from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.explorer.measure import write_explorer
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.mixed_heads import MIXED_HEADS, MixedHeadsRow
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
+from vitlens.lens.mixing import talking_heads
 from vitlens.lens.observe import survey_weights
 from vitlens.lens.site import NO_PLACE, Site
 from vitlens.models.loading import load
@@ -117,6 +119,7 @@ def measure(options: AttentionOptions) -> Path:
         _write_key(folder, keys, head)
         _write_training(folder, checkpoints, len(weights))
         write_matrix(folder, matrix)
+        folder.write(MIXED_HEADS, [MixedHeadsRow(name) for name in talking_heads(model, batch.images)])
         return publish(folder)
 
 

@@ -12,6 +12,7 @@ from vitlens.commands.attention.window_rows import WINDOW_MAPS, WINDOWS
 from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.scaffold.maps.information import InformationRow
 from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
+from vitlens.commands.scaffold.mixed_heads import MIXED_HEADS
 from vitlens.commands.scaffold.position_order import RANK_CORRELATION
 from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS
 from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
@@ -246,7 +247,7 @@ RECORD = Contents(
     metrics=(DISTANCE_CORRELATION, RANK_CORRELATION, POINTING),
     tables=(
         LAYERS, WITHOUT_MAP, IMAGES, ON_OBJECT, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT, CHECKS,
-        ALIKE, MATRIX, EXPLORER, WINDOWS, FIELDS,
+        ALIKE, MATRIX, MIXED_HEADS, EXPLORER, WINDOWS, FIELDS,
     ),
     arrays=(
         MAPS, DEVELOPMENT_MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS, MATRIX_ARRAYS, EXPLORER_ARRAYS,

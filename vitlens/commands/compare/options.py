@@ -17,7 +17,8 @@ class CompareOptions:
     that passes its checks best). target:
     the class whose logit is explained, "predicted", "true" or a class. panels: images shown; maps: images, drawn with
     the seed, over which the statistics of maps are averaged. harder: whether accuracy is also measured on filtered,
-    shuffled and occluded images. cue_conflict: images whose shape and texture belong to different classes.
+    shuffled and occluded images, on `disturbed` of them at most. checked: images on which methods are checked, at most.
+    cue_conflict: images whose shape and texture belong to different classes.
     """
 
     models: tuple[str, ...] = several_models()
@@ -35,7 +36,13 @@ class CompareOptions:
     )
     panels: int = option("--panels", "Images shown side by side.", default=50, metavar="N", low=1)
     maps: int = option("--maps", "Images whose maps are averaged, at most.", default=500, metavar="N", low=1)
+    checked: int = option(
+        "--checked", "Images on which the methods of maps are checked, at most.", default=64, metavar="N", low=1
+    )
     harder: bool = option("--harder/--no-harder", "Also on filtered, shuffled and occluded images.", default=True)
+    disturbed: int = option(
+        "--disturbed", "Images that are filtered, shuffled and occluded, at most.", default=500, metavar="N", low=1
+    )
     cue_conflict: Annotated[str | None, Untrusted()] = option(
         "--cue-conflict",
         "Images named shapeN-textureM, for the shape bias (default: those of DATA, where it has some).",

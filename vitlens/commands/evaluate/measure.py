@@ -53,7 +53,7 @@ from vitlens.commands.scaffold.publish import publish
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
-from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm
+from vitlens.uncertainty import accuracy_difference, bootstrap_mean, holm
 
 MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
 SHOWN: Final = 18  # images of a prediction grid
@@ -132,10 +132,7 @@ def write_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed:
         excess = evaluation.probabilities.amax(-1).double() - evaluation.correct.double()
         folder.metric(CONFIDENCE_GAP(model=alias), bootstrap_mean(excess.numpy(), groups=groups, seed=seed))
     for first, second in combinations(evaluations, 2):
-        groups = None if first.groups is None else first.groups.numpy()
-        gain = bootstrap_difference(
-            100.0 * first.correct.numpy(), 100.0 * second.correct.numpy(), groups=groups, seed=seed, unit="points"
-        )
+        gain = accuracy_difference(first.correct, second.correct, groups=first.groups, seed=seed)
         folder.metric(DIFFERENCE(first=first.alias, second=second.alias), gain)
 
 

@@ -5,9 +5,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.recorded import Data
-from vitlens.records import Record
 from vitlens.report.document import Sentence
+from vitlens.report.images import data_sentences
+
+__all__ = ["data_sentences", "predicted_sentences", "settings"]
 
 if TYPE_CHECKING:
     from vitlens.data.split import Split
@@ -57,24 +58,6 @@ def _split(split: "Split") -> dict[str, object]:
         "skipped": [asdict(skipped) for skipped in split.skipped],
         "notes": list(split.notes),
     }
-
-
-def data_sentences(record: Record) -> tuple[Sentence, ...]:
-    """The images of a run: how many of which data set, how they were processed, which were left out."""
-    data = record.config.data
-    return () if data is None else (Sentence(" ".join(_data_words(data)), (data,), "setting"),)
-
-
-def _data_words(data: Data) -> Iterator[str]:
-    unnamed = data.title == "images"  # files named by --images, of no data set
-    yield f"{data.images:,} image{'s' if data.images != 1 else ''}{'' if unnamed else ' of ' + data.title}."
-    for note in data.notes:
-        yield f"{note[:1].upper()}{note[1:].rstrip('.')}."
-    if data.skipped:
-        files = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in data.skipped[:10])
-        more = f"; and {len(data.skipped) - 10} more in config.json" if len(data.skipped) > 10 else ""
-        were = "images were" if len(data.skipped) > 1 else "image was"
-        yield f"{len(data.skipped)} {were} left out ({files}{more})."
 
 
 def predicted_sentences(predicted: bool) -> Iterator[Sentence]:

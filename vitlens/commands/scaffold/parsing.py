@@ -119,6 +119,14 @@ def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | Non
     return {name: int(value) for name, _, value in parts}
 
 
+def named_amounts(option: str, text: str) -> dict[str, float]:
+    """A number for each of several names: "pgd=8,bim=0.5". Raises InputError."""
+    parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
+    if not all(name and value for name, _, value in parts):
+        raise InputError(f"expected {option} NAME=NUMBER,NAME=NUMBER, found {text!r}; e.g. {option} low-frequency=8")
+    return {name: amounts(option, value)[0] for name, _, value in parts}
+
+
 def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
     """NAME=VALUE pairs, values as the words, numbers or lists that they read as. Raises InputError."""
     settings: dict[str, object] = {}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MOST: Final = 448  # px, the longer side of a photograph on the page
 _WIDEST: Final = 1400  # px of a figure
+_DENSITY: Final = 1.15  # px of a figure in each CSS pixel at which it is shown
 _COLOURS: Final = 256
 _VISIBLE: Final = 2.5  # root mean square error, of 255, above which a palette can be seen
 _TINY: Final = 64  # px below which a photograph is kept exactly
@@ -37,13 +38,13 @@ def figure(path: Path) -> Embedded:
     with Image.open(path) as opened:
         dots = float(opened.info.get("dpi", (200.0, 200.0))[0]) or 200.0
         drawn = _on_white(opened)
-    shown = tuple(max(1, round(side / dots * _INCH * _ENLARGED)) for side in drawn.size)
-    drawn = _at_most(drawn, _WIDEST)
+    width, height = (max(1, round(side / dots * _INCH * _ENLARGED)) for side in drawn.size)
+    drawn = _at_most(drawn, min(_WIDEST, round(_DENSITY * max(width, height))))
     palette = drawn.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).convert("RGB")
     difference = np.asarray(palette, np.float32) - np.asarray(drawn, np.float32)
     if float(np.sqrt(np.mean(difference**2))) <= _VISIBLE:
-        return Embedded(_uri(palette, lossless=True, quality=20, method=3), *shown)
-    return Embedded(_uri(drawn, quality=70, method=4), *shown)
+        return Embedded(_uri(palette, lossless=True, quality=20, method=3), width, height)
+    return Embedded(_uri(drawn, quality=60, method=4), width, height)
 
 
 def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:

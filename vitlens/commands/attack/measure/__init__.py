@@ -135,6 +135,7 @@ def _identity(
         "images": len(split),
         "attacks": list(options.attacks),
         "epsilons": list(options.linf)[::order],
+        "single_epsilons": dict(options.single_epsilons or {}),
         "epsilons_l2": list(options.l2)[::order],
         "steps": dict(options.steps) if isinstance(options.steps, Mapping) else options.steps,
         "restarts": options.restarts,

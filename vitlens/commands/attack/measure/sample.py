@@ -76,7 +76,10 @@ def evenly_spaced(rows: Tensor, most: int) -> Tensor:
 
 
 def attack_sample(works: Sequence[ModelAttack], swept: Sequence[Sequence[SweptAttack]]) -> AttackSample:
-    """Attack a sample at the smallest epsilon that halves the accuracy of every model (else the largest)."""
+    """Attack a sample at the smallest epsilon that halves the accuracy of every model (else the largest).
+
+    Images on which the attack failed up to that epsilon are not attacked once more: they count as not fooled.
+    """
     first = works[0]
     name = example_attack(first.options.attacks)
     index = first.options.attacks.index(name)
@@ -86,10 +89,15 @@ def attack_sample(works: Sequence[ModelAttack], swept: Sequence[Sequence[SweptAt
     adversarial, fooled = [], []
     title = f"{ATTACKS[name].title} on a sample"
     with progress(title, len(works) * len(indices), quiet=first.run.quiet) as advance:
-        for work in works:
-            result = attempt_of(work, name)(clean, work.labels[indices], epsilon=epsilon)
-            adversarial.append(result.images.cpu())
-            fooled.append(result.success.cpu())
+        for work, of_model in zip(works, swept):
+            outcome = of_model[index].outcome
+            open_ = (outcome.clean & ~outcome.robust(epsilon))[indices]
+            images, success = clean.clone(), torch.zeros(len(indices), dtype=torch.bool)
+            if bool(open_.any()):
+                result = attempt_of(work, name)(clean[open_], work.labels[indices][open_], epsilon=epsilon)
+                images[open_], success[open_] = result.images.cpu(), result.success.cpu()
+            adversarial.append(images)
+            fooled.append(success)
             advance(len(indices))
     return AttackSample(name, epsilon, indices, clean, tuple(adversarial), tuple(fooled))
 

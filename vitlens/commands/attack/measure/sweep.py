@@ -118,7 +118,7 @@ def attempted(
     """One attack on these images at all epsilons; steps: None for those of the options."""
     options, run = work.options, work.run
     return sweep(
-        work.model, work.images(indices), work.labels[indices], attacks=(name,), epsilons=options.linf,
+        work.model, work.images(indices), work.labels[indices], attacks=(name,), epsilons=options.linf_of(name),
         epsilons_l2=options.l2, steps=steps or options.steps_for(name), restarts=options.restarts, seed=run.seed,
         batch_size=work.batch_size, precision=run.precision, side=options.patch_side,
         aligned=not options.patch_anywhere, indices=indices.tolist(), downwards=downwards, on_progress=advance,

@@ -29,6 +29,7 @@ from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, explorer_sentences
 from vitlens.commands.scaffold.maps.information import UNIFORM, InformationRow
 from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
+from vitlens.commands.scaffold.mixed_heads import mixed_heads_limit
 from vitlens.commands.scaffold.position_order import DEFINITION, PAIRS, RANK_CORRELATION
 from vitlens.commands.scaffold.receptive.report import field_section
 from vitlens.records import Record
@@ -77,7 +78,8 @@ def report(record: Record) -> Document:
 
 
 def _limits(record: Record) -> Iterator[Sentence]:
-    """At most three, about the images and heads that were drawn."""
+    """At most four, about the images and heads that were drawn."""
+    yield from mixed_heads_limit(record)
     n, rows = images_in(record), record.rows(LAYERS)
     heads = sum(row.heads for row in rows)
     counts = (*rows, Estimate(float(n), unit="images"), Estimate(float(heads), unit="heads"))

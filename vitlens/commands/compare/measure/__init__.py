@@ -98,7 +98,7 @@ def measure(options: CompareOptions) -> Path:
     ) as folder:
         write_trainings(folder, models)
         _write_comparison(folder, models, splits, _write_methods(folder, models, splits, named, options), options)
-        write_harder(folder, models, splits if options.harder else (), run)
+        write_harder(folder, models, splits if options.harder else (), run, most=options.disturbed)
         write_shape_bias(folder, models, conflicts, run)
         _write_panels(read(folder.record()))
         return publish(folder)
@@ -110,7 +110,7 @@ def _write_methods(
     """Check the methods that come into question, and write the checks and which method each model's maps are by."""
     run, target = options.run, options.target
     first, second = (
-        checked_methods(model, split, names, target=target, options=run)
+        checked_methods(model, split, names, most=options.checked, target=target, options=run)
         for model, split, names in zip(models, splits, named)
     )
     methods = best_method(first), best_method(second)

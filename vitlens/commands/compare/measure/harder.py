@@ -1,7 +1,6 @@
 """Both models on disturbed images, and on images whose shape and texture belong to different classes."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from vitlens.analysis.failures.disturbed import DisturbedOutcomes, passes, robustness
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
@@ -26,17 +25,17 @@ from vitlens.data.shapes import CLASSES as SHAPES
 from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.uncertainty import bootstrap_difference, holm, mcnemar
-
-DISTURBED_IMAGES: Final = 500  # images that are disturbed, at every level
+from vitlens.uncertainty import accuracy_difference, holm, mcnemar
 
 
-def write_harder(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
-    """Accuracy of both models by level of every disturbance, on the same seeded subset of images, and their paired
-    differences; empty tables without splits."""
+def write_harder(
+    folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions, *, most: int
+) -> None:
+    """Accuracy of both models by level of every disturbance, on the same seeded, class-balanced subset of at
+    most so many images, and their paired differences; empty tables without splits."""
     rows, outcomes = [], []
     for model, split in zip(models, splits):
-        subset = split.limit(DISTURBED_IMAGES, seed=options.seed)
+        subset = split.limit(most, seed=options.seed)
         with progress(f"{model.alias} on disturbed images", passes(subset), quiet=options.quiet) as advance:
             disturbed = robustness(
                 model,
@@ -70,13 +69,7 @@ def _paired(
     ]
     tests = [mcnemar(int((own & ~other).sum()), int((other & ~own).sum())) for _, _, own, other, _ in cases]
     for (kind, level, own, other, groups), p, p_holm in zip(cases, tests, holm(tests)):
-        gain = bootstrap_difference(
-            100.0 * own.double().numpy(),
-            100.0 * other.double().numpy(),
-            groups=None if groups is None else groups.numpy(),
-            seed=seed,
-            unit="points",
-        )
+        gain = accuracy_difference(own, other, groups=groups, seed=seed)
         yield DisturbedPairRow(kind, level, gain.value, gain.low, gain.high, len(own), p, p_holm)
 
 

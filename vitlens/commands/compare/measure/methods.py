@@ -22,7 +22,6 @@ from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
-CHECKED: Final = 64  # images on which methods are checked, at most
 CANDIDATES: Final = 2  # methods of a model of which the best is taken
 STEPS: Final = 8  # of the removal curves; vitlens explain has 20
 
@@ -47,10 +46,11 @@ def candidates(method: Sequence[str], models: Sequence[Model]) -> tuple[tuple[st
 
 
 def checked_methods(
-    model: Model, split: Split, names: Sequence[str], *, target: str, options: RunOptions
+    model: Model, split: Split, names: Sequence[str], *, most: int, target: str, options: RunOptions
 ) -> tuple[MapCheck, ...]:
-    """The checks of a model's methods on a seeded, class-balanced subset of the images, of the target class's logit."""
-    chosen = sample(split, CHECKED, seed=options.seed)
+    """The checks of a model's methods on a seeded, class-balanced subset of at most so many images, of the target
+    class's logit."""
+    chosen = sample(split, most, seed=options.seed)
     part = split.pick(chosen)
     size = options.batch_size or fitting_batch_size(model)
     images = torch.cat([batch.images for batch in part.batches(size, device=model.device)])

@@ -19,6 +19,7 @@ from vitlens.commands.compare.record import (
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.maps.measured import on_object_rows
 from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, OnObjectRow
+from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
 
@@ -29,6 +30,7 @@ def write_map_numbers(
     """Write the means over each model's usable sampled maps, and both mean maps."""
     groups = None if split.groups is None else split.groups[maps.indices]
     masks = None if split.masks is None else split.masks[maps.indices]
+    photographs = None if masks is None else sources(split.pick(maps.indices))
     aliases = comparison.first.alias, comparison.second.alias
     of_first = (aliases[0], maps.first, properties.first)
     of_second = (aliases[1], maps.second, properties.second)
@@ -40,11 +42,13 @@ def write_map_numbers(
             continue
         for name in ("half", "spread", "central", "row", "column"):
             folder.metric(MAP_NUMBERS[name](model=alias), _mean(getattr(own, name), usable, groups, seed))
-        if masks is not None:
+        if masks is not None and photographs is not None:
             own_groups = None if groups is None else groups[usable]
             for score, metric in (("mass", MAP_NUMBERS["inside"]), ("pointing", POINTING)):
                 named = [(alias, values[usable])]
-                rows = on_object_rows(alias, named, score, masks[usable], groups=own_groups, seed=seed)
+                rows = on_object_rows(
+                    alias, named, score, masks[usable], groups=own_groups, sources=photographs[usable], seed=seed
+                )
                 on_object += rows
                 for row in rows:
                     folder.metric(metric(model=alias), row.estimate)

@@ -37,7 +37,7 @@ def harder_sections(record: Record) -> Iterator[Section]:
     kinds = {kind: _levels(rows, kind) for kind in dict.fromkeys(row.kind for row in rows)}
     yield Section(
         "Filtered, shuffled and occluded images",
-        (_answer(record), *(_comparison(record, kind, levels) for kind, levels in kinds.items())),
+        (_answer(record), *_subset(record), *(_comparison(record, kind, levels) for kind, levels in kinds.items())),
         (_level_table(record, kinds),),
         (_robustness_figure(record, kinds),),
         leading=True,
@@ -81,6 +81,14 @@ def _answer(record: Record) -> Sentence:
             f"at {len(pairs) - len(ahead)} no difference is shown"
         )
     return Sentence(f"{text} (McNemar's exact test, corrected by Holm's method).", pairs)
+
+
+def _subset(record: Record) -> Iterator[Sentence]:
+    """How many images were disturbed, where these are not all."""
+    row, data = record.rows(HARDER)[0], record.config.data
+    if data is not None and row.n is not None and row.n < data.images:
+        text = f"Measured on {row.n:,} of the {data.images:,} images, drawn with the seed and balanced by class."
+        yield Sentence(text, (row, data), says="setting")
 
 
 def _bias_answer(record: Record) -> Sentence:

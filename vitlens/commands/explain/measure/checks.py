@@ -39,6 +39,7 @@ from vitlens.commands.scaffold.maps.measured import map_checks, on_object_rows
 from vitlens.commands.scaffold.maps.on_object import OnObjectRow
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.shapes import Images
@@ -144,9 +145,14 @@ def _on_object_rows(checked: Subject, results: Sequence[MethodChecks]) -> list[O
     if checked.masks is None:
         return []
     named = [(checks.name, checks.maps) for checks in results if checks.name not in BASELINES]
-    alias, masks, groups = checked.model.alias, checked.masks.cpu(), checked.split.groups
+    alias, masks, split = checked.model.alias, checked.masks.cpu(), checked.split
     scores, seed = ("roc_auc", "mass", "pointing"), checked.settings.seed
-    return [row for score in scores for row in on_object_rows(alias, named, score, masks, groups=groups, seed=seed)]
+    photographs = sources(split)
+    return [
+        row
+        for score in scores
+        for row in on_object_rows(alias, named, score, masks, groups=split.groups, sources=photographs, seed=seed)
+    ]
 
 
 def _league_row(alias: str, checks: MethodChecks, means: Mapping[str, Estimate], result: Evidence | None) -> LeagueRow:

@@ -45,7 +45,7 @@ from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.names import Weighting
-from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean, holm, mcnemar
+from vitlens.uncertainty import Estimate, accuracy_difference, bootstrap_mean, holm, mcnemar
 
 _WEIGHTED: Final[Weighting] = "dino"  # votes by similarity
 _MAJORITY: Final[Weighting] = "majority"
@@ -117,9 +117,7 @@ def write_pairs(folder: RunFolder, last_layers: Sequence[LastLayer], split: Spli
     for layer, other in combinations(last_layers, 2):
         for name in (word for word in layer.classifiers if word in other.classifiers):
             first, second = layer.classifiers[name], other.classifiers[name]
-            gap = bootstrap_difference(
-                100.0 * first.numpy(), 100.0 * second.numpy(), groups=groups, seed=seed, unit="points"
-            )
+            gap = accuracy_difference(first, second, groups=groups, seed=seed)
             p = mcnemar(int((first & ~second).sum()), int((second & ~first).sum()))
             compared.append((name, layer.alias, other.alias, gap, p))
     rows = []
@@ -140,9 +138,7 @@ def write_head_differences(folder: RunFolder, last_layers: Sequence[LastLayer], 
         for name, correct in last.classifiers.items():
             if last.own is None:
                 continue
-            gap = bootstrap_difference(
-                100.0 * correct.numpy(), 100.0 * last.own.numpy(), groups=groups, seed=seed, unit="points"
-            )
+            gap = accuracy_difference(correct, last.own, groups=groups, seed=seed)
             p = mcnemar(int((correct & ~last.own).sum()), int((last.own & ~correct).sum()))
             compared.append((last.alias, name, gap, p))
     rows = []

@@ -15,7 +15,7 @@ from vitlens.commands.scaffold.chapters.record import chapters_of
 from vitlens.errors import InputError
 from vitlens.record import Record as Recorded
 from vitlens.records import Record
-from vitlens.uncertainty import LEVEL, Estimate, bootstrap_difference, difference_of, holm, mcnemar
+from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, difference_of, holm, mcnemar
 
 Direction = Literal["better", "worse", ""]
 # by the first word of a metric's name: 1 where more is better, -1 where less is. Times are left out: another program on
@@ -146,7 +146,7 @@ def _paired(before: Record, after: Record, name: str, other: str) -> MetricChang
     if not np.array_equal(first.label, second.label):
         return None
     was, now = _correct(first), _correct(second)
-    gap = bootstrap_difference(100.0 * now, 100.0 * was, unit="points")
+    gap = accuracy_difference(now, was)
     p = mcnemar(int((now & ~was).sum()), int((was & ~now).sum()))
     return MetricChange(name, before.metrics[other], after.metrics[name], gap, p, paired=True)
 

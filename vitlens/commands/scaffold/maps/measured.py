@@ -79,22 +79,26 @@ def on_object_rows(
     masks: Masks,
     *,
     groups: Tensor | None = None,
+    sources: Tensor | None = None,
     seed: int = 0,
 ) -> list[OnObjectRow]:
     """The row of each kind of map, with its name, of one model in one score on the same images.
 
     Images without an object, and but for pointing those without background, are left out. All tensors on the CPU;
-    groups (n,): of the images.
+    groups (n,): of the images; sources (n,): which photograph each image is (None: its group), as no baseline is to be
+    of the same one.
     """
+    sources = groups if sources is None else sources
     known = masks.flatten(1).any(1) if score == "pointing" else has_edge(masks)
     if not bool(known.any()):
         return []
-    masks, groups = masks[known], None if groups is None else groups[known]
+    masks = masks[known]
+    groups, sources = (None if each is None else each[known] for each in (groups, sources))
     judge = _ON_OBJECT[score]
     values, chances, names = [], [], []
     for _, every in maps:
         own = every[known].float()
-        baselines = baseline_scores(judge, own, masks, groups=groups, seed=seed)
+        baselines = baseline_scores(judge, own, masks, groups=sources, seed=seed)
         names.append(max(baselines, key=lambda name: float(baselines[name].mean())))
         values.append(judge(own, masks).double())
         chances.append(baselines[names[-1]].double())

@@ -148,12 +148,16 @@ class Chapters(ChapterRunner):
 
     def _compare(self, first: str, second: str) -> None:
         """Two models side by side."""
-        panels, maps = self.depth.panels, self.depth.compared
-        line = f"compare {first} {second} --data {self.images.data} --panels {panels} --maps {maps}"
+        depth = self.depth
+        line = (
+            f"compare {first} {second} --data {self.images.data} --panels {depth.panels} "
+            f"--maps {depth.compared} --checked {depth.checked} --disturbed {depth.disturbed}"
+        )
         self.run(
             "compare", "", line,
             lambda run: CompareOptions(
-                (first, second), self.images.data, panels=panels, maps=maps, model_options=self.model_options, run=run
+                (first, second), self.images.data, panels=depth.panels, maps=depth.compared,
+                checked=depth.checked, disturbed=depth.disturbed, model_options=self.model_options, run=run,
             ),
         )  # fmt: skip
 
@@ -162,16 +166,19 @@ class Chapters(ChapterRunner):
         limit, alone = self._at_most(images), bool(part)
         checks: SelfChecks = "all" if self.depth.thorough else "few"
         words = (*more, *(("--no-corruptions", "--no-transfer", "--no-inside") if alone else ()))
+        singles = {name: epsilon for name, epsilon in self.depth.singles.items() if name in attacks}
+        named = ",".join(f"{name}={epsilon:g}" for name, epsilon in singles.items())
+        single = f"--single-epsilon {named} " if named else ""
         line = (
             f"attack {' '.join(names)} {self.images.typed_with_labels} --attack {','.join(attacks)} "
-            f"{''.join(f'{word} ' for word in words)}--self-checks {checks} --limit {limit}"
+            f"{''.join(f'{word} ' for word in words)}{single}--self-checks {checks} --limit {limit}"
         )
         self.run(
             "attack", "", line,
             lambda run: AttackOptions(
                 tuple(names), **self.images.options, attacks=attacks, steps=int(more[1]) if more else None,
                 corruptions=not alone, transfer=not alone, inside=not alone, predicted=self.images.predicted,
-                self_checks=checks,
+                self_checks=checks, single_epsilons=singles or None,
                 model_options=self.model_options, run=replace(run, limit=limit),
             ),
             part=part,

@@ -39,7 +39,7 @@ from vitlens.models.loading import load
 from vitlens.models.naming import parse_model
 from vitlens.processes import Processes
 from vitlens.training.metrics import EpochMetrics
-from vitlens.uncertainty import Estimate, bootstrap_difference
+from vitlens.uncertainty import Estimate, accuracy_difference
 
 SHARES: Final = (0.9, 0.95, 0.99)  # of the highest accuracy of the two
 Train = Callable[[TrainOptions], Path | None]
@@ -166,9 +166,8 @@ def _write(folder: RunFolder, ways: Sequence[WayTrained], *, seed: int) -> None:
         folder.metric(SECONDS(model=trained.way), Estimate(trained.evaluations[-1].seconds, unit="s"))
         folder.metric(EPOCH_SECONDS(model=trained.way), Estimate(_seconds_an_epoch(trained.history), unit="s"))
     frozen, full = ways
-    groups = None if full.answers.groups is None else full.answers.groups.numpy()
-    first, second = (100.0 * trained.answers.correct.numpy() for trained in (full, frozen))
-    difference = bootstrap_difference(first, second, groups=groups, seed=seed, unit="points")
+    both = (trained.answers.correct for trained in (full, frozen))
+    difference = accuracy_difference(*both, groups=full.answers.groups, seed=seed)
     folder.metric(DIFFERENCE(first="full", second="frozen"), difference)
     folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([trained.answers for trained in ways])])
     folder.write(TIMES_TO_ACCURACY, [row for trained in ways for row in _times_to_accuracy(trained, best)])

@@ -43,7 +43,7 @@ from vitlens.training.distill import (
     has_distillation_token,
 )
 from vitlens.training.speed import choose
-from vitlens.uncertainty import Estimate, bootstrap_difference
+from vitlens.uncertainty import Estimate, accuracy_difference
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,7 @@ def write_distillation(
     folder.write(STUDENT_AND_TEACHER, _student_teacher_rows(folder, named, seed=run.seed))
     folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([answers for _, answers in named])])
     for (_, first), (_, second) in combinations(named, 2):
-        groups = None if first.groups is None else first.groups.numpy()
-        correct = (100.0 * answers.correct.numpy() for answers in (first, second))
-        gap = bootstrap_difference(*correct, groups=groups, seed=run.seed, unit="points")
+        gap = accuracy_difference(first.correct, second.correct, groups=first.groups, seed=run.seed)
         folder.metric(DIFFERENCE(first=first.alias, second=second.alias), gap)
     if distillation.plain is not None:
         roles = {role: answers.alias for role, answers in named}

@@ -26,7 +26,7 @@ from vitlens.commands.study.transfer.regimes import CHANGED, FULL, PRETRAINED, R
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.models.rebuilding.untrained import untrained_like
-from vitlens.uncertainty import bootstrap_difference
+from vitlens.uncertainty import accuracy_difference
 
 
 def similar(setup: TransferSetup) -> Split:
@@ -85,8 +85,7 @@ def write_probes(folder: RunFolder, setup: TransferSetup) -> None:
     folder.write(PROBES, rows)
     groups = None if setup.test.groups is None else setup.test.groups.cpu().numpy()
     for label, against in ((PRETRAINED, RANDOM), (FULL.label, PRETRAINED)):
-        values = (100.0 * last[name].correct.numpy() for name in (label, against))
-        gain = bootstrap_difference(*values, groups=groups, seed=seed, unit="points")
+        gain = accuracy_difference(last[label].correct, last[against].correct, groups=groups, seed=seed)
         folder.metric(PROBE_GAIN(model=label, against=against), gain)
 
 

@@ -1,0 +1,1 @@
+"""The parts of a throw-away command, which are in test_sections."""

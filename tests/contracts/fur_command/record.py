@@ -1,0 +1,3 @@
+from tests.contracts import test_sections
+
+RECORD = test_sections.FurRecord

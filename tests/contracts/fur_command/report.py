@@ -1,0 +1,3 @@
+from tests.contracts.test_sections import REPORT
+
+__all__ = ["REPORT"]

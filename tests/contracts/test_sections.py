@@ -1,0 +1,316 @@
+"""A section is declared once: from columns and templates follow the record's files, metrics, table, chart, glossary,
+requirements, comparison, JUnit and CSV; shown for a throw-away command."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from jinja2 import nodes
+
+from vitlens.charts import Picture, bars, board, histogram, images, intervals, lines, matrix, scatter
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.report.comparison.changes import changes_between
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.scaffold.publish import report as make_again
+from vitlens.commands.scaffold.reading import read
+from vitlens.commands.scaffold.requirements import outcomes, requirements_of
+from vitlens.errors import InputError
+from vitlens.record import Record, col, columns, table
+from vitlens.report.claims import Claim, contradictions, judge, shown, title_of
+from vitlens.report.junit import junit
+from vitlens.report.prose import Marked, environment, say
+from vitlens.report.sections import Chart, Glance, Report, Section, help_of
+from vitlens.report.verdicts import LIMITS
+from vitlens.uncertainty import Estimate
+
+MOVED = [word for word, command in COMMANDS.items() if command.reports and command.recorded is not None]
+
+
+@dataclass(frozen=True)
+class FurRow:
+    """How furry the images of a model are."""
+
+    model: str = col("model")
+    layer: int = col("layer")
+    head: int = col("head")
+    fur: Estimate = col(
+        "furriness", term="the share of fur", better="higher", metric="furriness/{model}/{layer}/{head}"
+    )
+    weight: float | None = col("weight", unit="kg", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FurRecord(Record):
+    """A throw-away record."""
+
+    command: ClassVar[str] = "fur"
+    furs: tuple[FurRow, ...] = table()
+
+
+def claims(record: FurRecord) -> Iterator[Claim]:
+    for row in record.furs[:1]:
+        says = say("**{{ m }}** is {{ fur }} fur.", m=row.model, fur=row.fur)
+        yield replace(
+            judge("fur", row.model, row.fur, "robustness", says=says), title=f"{row.model} is furry", kind="answer"
+        )
+
+
+REPORT = Report(
+    FurRecord,
+    claims=claims,
+    glance=(Glance("furs", "fur", question="fur"),),
+    unknown=lambda _: iter(["Cats were not asked."]),
+    sections=(
+        Section(
+            "How furry?", "furs",
+            says="L{{ layer }}.H{{ head }} of {{ model }} is {{ fur }} fur and weighs {{ weight }} kg.",
+            otherwise="L{{ layer }}.H{{ head }} of {{ model }} was not weighed.",
+            columns=("model", "layer", "fur", "weight"), about=("fur",),
+            charts=(Chart("furs", intervals("head", "fur", of="model"), "Furriness of every head.", title="Fur"),),
+        ),
+        Section("Never there?", lambda _: []),
+    ),
+)  # fmt: skip
+
+
+def rows(alias: str = "cat", fur: float = 0.75) -> tuple[FurRow, ...]:
+    found = [
+        FurRow(alias, 0, head, Estimate(fur, fur - 0.25, fur + 0.125, 50), 4.5 if head else None) for head in range(9)
+    ]
+    return tuple(found)
+
+
+@pytest.fixture
+def fur(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command whose parts are these."""
+    command = replace(COMMANDS["stats"], word="fur", package="tests.contracts.fur_command")
+    monkeypatch.setitem(COMMANDS, "fur", command)
+
+
+def written(out: Path, record: FurRecord) -> Path:
+    config = {"models": [{"alias": record.furs[0].model}], "command_line": "vitlens fur cat"}
+    with RunFolder.create("fur", out=out, config=config) as folder:
+        folder.keep(record)
+        folder.record()
+    make_again(out)
+    return out
+
+
+@pytest.mark.usefixtures("fur")
+def test_a_column_says_everything(tmp_path):
+    out = written(tmp_path / "out", FurRecord(furs=rows()))
+    results = json.loads((out / "results.json").read_text())
+    assert results["schema"] == 3
+    assert results["metrics"]["furriness/cat/0/3"] == {
+        "value": 0.75,
+        "low": 0.5,
+        "high": 0.875,
+        "n": 50,
+        "unit": "fraction",
+    }
+    assert results["tables"]["furs"][0]["fur"]["high"] == 0.875
+    assert "weight" not in results["tables"]["furs"][0]  # None is left out
+    record = read_folder(out)
+    assert record.furs == rows()
+    text = (out / "report.md").read_text()
+    assert text.startswith("# cat is furry\n")
+    assert "75.0 % (50.0 to 87.5, n = 50)" in text
+    assert "| model | layer | furriness | weight |" in text
+    assert "4.5 kg" in text
+    assert "L0.H0 of cat was not weighed." in text
+    assert "the share of fur" in text  # the term is defined
+    assert "## How furry? (pass)" in text
+    assert "Never there?" not in text
+    assert "tables/furs.csv" in text  # eight of nine rows
+    assert (out / "figures" / "furs.png").is_file()
+    with (out / "tables" / "furs.csv").open() as file:
+        lines_ = list(csv.DictReader(file))
+    assert (len(lines_), lines_[1]["fur_low"], lines_[1]["weight"]) == (9, "0.5", "4.5")
+    judged = [each.holds for each in outcomes(requirements_of(["furriness/0/3=0.49"], ["furriness/0/3=0.5"]), record)]
+    assert judged == [True, False]
+    document = REPORT(record)
+    suite = ElementTree.fromstring(junit(document, (), suite="fur", seconds=1.0))
+    assert [case.get("name") for case in suite.iter("testcase")] == ["fur of cat"]
+    assert document.first.glance.rows[0][-1] == "pass"
+    assert read(out).table("furs") == list(rows())
+
+
+@pytest.mark.usefixtures("fur")
+def test_a_fall_is_worse_as_the_column_says(tmp_path):
+    before, after = (
+        read_folder(written(tmp_path / name, FurRecord(furs=rows(name, value))))
+        for name, value in (("a", 0.8), ("b", 0.3))
+    )
+    assert {change.direction for change in changes_between(before, after)} == {"worse"}
+    assert {change.direction for change in changes_between(after, before)} == {"better"}
+
+
+@pytest.mark.usefixtures("fur")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content["tables"]["furs"][2]["fur"].update(value="much"), r"\$\[2\].fur.value"),
+        (lambda content: content["tables"].pop("furs"), "table 'furs'"),
+        (lambda content: content.update(schema=2), "schema 3"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(tmp_path, change, message):
+    out = written(tmp_path / "out", FurRecord(furs=rows()))
+    content = json.loads((out / "results.json").read_text())
+    change(content)
+    (out / "results.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message) as caught:
+        read_folder(out)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("fur")
+def test_a_name_is_no_markup(tmp_path):
+    alias = "**bold** <b>`x`"
+    document = REPORT(FurRecord(furs=tuple(replace(row, model=alias) for row in rows())))
+    from vitlens.display import as_markdown
+
+    shown_ = as_markdown(document.first.answer[0].text)
+    assert "**bold** " not in shown_.replace(r"\*\*bold\*\*", "")
+    assert "<b>" not in shown_.replace(r"\<b>", "")
+
+
+def test_what_goes_into_a_sentence_is_formatted_and_escaped_there():
+    assert say("{{ x }}", x=Estimate(0.25, 0.2, 0.3, 40)) == "25.0 % (20.0 to 30.0, n = 40)"
+    assert say("{{ a }} {{ b|percent }} {{ none }}", a=1234, b=0.5, none=None) == "1,234 50 % –"
+    assert say("{{ names|names }} {{ names|are }}", names=["a", "b", "c"]) == "**a**, **b** and **c** are"
+    assert say("{{ names|names(1) }}", names=["a", "b", "c"]) == "**a** and 2 more"
+    assert say("{{ x|counts }}", x={"few": 1, "many": 9}) == "9 many, 1 few"
+    assert say("{{ x }}", x="*a*") != "*a*"
+    assert say("{{ x }}", x=Marked("*a*")) == "*a*"
+    assert "…" in say("{{ x }}", x="x" * 200)
+    with pytest.raises(Exception, match="undefined"):
+        say("{{ forgotten }}")
+
+
+def test_two_claims_on_one_thing_must_agree():
+    first = Claim("fur", "cat", says="It is furry.", state="pass", effect=Estimate(0.5, 0.4, 0.6, 10))
+    assert not list(contradictions([first, first, replace(first, subject="dog", state="fail")]))
+    for change in (
+        {"state": "warn"},
+        {"effect": Estimate(-0.5, -0.6, -0.4, 10)},
+        {"effect": Estimate(0.5, 0.4, 0.6, 11)},
+        {"says": "It is furry because it is a cat."},
+    ):
+        assert list(contradictions([first, replace(first, **change)])), change
+    assert not list(contradictions([replace(first, says="Furry because warm.", evidence="intervened")]))
+
+
+def test_the_first_page_has_answers_then_faults_then_what_is_clearest():
+    sure, unsure = Estimate(0.5, 0.45, 0.55, 100), Estimate(0.1, -0.1, 0.3, 100)
+    known = [
+        Claim("clear", "x", says="clear", effect=sure),
+        Claim("unclear", "x", says="unclear", effect=unsure),
+        Claim("fault", "x", says="fault", state="fail", effect=sure),
+        Claim("answer", "x", says="answer", kind="answer", title="Yes"),
+        Claim("silent", "x", state="pass", effect=sure),
+    ]
+    assert [claim.question for claim in shown(known)] == ["answer", "fault", "clear"]
+    assert title_of(known, "no title") == "Yes"
+    assert title_of(known[:1], "no title") == "no title"
+
+
+def test_every_limit_judges_in_its_direction():
+    for name, limit in LIMITS.items():
+        good, bad = limit.passes, limit.warns
+        assert limit.judge(Estimate(good, good, good)) == "pass", name
+        beyond = bad - 1e-6 if limit.higher else bad + 1e-6
+        assert limit.judge(Estimate(beyond, beyond, beyond)) == "fail", name
+        assert limit.judge(Estimate((good + bad) / 2)) == "warn", name
+
+
+@pytest.mark.parametrize("word", MOVED)
+def test_a_template_only_looks_and_counts(word):
+    """No arithmetic, and no comparison but with 0 and 1."""
+    for text in templates(COMMANDS[word].report):
+        tree = environment().parse(text)
+        assert not list(
+            tree.find_all((nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow))
+        )
+        for compared in tree.find_all(nodes.Operand):
+            assert compared.expr.as_const() in (0, 1), text
+        said = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|`[^`]*`|\([^()]*\d{4}[^()]*\)", "", text)
+        assert not re.search(r"(?<![\w.])\d+(?:\.\d+)?(?![\w/])", said.replace("95 %", "")), (
+            f"a number is typed: {text}"
+        )
+
+
+def templates(made: Report) -> Iterator[str]:
+    for section in made.sections:
+        texts = (section.question, section.opening, section.says, section.otherwise, section.without)
+        yield from (text for text in texts if isinstance(text, str))
+        for chart in section.charts:
+            yield from (chart.title, chart.caption)
+
+
+@pytest.mark.parametrize("word", MOVED)
+def test_every_moved_command_says_how_to_read_it(word):
+    parts = help_of(f"vitlens.commands.{word}")
+    assert {"How to read it", "Pitfalls"} <= parts.keys()
+    assert all(parts.values())
+    record = COMMANDS[word].recorded
+    assert record.command == word
+    for kind in (each.row for each in record.contents().tables):
+        assert kind.__doc__
+        assert all(column.title for column in columns(kind).values())
+
+
+HEADS = [
+    FurRow("a", layer, head, Estimate(0.1 * layer + 0.01 * head, 0.0, 0.9, 9), 1.0 + head)
+    for layer in range(3)
+    for head in range(4)
+]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        intervals("head", "fur", of="layer", reference=50),
+        lines("layer", "fur", of="head"),
+        lines("head", "weight", panel="layer", log=True),
+        scatter("weight", "fur", of="layer", name="head", diagonal=True),
+        histogram("weight", of="model"),
+        bars("head", "fur", of="layer", words=lambda _: "x"),
+        board("fur", "weight", marked=lambda row: row.head == 1),
+        board("fur", signed=True),
+        matrix("layer", "head", "fur", below=lambda _: "n = 9"),
+    ],
+)
+def test_every_kind_of_chart_draws_rows(draw):
+    for some in (HEADS, HEADS[:1]):
+        figure = draw(some, "A title")
+        figure.canvas.draw()
+        assert figure._suptitle.get_text() == "A title"
+
+
+def test_intervals_are_drawn_where_the_numbers_are():
+    figure = intervals("head", "fur")(HEADS[:4], "")
+    (axes,) = figure.axes
+    drawn = np.concatenate([np.asarray(line.get_xdata(), float) for line in axes.lines])
+    assert drawn == pytest.approx([0.0, 1.0, 2.0, 3.0])
+    assert axes.get_xlabel() == "furriness (%)"
+
+
+def test_pictures_stand_in_their_rows_and_columns():
+    image, map_ = np.zeros((3, 8, 8)), np.arange(16.0).reshape(4, 4)
+    cells = [Picture(image, map_, row=row, column=column, below="b") for row in "ab" for column in "xyz"]
+    for scale in ("own", "joint"):
+        figure = images(scale=scale, label="weight")(cells, "Maps")
+        figure.canvas.draw()
+        shown_ = [axes for axes in figure.axes if axes.images and axes.get_visible()]
+        assert len(shown_) >= 6
+        titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+        assert titles == ["x", "y", "z"]
