@@ -60,10 +60,6 @@ def test_reports_of_a_small_model_are_backed(word: str, tiny_vit: Path, tmp_path
     made(word, tiny_vit, tmp_path / "out", "--data", "digits", "--limit", "8", *more)
 
 
-def test_the_report_of_the_most_important_heads_is_backed(tiny_vit: Path, tmp_path: Path) -> None:
-    made("ablate", tiny_vit, tmp_path / "out", "--data", "digits", "--limit", "12", "--top", "1")
-
-
 @pytest.mark.parametrize("word", WORDS)
 def test_one_image_without_label_or_mask(word: str, tiny_vit: Path, pictures: Path, tmp_path: Path) -> None:
     """Nothing is concluded from it but what is true of a single image."""
