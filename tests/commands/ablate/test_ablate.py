@@ -245,7 +245,7 @@ def test_heads_without_a_significant_effect_are_not_ranked(tiny_vit, tmp_path):
     assert record.model.removable is None
     assert (record.curves, record.pairs, record.classes, agreement_shown(record)) == ((), (), (), [])
     drawn = {path.stem for path in (out / "figures").glob("*.png")}
-    assert drawn == {"importance", "importance_accuracy", "others", "redundancy"}
+    assert drawn == {"importance", "others", "redundancy"}
 
 
 def test_own_photographs_are_ablated_with_the_predictions_as_labels(tiny_vit, pictures, tmp_path, capsys):

@@ -155,8 +155,8 @@ def _counted(record: AblateRecord) -> Iterator[Claim]:
 
 def _removable(record: AblateRecord) -> Iterator[Claim]:
     share = record.model.removable
-    if share is not None:
-        says = "{{ share }} of the heads can go, least important first, before accuracy falls by {{ one }} point."
+    if share is not None and (share.n or 0) >= ENOUGH:
+        says = "{{ share }} of the heads can be removed, the least important first, within {{ one }} point of accuracy."
         yield _claim(
             "removable heads", record.model.model, say(says, share=share, one=1), effect=share,
             kind="answer", place="curves",
@@ -291,8 +291,8 @@ def unknown(record: AblateRecord) -> Iterator[str]:
         yield "Outputs were replaced by zero, which no image produces: compare `--replace resample`."
     elif not model.reason and "resample" not in (model.replace, *(heads[0].other_losses if heads else ())):
         yield say(
-            "Outputs were replaced by {{ by }} alone, which hides a head whose output must differ from image to image; "
-            "`--replace mean,resample` finds it.",
+            "Each output was replaced by {{ by }} alone, which hides a unit whose output must differ from image to "
+            "image; `--replace mean,resample` finds it.",
             by=REPLACED[model.replace],
         )  # fmt: skip
     for reason in model.undone:

@@ -68,7 +68,9 @@ class AblatedModelRow:
         "smallest effect worth reporting",
         term="0.01 nats (the probability of the label falls by 1 %), or 1 % of the clean loss where that is more",
     )
-    matter: Estimate | None = col("heads that change the loss", metric="heads_that_matter/{model}", default=None)
+    matter: Estimate | None = col(
+        "heads that change the loss significantly", metric="heads_that_matter/{model}", default=None
+    )
     without_effect: Estimate | None = col("heads without effect", metric="heads_without_effect/{model}", default=None)
     rank_correlation: Estimate | None = col(
         "rank correlation of the first-order estimate", metric="rank_correlation/{model}/first-order", default=None

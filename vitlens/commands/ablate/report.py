@@ -1,11 +1,8 @@
 """The report of `vitlens ablate`: which units matter, which heads do each other's work, and what the parts do."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from vitlens.charts import bars, board, intervals, lines, matrix, scatter
 from vitlens.commands.ablate.claims import (
@@ -21,124 +18,33 @@ from vitlens.commands.ablate.record import (
     FIRST_ORDER,
     REPLACED,
     AblateRecord,
-    HeadPairRow,
-    PatchingArrays,
-    PatchingRow,
-    UnitRow,
     fewest_images,
     is_ranked,
 )
-from vitlens.figures.patching import patching_maps
-from vitlens.names import Replacement
-from vitlens.record import by, col
+from vitlens.commands.ablate.shown import (
+    agreeing,
+    alike,
+    by_loss,
+    depths,
+    draw_patching,
+    example,
+    loses_accuracy,
+    named_heads,
+    orders,
+    others,
+    paired,
+    patched,
+    removed,
+    square,
+    sums,
+    where_accuracy_is_lost,
+)
+from vitlens.record import by
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import Estimate
 
 _FAINTEST: Final = 0.01  # nats, of the full colour: below it differences are rounding errors or negligible
 _RANKED: Final = 30  # units of the ranking that is drawn
-_BROKEN: Final = "{{ most.class_name }}, {{ most.loss|number }} nats (n = {{ most.images }})"
-_ORDERS: Final = {
-    "least first": "least first",
-    "most first": "most first",
-    FIRST_ORDER: "first-order",
-    "greedy": "ranked again",
-}
-
-
-@dataclass(frozen=True)
-class NamedHead:
-    """A head with what it attends to and what its removal costs."""
-
-    unit: str = col("head")
-    does: str | None = col("attends to")
-    loss: Estimate = col("rise of the loss")
-    accuracy: Estimate = col("accuracy lost")
-    otherwise: Mapping[Replacement, Estimate] | None = col("rise, replaced otherwise")
-    broken: str | None = col("class that loses most")
-
-
-@dataclass(frozen=True)
-class Agreeing:
-    """The importance of one head by the exact measurement and by another."""
-
-    exact: float = col("exact rise of the loss", unit="nats")
-    other: float = col("by another measure", unit="nats")
-    measure: str = col("measure")
-
-
-@dataclass(frozen=True)
-class OrderRow:
-    """Accuracy after so many removals, in one order or in the mean of the random ones."""
-
-    order: str = col("order")
-    share: float = col("heads removed", unit="fraction")
-    accuracy: Estimate | float = col("top-1 accuracy", unit="fraction")
-
-
-@dataclass(frozen=True)
-class RemovedRow:
-    """Accuracy after so many removals, by order."""
-
-    share: Estimate = col("heads removed")
-    least: Estimate | None = col("least important first")
-    most: Estimate | None = col("most important first")
-    estimated: Estimate | None = col("by the first-order estimate")
-    greedy: Estimate | None = col("ranked again after removals")
-
-
-@dataclass(frozen=True)
-class AlikeRow:
-    """The similarity of two heads' outputs."""
-
-    first: str = col("head")
-    second: str = col("and head")
-    similarity: float = col("linear CKA of the outputs")
-
-
-@dataclass(frozen=True)
-class ExampleRow:
-    """The probability of a class on one image."""
-
-    layer: int = col("layer (after its block)")
-    class_name: str = col("class")
-    probability: float = col("probability", unit="fraction")
-
-
-@dataclass(frozen=True)
-class DepthRow:
-    """The accuracy of the logit lens."""
-
-    layer: int = col("layer (after its block)")
-    accuracy: Estimate = col("accuracy of the logit lens")
-
-
-@dataclass(frozen=True)
-class SumRow:
-    """The direct contributions of the heads or the MLP of one layer."""
-
-    layer: str = col("layer")
-    part: str = col("part")
-    logit: float = col("direct contribution", unit="logits")
-
-
-def _by_loss(rows: Sequence[UnitRow]) -> list[UnitRow]:
-    """The greatest rise of the loss first; in order of the layers where no effect is shown, as a ranking were noise."""
-    return sorted(rows, key=lambda row: -row.loss.value) if is_ranked(rows) else list(rows)
-
-
-def _named(record: AblateRecord) -> Iterator[NamedHead]:
-    broken = {row.unit: row for row in record.broken}
-    for row in _by_loss(record.heads):
-        label, most = record.label(row), broken.get(row.unit)
-        yield NamedHead(
-            row.unit,
-            None if label is None else label.words,
-            row.loss,
-            row.accuracy,
-            row.other_losses or None,
-            None if most is None else Marked(say(_BROKEN, most=most)),
-        )
 
 
 def _heads(record: AblateRecord) -> str:
@@ -153,10 +59,6 @@ def _heads(record: AblateRecord) -> str:
         by=REPLACED[record.model.replace], untested=all(row.p is None for row in heads), n=len(heads), shown=shown,
         fewest=fewest_images(len(heads)), few=record.images < fewest_images(len(heads)),
     )  # fmt: skip
-
-
-def _others(record: AblateRecord) -> list[UnitRow]:
-    return _by_loss([row for row in record.units if row.kind != "head"])
 
 
 def _others_said(record: AblateRecord) -> str:
@@ -186,35 +88,11 @@ def _agreement(record: AblateRecord) -> str:
     return " ".join(lines)
 
 
-def _agreeing(record: AblateRecord) -> Iterator[Agreeing]:
-    shown = {name for row in agreement_shown(record) for name in (row.first, row.second)}
-    for row in record.heads:
-        for name, loss in row.other_losses.items():
-            if name in shown:
-                yield Agreeing(row.loss.value, loss.value, name)
-        if row.first_order is not None and FIRST_ORDER in shown:
-            yield Agreeing(row.loss.value, row.first_order, FIRST_ORDER)
-
-
-def _curves(record: AblateRecord) -> Iterator[OrderRow]:
-    for row in record.curves:
-        known = _ORDERS.get(row.order)
-        yield OrderRow(known or "random", row.share, row.accuracy if known else row.accuracy.value)
-
-
-def _removed(record: AblateRecord) -> Iterator[RemovedRow]:
-    for share, rows in by(record.curves, "share").items():
-        if share:
-            found = {row.order: row.accuracy for row in rows}
-            yield RemovedRow(Estimate(share), *(found.get(name) for name in _ORDERS))
-
-
 def _removal(record: AblateRecord) -> str:
     return say(
         "{% if share %}{{ share }} of the heads can be removed, least important first, before accuracy falls by more "
         "than {{ one }} point{% else %}Accuracy without any head is not shown to be lower by more than {{ one }} "
-        "point, "
-        "so these images do not tell how many heads can be removed{% endif %}. Orders were chosen on "
+        "point, so these images do not tell how many heads can be removed{% endif %}. Orders were chosen on "
         "{% if halved %}the other half of the images{% else %}the same images{% endif %} and measured on {{ n }}.",
         share=record.model.removable, one=1, n=record.curves[0].accuracy.n,
         halved=(record.curves[0].accuracy.n or 0) < record.images,
@@ -224,49 +102,12 @@ def _removal(record: AblateRecord) -> str:
 def _pairs(record: AblateRecord) -> str:
     shown = [row for row in record.pairs if significant(row)]
     return say(
-        "Of {{ n }} pairs that were removed together, {{ more }} raise the loss by more than the sum of both heads "
-        "alone and {{ less }} by less, after Holm's correction. They are the most important heads in pairs, and the "
-        "heads of the most similar outputs.",
+        "Of {{ n }} pairs that were removed together, the loss rises by more than the sum of both heads alone for "
+        "{{ more }} and by less for {{ less }}, after Holm's correction. They are the most important heads in pairs, "
+        "and the heads of the most similar outputs.",
         n=len(record.pairs), more=sum(row.synergy.value > 0 for row in shown),
         less=sum(row.synergy.value < 0 for row in shown),
     )  # fmt: skip
-
-
-def _paired(record: AblateRecord) -> list[HeadPairRow]:
-    return sorted(record.pairs, key=lambda row: -abs(row.synergy.value))
-
-
-def _alike(record: AblateRecord) -> list[AlikeRow]:
-    """Every two heads whose outputs were compared, the most similar first."""
-    if record.redundancy is None:
-        return []
-    units, similarity = record.redundancy.units.tolist(), record.redundancy.similarity
-    places = [(one, two) for one, two in zip(*np.triu_indices(len(units), 1)) if np.isfinite(similarity[one, two])]
-    found = [AlikeRow(units[one], units[two], float(similarity[one, two])) for one, two in places]
-    return sorted(found, key=lambda row: -row.similarity)
-
-
-def _square(record: AblateRecord) -> list[AlikeRow]:
-    """Every two heads in both orders, by layer and head; below 0, where the unbiased estimate may lie, it is 0."""
-    if record.redundancy is None:
-        return []
-    units = record.redundancy.units.tolist()
-    found = {(row.first, row.second): max(0.0, row.similarity) for row in _alike(record)}
-    return [AlikeRow(one, two, found.get((one, two), found.get((two, one), np.nan))) for one in units for two in units]
-
-
-@dataclass(frozen=True)
-class _Patched:
-    """A pair of images with what each part restores."""
-
-    row: PatchingRow
-    arrays: PatchingArrays
-
-
-def _patched(record: AblateRecord) -> Iterator[_Patched]:
-    if record.patched is not None:
-        for row in record.patching:
-            yield _Patched(row, record.patched)
 
 
 def _patching(record: AblateRecord) -> str:
@@ -283,20 +124,6 @@ def _patching(record: AblateRecord) -> str:
     )  # fmt: skip
 
 
-def _draw_patching(rows: Sequence[_Patched], title: str) -> Figure:
-    row, arrays = rows[0].row, rows[0].arrays
-    prefix = row.prefix or ()
-    names = [f"{name} {prefix[:at].count(name)}" if prefix.count(name) > 1 else name.replace("cls", "CLS")
-             for at, name in enumerate(prefix)]  # fmt: skip
-    placed = row.grid is not None and arrays.positions.shape[1] == len(names) + row.grid[0] * row.grid[1]
-    grids = arrays.positions[:, len(names) :].reshape(-1, *row.grid) if placed and row.grid else None
-    before = {name: arrays.positions[:, at] for at, name in enumerate(names)} if placed else {}
-    return patching_maps(
-        clean=arrays.clean, corrupted=arrays.corrupted, heads=arrays.heads, positions=grids, prefix=before or None,
-        names=(f"clean: {row.clean}", f"corrupted: {row.corrupted}"), title=title,
-    )  # fmt: skip
-
-
 def _lens(record: AblateRecord) -> str:
     last = record.lens[-1]
     first = next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2)
@@ -306,17 +133,6 @@ def _lens(record: AblateRecord) -> str:
         "({{ first.accuracy|alone }}).",
         first=first, last=last,
     )  # fmt: skip
-
-
-def _depths(record: AblateRecord) -> Iterator[DepthRow]:
-    for row in record.lens[1:]:
-        yield DepthRow(row.layer, row.accuracy)
-
-
-def _example(record: AblateRecord) -> Iterator[ExampleRow]:
-    for row in record.lens[1:]:
-        for name, probability in row.example.items():
-            yield ExampleRow(row.layer, name, probability)
 
 
 def _contributions(record: AblateRecord) -> str:
@@ -330,12 +146,6 @@ def _contributions(record: AblateRecord) -> str:
         heads=sums.get("head", 0.0), mlps=sums.get("MLP", 0.0), rest=sums.get("rest", 0.0), row=record.logit[0],
         most=max(heads, key=lambda row: row.logit),
     )  # fmt: skip
-
-
-def _sums(record: AblateRecord) -> Iterator[SumRow]:
-    for layer, rows in by([row for row in record.contributions if row.layer is not None], "layer").items():
-        for part, own in by(rows, "part").items():
-            yield SumRow(str(layer), {"head": "heads"}.get(part, part), sum(row.logit for row in own))
 
 
 def _pruned(record: AblateRecord) -> str:
@@ -370,7 +180,7 @@ REPORT: Final = Report(
     ),
     sections=(
         Section(
-            "What does the model lose without each head?", lambda record: list(_named(record)), opening=_heads,
+            "What does the model lose without each head?", lambda record: list(named_heads(record)), opening=_heads,
             about=("heads without effect",),
             columns=("unit", "does", "loss", "accuracy", "otherwise", "broken"),
             charts=(
@@ -380,19 +190,19 @@ REPORT: Final = Report(
                     "Exact rise of the mean cross-entropy with its paired 95 % bootstrap interval over images, and the "
                     "estimate from one backward pass; the most important units first.",
                     title="Rise of the loss without each head (nats)",
-                    rows=lambda record: _by_loss(record.heads)[:_RANKED] if is_ranked(record.heads) else [],
+                    rows=lambda record: by_loss(record.heads)[:_RANKED] if is_ranked(record.heads) else [],
                 ),
                 Chart(
                     "importance_accuracy",
-                    board("accuracy", signed=True, marked=lambda row: (row.accuracy_p or 1.0) <= 0.05, least=1.0),
+                    board("accuracy", signed=True, marked=loses_accuracy, least=1.0),
                     "Points of accuracy lost without each head; red: the model is worse without it; dots: significant "
                     "after Holm's correction.",
-                    title="Accuracy lost without each head", rows="heads",
+                    title="Accuracy lost without each head", rows=where_accuracy_is_lost,
                 ),
             ),
         ),
         Section(
-            "Which MLPs and blocks matter?", _others, opening=_others_said,
+            "Which MLPs and blocks matter?", others, opening=_others_said,
             columns=("unit", "loss", "p", "accuracy", "effect"),
             charts=(Chart(
                 "others", intervals("unit", "loss", reference=0.0),
@@ -409,21 +219,21 @@ REPORT: Final = Report(
                 "One point for each head and measure; dashed: equal. Zero, which no image produces, can raise the "
                 "loss by "
                 "more than a head's information is worth.",
-                title="Importance of every head by two measures", rows=lambda record: list(_agreeing(record)),
+                title="Importance of every head by two measures", rows=lambda record: list(agreeing(record)),
             ),),
         ),
         Section(
-            "How many heads can be removed?", lambda record: list(_removed(record)), opening=_removal,
+            "How many heads can be removed?", lambda record: list(removed(record)), opening=_removal,
             columns=("share", "least", "most", "estimated", "greedy"),
             charts=(Chart(
                 "curves", lines("share", "accuracy", of="order"),
                 "Accuracy as heads are removed one after another; bands: Wilson's 95 % intervals; dots: random "
                 "orders. A better order may exist.",
-                title="Accuracy as heads are removed, by order", rows=lambda record: list(_curves(record)),
+                title="Accuracy as heads are removed, by order", rows=lambda record: list(orders(record)),
             ),),
         ),
         Section(
-            "Do heads do each other's work?", _paired, opening=_pairs,
+            "Do heads do each other's work?", paired, opening=_pairs,
             columns=("pair", "chosen", "similarity", "both", "synergy", "p"),
             charts=(Chart(
                 "pairs", intervals("pair", "synergy", reference=0.0),
@@ -433,7 +243,7 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "Which heads have similar outputs?", _alike,
+            "Which heads have similar outputs?", alike,
             opening="The most similar outputs are those of {{ first.first }} and {{ first.second }}: linear CKA "
             "{{ first.similarity }}, where {{ 1 }} is alike and {{ 0 }} unlike.",
             columns=("first", "second", "similarity"),
@@ -441,7 +251,7 @@ REPORT: Final = Report(
                 "redundancy", matrix("first", "second", "similarity"),
                 "Linear CKA (unbiased, values below zero drawn as zero) of heads' outputs over tokens and images, by "
                 "layer and head.",
-                title="Similarity of the outputs of any two heads", rows=_square,
+                title="Similarity of the outputs of any two heads", rows=square,
             ),),
         ),
         Section(
@@ -453,16 +263,16 @@ REPORT: Final = Report(
             columns=("class_name", "images", "unit", "loss", "accuracy"),
         ),
         Section(
-            "Where do two images differ for the model?", lambda record: list(_patched(record)), opening=_patching,
+            "Where do two images differ for the model?", lambda record: list(patched(record)), opening=_patching,
             charts=(Chart(
-                "patching", _draw_patching,
+                "patching", draw_patching,
                 "Share of the logit difference restored when one head's output, or the residual stream at one token "
                 "before a block, is that of the clean image; it may exceed the whole or oppose it.",
                 title="What the clean image's activations restore",
             ),),
         ),
         Section(
-            "From which layer on can the classifier read the class?", lambda record: list(_depths(record)),
+            "From which layer on can the classifier read the class?", lambda record: list(depths(record)),
             opening=_lens,
             charts=(
                 Chart(
@@ -476,7 +286,7 @@ REPORT: Final = Report(
                     "lens_example", lines("layer", "probability", of="class_name"),
                     "An example, the first image: probabilities that the logit lens gives its five most probable "
                     "classes after each block.",
-                    title="The logit lens on one image", rows=lambda record: list(_example(record)),
+                    title="The logit lens on one image", rows=lambda record: list(example(record)),
                 ),
             ),
         ),
@@ -492,7 +302,7 @@ REPORT: Final = Report(
                 Chart(
                     "contributions_by_layer", bars("layer", "logit", of="part"),
                     "Direct contributions to the label's logit by layer: the sum of its heads, and its MLP.",
-                    title="Direct contributions by layer", rows=lambda record: list(_sums(record)),
+                    title="Direct contributions by layer", rows=lambda record: list(sums(record)),
                 ),
             ),
         ),
