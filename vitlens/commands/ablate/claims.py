@@ -309,8 +309,8 @@ def _missing(record: AblateRecord) -> Iterator[str]:
     rest = undecided(record)
     if rest and record.images >= ENOUGH:
         yield say(
-            "{{ rest|length }} of {{ n }} heads are shown neither to change the loss by {{ smallest }} nor to change it "
-            "by less{% if needed %}: about {{ needed }} would decide{% endif %}.",
+            "{{ rest|length }} of {{ n }} heads are shown neither to change the loss by {{ smallest }} nor to change "
+            "it by less{% if needed %}: about {{ needed }} would decide{% endif %}.",
             rest=rest, n=len(record.heads), smallest=record.model.smallest,
             needed=images_needed(rest, record.model.smallest, record.images),
         )  # fmt: skip
