@@ -5,6 +5,7 @@ is not used, so that no figure has to be closed.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -21,6 +22,7 @@ from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Images, Maps
+from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -170,14 +172,30 @@ def show_board(
     if tables is None:
         table = _table(values, "values")
         if bool((table < 0).any()):
-            from vitlens.figures.ablate.head_board import signed_heads
-
-            return signed_heads(values=table, title=title or "Every head", unit=unit or "value")
+            return _signed_board(table, title or "Every head", unit or "value")
         tables, unit = {"": table}, unit or "value"  # the unit is at the colour bar, the title above
     from vitlens.figures.stats.heads import head_heatmaps
 
     units = dict.fromkeys(tables, unit) if unit else None
     return head_heatmaps(values=tables, title=title or "Every head", units=units)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The value of one head."""
+
+    layer: int
+    head: int
+    value: Estimate
+
+
+def _signed_board(table: Tensor, title: str, unit: str) -> "Figure":
+    """A table with negative values in colours symmetric around 0."""
+    from vitlens.charts import board
+
+    places = [(layer, head) for layer in range(table.shape[0]) for head in range(table.shape[1])]
+    cells = [_Cell(*place, Estimate(float(table[place]), unit=unit)) for place in places]
+    return board("value", signed=True, titles=lambda _: unit)(cells, title)
 
 
 def _statistics_board(found: Statistics, names: str | Sequence[str] | None, title: str) -> "Figure":

@@ -43,7 +43,7 @@ def checked(folder: Path) -> Document:
     for section in document.sections:
         if section.sentences and section.title != METHODS:
             assert section.leading, section.title
-            assert section.sentences[0].says == "result", section.title
+            assert section.sentences[0].says in ("result", "filled"), section.title
     for verdict in document.verdicts:
         assert verdict.because
     return document
@@ -53,10 +53,6 @@ def checked(folder: Path) -> Document:
 def test_reports_of_a_small_model_are_backed(word: str, tiny_vit: Path, tmp_path: Path) -> None:
     more = ["--replace", "mean,resample,zero", "--prune", "0.25"]
     made(word, tiny_vit, tmp_path / "out", "--data", "digits", "--limit", "8", *more)
-
-
-def test_the_report_of_the_most_important_heads_is_backed(tiny_vit: Path, tmp_path: Path) -> None:
-    made("ablate", tiny_vit, tmp_path / "out", "--data", "digits", "--limit", "12", "--top", "1")
 
 
 @pytest.mark.parametrize("word", WORDS)

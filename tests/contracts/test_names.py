@@ -133,6 +133,6 @@ def test_every_bundled_model_has_its_folder():
 
 
 def test_everything_that_can_be_removed_has_a_word():
-    from vitlens.commands.ablate.ranking import REPLACED
+    from vitlens.commands.ablate.record import REPLACED
 
     assert set(REPLACED) == set(names.REPLACEMENTS)

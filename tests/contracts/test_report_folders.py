@@ -25,7 +25,6 @@ LINES = {
     "stats of two": "stats {vit} {vit}@random --data digits --limit 6",
     "ablate": "ablate {vit} --data digits --limit 12 --replace mean,zero,resample --greedy --prune 0.25",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
-    "ablate for the top": "ablate {vit} --data digits --limit 12 --top 1",
     "compare": "compare {vit} {cnn} --data digits --limit 12 --panels 3",
     "compare of one family": "compare {vit} {vit}@random --data digits --limit 8 --panels 2 --no-harder "
     "--method attention,saliency --target true",

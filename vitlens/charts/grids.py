@@ -12,7 +12,7 @@ from vitlens.figures.board import BAR_ROOM, Margins
 from vitlens.figures.board import board as panels
 from vitlens.figures.gaps import no_value_patch
 from vitlens.figures.overlay import Scale, colour_bar, is_constant
-from vitlens.figures.signed import draw_dots, name_heads, symmetric_scale
+from vitlens.figures.signed import clipped_scale, draw_dots, name_heads, symmetric_scale
 from vitlens.figures.style import COUNTS, MAGNITUDE, SIGNED, SMALL, WIDE, heading, sheet, shortened, styled
 from vitlens.report.numbers import number
 
@@ -25,11 +25,13 @@ def board(
     signed: bool = False,
     marked: Callable[[Any], bool] | None = None,
     ranges: Callable[[str], tuple[float, float] | None] | None = None,
+    least: float = 0.0,
 ) -> Draw:
     """A map of layers (down) by heads (across) for each of at most six columns, each with its colour bar.
 
     Rows have a layer and a head. values: names of columns, or a function that gives them when the board is drawn;
-    titles: of each by name; marked: the cells with a dot; ranges: of the colours, where not that of the values.
+    titles: of each by name; marked: the cells with a dot; ranges: of the colours, where not that of the values;
+    signed: colours symmetric around 0, at least up to `least`; a few extreme values lie beyond them, as the bar shows.
     """
 
     @styled
@@ -49,7 +51,7 @@ def board(
             dots[row.layer, row.head] = marked(row)  # type: ignore[misc]
         for index, (axes, name, head) in enumerate(zip(drawn.panels, known, heads)):
             cells = _cells(rows, numbers(rows, name)[0], shape)
-            scale = symmetric_scale([cells]) if signed else _scale(cells, ranges(name) if ranges else None)
+            scale = clipped_scale(cells, least=least) if signed else _scale(cells, ranges(name) if ranges else None)
             colours = SIGNED if signed else MAGNITUDE
             axes.add_patch(no_value_patch(transform=axes.transAxes, zorder=-1))
             axes.imshow(cells, cmap=colours, norm=scale.norm, aspect="auto")
@@ -108,8 +110,10 @@ def matrix(
                 ink = "white" if (abs(light - 0.5) > 0.4 if signed else light > 0.6) else "black"
                 axes.text(at[1], at[0], text, ha="center", va="center", fontsize=SMALL, color=ink)
         turned = 45 if sum(map(len, names[1])) > 60 else 0
-        axes.set_xticks(range(len(names[1])), [shortened(name) for name in names[1]], rotation=turned)
-        axes.set_yticks(range(len(names[0])), [shortened(name) for name in names[0]])
+        for axis, known, room in ((axes.xaxis, names[1], 24), (axes.yaxis, names[0], 36)):
+            places = range(0, len(known), -(-len(known) // room))
+            axis.set_ticks(places, labels=[shortened(known[place]) for place in places])
+        axes.tick_params(axis="x", rotation=turned)
         axes.set(xlabel=label(rows, across), ylabel=label(rows, down))
         axes.spines[:].set_visible(False)
         figure.colorbar(shown, ax=axes, label=label(rows, cell), shrink=0.8)

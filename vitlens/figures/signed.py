@@ -1,21 +1,22 @@
 """Signed maps, white at 0: their colours, colour bar, dots, and the labels of layers and heads."""
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from vitlens.errors import InputError
-from vitlens.figures.gaps import no_value_patch, require_shape
-from vitlens.figures.inputs import Array, as_array
-from vitlens.figures.overlay import Scale, colour_bar, with_common_decimals
+from vitlens.figures.gaps import no_value_patch
+from vitlens.figures.inputs import Array
+from vitlens.figures.overlay import Scale, colour_bar
 from vitlens.figures.style import SIGNED
 
 Marks = NDArray[np.bool_]
+_FEW: Final = 12  # number of values below which none counts as extreme
+_FAR: Final = 3.0  # times the usual magnitude, from which on a value lies beyond the colours
 BESIDE: Final = 0.94  # inch to the right of a signed map for its colour bar with numbers and label
 
 
@@ -24,6 +25,17 @@ def symmetric_scale(values: Iterable[Array], *, least: float = 0.0) -> Scale:
     most = max((float(np.abs(array[~np.isnan(array)]).max(initial=0.0)) for array in values), default=0.0)
     most = max(most, least)
     return Scale(0.0 - most, most)
+
+
+def clipped_scale(values: Array, *, least: float = 0.0) -> Scale:
+    """A symmetric scale up to the 98th percentile (or the second greatest) where the greatest is more than three times
+    that; the arrows of its bar show it."""
+    scale = symmetric_scale([values], least=least)
+    every = np.sort(np.abs(values[~np.isnan(values)]))
+    if len(every) < _FEW:
+        return scale
+    usual = max(least, float(every[min(len(every) - 2, int(0.98 * len(every)))]))
+    return Scale(0.0 - usual, usual, clipped=True) if 0 < _FAR * usual < scale.high else scale
 
 
 def draw_signed(axes: Axes, values: Array, scale: Scale) -> None:
@@ -52,11 +64,6 @@ def signed_bar(axes: Axes, scale: Scale, label: str) -> None:
     colour_bar(axes, scale=scale, label=words, colours=SIGNED, both=True)
 
 
-def rounded(values: Sequence[float]) -> list[str]:
-    """As with_common_decimals, but without "-0.0"."""
-    return [word if float(word) else word.lstrip("-") for word in with_common_decimals(values)]
-
-
 def name_heads(axes: Axes, shape: tuple[int, ...]) -> None:
     """Label layers (down) and heads (across) from 0, as many as there is room for."""
     figure = axes.get_figure(root=True)
@@ -71,12 +78,3 @@ def number_places(axis: Axis, count: int, room: float) -> None:
     """Label as many indices, from 0, as there is room for."""
     places = range(0, count, -(-count // max(1, int(room))))
     axis.set_ticks(places, labels=[str(place) for place in places])
-
-
-def as_marks(marked: ArrayLike, *, name: str, values: Array) -> Marks:
-    """Booleans, one per value. Raises InputError for another shape, and for true where the value is NaN."""
-    marks: Marks = as_array(marked, name=name, axes=[str(length) for length in values.shape]) != 0
-    require_shape(marks, values, name)
-    if np.isnan(values[marks]).any():
-        raise InputError(f"expected a value wherever {name} is true, found NaN")
-    return marks

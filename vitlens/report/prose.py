@@ -5,6 +5,7 @@
     {{ gain|points }}                 "3.1 points (1.0 to 5.2, n = 300)", of a difference of fractions
     {{ heads|names }} {{ heads|are }} "**L0.H1** and **L0.H3** are"
     {{ labels|counts }}               "9 mixed, 5 uniform" of a mapping from names to numbers
+    {{ note|whole }}                  a remark of a measurement, escaped and not shortened
 
 A template tests what is there and counts it; arithmetic and rules are Python's (tests/contracts/test_sections.py).
 """
@@ -98,6 +99,7 @@ _FILTERS: Final = {
     "s": _by_count("", "s"),
     "time": lambda value: Marked(in_time(value)),
     "value": value_of,
+    "whole": lambda text: Marked(protected(visible(str(text)))),
 }
 
 

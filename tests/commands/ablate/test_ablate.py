@@ -8,39 +8,18 @@ import pytest
 import torch
 from PIL import Image
 
+import vitlens
 from tests.simulated_processes import run_in_processes
 from vitlens.analysis.ablation import joint as analysis
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.ablation.importance import summarise
 from vitlens.analysis.patching.corruption import corrupt
 from vitlens.cli.main import run as main
-from vitlens.commands.ablate.judgement import fewest_images
+from vitlens.commands.ablate.claims import agreement_shown
 from vitlens.commands.ablate.measure import measure
 from vitlens.commands.ablate.options import AblateOptions
-from vitlens.commands.ablate.ranking import (
-    Ranking,
-    most_harmful_to_remove,
-    ranked_rows,
-    ranking_of,
-)
-from vitlens.commands.ablate.record import (
-    ACCURACY,
-    CLASS_HEADS,
-    CURVES,
-    DELTA_LOSS,
-    EFFECT_ARRAYS,
-    NOTES,
-    PAIRS,
-    PATCHING,
-    PATCHING_ARRAYS,
-    PRUNED,
-    PRUNED_HEADS,
-    RECORD,
-    REMOVABLE,
-    UNITS,
-)
-from vitlens.commands.ablate.record.rows import UnitRow, unit_place
-from vitlens.commands.registry import COMMANDS
+from vitlens.commands.ablate.record import AblateRecord, fewest_images
+from vitlens.commands.ablate.report import REPORT
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
@@ -48,13 +27,14 @@ from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.files import read_run
 from vitlens.models.loading import load
 from vitlens.models.saved import save
-from vitlens.records import Record
+from vitlens.record import flat
+from vitlens.uncertainty import LEVEL
 
 RUN = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True)
 PLAIN = AblateOptions("", data="digits", curves=False, pairs=0, patch=False, run=RUN)
 
 
-def run(model: Path | str, out: Path | None, options: AblateOptions = PLAIN, **changes: object) -> Record:
+def run(model: Path | str, out: Path | None, options: AblateOptions = PLAIN, **changes: object) -> AblateRecord:
     """The record of a run, with other options, or other run options, than those given."""
     own = {name: changes.pop(name) for name in ("limit", "seed", "batch_size") if name in changes}
     report = measure(replace(options, model=str(model), run=replace(options.run, out=out, **own), **changes))
@@ -68,15 +48,33 @@ def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
     units = units_of(model)
     effects = measure_effects(model, batch.images, batch.labels, units, replace="zero")
     importance = summarise(effects, groups=split.groups)
-    for index, unit in enumerate(units):
-        metric = record.metric(DELTA_LOSS(model="tiny-vit", **unit_place(unit.name)))
-        assert metric.value == pytest.approx(importance.loss.mean[index].item(), rel=1e-4, abs=1e-6)
-        assert metric.low <= metric.value <= metric.high
-        assert record.rows(UNITS)[index].loss.value == pytest.approx(metric.value)
-    assert [row.unit for row in record.rows(UNITS)] == [unit.name for unit in units]
-    arrays = record.arrays(EFFECT_ARRAYS, replace="zero")
+    for index, (unit, row) in enumerate(zip(units, record.units, strict=True)):
+        part = unit.kind if unit.head is None else unit.head
+        assert (row.kind, row.layer, row.head) == (unit.kind, unit.layer, unit.head)
+        for name, own, change in (("loss", row.loss, importance.loss), ("accuracy", row.accuracy, importance.accuracy)):
+            assert record.metric(f"importance/tiny-vit/delta_{name}/{unit.layer}/{part}") == own
+            assert own.value == pytest.approx(change.mean[index].item(), rel=1e-4, abs=1e-6)
+            assert own.low <= own.value <= own.high
+        assert row.matters == (row.p <= LEVEL)
+    heads = [row for row in record.units if row.kind == "head"]
+    assert record.metric("heads_that_matter/tiny-vit").value == np.mean([row.matters for row in heads])
+    assert record.metric("heads_without_effect/tiny-vit").value == np.mean([r.effect == "no effect" for r in heads])
+    arrays = record.effects["zero"]
+    assert arrays.units.tolist() == [row.unit for row in record.units]
+    assert heads[3].unit == "L1.H1"
     np.testing.assert_allclose(arrays.delta_loss, effects.delta_loss.numpy(), rtol=1e-3, atol=1e-5)
     assert not (tmp_path / "out" / "progress").exists()
+    assert vitlens.read(tmp_path / "out").table("units") == list(record.units)
+
+
+def test_one_row_holds_every_replacement(tiny_vit, tmp_path):
+    record = run(tiny_vit, tmp_path / "out", replace=("mean", "zero"))
+    alone = run(tiny_vit, tmp_path / "zero", replace=("zero",))
+    for row, other in zip(record.units, alone.units, strict=True):
+        assert row.other_losses["zero"].value == pytest.approx(other.loss.value, abs=1e-6)
+        assert row.other_effects["zero"] == other.effect
+        assert flat(row)["other_losses_zero"] == row.other_losses["zero"].value
+    assert record.metrics.keys() - alone.metrics.keys() == {"forward_equivalents/tiny-vit/mean"}
 
 
 class KilledError(Exception):
@@ -105,7 +103,7 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at(tiny_vit, tmp_path, monkeyp
     first = len(calls)
     assert again.status == "done"
     assert again.metrics == whole.metrics  # also the forward equivalents: recalled outcomes are counted at their cost
-    assert all(again.rows(table) == whole.rows(table) for table in RECORD.tables)
+    assert again.tables == whole.tables
     calls.clear()
     run(tiny_vit, tmp_path / "anew")
     assert first == len(calls) - stored  # what was stored was not measured again
@@ -149,20 +147,22 @@ def test_resume_refuses_other_images_of_the_same_number(tiny_vit, tmp_path, monk
 
 def test_one_image_has_no_interval_and_no_test(tiny_vit, tmp_path):
     record = run(tiny_vit, tmp_path / "out", limit=1)
-    assert record.metric(DELTA_LOSS(model="tiny-vit", layer=0, part=0)).low is None
-    assert {row.p_holm for row in record.rows(UNITS)} == {None}
-    assert ranking_of(record.rows(UNITS)) is Ranking.UNTESTED
+    assert record.metric("importance/tiny-vit/delta_loss/0/0").low is None
+    assert {(row.p, row.effect) for row in record.units} == {(None, "undecided")}
+    document = REPORT(record)
+    assert not document.claims
+    assert not document.first.answer
 
 
 def test_a_pruned_model_is_a_model_for_other_commands(tiny_vit, tmp_path):
     record = run(tiny_vit, tmp_path / "out", prune=0.25, save=tmp_path / "pruned", replace=("zero",))
-    whole, pruned = record.rows(PRUNED)
+    whole, pruned = record.pruned
     assert (whole.heads, pruned.heads) == (4, 3)
     assert pruned.parameters < whole.parameters
     again = load(str(tmp_path / "pruned"))
     assert again.parameter_count() == pruned.parameters
-    [cut] = record.rows(PRUNED_HEADS)
-    least = min((row for row in record.rows(UNITS) if row.kind == "head"), key=lambda row: row.delta_loss)
+    [cut] = record.pruned_heads
+    least = min(record.heads, key=lambda row: row.loss.value)
     assert (cut.layer, cut.heads) == (least.layer, (least.head,))
 
 
@@ -196,9 +196,9 @@ def test_a_note_says_that_all_images_are_misclassified(tmp_path):
     model.module.head.weight.data.neg_()
     save(model, tmp_path / "wrong" / "model.safetensors")
     record = run(tmp_path / "wrong", tmp_path / "out")
-    [note] = record.rows(NOTES)
-    assert note.about == "measurement"
-    assert note.note in (tmp_path / "out" / "report.md").read_text()
+    [note] = record.model.notes
+    assert "none of the 12 images" in note
+    assert note[1:] in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_folders_named_by_some_of_the_models_classes(tiny_vit, tmp_path):
@@ -210,7 +210,7 @@ def test_folders_named_by_some_of_the_models_classes(tiny_vit, tmp_path):
             picture = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
             Image.fromarray(picture).save(place / f"{int(batch.indices[0])}.png")
     record = run(tiny_vit, tmp_path / "out", data=str(tmp_path / "data"))
-    assert sorted(set(record.arrays(EFFECT_ARRAYS, replace="mean").labels.tolist())) == [3, 9]
+    assert sorted(set(record.effects["mean"].labels.tolist())) == [3, 9]
 
 
 def typed(model: Path, out: Path, *more: str) -> int:
@@ -222,11 +222,10 @@ def test_few_images_take_another_replacement_than_their_mean(images, by, tiny_vi
     out = tmp_path / "out"
     assert typed(tiny_vit, out, "--data", "digits", "--limit", str(images), "--units", "head") == 0
     record = read(read_run(out))
-    assert record.options(AblateOptions).replace == (by,)
-    assert {row.replace for row in record.rows(UNITS)} == {by}
-    reasons = [row.note for row in record.rows(NOTES) if row.about == "replacement"]
-    assert len(reasons) == (by != "mean")
-    assert all(reason in (out / "report.md").read_text()[:500] for reason in reasons)
+    assert record.options["replace"] == [by]
+    assert {row.replace for row in record.units} == {record.model.replace} == {by}
+    assert bool(record.model.reason) == (by != "mean")
+    assert record.model.reason in (out / "report.md").read_text()
 
 
 def test_a_mean_over_few_images_is_refused_where_it_is_asked_for(tiny_vit, tmp_path, capsys):
@@ -243,10 +242,10 @@ def test_heads_without_a_significant_effect_are_not_ranked(tiny_vit, tmp_path):
     out = tmp_path / "out"
     assert typed(tiny_vit, out, "--data", "digits", "--limit", "5", "--prune", "0.5") == 0
     record = read(read_run(out))
-    assert not list(record.all(REMOVABLE))
-    assert not any(record.rows(table) for table in (CURVES, PAIRS, CLASS_HEADS))
+    assert record.model.removable is None
+    assert (record.curves, record.pairs, record.classes, agreement_shown(record)) == ((), (), (), [])
     drawn = {path.stem for path in (out / "figures").glob("*.png")}
-    assert drawn == {"importance", "importance_accuracy", "redundancy"}
+    assert drawn == {"importance", "others", "redundancy"}
 
 
 def test_own_photographs_are_ablated_with_the_predictions_as_labels(tiny_vit, pictures, tmp_path, capsys):
@@ -255,31 +254,18 @@ def test_own_photographs_are_ablated_with_the_predictions_as_labels(tiny_vit, pi
     assert "--predicted" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert typed(tiny_vit, tmp_path / "out", *given, "--predicted") == 0
-    right = read(read_run(tmp_path / "out")).metric(ACCURACY(model="tiny-vit"))
+    right = read(read_run(tmp_path / "out")).metric("accuracy/tiny-vit")
     assert (right.value, right.n) == (1.0, 3)
 
 
 def test_resampling_does_not_depend_on_the_batches(tiny_vit, tmp_path):
     """A last batch of one image has no other image in it."""
     one, two = (run(tiny_vit, tmp_path / str(size), replace=("resample",), batch_size=size, limit=9) for size in (9, 4))
-    for parts, metric in one.all(DELTA_LOSS):
-        assert two.metric(DELTA_LOSS(**parts)).value == pytest.approx(metric.value, abs=1e-5), parts
+    for row, other in zip(one.units, two.units, strict=True):
+        assert other.loss.value == pytest.approx(row.loss.value, abs=1e-5), row.unit
 
 
-def row(kind: str, rise: float, p: float | None) -> UnitRow:
-    matters = p is not None and p <= 0.05
-    return UnitRow("mean", f"{kind}/0", kind, 0, None, rise, None, None, p, matters, 0.0, None, None, None, None)
-
-
-def test_a_ranking_needs_an_effect():
-    significant, uncertain, harmful = row("head", 0.5, 0.01), row("head", 0.9, 0.2), row("head", -0.5, 0.01)
-    assert ranking_of([significant, uncertain]) is Ranking.SHOWN
-    assert ranking_of([uncertain]) is Ranking.NO_EFFECT
-    assert ranking_of([]) is Ranking.NO_EFFECT
-    assert ranking_of([row("head", 0.5, None)]) is Ranking.UNTESTED
-    assert most_harmful_to_remove([uncertain, harmful, significant], "head") == [significant]
-    block = row("block", 3.0, 0.2)
-    assert ranked_rows([significant, uncertain, block]) == [significant, uncertain]
+def test_a_ranking_needs_enough_images():
     # two-sided sign flips of n images: 2 / 2^n, times Holm's number of units
     assert [fewest_images(units) for units in (1, 36, 144)] == [6, 11, 13]
     assert 36 * 2 / 2**11 <= 0.05 < 36 * 2 / 2**10
@@ -288,8 +274,21 @@ def test_a_ranking_needs_an_effect():
 def test_the_images_of_clean_and_corrupted_have_their_file_names(pictures, tmp_path):
     shown = {"clean": pictures / "0.png", "corrupted": pictures / "1.png"}
     options = replace(PLAIN, patch=True, units=("head",), replace=("zero",), **shown)
-    [patching] = run("vit-digits", tmp_path / "out", options, limit=2).rows(PATCHING)
+    [patching] = run("vit-digits", tmp_path / "out", options, limit=2).patching
     assert (patching.clean, patching.corrupted, patching.corruption) == ("0.png", "1.png", "")
+
+
+def test_contributions_sum_to_the_logit_and_curves_begin_at_the_whole_model(tmp_path):
+    options = replace(PLAIN, patch=True, curves=True, units=("head",), replace=("zero",))
+    record = run("vit-digits", tmp_path / "out", options, limit=20, batch_size=20)
+    [logit] = record.logit
+    assert sum(row.logit for row in record.contributions) == pytest.approx(logit.logit, abs=1e-4)
+    assert logit.largest_gap < 1e-3
+    assert record.lens[-1].accuracy.value == pytest.approx(record.model.accuracy.value)
+    assert sum(record.lens[-1].example.values()) <= 1 + 1e-6
+    for count in (0, len(record.heads)):
+        ends = {(row.accuracy.value, row.loss) for row in record.curves if row.removed == count}
+        assert len(ends) == 1  # of every order
 
 
 @pytest.mark.slow
@@ -297,15 +296,13 @@ def test_the_default_pair_is_an_image_and_its_corrupted_copy(tmp_path):
     """So that a position in one is that of the other."""
     options = replace(PLAIN, patch=True, units=("head",), replace=("zero",))
     record = run("vit-digits", tmp_path / "out", options, limit=4)
-    [patching] = record.rows(PATCHING)
-    arrays = record.arrays(PATCHING_ARRAYS)
+    [patching], arrays = record.patching, record.patched
     clean, corrupted = (torch.from_numpy(image)[None] for image in (arrays.clean, arrays.corrupted))
     torch.testing.assert_close(corrupt(clean, patching.corruption), corrupted)
     assert patching.corrupted.startswith(f"{patching.clean}, ")
     assert patching.target == patching.clean != patching.other
     assert patching.difference_clean > 0 > patching.difference_corrupted
-    [figure] = [figure for figure in COMMANDS["ablate"].report(record).figures if figure.name == "patching"]
-    assert "the same image" in figure.caption
+    assert "patching" in {figure.name for figure in REPORT(record).figures}
 
 
 @pytest.mark.parametrize(
@@ -313,7 +310,6 @@ def test_the_default_pair_is_an_image_and_its_corrupted_copy(tmp_path):
     [
         ({"clean": Path("a.png")}, "--clean and --corrupted together"),
         ({"save": Path("there")}, "--save with --prune"),
-        ({"prune": 0.5, "top": 2}, "--prune or --top"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(options, message):

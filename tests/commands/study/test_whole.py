@@ -61,9 +61,8 @@ def test_a_preset_is_trained_evaluated_and_its_statistics_read(tiny_vit, tmp_pat
     assert all(head.described and head.objects and head.objects.estimate.n == 10 for head in heads.values())
     assert document.explorer is not None
     ablated = json.loads((out / "chapters/ablate-mine/results.json").read_text())["tables"]["units"]
-    place = ("head", 1, 0, "mean")
-    (one,) = [row for row in ablated if (row["kind"], row["layer"], row["head"], row["replace"]) == place]
-    assert document.explorer.importance[1, 0] == pytest.approx(one["delta_loss"])
+    (one,) = [row for row in ablated if row["unit"] == "L1.H0"]
+    assert document.explorer.importance[1, 0] == pytest.approx(one["loss"]["value"])
     whole_folder(out, "study", drawn=False)
 
 
@@ -106,9 +105,8 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     assert document.explorer is not None  # of the attention chapter's images, with what other chapters found of heads
     assert [image.weights is None for image in document.explorer.images] == [False] * 4 + [True] * 6
     ablated = json.loads((out / "chapters/ablate-mine/results.json").read_text())["tables"]["units"]
-    place = ("head", 1, 0, "mean")
-    (one,) = [row for row in ablated if (row["kind"], row["layer"], row["head"], row["replace"]) == place]
-    assert document.explorer.importance[1, 0] == pytest.approx(one["delta_loss"])
+    (one,) = [row for row in ablated if row["unit"] == "L1.H0"]
+    assert document.explorer.importance[1, 0] == pytest.approx(one["loss"]["value"])
     assert all(all(layer) for layer in document.explorer.labels)
     whole_folder(out, "study", drawn=False)
 

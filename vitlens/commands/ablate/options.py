@@ -23,12 +23,12 @@ class AblateOptions:
     """What is removed, what replaces its output, and what is measured beyond the importance.
 
     predicted: use the model's predictions as labels; replace: replacements, the first of which figures show (none: the
-    mean, or another one for few images); units: the kinds of units to remove; top: only find that many most important
-    heads, by sequential elimination; resume: the folder of a stopped run of the same model, data and options; curves:
-    remove heads one after another; greedy: also rank them again after each removal; pairs: the number of most important
-    heads that are removed in pairs, and of pairs of heads with the most similar outputs (0: neither); patch: activation
-    patching, logit lens and direct logit attribution; clean, corrupted: the two images of the patching (None: two of
-    the data, of different classes); prune: the share of heads to prune; save: where the pruned model is written.
+    mean, or another one for few images); units: the kinds of units to remove; resume: the folder of a stopped run of
+    the same model, data and options; curves: remove heads one after another; greedy: also rank them again after each
+    removal; pairs: the number of most important heads that are removed in pairs, and of pairs of heads with the most
+    similar outputs (0: neither); patch: activation patching, logit lens and direct logit attribution; clean, corrupted:
+    the two images of the patching (None: two of the data, of different classes); prune: the share of heads to prune;
+    save: where the pruned model is written.
     """
 
     model: str = one_model()
@@ -44,13 +44,6 @@ class AblateOptions:
     )
     units: tuple[UnitKind, ...] = choices(
         "--units", f"What is removed: {', '.join(UNIT_KINDS)}.", UNIT_KINDS, default=UNIT_KINDS
-    )
-    top: int | None = option(
-        "--top",
-        "Only find the K most important heads, at a fraction of the cost.",
-        default=None,
-        metavar="K",
-        low=1,
     )
     resume: Path | None = option("--resume", "Go on with a run that was stopped.", default=None, metavar="FOLDER")
     curves: bool = option("--curves/--no-curves", "Remove heads one after another.", default=True, panel=_MORE)
@@ -82,5 +75,3 @@ class AblateOptions:
             raise InputError("expected --clean and --corrupted together, found one of them; give both images, or none")
         if self.save is not None and self.prune is None:
             raise InputError("expected --save with --prune X, found no --prune; e.g. --prune 0.25 --save pruned")
-        if self.prune is not None and self.top is not None:
-            raise InputError("expected --prune or --top, found both; pruning needs the importance of every head")

@@ -104,15 +104,21 @@ class Run(Generic[Options]):
         """The numbers of a batch's images among those of all processes."""
         return self.processes.index + batch.indices * self.processes.count
 
-    def folder(self, title: str = "", **more: object) -> "AbstractContextManager[Writing]":
+    def folder(
+        self, title: str = "", *, resume: Path | None = None, **more: object
+    ) -> "AbstractContextManager[Writing]":
         """The run's folder, a context manager; in all processes but the first one that writes nothing.
 
-        title: "Attention heads of", to which models and data are appended; more: further entries of config.json.
+        title: "Attention heads of", to which models and data are appended; resume: the folder of a stopped run, in
+        which this one goes on; more: further entries of config.json.
         """
         if not self.first:
             return nullcontext(Writing(None))
         split = self.splits[0] if self.splits else None
         named = f"{title} {' and '.join(self.aliases)}"
+        config = settings(self.options, self.run, models=self.models, split=split, **more)
+        if resume is not None:
+            return _Entered(RunFolder.reopen(resume, needs={"data": None}, config=config))
         return _Entered(
             RunFolder.create(
                 self.command,
@@ -121,7 +127,7 @@ class Run(Generic[Options]):
                 out=self.run.out,
                 overwrite=self.run.overwrite,
                 formats=self.run.formats,
-                config=settings(self.options, self.run, models=self.models, split=split, **more),
+                config=config,
             )
         )
 

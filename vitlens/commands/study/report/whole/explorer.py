@@ -41,6 +41,6 @@ def _with_heads(study: Study, alias: str, explorer: Explorer) -> Explorer:
     labels = [[""] * heads for _ in range(layers)]
     for (layer, head), described in known.items():
         if layer < layers and head < heads:
-            importance[layer, head] = described.main.delta_loss
+            importance[layer, head] = described.main.loss.value
             labels[layer][head] = described.label
     return replace(explorer, labels=tuple(map(tuple, labels)), importance=importance)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.commands.ablate.record import UNITS
-from vitlens.commands.ablate.record.rows import UnitRow
+from vitlens.commands.ablate.record import UnitRow
 from vitlens.commands.attention.drawn import pixels
 from vitlens.commands.scaffold.maps.on_object import HEAD, OnObjectRow
 from vitlens.commands.scaffold.sheets import sheets
@@ -19,12 +18,12 @@ from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.names import Replacement
 from vitlens.report.document import FigureSpec, Sentence, Table
 from vitlens.report.numbers import in_words, percent
+from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST: Final = 5  # heads that are named
-_ORDER: Final = ("mean", "zero", "resample")  # replacements, the preferred one first
 _SHORT: Final[Mapping[str, str]] = MappingProxyType({"resample": "res."})  # twelve heads stand in a row
 Head = tuple[int, int]
 Maps = Mapping[Head, NDArray[np.floating]]
@@ -32,11 +31,11 @@ Maps = Mapping[Head, NDArray[np.floating]]
 
 @dataclass(frozen=True)
 class KnownHead:
-    """One head of a ViT as the chapters describe it: its statistics, its ablation by replacement, its object share."""
+    """One head of a ViT as the chapters describe it: its statistics, its ablation, its share of the object."""
 
     name: str
     described: HeadRow | None
-    ablated: Mapping[Replacement, UnitRow]
+    main: UnitRow
     objects: OnObjectRow | None
 
     @property
@@ -45,14 +44,14 @@ class KnownHead:
         return "not labelled" if self.described is None or self.described.label is None else self.described.label
 
     @property
-    def main(self) -> UnitRow:
-        """Its ablation with the preferred replacement."""
-        return self.ablated[min(self.ablated, key=_ORDER.index)]
+    def ablated(self) -> Mapping[Replacement, tuple[Estimate, bool]]:
+        """The rise of the loss with each replacement, and whether it is significant."""
+        return self.main.losses
 
     @property
     def rows(self) -> tuple[object, ...]:
         """Everything that is known of it."""
-        return (self.described, self.objects, *self.ablated.values())
+        return (self.described, self.objects, self.main)
 
 
 def head_board(study: Study, alias: str) -> Iterator[FigureSpec]:
@@ -79,7 +78,7 @@ def head_board(study: Study, alias: str) -> Iterator[FigureSpec]:
 
 def head_table(study: Study, alias: str) -> Table | None:
     """The same numbers, the most important heads first."""
-    heads = sorted(known_heads(study, alias).values(), key=lambda head: -head.main.delta_loss)
+    heads = sorted(known_heads(study, alias).values(), key=lambda head: -head.main.loss.value)
     if not heads:
         return None
     columns = {"head": lambda head: head.name, "label": lambda head: head.label}
@@ -96,7 +95,7 @@ def head_sentences(study: Study, alias: str) -> Iterator[Sentence]:
     heads = known_heads(study, alias)
     if not heads:
         return
-    ranked = sorted(heads.values(), key=lambda head: -head.main.delta_loss)
+    ranked = sorted(heads.values(), key=lambda head: -head.main.loss.value)
     significant = [head for head in ranked if head.main.matters][:_MOST]
     if not significant:
         text = f"No head of {alias} changes the loss significantly when it alone is ablated."
@@ -110,22 +109,18 @@ def known_heads(study: Study, alias: str) -> Mapping[Head, KnownHead]:
     """The heads of a ViT that were ablated, with what the other chapters know of them."""
     stats, ablate, attention = (study.about(word, alias) for word in ("stats", "ablate", "attention"))
     described = () if stats is None else stats.record.heads
-    ablated = () if ablate is None else ablate.record.rows(UNITS)
+    ablated = () if ablate is None else ablate.record.heads
     objects = () if attention is None else attention.record.on_object
     by_place = {(row.layer, row.head): row for row in described if row.model == alias}
     on_object = {(row.layer, row.head): row for row in objects if row.maps == HEAD}
-    found: dict[Head, dict[Replacement, UnitRow]] = {}
-    for row in ablated:
-        if row.head is not None:
-            found.setdefault((row.layer, row.head), {})[row.replace] = row
     return {
-        place: KnownHead(f"L{place[0]}.H{place[1]}", by_place.get(place), rows, on_object.get(place))
-        for place, rows in found.items()
-    }
+        place: KnownHead(row.unit, by_place.get(place), row, on_object.get(place))
+        for row in ablated for place in [(row.layer, row.head)]
+    }  # fmt: skip
 
 
 def _rise(kind: Replacement, head: KnownHead) -> object:
-    return head.ablated[kind].loss
+    return head.ablated[kind][0]
 
 
 def _maps(study: Study, alias: str) -> tuple[NDArray[np.floating] | None, Maps]:
@@ -147,7 +142,7 @@ def _draw(heads: Mapping[Head, KnownHead], image: NDArray[np.floating] | None, m
 
 
 def _numbers(head: KnownHead) -> Iterator[tuple[str, bool]]:
-    for kind, row in head.ablated.items():
-        yield f"{_SHORT.get(kind, kind)} {row.delta_loss:+.2f}", row.matters
+    for kind, (loss, significant) in head.ablated.items():
+        yield f"{_SHORT.get(kind, kind)} {loss.value:+.2f}", significant
     if head.objects is not None:
         yield f"object {percent(head.objects.estimate.value)}", False

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vitlens.commands.ablate.record import CURVES
 from vitlens.commands.compare.record import HARDENED
 from vitlens.commands.evaluate.record import DIFFERENCE
 from vitlens.commands.explain.record import CHECKS, LEAGUE
@@ -117,16 +116,19 @@ def _local_heads(study: Study) -> Judgement | None:
 
 def _removable(study: Study) -> Judgement | None:
     chapter = next(study.of("ablate"), None)
-    rows = [] if chapter is None else [row for row in chapter.record.rows(CURVES) if row.order == "least first"]
-    if not rows or rows[0].low is None:
+    rows = [] if chapter is None else [row for row in chapter.record.curves if row.order == "least first"]
+    if not rows or rows[0].accuracy.low is None:
         return None
     whole = rows[0]
-    kept = [row for row in rows if row.high is not None and row.high >= whole.accuracy and row.removed]
+    kept = [
+        row for row in rows
+        if row.accuracy.high is not None and row.accuracy.high >= whole.accuracy.value and row.removed
+    ]  # fmt: skip
     most = max(kept, key=lambda row: row.removed, default=None)
     if most is None:
         return Judgement("contradicted", f"removing {rows[1].removed} heads lowers the accuracy", tuple(rows[:2]))
     state: State = "confirmed" if most.share >= _ENOUGH else "contradicted"
-    kept_accuracy = in_words(Estimate(most.accuracy, most.low, most.high, most.n))
+    kept_accuracy = in_words(most.accuracy)
     evidence = f"without {most.removed} heads ({percent(most.share)}) the accuracy is {kept_accuracy}"
     return Judgement(state, evidence, (most, whole))
 

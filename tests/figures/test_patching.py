@@ -5,7 +5,7 @@ from matplotlib import colormaps
 
 from tests.figures.reading import colour_at, cut_off, overlapping, panel, texts
 from vitlens.errors import InputError
-from vitlens.figures.ablate.patching import patching_maps
+from vitlens.figures.patching import patching_maps
 from vitlens.figures.style import SIGNED
 
 NAN = float("nan")

@@ -1,4 +1,4 @@
-"""The model, the images and the stored outcomes that all parts of a run of `vitlens ablate` share."""
+"""The model, the images and the stored outcomes that all measurements of `vitlens ablate` share."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Unit
+from vitlens.analysis.ablation.importance import MeanChange
 from vitlens.analysis.ablation.joint import BatchOutcomes
 from vitlens.analysis.ablation.replacements import other_images
 from vitlens.analysis.answers.evaluate import fitting_batch_size
@@ -21,12 +22,13 @@ from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.processes import Processes
+from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
-class AblationRun:
-    """labels: (n,), columns of the model's logits; options: with their default replacement chosen; run: the run
-    options of this process."""
+class Bench:
+    """What is measured on. labels: (n,), columns of the model's logits; options: with their default replacement chosen;
+    run: the run options of this process."""
 
     model: Model
     split: Split
@@ -136,3 +138,17 @@ def finite(value: Tensor | float) -> float | None:
     """A number for a row: None for NaN and infinities."""
     number = float(value)
     return number if np.isfinite(number) else None
+
+
+def estimate_of(change: MeanChange, index: int, n: int, unit: str) -> Estimate:
+    """One mean change with its interval; without one where it is not defined."""
+    low, high = finite(change.low[index]), finite(change.high[index])
+    if low is None or high is None:
+        low = high = None
+    return Estimate(float(change.mean[index]), low, high, n, unit)
+
+
+def name_of(unit: Unit) -> str:
+    """A unit as it is recorded: L3.H7, L3.MLP, L3.block."""
+    part = f"H{unit.head}" if unit.kind == "head" else "MLP" if unit.kind == "mlp" else unit.kind
+    return f"L{unit.layer}.{part}"

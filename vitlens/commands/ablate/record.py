@@ -1,0 +1,401 @@
+"""What `vitlens ablate` records. A unit is a head (L3.H7), an MLP (L3.MLP) or a block (L3.block), counted from 0."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.analysis.heads.labels import LABELS
+from vitlens.archives import Form
+from vitlens.commands.scaffold.head_words import head_words
+from vitlens.names import Replacement, UnitKind
+from vitlens.record import Record, arrays, col, table
+from vitlens.uncertainty import LEVEL, Estimate, widened
+
+Judged = Literal["effect", "no effect", "undecided"]
+
+FIRST_ORDER: Final = "first-order"  # the name of the gradient estimate among rankings and orders of removal
+LOSS: Final = 0.01  # nats: the probability of the label falls by 1 %, in the geometric mean over images
+OF_CLEAN: Final = 0.01  # of the clean loss: for models with a high one
+REPLACED: Final[dict[Replacement, str]] = {
+    "mean": "its mean over the data",
+    "zero": "zero",
+    "resample": "its output on another image",
+}
+CORRUPTED: Final = {"blur": "blurred", "shuffle": "tiles shuffled", "noise": "with noise"}  # a corrupted copy, in words
+
+
+def smallest_effect(clean_loss: float) -> Estimate:
+    """The smallest change of the mean loss that is worth reporting, nats: LOSS or OF_CLEAN, whichever is larger."""
+    return Estimate(max(LOSS, OF_CLEAN * clean_loss), unit="nats")
+
+
+def judged(loss: Estimate, p: float | None, smallest: Estimate, looks: int) -> Judged:
+    """Whether removing a unit changes the loss by more than the smallest effect, by less, or neither is shown.
+
+    p: of the change, corrected over the units of the kind; looks: these units, for which the interval is widened.
+    """
+    wide = widened(loss, looks)
+    if wide.low is None or wide.high is None:
+        return "undecided"
+    if -smallest.value <= wide.low and wide.high <= smallest.value:
+        return "no effect"
+    outside = wide.low > smallest.value or wide.high < -smallest.value
+    return "effect" if outside and p is not None and p <= LEVEL else "undecided"
+
+
+def fewest_images(units: int) -> int:
+    """The smallest number of images (or groups) for which the effect of one of these units can be significant.
+
+    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the units.
+    """
+    return 1 + ceil(log2(units / LEVEL))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblatedModelRow:
+    """The model: unchanged, and over all its units. reason: why another replacement than the mean was chosen; notes:
+    remarks of the measurements; undone: why patching, logit lens or contributions are missing."""
+
+    model: str = col("model")
+    replace: Replacement = col("replaced by")
+    accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
+    cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
+    smallest: Estimate = col(
+        "smallest effect worth reporting",
+        term="0.01 nats (the probability of the label falls by 1 %), or 1 % of the clean loss where that is more",
+    )
+    matter: Estimate | None = col(
+        "heads that change the loss significantly", metric="heads_that_matter/{model}", default=None
+    )
+    without_effect: Estimate | None = col("heads without effect", metric="heads_without_effect/{model}", default=None)
+    rank_correlation: Estimate | None = col(
+        "rank correlation of the first-order estimate", metric="rank_correlation/{model}/first-order", default=None
+    )
+    removable: Estimate | None = col(
+        "heads removable within 1 point of accuracy", metric="removable_share/{model}", default=None
+    )
+    parameters_cut: Estimate | None = col("parameters pruned", metric="parameters_cut/{model}", default=None)
+    forwards: Mapping[str, Estimate] = col("forward passes an image", metric="forward_equivalents/{model}/{key}")
+    reason: str = col("reason for the replacement", default="")
+    notes: tuple[str, ...] = col("notes", default=())
+    undone: tuple[str, ...] = col("not done", default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitRow:
+    """The effect of removing one unit. part: the head's number, "mlp" or "block"; p, accuracy_p: of sign flips, after
+    Holm's correction over the units of the kind, None for fewer than two images; first_order: the gradient estimate of
+    the rise; others: with the other replacements, by name."""
+
+    model: str = col("model")
+    unit: str = col("unit")
+    kind: UnitKind = col("kind")
+    layer: int = col("layer")
+    head: int | None = col("head", default=None)
+    part: str = col("part")
+    replace: Replacement = col("replaced by")
+    loss: Estimate = col(
+        "rise of the loss",
+        term="the mean cross-entropy without a unit minus that of the unchanged model, on the same images",
+        metric="importance/{model}/delta_loss/{layer}/{part}",
+    )
+    p: float | None = col("p (Holm)", default=None)
+    accuracy: Estimate = col("accuracy lost", metric="importance/{model}/delta_accuracy/{layer}/{part}")
+    accuracy_p: float | None = col("p of accuracy (Holm)", default=None)
+    effect: Judged = col(
+        "shown", term="whether the interval, widened for the number of units, lies beyond the smallest effect or within"
+    )
+    first_order: float | None = col("first-order estimate", unit="nats", default=None)
+    other_losses: Mapping[Replacement, Estimate] = col("rise of the loss, replaced by")
+    other_p: Mapping[Replacement, float] = col("p (Holm), replaced by")
+    other_effects: Mapping[Replacement, Judged] = col("shown, replaced by")
+
+    @property
+    def name(self) -> str:
+        """L3.H7."""
+        return self.unit
+
+    @property
+    def matters(self) -> bool:
+        """Whether its removal changes the loss significantly."""
+        return self.p is not None and self.p <= LEVEL
+
+    @property
+    def losses(self) -> Mapping[Replacement, tuple[Estimate, bool]]:
+        """The rise of the loss with each replacement, the main one first, and whether it is significant."""
+        others = {name: (loss, self.other_p.get(name, 1.0) <= LEVEL) for name, loss in self.other_losses.items()}
+        return {self.replace: (self.loss, self.matters), **others}
+
+
+@dataclass(frozen=True)
+class AgreementRow:
+    """Spearman's correlation of two rankings of the heads, by replacement or "first-order"; None: undefined."""
+
+    first: str = col("ranking by")
+    second: str = col("and by")
+    heads: int = col("heads")
+    rank_correlation: float | None = col("Spearman's correlation", default=None)
+
+
+@dataclass(frozen=True)
+class ClassHeadRow:
+    """The head without which the loss of one class rises most, nats and points; not tested."""
+
+    class_name: str = col("class")
+    images: int = col("images")
+    unit: str = col("unit")
+    loss: float = col("rise of the loss", unit="nats")
+    accuracy: float = col("accuracy lost", unit="points")
+
+
+@dataclass(frozen=True)
+class RemovalRow:
+    """Accuracy and mean loss once the first heads of an order are removed."""
+
+    order: str = col("order")
+    removed: int = col("heads removed")
+    share: float = col("heads removed", unit="fraction")
+    accuracy: Estimate = col("top-1 accuracy", better="higher")
+    loss: float = col("cross-entropy", unit="nats")
+
+
+@dataclass(frozen=True)
+class HeadPairRow:
+    """Two heads removed at once, the first of the earlier layer, nats. synergy: the rise without both minus the sum of
+    the rises without each; p: after Holm's correction over the pairs; chosen: by the importance of both heads or the
+    similarity of their outputs."""
+
+    first: str = col("first")
+    second: str = col("second")
+    pair: str = col("pair")
+    chosen: Literal["importance", "similarity"] = col("chosen by")
+    first_alone: float = col("without the first", unit="nats")
+    second_alone: float = col("without the second", unit="nats")
+    both: float = col("without both", unit="nats")
+    synergy: Estimate = col(
+        "beyond the sum", term="the rise of the loss without both heads minus the sum of the rises without each"
+    )
+    p: float | None = col("p (Holm)", default=None)
+    similarity: float | None = col(
+        "similarity", term="linear CKA of two heads' outputs over tokens and images: 1 alike, 0 unlike", default=None
+    )
+
+    @property
+    def larger(self) -> float:
+        """The larger change of the loss without one of both, nats."""
+        return max(abs(self.first_alone), abs(self.second_alone))
+
+
+@dataclass(frozen=True)
+class HeadLabelRow:
+    """What one head attends to, as `vitlens stats` labels it. score: the highest of a label; best: that label; other,
+    other_score: the highest among those that contradict it."""
+
+    layer: int = col("layer")
+    head: int = col("head")
+    label: str = col("attends to")
+    score: Estimate = col("score")
+    best: str = col("best pattern")
+    other: str | None = col("next pattern", default=None)
+    other_score: float | None = col("next score", default=None)
+
+    @property
+    def words(self) -> str:
+        """What the head attends to, in a few words: its label, or the patterns that explain some of it."""
+        if self.label in LABELS and LABELS[self.label].function:
+            return self.label
+        return head_words(self.label, self.best, self.other, self.score.value)
+
+
+@dataclass(frozen=True)
+class HiddenRow:
+    """One head replaced by its output on another image, minus the same head replaced by its mean: the rise of the loss
+    that the mean hides, paired over images; p: after Holm's correction over the heads."""
+
+    unit: str = col("unit")
+    hidden: Estimate = col("hidden by the mean")
+    p: float | None = col("p (Holm)", default=None)
+
+
+@dataclass(frozen=True)
+class BrokenClassRow:
+    """The class whose loss rises most without one of the most important heads, among `classes` of enough images."""
+
+    unit: str = col("unit")
+    class_name: str = col("class")
+    images: int = col("images")
+    classes: int = col("classes compared")
+    loss: float = col("rise of the loss", unit="nats")
+    accuracy: float = col("accuracy lost", unit="points")
+
+
+@dataclass(frozen=True)
+class PatchingRow:
+    """One clean and one corrupted image. target, other: the classes of the logit difference, whose value is given for
+    each image; grid (rows, columns), prefix: the model's tokens, None where they are unknown; corruption: what was done
+    to the clean image, "" where the corrupted one is another image."""
+
+    clean: str = col("clean image")
+    corrupted: str = col("corrupted image")
+    target: str = col("class")
+    other: str = col("other class")
+    difference_clean: float = col("logit difference, clean")
+    difference_corrupted: float = col("logit difference, corrupted")
+    corruption: str = col("corruption", default="")
+    note: str = col("note", default="")
+    grid: tuple[int, int] | None = col("patches (rows, columns)", default=None)
+    prefix: tuple[str, ...] | None = col("prefix tokens", default=None)
+
+
+@dataclass(frozen=True)
+class LensRow:
+    """Accuracy of the classifier on the residual stream after `depth` blocks (0: the embedding); example: what it gives
+    the classes of one image, the first, of which the first is its final prediction."""
+
+    depth: int = col("blocks passed")
+    accuracy: Estimate = col("accuracy of the logit lens")
+    example: Mapping[str, float] = col("probability on the first image")
+
+    @property
+    def layer(self) -> int:
+        """The layer after which it is read; -1 for the embedding."""
+        return self.depth - 1
+
+
+@dataclass(frozen=True)
+class ContributionRow:
+    """What one part adds to the label's logit directly, the mean over images; "rest": embedding and biases."""
+
+    unit: str = col("unit")
+    part: Literal["head", "MLP", "rest"] = col("part")
+    logit: float = col("direct contribution", unit="logits")
+    layer: int | None = col("layer", default=None)
+    head: int | None = col("head", default=None)
+
+
+@dataclass(frozen=True)
+class LogitRow:
+    """The logit that the contributions sum to. largest_gap: between an image's sum and its logit."""
+
+    images: int = col("images")
+    logit: float = col("logit of the label")
+    largest_gap: float = col("largest difference from the sum")
+
+
+@dataclass(frozen=True)
+class PrunedRow:
+    """The whole or the pruned model. time: the median of a batch of `images` images with its quartiles."""
+
+    model: Literal["whole", "pruned"] = col("model")
+    heads: int = col("heads")
+    parameters: int = col("parameters", better="lower")
+    accuracy: Estimate = col("top-1 accuracy", better="higher")
+    time: Estimate = col("time of a batch (quartiles)", better="lower")
+
+
+@dataclass(frozen=True)
+class PrunedHeadsRow:
+    """The heads that were pruned from one layer."""
+
+    layer: int = col("layer")
+    heads: tuple[int, ...] = col("heads")
+
+
+_Floats = Annotated[NDArray[np.floating], Form("f", (None,))]
+_Matrix = Annotated[NDArray[np.floating], Form("f", (None, None))]
+_Image = Annotated[NDArray[np.floating], Form("f", (3, None, None))]
+_Names = Annotated[NDArray[Any], Form("U", (None,))]
+
+
+@dataclass(frozen=True)
+class EffectArrays:
+    """The results of every image with one replacement: delta_loss, correct, first_order (units, images); clean_loss and
+    clean_correct: of the unchanged model; labels: columns of the logits."""
+
+    units: _Names
+    delta_loss: _Matrix
+    correct: Annotated[NDArray[np.bool_], Form("b", (None, None))]
+    clean_loss: _Floats
+    clean_correct: Annotated[NDArray[np.bool_], Form("b", (None,))]
+    labels: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    first_order: _Matrix
+
+
+@dataclass(frozen=True)
+class RedundancyArrays:
+    """Linear CKA (heads, heads) of heads' outputs, NaN where undefined."""
+
+    units: _Names
+    similarity: _Matrix
+
+
+@dataclass(frozen=True)
+class PatchingArrays:
+    """The two images, and the share of the logit difference that each part restores: heads (layers, heads), blocks and
+    mlps (layers,), positions (layers, tokens); NaN where there is no such part."""
+
+    clean: _Image
+    corrupted: _Image
+    heads: _Matrix
+    blocks: _Floats
+    mlps: _Floats
+    positions: _Matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateRecord(Record):
+    """Every head, MLP and block of one model removed, and what is measured beyond."""
+
+    command: ClassVar[str] = "ablate"
+    ablated: tuple[AblatedModelRow, ...] = table()
+    units: tuple[UnitRow, ...] = table()
+    labels: tuple[HeadLabelRow, ...] = table()
+    agreement: tuple[AgreementRow, ...] = table()
+    hidden: tuple[HiddenRow, ...] = table()
+    curves: tuple[RemovalRow, ...] = table()
+    pairs: tuple[HeadPairRow, ...] = table()
+    classes: tuple[ClassHeadRow, ...] = table()
+    broken: tuple[BrokenClassRow, ...] = table()
+    patching: tuple[PatchingRow, ...] = table()
+    lens: tuple[LensRow, ...] = table()
+    contributions: tuple[ContributionRow, ...] = table()
+    logit: tuple[LogitRow, ...] = table()
+    pruned: tuple[PrunedRow, ...] = table()
+    pruned_heads: tuple[PrunedHeadsRow, ...] = table()
+    effects: Mapping[str, EffectArrays] = arrays("effects-{replace}")
+    redundancy: RedundancyArrays | None = arrays("redundancy")
+    patched: PatchingArrays | None = arrays("patching")
+
+    @property
+    def model(self) -> AblatedModelRow:
+        """The one model."""
+        return self.ablated[0]
+
+    @property
+    def heads(self) -> tuple[UnitRow, ...]:
+        """The units that are heads."""
+        return self.of_kind("head")
+
+    def of_kind(self, kind: UnitKind) -> tuple[UnitRow, ...]:
+        """The units of one kind."""
+        return tuple(row for row in self.units if row.kind == kind)
+
+    def unit(self, unit: str) -> UnitRow:
+        """One unit by its name."""
+        return next(row for row in self.units if row.unit == unit)
+
+    def label(self, row: UnitRow) -> HeadLabelRow | None:
+        """What a head attends to; None where it has no label."""
+        return next((each for each in self.labels if (each.layer, each.head) == (row.layer, row.head)), None)
+
+
+def is_ranked(rows: Sequence[UnitRow]) -> bool:
+    """Whether one of these units has a significant effect; otherwise a ranking orders noise."""
+    return any(row.matters for row in rows)
+
+
+RECORD = AblateRecord
