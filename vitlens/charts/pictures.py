@@ -56,7 +56,7 @@ class Picture:
     ) -> "Picture":
         """An image with its prediction below, marked by colour and symbol as right or wrong, where a label is known."""
         words = f"{shortened(prediction, 16)}, {percent(probability)}"
-        words = words if len(words) <= 20 else words.replace(", ", "\n", 1)
+        words = words if len(words) <= 16 else words.replace(", ", "\n", 1)
         if label is None:
             return cls(image, below=words, row=row)
         if prediction == label:
@@ -71,7 +71,14 @@ def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: b
     def draw(rows: Sequence[Any], title: str) -> Figure:
         down = list(dict.fromkeys(each.row for each in rows))
         across = list(dict.fromkeys(each.column for each in rows))
-        if len(down) == 1 and len(across) == 1:  # pictures without places
+        if len(down) > 1 and across == [""]:  # the pictures of a row beside one another
+            before = dict.fromkeys(down, 0)
+            places = {}
+            for each in rows:
+                places[id(each)] = down.index(each.row), before[each.row]
+                before[each.row] += 1
+            shape = (len(down), max(before.values()))
+        elif len(down) == 1 and len(across) == 1:  # pictures without places
             count = len(rows)
             columns = min(count, 6)
             places = {id(each): divmod(at, columns) for at, each in enumerate(rows)}
