@@ -166,10 +166,15 @@ class Report:
 
 
 def _told(record: Record) -> Iterator[str]:
-    """What to know of the images before any number: how they were read, and which were left out."""
+    """What to know of the images before any number: of which data, how they were read, and which were left out."""
     data = record.config.data
-    if data is not None and data.notes:
-        yield " ".join(protected(visible(f"{note[:1].upper()}{note[1:].rstrip('.')}.")) for note in data.notes)
+    named = data is not None and data.title not in ("", "images")  # else files of no data set
+    if data is not None and (named or data.notes):
+        notes = (protected(visible(f"{note[:1].upper()}{note[1:].rstrip('.')}.")) for note in data.notes)
+        yield say(
+            "{{ n }} image{{ n|s }}{% if named %} of {{ title }}{% endif %}. {{ notes }}",
+            n=data.images, named=named, title=data.title, notes=Marked(" ".join(notes)),
+        )  # fmt: skip
     if data is not None and data.skipped:
         files = [say("{{ each.file }}: {{ each.reason }}", each=each) for each in data.skipped]
         yield say(
