@@ -102,8 +102,8 @@ def _lowest(record: EvaluateRecord) -> str:
     ends = [(alias, *(choose(own, key=lambda row: row.accuracy.value) for choose in (min, max))) for alias, own in rows]
     parts = [
         say(
-            "**{{ alias }}** recognises class {{ low.class_name }} worst, {{ low.accuracy|alone }} of {{ low.n }} images, "
-            "and {{ high.class_name }} best, {{ high.accuracy|alone }}", alias=alias, low=low, high=high,
+            "**{{ alias }}** recognises class {{ low.class_name }} worst, {{ low.accuracy|alone }} of {{ low.n }} "
+            "images, and {{ high.class_name }} best, {{ high.accuracy|alone }}", alias=alias, low=low, high=high,
         )
         for alias, low, high in ends
     ]  # fmt: skip
@@ -228,7 +228,10 @@ def _trainings(record: EvaluateRecord) -> Iterator[str]:
                 values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(each.values, record.training)]))
             for each in trained
         ]  # fmt: skip
-        yield f"The models were trained differently, which may explain a difference: {'; '.join(parts)}."
+        yield (
+            f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this as "
+            "well as from their architectures."
+        )
     unknown = [budget.model for budget in record.training if not budget.known]
     if unknown and record.pairs:
         yield say(
