@@ -31,6 +31,7 @@ from vitlens.report.numbers import percent
 
 _LARGEST: Final = 1.35  # inch of a picture
 _LEAST: Final = 0.8
+_TALL: Final = 6.0  # of all rows
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,11 @@ class Picture:
         return cls(image, below=f"{WRONG_SYMBOL} {words}\nis {shortened(label, 16)}", frame=WRONG, row=row)
 
 
-def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: bool = True) -> Draw:
-    """Pictures by row and column. scale: each map from 0 to its own maximum, or all on one, whose bar has the label."""
+def images(
+    *, scale: Literal["own", "joint"] = "own", label: str = "", smooth: bool = True, largest: float = _LARGEST
+) -> Draw:
+    """Pictures by row and column. scale: each map from 0 to its own maximum, or all on one, whose bar has the label;
+    largest: side of a picture, inch, where there is room."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -92,7 +96,8 @@ def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: b
         beside = {name: textwrap.fill(shortened(name, 40), 14) for name in down}
         left = 0.12 + 0.075 * max(len(line) for text in beside.values() for line in text.split("\n")) if named else 0.06
         right = BAR_ROOM if joint else 0.06
-        side = float(np.clip((WIDE - left - right) / shape[1] - 0.06, _LEAST, _LARGEST))
+        most = max(_LARGEST, min(largest, _TALL / shape[0]))
+        side = float(np.clip((WIDE - left - right) / shape[1] - 0.06, _LEAST, most))
         text = 0.14 * max((each.below.count("\n") + 1 if each.below else 0 for each in rows), default=0) + 0.05
         heads = {name: textwrap.fill(shortened(name, 40), max(8, int(side / 0.07))) for name in across}
         above = 0.1 + 0.14 * max(text.count("\n") + 1 for text in heads.values()) if any(across) else 0.05

@@ -51,7 +51,7 @@ def metrics_of(path: Path, chapters: Sequence[ChapterRow]) -> Iterator[tuple[str
         if chapter.word == "train":
             continue  # evaluate measures the same images again
         record = read(read_run(path / chapter.folder))
-        predicted = getattr(record.options(COMMANDS[chapter.word].options), "predicted", False)
+        predicted = bool(record.config.options.get("predicted", False))
         for name, estimate in record.metrics.items():
             of_predictions = predicted and name.split("/")[0] == "accuracy"  # 1 by construction
             if name not in names and not of_predictions:
