@@ -84,13 +84,12 @@ def _which(record: EvaluateRecord) -> Iterator[Claim]:
         yield Claim(
             "no difference", best,
             say(
-                "**{{ best }}** has the highest accuracy, {{ top|alone }}, and is not shown to be better than "
-                "{{ others|names }}{% if size is not none %} (difference {{ size|alone }}, p = "
-                "{{ row.p_holm|number }}){% endif %}.",
+                "**{{ best }}** has the highest accuracy, {{ top|alone }}, but no significant lead over "
+                "{{ others|names }}{% if size is not none %}: {{ size|alone }}, p = {{ row.p_holm|number }}{% endif %}.",
                 others=others, row=own[0], size=gain(own[0], best) if len(own) == 1 else None, **given,
             ),
-            title=say("{{ best }} is not shown to be more accurate than {{ others|join(' or ') }}", others=others[:2],
-                      **given),
+            title=say("{{ best }} has no significant lead over {{ others|join(' or ') }} in accuracy",
+                      others=others[:2], **given),
             kind="answer",
         )  # fmt: skip
 
@@ -156,7 +155,7 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
             "**{{ row.model }}** is {{ leans }} where it predicts class {{ row.class_name }}: mean confidence "
             "{{ row.confidence|percent(1) }}, accuracy {{ row.accuracy|percent(1) }} of {{ row.n }} images"
             "{% if several %}; {{ several }} of {{ rows|length }} predicted classes differ like this{% endif %}"
-            "{% if calibrated %}; over its other predictions neither over- nor underconfidence is shown{% endif %}.",
+            "{% if calibrated %}; its other predictions together show none{% endif %}.",
             row.gap,
             given={"row": row, "leans": leans(row.gap), "rows": rows, "calibrated": _calibrated(others),
                    "several": len(leaning) if len(leaning) > 1 else 0},

@@ -108,7 +108,7 @@ def _lowest(record: EvaluateRecord) -> str:
         for alias, low, high in ends
     ]  # fmt: skip
     together = all(apart(low.accuracy, high.accuracy) is not Side.BELOW for _, low, high in ends)
-    more = " The intervals of the worst and the best class overlap: they are not shown to differ." if together else ""
+    more = " The intervals of the worst and the best class overlap, so they may differ by chance." if together else ""
     return f"{'; '.join(parts)}.{more}"
 
 
@@ -139,8 +139,8 @@ def _believed(record: EvaluateRecord) -> str:
     parts = [
         say(
             "**{{ s.model }}** has an expected calibration error of {{ s.calibration_error|alone }}{% if judged %}; "
-            "{% if clear %}it is {{ leans }}, by {{ size|points|value }}{% else %}neither over- nor underconfidence is "
-            "shown{% endif %}{% endif %}.",
+            "{% if clear %}it is {{ leans }}, by {{ size|points|value }}{% else %}it is not significantly over- or "
+            "underconfident{% endif %}{% endif %}.",
             s=s, judged=judged, leans=leans(s.confidence_gap),
             size=replace(s.confidence_gap, value=abs(s.confidence_gap.value)),
             clear=above(s.confidence_gap, 0.0) or below(s.confidence_gap, 0.0),
@@ -273,8 +273,8 @@ REPORT: Final = Report(
             columns=("model", "class_name", "n", "accuracy"),
             charts=(Chart(
                 "per_class", bars("class_name", "accuracy", of="model"),
-                "Accuracy of each class with its interval, lowest first. Classes whose intervals overlap are not shown "
-                "to differ.",
+                "Accuracy of each class with its interval, lowest first. Where intervals overlap, classes may differ "
+                "by chance.",
                 title="Accuracy by class",
             ),),
         ),

@@ -115,7 +115,7 @@ def unknown(record: LookRecord) -> Iterator[str]:
     (row,) = record.look
     given = {"row": row, "n": row.images}
     if row.chosen:
-        yield say("No model was named: this run {{ chosen }}.", chosen=row.chosen)
+        yield say("No model was named: this run {{ chosen }}.", chosen=_plain(row.chosen))
     yield say(
         "The maps of {{ row.title }} were not checked on this model: whether they show what the prediction depends on, "
         "`vitlens explain --verify` tests.", **given,
@@ -131,10 +131,13 @@ def unknown(record: LookRecord) -> Iterator[str]:
             "Which heads matter, and what they attend to, rests on {{ n }} image{{ n|s }}, without intervals: "
             "`vitlens ablate` and `vitlens stats` measure it on a data set.", **given,
         )  # fmt: skip
+    else:
+        yield "The model has no heads that can be ablated one by one."
     if row.images == 1 and row.labelled:
         yield "One image cannot tell heads that attend to fixed places from heads that choose these places."
-    yield from (say("There is no attention explorer: {{ each.reason }}.", each=each) for each in record.explorer
-                if each.reason)  # fmt: skip
+    for each in record.explorer:
+        if each.reason:
+            yield say("There is no attention explorer: {{ reason }}.", reason=_plain(each.reason))
     yield "A probability is the model's own confidence, not its accuracy."
 
 
@@ -151,7 +154,7 @@ def _pictures(record: LookRecord) -> Iterator[_Drawn]:
         ):
             if maps is not None:
                 own, flaw = _positive(np.asarray(maps[at], float))
-                below = f"{label}, {percent(share)}"
+                below = f"{label}, {percent(share, 1)}"
                 yield _Drawn(at // EACH, Picture(image, own, places, f"evidence for the {column}", below, crossed=flaw))
 
 
@@ -243,7 +246,6 @@ REPORT: Final = Report(
         Section(
             "Which heads matter for the prediction?", _effects, opening=_replaced,
             columns=("image", "name", "delta_loss", "probability", "attends"),
-            without="The model has no heads that can be ablated one by one.",
         ),
         Section(
             "What does it see in the other images?",
