@@ -8,6 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -293,13 +294,12 @@ def test_many_images_among_other_files_are_data(tmp_path, monkeypatch):
 
 
 def test_glyphs_that_no_font_has_raise_no_warning(tmp_path):
-    from vitlens.figures.evaluate import prediction_grid
+    from vitlens.charts import Picture, images
 
     names = ["猫", "😀 🇩🇪", "$x$", "$\\frac", "a\x1b\u202e", "\U0001fae8", "ᚠ", "ꦄ"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = prediction_grid(
-            images=[[[[0.5] * 4] * 4] * 3] * 8, predicted=range(8), probability=[0.5] * 8, truth=[0] * 8, classes=names
-        )
+        grey = np.full((3, 4, 4), 0.5)
+        figure = images()([Picture.predicted(grey, name, 0.5, names[0]) for name in names], names[1])
         for kind in ("png", "svg", "pdf"):
             figure.savefig(tmp_path / f"a.{kind}")

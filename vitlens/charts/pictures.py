@@ -32,6 +32,7 @@ from vitlens.report.numbers import percent
 _LARGEST: Final = 1.35  # inch of a picture
 _LEAST: Final = 0.8
 _ROUND: Final = (1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256)
+_TALL: Final = 6.0  # of all rows
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Picture:
     ) -> "Picture":
         """An image with its prediction below, marked by colour and symbol as right or wrong, where a label is known."""
         words = f"{shortened(prediction, 16)}, {percent(probability)}"
-        words = words if len(words) <= 20 else words.replace(", ", "\n", 1)
+        words = words if len(words) <= 16 else words.replace(", ", "\n", 1)
         if label is None:
             return cls(image, below=words, row=row)
         if prediction == label:
@@ -65,14 +66,24 @@ class Picture:
         return cls(image, below=f"{WRONG_SYMBOL} {words}\nis {shortened(label, 16)}", frame=WRONG, row=row)
 
 
-def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: bool = True) -> Draw:
-    """Pictures by row and column. scale: each map from 0 to its own maximum, or all on one, whose bar has the label."""
+def images(
+    *, scale: Literal["own", "joint"] = "own", label: str = "", smooth: bool = True, largest: float = _LARGEST
+) -> Draw:
+    """Pictures by row and column. scale: each map from 0 to its own maximum, or all on one, whose bar has the label;
+    largest: side of a picture, inch, where there is room."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         down = list(dict.fromkeys(each.row for each in rows))
         across = list(dict.fromkeys(each.column for each in rows))
-        if len(down) == 1 and len(across) == 1:  # pictures without places
+        if len(down) > 1 and across == [""]:  # the pictures of a row beside one another
+            before = dict.fromkeys(down, 0)
+            places = {}
+            for each in rows:
+                places[id(each)] = down.index(each.row), before[each.row]
+                before[each.row] += 1
+            shape = (len(down), max(before.values()))
+        elif len(down) == 1 and len(across) == 1:  # pictures without places
             count = len(rows)
             columns = min(count, 6)
             places = {id(each): divmod(at, columns) for at, each in enumerate(rows)}
@@ -86,7 +97,8 @@ def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: b
         beside = {name: textwrap.fill(shortened(name, 40), 14) for name in down}
         left = 0.12 + 0.075 * max(len(line) for text in beside.values() for line in text.split("\n")) if named else 0.06
         right = BAR_ROOM if joint else 0.06
-        side = float(np.clip((WIDE - left - right) / shape[1] - 0.06, _LEAST, _LARGEST))
+        most = max(_LARGEST, min(largest, _TALL / shape[0]))
+        side = float(np.clip((WIDE - left - right) / shape[1] - 0.06, _LEAST, most))
         text = 0.14 * max((each.below.count("\n") + 1 if each.below else 0 for each in rows), default=0) + 0.05
         heads = {name: textwrap.fill(shortened(name, 40), max(8, int(side / 0.07))) for name in across}
         above = 0.1 + 0.14 * max(text.count("\n") + 1 for text in heads.values()) if any(across) else 0.05

@@ -1,4 +1,4 @@
-"""Predictions of single images, and accuracy by class."""
+"""Accuracy by class."""
 
 from collections.abc import Sequence
 
@@ -7,72 +7,10 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.board import PHOTOGRAPHS, Margins, board, without_frames
-from vitlens.figures.inputs import as_array, as_images, require_length
-from vitlens.figures.overlay import enlarged
-from vitlens.figures.style import (
-    GREY,
-    RIGHT,
-    RIGHT_SYMBOL,
-    SERIES,
-    SMALL,
-    WIDE,
-    WRONG,
-    WRONG_SYMBOL,
-    heading,
-    sheet,
-    shortened,
-    styled,
-)
+from vitlens.figures.inputs import as_array, require_length
+from vitlens.figures.style import GREY, SERIES, heading, sheet, shortened, styled
 
 _MOST_BARS = 30  # classes whose names are still legible
-
-
-@styled
-def prediction_grid(
-    *, images: ArrayLike, predicted: ArrayLike, probability: ArrayLike, truth: ArrayLike, classes: Sequence[str]
-) -> Figure:
-    """Images (batch, 3, height, width) in [0, 1] with their prediction, marked right or wrong by colour and symbol.
-
-    predicted, truth: class indices (batch,); probability: of the prediction, a fraction (batch,). The true class is
-    below a wrong one. Raises InputError when shapes do not fit or an index has no class.
-    """
-    pictures = as_images(images)
-    predictions, labels = _indices(predicted, "predicted", len(classes)), _indices(truth, "truth", len(classes))
-    probabilities = as_array(probability, name="probability", axes=("batch",))
-    for name, values in (("predictions", predictions), ("probabilities", probabilities), ("truths", labels)):
-        require_length(len(values), len(pictures), name=name, of="the images")
-    across = min(6, len(pictures))
-    panel = min((WIDE - 0.16) / across - 0.12, (PHOTOGRAPHS / len(pictures)) ** 0.5, 1.5)
-    rights = [prediction == label for prediction, label in zip(predictions, labels, strict=True)]
-    captions = [
-        _caption(prediction == label, classes[prediction], float(value), classes[label])
-        for prediction, value, label in zip(predictions, probabilities, labels, strict=True)
-    ]
-    caption_room = 0.12 + 0.14 * max(caption.count("\n") + 1 for caption in captions)
-    drawn = board(
-        title=f"Predictions and their probability: {sum(rights)} of these {len(pictures)} right",
-        count=len(pictures),
-        across=across,
-        panel=(panel, panel * pictures.shape[2] / pictures.shape[3]),
-        gap=(0.12, caption_room),
-        margins=Margins(left=0.08, right=0.08, bottom=caption_room),
-    )
-    for index, (axes, picture) in enumerate(zip(drawn.panels, pictures, strict=True)):
-        axes.imshow(enlarged(picture))
-        without_frames([axes])
-        colour = RIGHT if rights[index] else WRONG
-        axes.spines[:].set(visible=True, color=colour, linewidth=2)
-        axes.set_xlabel(captions[index], color=colour, fontsize=SMALL, labelpad=3)
-    return drawn.figure
-
-
-def _caption(right: bool, predicted: str, confidence: float, truth: str) -> str:
-    """The prediction with its probability, and the true class of a wrong one, in lines that fit a panel."""
-    probability = f"{100 * confidence:.0f} %"
-    between = ", " if len(predicted) + len(probability) < 14 else "\n"
-    caption = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(predicted, 16)}{between}{probability}"
-    return caption if right else f"{caption}\nis {shortened(truth, 16)}"
 
 
 @styled
@@ -116,10 +54,3 @@ def per_class_bars(
     note = "" if len(shown) == len(classes) else f": the {len(shown)} lowest of {len(classes)} classes"
     heading(figure, f"Accuracy by class{note}" + (f", {models[0]}" if len(models) == 1 else ""))
     return figure
-
-
-def _indices(values: ArrayLike, name: str, classes: int) -> list[int]:
-    indices = as_array(values, name=name, axes=("batch",)).astype(np.int64)
-    if indices.min() < 0 or indices.max() >= classes:
-        raise InputError(f"expected {name} from 0 to {classes - 1}, found {indices.min()} to {indices.max()}")
-    return [int(index) for index in indices]

@@ -258,8 +258,10 @@ def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name:
 
 def cell(value: Any, column: Column) -> Cell:
     """A value of a column as a table shows it."""
-    if value is None or isinstance(value, Estimate):
-        return value
+    if isinstance(value, Estimate):
+        return in_points(value) if column.unit == "points" else value
+    if value is None:
+        return None
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float) and column.unit:

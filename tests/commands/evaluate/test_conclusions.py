@@ -1,4 +1,4 @@
-"""Planted facts are found first, with their numbers; requirements decide the exit code."""
+"""Planted facts are claimed first, with their numbers; requirements decide the exit code."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,19 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.backing import unbacked
+from tests.first_page import check_first_page
 from vitlens.analysis.answers.evaluate import Evaluation, calibration_error
 from vitlens.cli.main import run
-from vitlens.commands.evaluate.conclusions import misjudged
-from vitlens.commands.evaluate.measure import _predicted_rows, write_metrics, write_tables
-from vitlens.commands.evaluate.record import CONFIDENCE_GAP, DIFFERENCE, PREDICTED, PREDICTIONS, PredictionArrays
-from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.budgets import write_trainings
-from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.evaluate.claims import misjudged
+from vitlens.commands.evaluate.measure import predicted_rows, recorded
+from vitlens.commands.evaluate.record import EvaluateRecord
+from vitlens.commands.evaluate.report import REPORT
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.commands.scaffold.requirements import Requirement, outcomes, requirements_of
 from vitlens.errors import InputError
-from vitlens.records import Record
+from vitlens.recorded import Config, Data, ModelEntry
+from vitlens.report.claims import Claim
 from vitlens.report.document import Document
 from vitlens.report.markdown import markdown
 from vitlens.uncertainty import calibration_test
@@ -32,37 +31,39 @@ def pair(weaker: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def document(folder: Path) -> tuple[Record, Document]:
-    record = read_folder(folder)
-    return record, COMMANDS["evaluate"].report(record)
+def shown(document: Document) -> list[Claim]:
+    """The claims of the first page, in their order."""
+    texts = [each.text for each in document.first.answer] if document.first else []
+    return [next(claim for claim in document.claims if claim.says == text) for text in texts]
+
+
+def states(document: Document, question: str) -> dict[str, str]:
+    """The judgement of each model."""
+    return {claim.subject: claim.state for claim in document.claims if claim.question == question}
 
 
 def test_a_vit_that_loses_to_its_cnn_comes_first(pair: Path) -> None:
-    record, report = document(pair)
-    first = report.findings[0]
-    measured = record.metric(DIFFERENCE(first="vit-digits", second="cnn-digits"))
+    record = read_folder(pair)
+    report = REPORT(record)
+    first, (row,) = shown(report)[0], record.pairs
+    measured = record.metric("accuracy_difference/vit-digits/cnn-digits")
     assert first.effect.value == -measured.value > 0
-    assert (first.effect.low, first.effect.high) == (-measured.high, -measured.low)  # type: ignore[operator]
-    assert first.p == first.claim.rows[0].p_holm < 0.05  # type: ignore[attr-defined]
-    assert first.claim.text.startswith("**cnn-digits**")
-    states = {verdict.subject: verdict.state for verdict in report.verdicts}
-    assert states["accuracy of cnn-digits"] == "pass"
-    assert states["accuracy of vit-digits"] != "pass"
+    assert (first.effect.low, first.effect.high) == (-measured.high, -measured.low)
+    assert first.p == row.p_holm < 0.05
+    assert report.title == first.title
+    assert report.title.startswith("cnn-digits")
+    assert states(report, "accuracy") == {"vit-digits": "fail", "cnn-digits": "pass"}
+    check_first_page(report)
 
 
 def test_nothing_planted_nothing_found(tmp_path: Path) -> None:
     """The same model twice."""
-    assert (
-        run(["evaluate", "a=vit-digits", "b=vit-digits", "--limit", "200", "--out", str(tmp_path / "run"), "--quiet"])
-        == 0
-    )
-    record, report = document(tmp_path / "run")
-    for alias in "ab":
-        gap = record.metric(CONFIDENCE_GAP(model=alias))
-        assert gap.low is not None
-        assert gap.high is not None
-        assert gap.low < 0 < gap.high
-    assert all("more images" not in each.claim.text and "confident" not in each.claim.text for each in report.findings)
+    line = ["evaluate", "a=vit-digits", "b=vit-digits", "--limit", "200", "--out", str(tmp_path / "run"), "--quiet"]
+    assert run(line) == 0
+    record = read_folder(tmp_path / "run")
+    for row in record.scores:
+        assert row.confidence_gap.low < 0 < row.confidence_gap.high
+    assert [claim.question for claim in shown(REPORT(record))] == ["no difference"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_exit_codes(typed: list[str], code: int, tmp_path: Path, capsys: pytest.
 
 
 def test_requirements_are_judged_on_the_worse_end_of_every_model(pair: Path) -> None:
-    record, _ = document(pair)
+    record = read_folder(pair)
     judged = list(outcomes(requirements_of(["accuracy=0.95"], ["accuracy_difference/cnn-digits=1"]), record))
     assert {(each.metric, each.holds) for each in judged} == {
         ("accuracy/vit-digits", False),
@@ -134,30 +135,14 @@ def answers(confidence: torch.Tensor, right: torch.Tensor, predicted: torch.Tens
     return Evaluation("planted", names[:classes], probabilities.log(), labels)
 
 
-def reported(folder: Path, *evaluations: Evaluation) -> tuple[Record, Document]:
-    """The report of a run with these answers, written by the command's own functions."""
-    config = {
-        "models": [{"alias": each.alias} for each in evaluations],
-        "data": {"title": "planted", "part": "test", "images": len(evaluations[0].labels)},
-    }
-    with RunFolder.create("evaluate", title="planted", out=folder, config=config) as run_folder:
-        write_trainings(run_folder, [])
-        write_metrics(run_folder, evaluations, seed=0)
-        write_tables(run_folder, evaluations, classes=len(evaluations[0].classes), seed=0)
-        for each in evaluations:
-            none, pixels = np.zeros(0, np.int64), np.zeros((0, 3, 4, 4), np.uint8)  # no figure is drawn
-            likely = each.probabilities.topk(2)
-            confidence = each.probabilities.amax(1).numpy()
-            run_folder.save(
-                PREDICTIONS,
-                PredictionArrays(
-                    np.array(each.classes), each.labels.numpy(), each.predictions.numpy(), confidence,
-                    likely.indices.numpy(), likely.values.numpy(), none, pixels, none, pixels,
-                ),
-                model=each.alias,
-            )  # fmt: skip
-        run_folder.finish()
-    return document(folder)
+def reported(*evaluations: Evaluation) -> tuple[EvaluateRecord, Document]:
+    """The record of a run with these answers, and its report, without arrays."""
+    models, first = tuple(ModelEntry(each.alias) for each in evaluations), evaluations[0]
+    config = Config(models=models, data=Data("planted", "test", len(first.labels)))
+    record = replace(recorded(evaluations, classes=len(first.classes), seed=0), config=config)
+    document = REPORT(record)
+    check_first_page(document)
+    return record, document
 
 
 def calibrated(seed: int, n: int = 1000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -175,34 +160,31 @@ def overconfident_in_one(seed: int) -> Evaluation:
     return answers(confidence, torch.where(predicted == 1, half, right), predicted)
 
 
-def test_an_overconfident_class_comes_first(tmp_path: Path) -> None:
-    record, report = reported(tmp_path / "run", overconfident_in_one(0))
-    first = report.findings[0]
-    row = first.claim.rows[0]
-    assert row == next(each for each in record.rows(PREDICTED) if "bee" in each.class_name)
-    assert first.effect.value == row.gap == pytest.approx(row.confidence - row.accuracy)  # type: ignore[attr-defined]
-    assert 0.2 < row.gap < 0.4  # type: ignore[attr-defined]
-    assert "overconfident where it predicts class" in first.claim.text
-    assert not any(each.effect == record.metric(CONFIDENCE_GAP(model="planted")) for each in report.findings)
-    assert list(unbacked(report)) == []
+def test_an_overconfident_class_comes_first() -> None:
+    record, report = reported(overconfident_in_one(0))
+    found = next(claim for claim in shown(report) if claim.kind != "answer")
+    row = next(each for each in record.by_prediction if "bee" in each.class_name)
+    assert found.effect == row.gap
+    assert row.gap.value == pytest.approx(row.confidence - row.accuracy)
+    assert 0.2 < row.gap.value < 0.4
+    assert found.question == "confidence by class"
+    assert not any(claim.question == "confidence" for claim in report.claims)  # that class explains it
     assert "<b>" not in markdown(report, record).replace("\\<b>", "")
 
 
-def test_a_calibrated_model_has_no_finding(tmp_path: Path) -> None:
-    confidence, right, predicted = calibrated(1)
-    _, report = reported(tmp_path / "run", answers(confidence, right, predicted))
-    assert not report.findings
-    assert list(unbacked(report)) == []
+def test_a_calibrated_model_has_no_finding() -> None:
+    _, report = reported(answers(*calibrated(1)))
+    assert [claim.question for claim in shown(report)] == ["top-1 accuracy"]
 
 
 @pytest.mark.slow
 def test_over_twenty_seeds_the_planted_class_is_found_and_no_other() -> None:
     invented = 0
     for seed in range(20):
-        found = misjudged(_predicted_rows(overconfident_in_one(seed), 0))
+        found = misjudged(predicted_rows(overconfident_in_one(seed), 0))
         assert found[0].class_name == "<b>*bee*</b>"
         invented += len(found) > 1
-        invented += bool(misjudged(_predicted_rows(answers(*calibrated(seed)), 0)))
+        invented += bool(misjudged(predicted_rows(answers(*calibrated(seed)), 0)))
     assert invented == 0
 
 
@@ -214,27 +196,25 @@ def test_over_twenty_seeds_the_planted_class_is_found_and_no_other() -> None:
         ([0.999] * 4, [False] * 4, 2),
     ],
 )
-def test_a_few_images_judge_nothing(tmp_path: Path, confidence: list[float], right: list[bool], classes: int) -> None:
+def test_a_few_images_judge_nothing(confidence: list[float], right: list[bool], classes: int) -> None:
     few = answers(torch.tensor(confidence), torch.tensor(right), torch.zeros(len(right), dtype=torch.long), classes)
-    _, report = reported(tmp_path / "run", few, Evaluation("same", few.classes, few.logits, few.labels))
+    _, report = reported(few, Evaluation("same", few.classes, few.logits, few.labels))
     assert {verdict.state for verdict in report.verdicts} == {"inconclusive"}
-    assert all("confident" in each.claim.text for each in report.findings)
-    assert bool(report.findings) == (not right[0])
-    assert list(unbacked(report)) == []
-    assert "calibration" not in {figure.name for figure in report.figures}
+    assert not shown(report)
+    assert not {"calibration", "per_class"} & {figure.name for figure in report.figures}
 
 
-def test_a_tiny_difference_is_significant_and_no_finding(tmp_path: Path) -> None:
+def test_a_tiny_difference_is_significant_and_no_finding() -> None:
     """Of 4,000 images 12 more are right: 0.3 points."""
     confidence, right, predicted = calibrated(2, 4000)
     more = (~right).nonzero()[:12, 0]
     repaired, now = right.clone(), predicted.clone()
     repaired[more], now[more] = True, (predicted[more] + 1) % 5
     second = replace(answers(confidence, repaired, now), alias="more")
-    record, report = reported(tmp_path / "run", answers(confidence, right, predicted), second)
-    assert record.metric(DIFFERENCE(first="planted", second="more")).value == pytest.approx(-0.3)
-    assert not any(each.p is not None for each in report.findings)
-    assert any("too small to matter" in sentence.text for sentence in report.sections[0].sentences)
+    record, report = reported(answers(confidence, right, predicted), second)
+    assert record.metric("accuracy_difference/planted/more").value == pytest.approx(-0.3)
+    assert record.pairs[0].p_holm < 0.05
+    assert not any(claim.question == "which is better" for claim in report.claims)
 
 
 def test_the_exact_test_is_the_binomial_test_of_equal_confidences() -> None:

@@ -5,8 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.first_page import check_first_page
 from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
+from vitlens.commands.evaluate.report import REPORT
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read, report
 from vitlens.data.cue_conflict import imagenet16
@@ -40,42 +42,49 @@ def options(out: Path, **more: object) -> RunOptions:
 def test_one_model_leaves_a_complete_folder(models: dict[str, str], tmp_path: Path) -> None:
     path = evaluate([models["vit"]], data="digits", options=options(tmp_path / "run"))
     assert path == tmp_path / "run" / "report.md"
-    record = read_run(tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    record = read(run)
     assert record.status == "done"
-    metrics = read(record).metrics
+    metrics = record.metrics
     assert metrics.keys() == {
         f"{word}/vit" for word in ("accuracy", "cross_entropy", "calibration_error", "confidence_gap")
     }
-    arrays = record.arrays("predictions-vit")
-    right = (arrays["prediction"] == arrays["label"]).mean()
+    arrays = record.predictions["vit"]
+    right = (arrays.prediction == arrays.label).mean()
     assert metrics["accuracy/vit"].value == right
     assert metrics["accuracy/vit"].low < right < metrics["accuracy/vit"].high
     assert metrics["accuracy/vit"].n == 40
-    assert sum(row["n"] for row in record.table("per_class")) == 40
-    assert sum(row["count"] for row in record.table("confusion")) == 40
-    assert sum(row["count"] for row in record.table("calibration")) == 40
-    assert np.allclose(arrays["likely_probabilities"][:, 0], arrays["probability"])
-    assert record.config["command_line"] == "vitlens evaluate vit"
-    assert record.config["models"][0]["sha256"]
+    assert sum(row.n for row in record.per_class) == sum(row.count for row in record.confusion) == 40
+    assert sum(row.count for row in record.calibration) == sum(row.n for row in record.by_prediction) == 40
+    for row in record.per_class:
+        own = arrays.label == list(arrays.classes).index(row.class_name)
+        assert row.accuracy.value == (arrays.prediction == arrays.label)[own].mean()
+    confidence = arrays.probability.astype(np.float64).mean() - right
+    assert record.scores[0].confidence_gap.value == pytest.approx(confidence, abs=1e-6)
+    assert record.errors == 40 - round(40 * right)
+    assert run.config["command_line"] == "vitlens evaluate vit"
+    assert run.config["models"][0]["sha256"]
     text = path.read_text()
     for figure in (tmp_path / "run" / "figures").iterdir():
         assert f"(figures/{figure.name})" in text
-    assert text.index("## Summary") < text.index("## Limits") < text.index("## Repeat it")
+    check_first_page(REPORT(record))
 
 
 def test_two_models_are_paired_and_the_report_can_be_written_again(models: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "run"
     path = evaluate([models["vit"], models["cnn"]], data="digits", options=options(out, batch_size=7))
-    record = read_run(out)
-    metrics = read(record).metrics
-    assert {"accuracy/vit", "accuracy/cnn", "accuracy_difference/vit/cnn"} <= metrics.keys()
-    (pair,) = record.table("pairs")
-    assert pair["both_right"] + pair["only_first_right"] + pair["only_second_right"] + pair["both_wrong"] == 40
-    gap = 100 * (pair["only_first_right"] - pair["only_second_right"]) / 40
-    assert metrics["accuracy_difference/vit/cnn"].value == pytest.approx(gap)
-    assert pair["p"] == pair["p_holm"]
+    record = read(read_run(out))
+    assert {"accuracy/vit", "accuracy/cnn", "accuracy_difference/vit/cnn"} <= record.metrics.keys()
+    (pair,) = record.pairs
+    first, second = (each.prediction == each.label for each in (record.predictions["vit"], record.predictions["cnn"]))
+    counts = (first & second).sum(), (first & ~second).sum(), (~first & second).sum(), (~first & ~second).sum()
+    assert (pair.both_right, pair.only_first_right, pair.only_second_right, pair.both_wrong) == counts
+    gap = 100 * (first.mean() - second.mean())
+    assert record.metric("accuracy_difference/vit/cnn").value == pair.difference.value == pytest.approx(gap)
+    assert pair.p == pair.p_holm
+    check_first_page(REPORT(record))
     files = {file: file.read_bytes() for file in (path, *(out / "figures").iterdir())}
-    assert len(files) >= 7
+    assert len(files) >= 5
     for file in files:
         file.unlink()
     report(out)

@@ -11,17 +11,16 @@ import pytest
 from rich.console import Console
 
 import vitlens
+from tests.first_page import check_first_page
 from vitlens.cli.main import run
-from vitlens.commands.look.measure import chosen_model
+from vitlens.commands.look.measure import chosen_model, print_look
 from vitlens.commands.look.options import LookOptions
-from vitlens.commands.look.record import CLASSES, HEADS, LOOK, MAPS, LookHeadRow
-from vitlens.commands.look.report import report
-from vitlens.commands.look.terminal import print_look
+from vitlens.commands.look.record import LookHeadRow, LookRecord
+from vitlens.commands.look.report import REPORT
 from vitlens.commands.scaffold.options import ModelOptions
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.errors import InputError
 from vitlens.models.loading import load
-from vitlens.records import Record
 
 QUIET = ("--device", "cpu", "--quiet")
 
@@ -36,33 +35,57 @@ def looked(tiny_vit: Path, pictures: Path, tmp_path_factory: pytest.TempPathFact
 
 def test_its_rows_and_arrays_are_what_the_function_gives(looked, tiny_vit, pictures):
     record, seen = read_folder(looked), vitlens.look(load(str(tiny_vit)), pictures)
-    classes = [row for row in record.rows(CLASSES) if row.number == 1]
-    assert [row.name for row in classes] == list(seen.names[1])
-    assert [row.probability for row in classes] == pytest.approx(seen.probabilities[1].tolist())
-    heads = [row for row in record.rows(HEADS) if row.number == 1]
+    names, shares = zip(*record.predictions[1].top_classes)
+    assert names == seen.names[1]
+    assert shares == pytest.approx(seen.probabilities[1].tolist())
+    assert [Path(row.image).name for row in record.predictions] == record.names == ["0.png", "1.png", "2.png"]
+    heads = record.heads_of(1, most=4)
     assert [(row.layer, row.head) for row in heads] == [(each.layer, each.head) for each in seen.heads(1, most=4)]
     assert [row.delta_loss for row in heads] == pytest.approx([each.delta_loss for each in seen.heads(1, most=4)])
-    arrays = record.arrays(MAPS)
-    np.testing.assert_allclose(arrays.prediction, seen.maps[:, 0])
-    np.testing.assert_allclose(arrays.runner_up, seen.maps[:, 1])
-    (row,) = record.rows(LOOK)
+    np.testing.assert_allclose(record.maps.prediction, seen.maps[:, 0])
+    np.testing.assert_allclose(record.maps.runner_up, seen.maps[:, 1])
+    (row,) = record.look
     assert (row.method, row.replace, row.images, row.heads) == ("best", "resample", 3, 4)
 
 
 def test_its_page_has_the_explorer_with_both_maps_and_the_heads(looked):
-    document = report(read_folder(looked))
+    record = read_folder(looked)
+    document = REPORT(record)
     assert (looked / "report.html").stat().st_size > 10_000
     assert set(document.explorer.images[0].maps) == {"prediction", "runner-up"}
-    rows = read_folder(looked).rows(HEADS)
-    mean = np.mean([row.delta_loss for row in rows if (row.layer, row.head) == (1, 0)])
+    mean = np.mean([row.delta_loss for row in record.heads if (row.layer, row.head) == (1, 0)])
     assert document.explorer.importance[1, 0] == pytest.approx(mean)
     assert len(document.explorer.images) == 3
 
 
-def test_a_few_images_decide_nothing(looked):
-    document = report(read_folder(looked))
-    assert document.findings == ()
-    assert {verdict.state for verdict in document.verdicts} == {"not tested", "inconclusive"}
+def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(looked):
+    record = read_folder(looked)
+    document = REPORT(record)
+    check_first_page(document)
+    assert not document.verdicts
+    most = max(record.heads, key=lambda row: row.delta_loss)
+    claim = next(claim for claim in document.claims if claim.question == "head")
+    assert claim.evidence == "intervened"
+    assert most.name in claim.says
+    harmless = tuple(replace(row, delta_loss=-abs(row.delta_loss)) for row in record.heads)
+    told = [each.text for each in REPORT(replace(record, heads=harmless)).first.answer]
+    assert not any(row.name in text for text in told for row in harmless)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(lambda m: 0 * m, "all equal"), (lambda m: -np.abs(m) - np.arange(4) / 9, "no value above 0"),
+     (lambda m: m * np.nan, "not finite")],
+)  # fmt: skip
+def test_a_map_that_says_nothing_is_crossed_out_with_the_reason(looked, change, reason):
+    record = read_folder(looked)
+
+    def crossed(of: LookRecord) -> int:
+        figure = REPORT(of).first.picture.draw()
+        return [text.get_text() for axes in figure.axes for text in axes.texts].count(reason)
+
+    assert crossed(record) == 0
+    assert crossed(replace(record, maps=replace(record.maps, prediction=change(record.maps.prediction)))) == 3
 
 
 def test_what_is_no_image_is_one_line_each_and_the_others_are_looked_at(tiny_vit, pictures, tmp_path, capsys):
@@ -73,7 +96,7 @@ def test_what_is_no_image_is_one_line_each_and_the_others_are_looked_at(tiny_vit
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left out")]
     assert len(lines) == 3
     assert all(sum(Path(name).name in line for line in lines) == 1 for name in given[:3])
-    rows = json.loads((tmp_path / "out" / "results.json").read_text())["tables"]["images"]
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["tables"]["predictions"]
     assert [Path(row["image"]).name for row in rows] == ["1.png"]
     capsys.readouterr()
     assert run(["look", *given[:3], "--model", str(tiny_vit), *QUIET, "--out", str(tmp_path / "none")]) == 2
@@ -93,7 +116,7 @@ def test_of_many_images_the_first_are_looked_at_and_unreadable_ones_do_not_count
     assert run([*line, "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().err
     assert "the first 2 of 5 files" in told
-    rows = json.loads((tmp_path / "out" / "results.json").read_text())["tables"]["images"]
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["tables"]["predictions"]
     assert [Path(row["image"]).name for row in rows] == ["1.png", "2.png"]
 
 
@@ -118,17 +141,17 @@ def test_the_model_is_the_named_one_then_weights_on_the_disk_then_the_bundled_on
         chosen_model(LookOptions(("cat.jpg",), model_options=ModelOptions(weights=weights)))
 
 
-def shown(record: Record, *, width: int, terminal: bool) -> str:
+def shown(record: LookRecord, *, width: int, terminal: bool) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system="truecolor", record=True)
     print_look(record, console)
     return console.export_text()
 
 
 def test_the_terminal_has_classes_heads_and_blocks_where_there_is_room(looked):
-    record = read_folder(looked, escaped=False)
+    record = read_folder(looked)
     wide = shown(record, width=100, terminal=True)
-    first, head = record.rows(CLASSES)[0], record.rows(HEADS)[0]
-    assert f"{100 * first.probability:.1f} %  {first.name}" in wide
+    first, head = record.predictions[0], record.heads[0]
+    assert f"{100 * first.probability_1:.1f} %  {first.class_1}" in wide
     assert f"{head.name}  {100 * head.probability:.1f} %" in wide
     blocks = [line for line in wide.splitlines() if "▀" in line]
     side = (100 - 2) // 3 - 2
@@ -148,7 +171,7 @@ def test_one_image_cannot_tell_a_place_from_a_sink():
     assert replace(row, label="mixed").words(1) == row.words(1)
     assert replace(row, label="mixed").words(8) == "mixed: position and sink"
     assert replace(row, label="mixed", other="CLS").words(1) == "mixed: position and CLS"
-    assert LookHeadRow(0, 1, 2, 0.5, 0.1, None, None, None, None).words(1) == "not labelled"
+    assert LookHeadRow(0, 1, 2, 0.5, 0.1).words(1) == "not labelled"
 
 
 @pytest.mark.slow
@@ -158,6 +181,6 @@ def test_deit_tiny_sees_the_photograph(real_data, tmp_path):
     line = ["look", str(photo), "--model", f"timm:deit_tiny_patch16_224@{weights}", *QUIET]
     assert run([*line, "--out", str(tmp_path / "out")]) == 0
     record = read_folder(tmp_path / "out")
-    (row,) = record.rows(LOOK)
+    (row,) = record.look
     assert (row.method, row.replace, row.heads, row.digits) == ("best", "zero", 36, False)
     assert (tmp_path / "out" / "report.html").stat().st_size < 3 << 20

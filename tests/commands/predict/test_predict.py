@@ -13,9 +13,10 @@ from tests.first_page import check_first_page
 from vitlens.cli.main import run
 from vitlens.commands.predict.measure import measure
 from vitlens.commands.predict.options import PredictOptions
-from vitlens.commands.predict.record import PredictionRow, PredictRecord
+from vitlens.commands.predict.record import PredictRecord
 from vitlens.commands.predict.report import REPORT
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.predictions import PredictionRow
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.errors import InputError
 from vitlens.models.loading import load

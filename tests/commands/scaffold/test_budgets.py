@@ -9,10 +9,11 @@ import vitlens
 from tests.training_runs import train
 from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
+from vitlens.commands.evaluate.report import REPORT
 from vitlens.commands.scaffold.budgets import budget_of
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
-from vitlens.commands.scaffold.trainings import TRAINING, Budget, Difference, differences, training_sentences
+from vitlens.commands.scaffold.trainings import Budget, Difference, differences
 from vitlens.files import read_run
 
 OPTIONS = RunOptions(device="cpu", quiet=True, limit=20)
@@ -54,10 +55,10 @@ def test_runs_of_unequal_budgets_say_so_first(tmp_path: Path):
     models = (str(tmp_path / "long"), str(tmp_path / "short"))
     written = measure(EvaluateOptions(models, run=replace(OPTIONS, out=tmp_path / "both")))
     record = read(read_run(tmp_path / "both"))
-    rows = record.rows(TRAINING)
+    rows = record.training
     assert [(row.model, row.epochs, row.steps) for row in rows] == [("long", 3, 6), ("short", 1, 2)]
     assert [row.augmentation for row in rows] == ["none", "flip"]
     assert [row.images for row in rows] == [20, 20]
-    (said,) = training_sentences(record)
-    assert said.rows == rows
-    assert said.text in "\n".join(written.read_text().splitlines()[:8])
+    said = next(each.text for each in REPORT(record).first.unknown if "epochs" in each.text)
+    assert "3 (long)" in said
+    assert said in written.read_text().partition("\n## ")[0]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.backing import unbacked
-from vitlens.commands.scaffold.pairs import PAIRS, PairRow
+from vitlens.commands.scaffold.pairs import PairRow
 from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.commands.study.report.whole import recommendation as module
 from vitlens.commands.study.report.whole.recommendation import choose_model, recommendation_section
@@ -33,9 +33,11 @@ class _Study:
         return iter([SimpleNamespace(record=self)] if word == "evaluate" else [])
 
     def rows(self, table) -> tuple:
-        if table is TRAINING:
-            return ()
-        assert table is PAIRS
+        assert table is TRAINING
+        return ()
+
+    @property
+    def pairs(self) -> tuple[PairRow, ...]:
         first, second = self.only
         return (PairRow("v", "c", self.images - first - second - 10, first, second, 10, self.p, self.p),)
 

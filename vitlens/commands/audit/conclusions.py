@@ -7,7 +7,6 @@ from typing import Final
 from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.parts import AuditPart, Parts
 from vitlens.commands.audit.record import UNTESTED
-from vitlens.commands.evaluate.record import ACCURACY
 from vitlens.commands.scaffold.failures.sections import findings_of
 from vitlens.commands.scaffold.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.records import Record
@@ -80,8 +79,8 @@ def _accuracy(record: Record, parts: Parts) -> Verdict:
     subject = f"accuracy of {alias}"
     if "evaluate" not in parts:
         return rules.not_tested(subject, _reason(record, "evaluate"))
-    own = record.metric(ACCURACY(model=alias))
-    asked = [each for each in requirement_outcomes(record) if each.metric == ACCURACY(model=alias)]
+    own = record.metric(f"accuracy/{alias}")
+    asked = [each for each in requirement_outcomes(record) if each.metric == f"accuracy/{alias}"]
     if not asked:
         because = "top-1 accuracy; no other model to judge it by: add --at-least accuracy=VALUE"
         return rules.not_tested(subject, because, value=own)

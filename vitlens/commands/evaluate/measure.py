@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import combinations
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,37 +25,24 @@ from vitlens.analysis.answers.evaluate import (
 from vitlens.analysis.answers.pairs import pairs
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.evaluate.record import (
-    ACCURACY,
-    CLASSES,
-    CONFIDENCE_GAP,
-    CONFUSIONS,
-    CROSS_ENTROPY,
-    DIFFERENCE,
-    PREDICTED,
-    PREDICTIONS,
-    TOP5,
     ClassRow,
     ConfusionRow,
+    EvaluateRecord,
     PredictedClassRow,
     PredictionArrays,
+    ScoreRow,
 )
-from vitlens.commands.scaffold.budgets import write_trainings
-from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR, calibration_rows
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import load_models, load_splits, read_as
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.pairs import PAIRS, PairRow
-from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.budgets import trainings_of
+from vitlens.commands.scaffold.calibration import calibration_rows
+from vitlens.commands.scaffold.load import read_as
+from vitlens.commands.scaffold.pairs import PairRow
 from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.publish import publish
+from vitlens.commands.scaffold.run import Run
 from vitlens.data.split import Split
-from vitlens.models.model import Model
-from vitlens.processes import Processes, share_of
 from vitlens.uncertainty import accuracy_difference, bootstrap_mean, holm
 
 MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
-SHOWN: Final = 18  # images of a prediction grid
+SHOWN: Final = 12  # images of a prediction grid
 
 
 def measure(options: EvaluateOptions) -> Path | None:
@@ -65,101 +51,84 @@ def measure(options: EvaluateOptions) -> Path | None:
     With several models McNemar's exact test for each pair. Of several processes each takes its share of the images; all
     but the first return None. Raises InputError (or one of its kind) before anything is written.
     """
-    processes, run = join_run(options.run)
-    data = options.data or "digits"
-    with processes.main_process_first():
-        models = load_models(options.models, command="evaluate", model_options=options.model_options, options=run)
-        splits = load_splits(models, options=run, data=data)
-    for split in splits:
+    run = Run("evaluate", replace(options, data=options.data or "digits"))
+    for split in run.splits:
         require_labels(split)
-        share_of(split, processes)
-    splits = read_as(models, splits, run)
-    if not processes.is_first:
-        _evaluations(models, splits, processes, run)
-        return None
-    aliases, split = [model.alias for model in models], splits[0]
-    with RunFolder.create(
-        "evaluate",
-        name_parts=(*aliases, data),
-        title=f"{' and '.join(aliases)} on {split.title or split.name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run, models=models, split=split),
-        formats=run.formats,
-    ) as folder:
-        write_trainings(folder, models)
-        write_evaluations(folder, _evaluations(models, splits, processes, run), splits, seed=run.seed)
-        return publish(folder)
+    run.splits = read_as(run.models, run.splits, run.run)
+    _ = run.shares  # fewer images than processes are refused before anything is written
+    with run.folder("Evaluation of") as folder:
+        evaluations, seed = list(_evaluations(run)), run.run.seed
+        return folder.publish(
+            lambda: replace(
+                recorded(evaluations, classes=len(run.split.classes), seed=seed),
+                training=trainings_of(run.models),
+                predictions={
+                    each.alias: _arrays(each, split, seed=seed) for each, split in zip(evaluations, run.splits)
+                },
+            )
+        )
 
 
-def _evaluations(
-    models: Sequence[Model], splits: Sequence[Split], processes: Processes, options: RunOptions
-) -> list[Evaluation]:
+def _evaluations(run: Run[Any]) -> Iterator[Evaluation]:
     """The logits of each model on all images of its split, of all processes."""
-    evaluations = []
-    for model, split in zip(models, splits):
-        mine = share_of(split, processes)
-        with progress(f"evaluating {model.alias}", len(mine), quiet=options.quiet) as advance:
-            part = evaluate(model, mine, batch_size=options.batch_size, precision=options.precision, advance=advance)
-        labels = require_labels(split).cpu().long()
-        evaluations.append(replace(part, logits=processes.gathered(part.logits), labels=labels, groups=split.groups))
-    return evaluations
+    for model, split, mine in zip(run.models, run.splits, run.shares):
+        size, precision = run.run.batch_size, run.run.precision
+        with progress(f"evaluating {model.alias}", len(mine), quiet=run.run.quiet) as advance:
+            part = evaluate(model, mine, batch_size=size, precision=precision, advance=advance)
+        labels, logits = require_labels(split).cpu().long(), run.processes.gathered(part.logits)
+        yield replace(part, logits=logits, labels=labels, groups=split.groups)
 
 
-def write_evaluations(
-    folder: RunFolder, evaluations: Sequence[Evaluation], splits: Sequence[Split], *, seed: int
-) -> None:
-    """Write metrics, tables and predictions of models on the same images."""
-    write_metrics(folder, evaluations, seed=seed)
-    write_tables(folder, evaluations, classes=len(splits[0].classes), seed=seed)
-    for evaluation, split in zip(evaluations, splits):
-        folder.save(PREDICTIONS, _arrays(evaluation, split, seed=seed), model=evaluation.alias)
+def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> EvaluateRecord:
+    """The rows of models on the same images. classes: those of the data."""
+    return EvaluateRecord(
+        scores=tuple(_score(each, seed) for each in evaluations),
+        per_class=tuple(
+            ClassRow(each.alias, score.name, score.n, score.accuracy)
+            for each in evaluations for score in per_class(each, count=classes, seed=seed)
+        ),
+        by_prediction=tuple(row for each in evaluations for row in predicted_rows(each, seed)),
+        confusion=tuple(row for each in evaluations for row in _confusion_rows(each)),
+        calibration=tuple(
+            row for each in evaluations
+            for row in calibration_rows(each.alias, calibration(each.probabilities, each.labels))
+        ),
+        pairs=tuple(_pair_rows(evaluations, seed)),
+    )  # fmt: skip
 
 
-def write_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed: int) -> None:
-    """Write accuracy, cross-entropy and calibration of each model, and the difference of each pair."""
-    for evaluation in evaluations:
-        alias = evaluation.alias
-        groups = None if evaluation.groups is None else evaluation.groups.numpy()
-        folder.metric(ACCURACY(model=alias), accuracy(evaluation.correct, groups=evaluation.groups, seed=seed))
-        if len(evaluation.classes) >= MANY_CLASSES:
-            top5 = top_k(evaluation.logits, evaluation.labels, k=5)
-            folder.metric(TOP5(model=alias), accuracy(top5, groups=evaluation.groups, seed=seed))
-        losses = F.cross_entropy(evaluation.logits, evaluation.labels, reduction="none").numpy()
-        folder.metric(CROSS_ENTROPY(model=alias), bootstrap_mean(losses, groups=groups, seed=seed, unit="nats"))
-        error = calibration_error(evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed)
-        folder.metric(CALIBRATION_ERROR(model=alias), error)
-        excess = evaluation.probabilities.amax(-1).double() - evaluation.correct.double()
-        folder.metric(CONFIDENCE_GAP(model=alias), bootstrap_mean(excess.numpy(), groups=groups, seed=seed))
-    for first, second in combinations(evaluations, 2):
-        gain = accuracy_difference(first.correct, second.correct, groups=first.groups, seed=seed)
-        folder.metric(DIFFERENCE(first=first.alias, second=second.alias), gain)
+def _score(evaluation: Evaluation, seed: int) -> ScoreRow:
+    groups = None if evaluation.groups is None else evaluation.groups.numpy()
+    losses = F.cross_entropy(evaluation.logits, evaluation.labels, reduction="none").numpy()
+    excess = evaluation.probabilities.amax(-1).double() - evaluation.correct.double()
+    many = len(evaluation.classes) >= MANY_CLASSES
+    top5 = top_k(evaluation.logits, evaluation.labels, k=5) if many else None
+    return ScoreRow(
+        evaluation.alias,
+        accuracy(evaluation.correct, groups=evaluation.groups, seed=seed),
+        bootstrap_mean(losses, groups=groups, seed=seed, unit="nats"),
+        calibration_error(evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed),
+        bootstrap_mean(excess.numpy(), groups=groups, seed=seed),
+        None if top5 is None else accuracy(top5, groups=evaluation.groups, seed=seed),
+    )
 
 
-def write_tables(folder: RunFolder, evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> None:
-    """Write accuracy by class, confusions, calibration by bin, and each pair of models. classes: those of the data."""
-    folder.write(CLASSES, [row for evaluation in evaluations for row in _class_rows(evaluation, classes, seed)])
-    folder.write(PREDICTED, [row for evaluation in evaluations for row in _predicted_rows(evaluation, seed)])
-    folder.write(CONFUSIONS, [row for evaluation in evaluations for row in _confusion_rows(evaluation)])
-    bins = {evaluation.alias: calibration(evaluation.probabilities, evaluation.labels) for evaluation in evaluations}
-    folder.write(CALIBRATION, [row for alias, own in bins.items() for row in calibration_rows(alias, own)])
-    folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs(evaluations)])
+def _pair_rows(evaluations: Sequence[Evaluation], seed: int) -> Iterator[PairRow]:
+    known = {each.alias: each for each in evaluations}
+    groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
+    for pair in pairs(evaluations):
+        first, second = (known[alias].correct.numpy() for alias in (pair.first, pair.second))
+        gain = accuracy_difference(first, second, groups=groups, seed=seed)
+        yield PairRow(**asdict(pair), difference=gain)
 
 
-def _class_rows(evaluation: Evaluation, classes: int, seed: int) -> Iterator[ClassRow]:
-    for score in per_class(evaluation, count=classes, seed=seed):
-        right = score.accuracy
-        values = (None, None, None) if right is None else (right.value, right.low, right.high)
-        yield ClassRow(evaluation.alias, score.name, score.n, *values)
-
-
-def _predicted_rows(evaluation: Evaluation, seed: int) -> list[PredictedClassRow]:
+def predicted_rows(evaluation: Evaluation, seed: int) -> list[PredictedClassRow]:
     """Confidence against accuracy of the images that are predicted as each class."""
     classes = list(calibration_by_prediction(evaluation, seed=seed))
     return [
         PredictedClassRow(
-            evaluation.alias, each.name, each.n, each.confidence, each.accuracy, each.gap.value, each.gap.low,
-            each.gap.high, each.p, p_holm,
+            evaluation.alias, each.name, each.n, each.confidence, each.accuracy, replace(each.gap, n=each.n), each.p,
+            p_holm,
         )
         for each, p_holm in zip(classes, holm([each.p for each in classes]))
     ]  # fmt: skip
@@ -174,7 +143,6 @@ def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
 
 def _arrays(evaluation: Evaluation, split: Split, *, seed: int) -> PredictionArrays:
     probability, prediction = evaluation.probabilities.max(-1)
-    likely = evaluation.probabilities.topk(min(5, len(evaluation.classes)), dim=-1)
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
     random = order[:SHOWN].sort().values
     wrong = (~evaluation.correct).nonzero().flatten()
@@ -184,8 +152,6 @@ def _arrays(evaluation: Evaluation, split: Split, *, seed: int) -> PredictionArr
         label=evaluation.labels.numpy(),
         prediction=prediction.numpy(),
         probability=probability.numpy(),
-        likely_classes=likely.indices.numpy(),
-        likely_probabilities=likely.values.numpy(),
         random=random.numpy(),
         random_pixels=_pixels(split, random),
         surest_errors=surest.numpy(),

@@ -1,69 +1,72 @@
-"""The record of `vitlens evaluate`: its tables, metrics and arrays."""
+"""What `vitlens evaluate` records."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR
-from vitlens.commands.scaffold.pairs import PAIRS
-from vitlens.commands.scaffold.trainings import TRAINING
-from vitlens.records import ArraysOf, ClassNames, Contents, MetricName, Pixels, TableOf, UntrustedName
+from vitlens.commands.scaffold.calibration import CalibrationRow
+from vitlens.commands.scaffold.pairs import PairRow
+from vitlens.commands.scaffold.trainings import Budget
+from vitlens.record import Record, arrays, col, table
+from vitlens.records import ClassNames, Pixels
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
+class ScoreRow:
+    """One model on all images. top5: of at least 20 classes alone."""
+
+    model: str = col("model")
+    accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
+    cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
+    calibration_error: Estimate = col(
+        "calibration error",
+        better="lower",
+        metric="calibration_error/{model}",
+        term="the mean difference of confidence and accuracy over bins of confidence, weighted by their images",
+    )
+    confidence_gap: Estimate = col("confidence minus accuracy", unit="points", metric="confidence_gap/{model}")
+    top5: Estimate | None = col("top-5 accuracy", better="higher", metric="top5_accuracy/{model}", default=None)
+
+
+@dataclass(frozen=True)
 class ClassRow:
-    """One class of the data, for one model; accuracy, low, high: None where it has no images."""
+    """One class of the data, for one model; accuracy: None where it has no images."""
 
-    model: str
-    class_name: UntrustedName
-    n: int
-    accuracy: float | None
-    low: float | None
-    high: float | None
-
-    @property
-    def estimate(self) -> Estimate | None:
-        """The accuracy with its interval."""
-        return None if self.accuracy is None else Estimate(self.accuracy, self.low, self.high)
+    model: str = col("model")
+    class_name: str = col("class")
+    n: int = col("images")
+    accuracy: Estimate | None = col("accuracy", default=None)
 
 
 @dataclass(frozen=True)
 class PredictedClassRow:
-    """The n images that one model predicts as one class.
+    """The n images that one model predicts as one class. gap: the mean confidence minus the accuracy of these
+    predictions; p: of the hypothesis that each is correct with the probability of its confidence; p_holm: corrected for
+    the classes of the model."""
 
-    confidence: the mean; accuracy: of these predictions; gap: confidence minus accuracy; p: of the hypothesis that each
-    prediction is correct with the probability of its confidence; p_holm: corrected for the classes of the model.
-    """
-
-    model: str
-    class_name: UntrustedName
-    n: int
-    confidence: float
-    accuracy: float
-    gap: float
-    low: float | None
-    high: float | None
-    p: float
-    p_holm: float
-
-    @property
-    def estimate(self) -> Estimate:
-        """The gap with its interval."""
-        return Estimate(self.gap, self.low, self.high, self.n)
+    model: str = col("model")
+    class_name: str = col("predicted class")
+    n: int = col("images")
+    confidence: float = col("mean confidence", unit="fraction")
+    accuracy: float = col("accuracy", unit="fraction")
+    gap: Estimate = col("confidence minus accuracy", unit="points")
+    p: float = col("p")
+    p_holm: float = col("p (Holm)")
 
 
 @dataclass(frozen=True)
 class ConfusionRow:
     """How many images of one class one model takes for another; only cells that are not 0."""
 
-    model: str
-    truth: UntrustedName
-    prediction: UntrustedName
-    count: int
+    model: str = col("model")
+    truth: str = col("class")
+    prediction: str = col("prediction")
+    count: int = col("images")
 
 
 _Indices = Annotated[NDArray[np.integer], Form("iu", (None,))]
@@ -72,37 +75,37 @@ _Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
 
 @dataclass(frozen=True)
 class PredictionArrays:
-    """Every prediction of one model, as indices into classes, and the pixels of a few images.
-
-    likely_classes, likely_probabilities (images, 5): the most probable classes; random: indices of images drawn at
-    random; surest_errors: indices of the errors with the highest confidence, highest first.
-    """
+    """Every prediction of one model, as indices into classes, and the pixels of a few images. random: indices of images
+    drawn at random; surest_errors: of the errors with the highest confidence, highest first."""
 
     classes: ClassNames
     label: _Indices
     prediction: _Indices
     probability: _Shares
-    likely_classes: Annotated[NDArray[np.integer], Form("iu", (None, None))]
-    likely_probabilities: Annotated[NDArray[np.floating], Form("f", (None, None))]
     random: _Indices
     random_pixels: Pixels
     surest_errors: _Indices
     surest_errors_pixels: Pixels
 
 
-CLASSES = TableOf("per_class", ClassRow)
-PREDICTED = TableOf("by_prediction", PredictedClassRow, optional=True)
-CONFUSIONS = TableOf("confusion", ConfusionRow)
-PREDICTIONS = ArraysOf("predictions-{model}", PredictionArrays)
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRecord(Record):
+    """One model or several on the same labelled images."""
 
-ACCURACY = MetricName("accuracy/{model}")
-TOP5 = MetricName("top5_accuracy/{model}")
-CROSS_ENTROPY = MetricName("cross_entropy/{model}")
-CONFIDENCE_GAP = MetricName("confidence_gap/{model}")  # mean confidence minus accuracy
-DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
+    command: ClassVar[str] = "evaluate"
+    scores: tuple[ScoreRow, ...] = table()
+    per_class: tuple[ClassRow, ...] = table()
+    by_prediction: tuple[PredictedClassRow, ...] = table()
+    confusion: tuple[ConfusionRow, ...] = table()
+    calibration: tuple[CalibrationRow, ...] = table()
+    pairs: tuple[PairRow, ...] = table()
+    training: tuple[Budget, ...] = table()
+    predictions: Mapping[str, PredictionArrays] = arrays("predictions-{model}")
 
-RECORD = Contents(
-    metrics=(ACCURACY, TOP5, CROSS_ENTROPY, CALIBRATION_ERROR, CONFIDENCE_GAP, DIFFERENCE),
-    tables=(CLASSES, PREDICTED, CONFUSIONS, CALIBRATION, PAIRS, TRAINING),
-    arrays=(PREDICTIONS,),
-)
+    @property
+    def errors(self) -> int:
+        """The images that are misclassified, over all models."""
+        return sum(row.count for row in self.confusion if row.truth != row.prediction)
+
+
+RECORD = EvaluateRecord

@@ -1,291 +1,317 @@
-"""The report of `vitlens evaluate`, from its record."""
+"""The report of `vitlens evaluate`: how accurate models are, where they err, and whether their confidence is right."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitlens.commands.evaluate.conclusions import findings, verdicts
-from vitlens.commands.evaluate.limits import calibration_section, limits
-from vitlens.commands.evaluate.record import (
-    ACCURACY,
-    CLASSES,
-    CONFIDENCE_GAP,
-    CONFUSIONS,
-    CROSS_ENTROPY,
-    DIFFERENCE,
-    PREDICTIONS,
-    TOP5,
-    ClassRow,
-    PredictionArrays,
-)
-from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
-from vitlens.commands.scaffold.calibration import ENOUGH as ENOUGH_CONFIDENCES
-from vitlens.commands.scaffold.describe import data_sentences
-from vitlens.commands.scaffold.pairs import PAIRS, PairRow, pair_table
-from vitlens.commands.scaffold.trainings import training_sentences
-from vitlens.commands.scaffold.worst_class import NAMED
-from vitlens.records import Record
-from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
-from vitlens.report.findings import SMALLEST, ranked
-from vitlens.report.numbers import in_words
-from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
+from vitlens.charts import Picture, bars, images
+from vitlens.commands.evaluate.claims import FEWEST, claims, differs, gain, leans, misjudged
+from vitlens.commands.evaluate.record import ClassRow, ConfusionRow, EvaluateRecord, PredictedClassRow, PredictionArrays
+from vitlens.commands.scaffold.calibration import DRAWN, ENOUGH, FEW, diagram
+from vitlens.commands.scaffold.trainings import differences
+from vitlens.figures.confusion import confusion_matrix
+from vitlens.record import by
+from vitlens.report.claims import above, below
+from vitlens.report.findings import SMALLEST
+from vitlens.report.prose import Marked, listed, say
+from vitlens.report.sections import Chart, Glance, Report, Section
+from vitlens.uncertainty import LEVEL, Estimate, Side, apart
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-ENOUGH: Final = 5  # images of the largest class from which on accuracy by class is informative
-_ROWS: Final = 30  # of a table in the report; results.json has them all
-_COLUMNS: Final = {
-    "accuracy": ACCURACY,
-    "top-5 accuracy": TOP5,
-    "cross-entropy": CROSS_ENTROPY,
-    "calibration error": CALIBRATION_ERROR,
-}
-_LEANS: Final = {
-    Side.ABOVE: "overconfident",
-    Side.BELOW: "underconfident",
-    Side.UNDECIDED: "neither over- nor underconfidence is shown",
-}
-_HOW_PAIRED: Final = (
-    "Both models classify the same images, so the test counts only images that one model alone classifies correctly. "
-    "p: McNemar's exact test; p_holm: corrected for the number of pairs."
-)
-_WHOLE: Final = "In parentheses: 95 % intervals and the number of images."
-_SMALL: Final = (
-    f"Differences of less than {SMALLEST} points are no findings, whatever their p: enough images make any difference "
-    "significant."
-)
+_GRID: Final = 12  # images of a grid of one model; of several each has a row of half as many
+_SMALL: Final = 0.5  # of the classes that have few images, from which on it is said
+_PICTURED: Final = 3  # models
 
 
-def report(record: Record) -> Document:
-    """Summary, pairs of models, predictions, classes, calibration."""
-    arrays = {alias: record.arrays(PREDICTIONS, model=alias) for alias in record.aliases}
-    sections = [
-        Section("Summary", tuple(_summary(record)), (_numbers(record),), leading=True),
-        *_pairs(record),
-        _classes(record, arrays),
-        calibration_section(record),
-        Section("Predictions", figures=tuple(_grids(record, arrays))),
-    ]
-    return Document(
-        record.config.title,
-        tuple(sections),
-        limits=tuple(limits(record)),
-        verdicts=tuple(verdicts(record)),
-        findings=ranked(findings(record)),
-        preface=(*data_sentences(record), *training_sentences(record)),
-    )
+@dataclass(frozen=True)
+class _Matrix:
+    """The predictions of one model."""
+
+    model: str
+    predictions: PredictionArrays
 
 
-def _suffix(record: Record, alias: str) -> str:
-    """The suffix of the names of a model's own figures; empty for a single model."""
-    return f"-{alias}" if len(record.aliases) > 1 else ""
+def _matrices(record: EvaluateRecord) -> list[_Matrix]:
+    return [_Matrix(alias, record.predictions[alias]) for alias in record.aliases if alias in record.predictions]
 
 
-def _summary(record: Record) -> Iterator[Sentence]:
-    data = record.config.data
-    where = f"the {data.part} images of {data.title}" if data else "the images"
-    for alias in record.aliases:
-        right, error = (in_words(each) for each in _own_estimates(record, alias))
-        gap = record.metric(CONFIDENCE_GAP(model=alias))
-        yield Sentence(
-            f"**{alias}**: top-1 accuracy {right} on {where}; expected calibration error {error}; "
-            f"mean confidence minus accuracy {in_words(gap, with_n=False)}: {_leans(gap)}.",
-            (*_own_estimates(record, alias), gap, ENOUGH_CONFIDENCES),
-        )
-    for row in record.rows(PAIRS):
-        gap = record.metric(DIFFERENCE(first=row.first, second=row.second))
-        yield Sentence(
-            f"{row.first} minus {row.second}: {in_words(gap)}, {_significance(row, gap)} (McNemar's exact test, "
-            f"p = {row.p_holm:.2g}).",
-            (row, gap),
-        )
-    yield from sentences(_WHOLE, _SMALL, says="method")
+def _grid(record: EvaluateRecord, chosen: str) -> Iterator[Picture]:
+    """The random images, or the errors of highest confidence, of each model, with what it predicts."""
+    known = _matrices(record)[:_PICTURED]
+    for each in known:
+        own: Any = each.predictions
+        names = [str(name) for name in own.classes]
+        places = getattr(own, chosen)[: _GRID if len(known) == 1 else _GRID // 2]
+        for place, pixels in zip(places.tolist(), getattr(own, f"{chosen}_pixels")):
+            yield Picture.predicted(
+                pixels / np.float32(255), names[own.prediction[place]], float(own.probability[place]),
+                names[own.label[place]], row=each.model if len(known) > 1 else "",
+            )  # fmt: skip
 
 
-def _own_estimates(record: Record, alias: str) -> tuple[Estimate, Estimate]:
-    return record.metric(ACCURACY(model=alias)), record.metric(CALIBRATION_ERROR(model=alias))
+def _picture(record: EvaluateRecord) -> list[Picture]:
+    """The errors with the highest confidence; random images where there is no error."""
+    return list(_grid(record, "surest_errors")) or list(_grid(record, "random"))
 
 
-def _leans(gap: Estimate) -> str:
-    if (gap.n or 0) < ENOUGH_CONFIDENCES:
-        return f"of fewer than {ENOUGH_CONFIDENCES} images, too few to judge confidence"
-    return _LEANS[beyond(gap, 0.0)]
-
-
-def _significance(row: PairRow, gap: Estimate) -> str:
-    if row.only_first_right == row.only_second_right == 0:
-        return "no image on which only one of them is correct: there is nothing to test"
-    if row.p_holm > LEVEL:
-        return "no significant difference"
-    return "significant, but too small to matter" if abs(gap.value) < SMALLEST else "a significant difference"
-
-
-def _numbers(record: Record) -> Table:
-    measured = {title: metric for title, metric in _COLUMNS.items() if any(record.all(metric))}
-    rows: list[tuple[Cell, ...]] = [
-        (alias, *(in_words(record.metric(metric(model=alias)), with_n=False) for metric in measured.values()))
-        for alias in record.aliases
-    ]
-    return Table("Numbers", ("model", *measured), tuple(rows))
-
-
-def _pairs(record: Record) -> Iterator[Section]:
-    if not record.rows(PAIRS):
-        return
-    rows = record.rows(PAIRS)
-    lines = [
-        Sentence(
-            f"{row.first} alone is correct on {row.only_first_right:,} images, {row.second} alone on "
-            f"{row.only_second_right:,}, both on {row.both_right:,}.",
-            (row,),
-        )
-        for row in rows
-    ]
-    how = sentences(_HOW_PAIRED, says="method")
-    yield Section("Which model is correct on which images", (*lines, *how), (pair_table(rows),), leading=True)
-
-
-def _grids(record: Record, arrays: dict[str, PredictionArrays]) -> Iterator[FigureSpec]:
-    for alias, predictions in arrays.items():
-        suffix = _suffix(record, alias)
-        yield FigureSpec(
-            f"predictions{suffix}",
-            f"{len(predictions.random)} images drawn at random (not chosen) with {alias}'s prediction and its "
-            "probability; below a wrong prediction, the true class. These are too few to judge the model by: the "
-            "accuracy above is over all images.",
-            partial(_grid, predictions, predictions.random, predictions.random_pixels),
-        )
-        if len(predictions.surest_errors):
-            yield FigureSpec(
-                f"surest_errors{suffix}",
-                f"{_errors(len(predictions.surest_errors))} of {alias} with the highest confidence, highest first: its "
-                "worst predictions, not typical ones. Some may come from wrong labels.",
-                partial(_grid, predictions, predictions.surest_errors, predictions.surest_errors_pixels),
-            )
-
-
-def _errors(count: int) -> str:
-    return "The error" if count == 1 else f"The {count} errors"
-
-
-def _grid(predictions: PredictionArrays, chosen: NDArray[np.integer], pixels: NDArray[np.uint8]) -> "Figure":
-    from vitlens.figures.evaluate import prediction_grid
-
-    return prediction_grid(
-        images=pixels.astype(np.float32) / 255,
-        predicted=predictions.prediction[chosen],
-        probability=predictions.probability[chosen],
-        truth=predictions.label[chosen],
-        classes=[str(name) for name in predictions.classes],
-    )
-
-
-def _classes(record: Record, arrays: dict[str, PredictionArrays]) -> Section:
-    """Accuracy by class where classes have enough images, and confusions."""
-    confusions = [
-        FigureSpec(
-            f"confusion{_suffix(record, alias)}",
-            f"Confusion matrix of {alias}: rows are true classes, columns predicted classes, numbers images, "
-            "colours the share of the row. Classes that are neither the label nor the prediction of any image are left "
-            "out. Rows of classes with few images are coarse.",
-            partial(_confusion_matrix, predictions, alias),
-        )
-        for alias, predictions in arrays.items()
-    ]
-    title, rows = "Classes and confusions", record.rows(CLASSES)
-    if max((row.n for row in rows), default=0) < ENOUGH:
-        left_out = f"No class has {ENOUGH} images, so accuracy by class is in results.json only, with its intervals."
-        lines = sentences(left_out, rows=(*rows, ENOUGH))
-        return Section(title, lines, (_confused(record),), tuple(confusions), leading=True)
-    bars = FigureSpec(
-        "per_class",
-        "Accuracy of each class with its 95 % interval. Classes whose intervals overlap widely are not shown to "
-        "differ, and among many classes the lowest accuracy is low partly by chance.",
-        partial(_bars, record),
-    )
-    lines = tuple(_class_sentences(record))
-    return Section(title, lines, (_class_table(rows), _confused(record)), (bars, *confusions), leading=True)
-
-
-def _class_sentences(record: Record) -> Iterator[Sentence]:
-    """The lowest and the highest accuracy of a class, and how many classes have too few images to be judged."""
-    for alias in record.aliases:
-        rows = [row for row in record.rows(CLASSES) if row.model == alias and row.accuracy is not None]
-        if len(rows) < 2:
-            continue
-        low, high = (choose(rows, key=lambda row: row.accuracy or 0.0) for choose in (min, max))
-        few = sum(row.n < NAMED for row in rows)
-        notes = ""
-        if low.estimate and high.estimate and apart(low.estimate, high.estimate) is not Side.BELOW:
-            notes = "; their intervals overlap, so the classes are not shown to differ"
-        if few:
-            notes += f"; {few} of {len(rows)} classes have fewer than {NAMED} images and show nothing by themselves"
-        yield Sentence(
-            f"{alias}: accuracy is lowest on class {low.class_name}, {in_words(low.estimate)} of {low.n:,} images, and "
-            f"highest on class {high.class_name}, {in_words(high.estimate)} of {high.n:,}{notes}.",
-            (*rows, NAMED),
-        )
-
-
-def _bars(record: Record) -> "Figure":
-    from vitlens.figures.evaluate import per_class_bars
-
-    rows = [row for row in record.rows(CLASSES) if row.n]
-    by_model = [[row for row in rows if row.model == alias] for alias in record.aliases]
-    return per_class_bars(
-        accuracy=np.array([[row.accuracy for row in group] for group in by_model], float),
-        low=np.array([[row.low for row in group] for group in by_model], float),
-        high=np.array([[row.high for row in group] for group in by_model], float),
-        n=np.array([row.n for row in by_model[0]]),
-        classes=[row.class_name for row in by_model[0]],
-        models=list(record.aliases),
-    )
-
-
-def _class_table(rows: Sequence[ClassRow]) -> Table:
-    known = [row for row in rows if row.n]
-    caption = "Accuracy by class"
-    if len(known) > _ROWS:
-        caption += f" (the {_ROWS} lowest of {len(known)})"
-        known = sorted(known, key=lambda row: row.accuracy or 0.0)[:_ROWS]
-    return Table.of(
-        caption,
-        known,
-        {
-            "model": lambda row: row.model,
-            "class": lambda row: row.class_name,
-            "n": lambda row: row.n,
-            "accuracy": lambda row: in_words(row.estimate),
-        },
-    )
-
-
-def _confused(record: Record) -> Table:
-    wrong = [row for row in record.rows(CONFUSIONS) if row.truth != row.prediction]
-    return Table.of(
-        "Most frequent confusions",
-        sorted(wrong, key=lambda row: -row.count)[:10],
-        {
-            "model": lambda row: row.model,
-            "truth": lambda row: row.truth,
-            "prediction": lambda row: row.prediction,
-            "count": lambda row: row.count,
-        },
-    )
-
-
-def _confusion_matrix(predictions: PredictionArrays, alias: str) -> "Figure":
+def _confusion(rows: Sequence[_Matrix], _: str) -> Figure:
     """The counts among classes that are a label or a prediction of at least one image."""
-    from vitlens.figures.confusion import confusion_matrix
-
-    label, prediction = predictions.label.astype(np.int64), predictions.prediction.astype(np.int64)
+    known = rows[0].predictions
+    label, prediction = known.label.astype(np.int64), known.prediction.astype(np.int64)
     present, places = np.unique(np.concatenate([label, prediction]), return_inverse=True)
     size = len(present)
-    flat = places[: len(label)] * size + places[len(label) :]
+    flat: NDArray[np.int64] = places[: len(label)] * size + places[len(label) :]
     counts = np.bincount(flat, minlength=size * size).reshape(size, size)
-    classes = [str(predictions.classes[index]) for index in present]
-    return confusion_matrix(counts=counts, classes=classes, model=alias)
+    return confusion_matrix(counts=counts, classes=[str(known.classes[at]) for at in present], model=rows[0].model)
+
+
+def _confused(record: EvaluateRecord) -> list[ConfusionRow]:
+    wrong = [row for row in record.confusion if row.truth != row.prediction]
+    return sorted(wrong, key=lambda row: -row.count) if record.images >= FEWEST else []
+
+
+def _most_confused(record: EvaluateRecord) -> str:
+    """The most frequent confusion of each model."""
+    rows = by(_confused(record), "model")
+    parts = [
+        say("**{{ r.model }}** predicts {{ r.prediction }} for {{ r.count }} image{{ r.count|s }} of {{ r.truth }}",
+            r=own[0])
+        for own in rows.values()
+    ]  # fmt: skip
+    if max((row.count for row in _confused(record)), default=0) < 2:
+        return "No confusion occurs twice."
+    return f"Most often {listed(parts[:_PICTURED])}."
+
+
+def _classes(record: EvaluateRecord) -> list[ClassRow]:
+    """Accuracy by class, the lowest mean over models first; none where no class has enough images."""
+    known = [row for row in record.per_class if row.accuracy is not None]
+    if max((row.n for row in known), default=0) < FEWEST:
+        return []
+    means = {name: np.mean([row.accuracy.value for row in own if row.accuracy])
+             for name, own in by(known, "class_name").items()}  # fmt: skip
+    return sorted(known, key=lambda row: means[row.class_name])
+
+
+def _lowest(record: EvaluateRecord) -> str:
+    """The lowest and the highest accuracy of a class, and whether their intervals overlap."""
+    rows = list(by(_classes(record), "model").items())[:_PICTURED]
+    ends = [(alias, *(choose(own, key=lambda row: row.accuracy.value) for choose in (min, max))) for alias, own in rows]
+    parts = [
+        say(
+            "**{{ alias }}** recognises class {{ low.class_name }} worst, {{ low.accuracy|alone }} of {{ low.n }} "
+            "images, and {{ high.class_name }} best, {{ high.accuracy|alone }}", alias=alias, low=low, high=high,
+        )
+        for alias, low, high in ends
+    ]  # fmt: skip
+    together = all(apart(low.accuracy, high.accuracy) is not Side.BELOW for _, low, high in ends)
+    more = " The intervals of the worst and the best class overlap, so they may differ by chance." if together else ""
+    return f"{'; '.join(parts)}.{more}"
+
+
+def _paired(record: EvaluateRecord) -> str:
+    """Which images one of two models alone classifies correctly."""
+    parts = [
+        say(
+            "{{ r.first }} alone is correct on {{ r.only_first_right }} images, {{ r.second }} alone on "
+            "{{ r.only_second_right }}, both on {{ r.both_right }}", r=row,
+        )
+        for row in record.pairs
+    ]  # fmt: skip
+    significant = [row for row in record.pairs if differs(row)]
+    small = [row for row in record.pairs if row.p_holm <= LEVEL and not differs(row)]
+    more = say(
+        "{% if small %} {{ small|length }} difference{{ small|s }} {{ small|are }} significant but below "
+        "{{ smallest }} points, too small to matter.{% endif %}"
+        "{% if several %} {{ significant|length }} of {{ several }} pairs differ significantly.{% endif %}",
+        significant=significant, small=small, smallest=SMALLEST,
+        several=len(record.pairs) if len(record.pairs) > 1 else 0,
+    )  # fmt: skip
+    return " ".join(filter(None, [f"{'; '.join(parts)}." if len(parts) <= _PICTURED else "", more]))
+
+
+def _believed(record: EvaluateRecord) -> str:
+    """The calibration of each model, and over- or underconfidence of enough images."""
+    judged = record.images >= ENOUGH
+    parts = [
+        say(
+            "**{{ s.model }}** has an expected calibration error of {{ s.calibration_error|alone }}{% if judged %}; "
+            "{% if clear %}it is {{ leans }}, by {{ size|points|value }}{% else %}it is not significantly over- or "
+            "underconfident{% endif %}{% endif %}.",
+            s=s, judged=judged, leans=leans(s.confidence_gap),
+            size=replace(s.confidence_gap, value=abs(s.confidence_gap.value)),
+            clear=above(s.confidence_gap, 0.0) or below(s.confidence_gap, 0.0),
+        )
+        for s in record.scores[:_PICTURED]
+    ]  # fmt: skip
+    few = say("{{ n }} images are too few to judge over- or underconfidence.", n=record.images)
+    return " ".join([*parts, *([] if judged else [few])])
+
+
+def _predicted(record: EvaluateRecord) -> list[PredictedClassRow]:
+    return [row for row in record.by_prediction if row.n >= FEWEST]
+
+
+def _leaning(record: EvaluateRecord) -> str:
+    """In how many predicted classes of each model confidence differs from accuracy."""
+    parts = []
+    for model, rows in by(_predicted(record), "model").items():
+        wrong = misjudged(rows)
+        parts.append(
+            say("{{ k or 'none' }} of {{ rows|length }} of **{{ model }}**{% if wrong %}, most for class "
+                "{{ wrong[0].class_name }}{% endif %}", k=len(wrong), rows=rows, model=model, wrong=wrong)
+        )  # fmt: skip
+    shown = listed(parts[:_PICTURED])
+    return say("Of predicted classes with at least {{ n }} images, confidence differs significantly from accuracy in "
+               "{{ shown }}.", n=FEWEST, shown=shown)  # fmt: skip
+
+
+def _bins(record: EvaluateRecord) -> list[Any]:
+    """The bins of confidence, with the record that holds the models' errors."""
+    return [record] if record.images >= DRAWN else []
+
+
+def _reliability(rows: Sequence[EvaluateRecord], _: str) -> Figure:
+    (record,) = rows
+    shown = record.aliases[:_PICTURED]
+    errors = {row.model: row.calibration_error.value for row in record.scores}
+    return diagram([row for row in record.calibration if row.model in shown], errors)
+
+
+def _gap(record: EvaluateRecord) -> Estimate | None:
+    return gain(record.pairs[0], record.aliases[0]) if len(record.pairs) == 1 else None
+
+
+def unknown(record: EvaluateRecord) -> Iterator[str]:
+    """What could overturn these numbers, the most serious first."""
+    n = record.images
+    if n < FEW:
+        scores = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores])
+        yield say("{{ n }} image{{ n|s }} {{ n|are }} too few to judge a model: {{ scores }}.", n=n, scores=scores)
+    yield from _trainings(record)
+    for row in record.pairs:
+        if row.p_holm > LEVEL and row.only_first_right + row.only_second_right:
+            yield say(
+                "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence that they are equal: "
+                "the difference may be anything from {{ gap.low|number(1) }} to {{ gap.high|number(1) }} points.",
+                r=row, gap=gain(row, row.first),
+            )  # fmt: skip
+            break
+    few = [row for row in record.per_class if row.model == record.aliases[0] and 0 < row.n < FEW]
+    classes = len({row.class_name for row in record.per_class if row.n})
+    if n >= FEW and len(few) > _SMALL * classes:
+        yield say(
+            "{{ few|length }} of {{ classes }} classes have fewer than {{ limit }} images: another sample could make "
+            "another class the worst.", few=few, classes=classes, limit=FEW,
+        )  # fmt: skip
+    yield say(
+        "The images are a sample of {{ n }}, and of each model one training was evaluated: other data or another seed "
+        "may give another order.", n=n,
+    ) if record.pairs else (
+        "One training was evaluated on images of one kind: other data, or another seed, may give another accuracy."
+    )  # fmt: skip
+    yield (
+        "The calibration error is a mean over bins, which few images bias upwards: models with overlapping intervals "
+        "are not ordered by it."
+    )
+
+
+def _trainings(record: EvaluateRecord) -> Iterator[str]:
+    """That models were trained differently, or that this is not known."""
+    trained = differences(record.training)
+    if trained:
+        parts = [
+            say("{{ what }} {{ values }}", what=Marked(each.what.replace("_", " ")),
+                values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(each.values, record.training)]))
+            for each in trained
+        ]  # fmt: skip
+        yield (
+            f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this as "
+            "well as from their architectures."
+        )
+    unknown = [budget.model for budget in record.training if not budget.known]
+    if unknown and record.pairs:
+        yield say(
+            "How {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained is not known here, so "
+            "trainings may differ as much as architectures.", names=unknown,
+        )  # fmt: skip
+
+
+REPORT: Final = Report(
+    EvaluateRecord,
+    claims=claims,
+    unknown=unknown,
+    title="Accuracy of {{ record.aliases|join(', ') }}",
+    picture=Chart(
+        "surest_errors", images(),
+        "{% if record.errors %}The errors with the highest confidence, highest first, with the true class below: the "
+        "worst, "
+        "not typical ones. Labels may be wrong.{% else %}Images with their predictions, none of "
+        "them wrong.{% endif %}",
+        title="{% if record.errors %}Errors with the highest confidence{% else %}Predictions{% endif %}",
+        rows=_picture,
+    ),
+    glance=(
+        Glance("scores", "accuracy", question="accuracy", difference=_gap),
+        Glance("scores", "top5"),
+        Glance("scores", "cross_entropy"),
+        Glance("scores", "calibration_error", question="calibration"),
+        Glance("scores", "confidence_gap"),
+    ),
+    sections=(
+        Section(
+            "Which model is correct on which images?",
+            lambda record: record.pairs if record.images >= FEWEST else (),
+            opening=_paired, about=("accuracy",),
+            columns=("first", "second", "difference", "only_first_right", "only_second_right", "p_holm"),
+        ),
+        Section(
+            "Which classes are recognised worst?", _classes, opening=_lowest,
+            columns=("model", "class_name", "n", "accuracy"),
+            charts=(Chart(
+                "per_class", bars("class_name", "accuracy", of="model"),
+                "Accuracy of each class with its interval, lowest first. Where intervals overlap, classes may differ "
+                "by chance.",
+                title="Accuracy by class",
+            ),),
+        ),
+        Section(
+            "Which classes are confused?", _confused, opening=_most_confused,
+            columns=("model", "truth", "prediction", "count"),
+            charts=(Chart(
+                "confusion", _confusion,
+                "Images by true class (rows) and predicted class (columns); colour: share of the row. Classes that "
+                "do not occur are left out.",
+                title="Confusions of {{ first.model }}", rows=lambda record: _matrices(record)[:_PICTURED],
+                each="model",
+            ),),
+        ),
+        Section(
+            "Is the confidence right?", lambda record: record.scores if record.images >= FEWEST else (),
+            opening=_believed, about=("calibration",),
+            charts=(Chart(
+                "calibration", _reliability,
+                "Accuracy against confidence in bins, with the share of images below; bars under the dashed line are "
+                "overconfident, hollow ones hold few images.",
+                title="Accuracy against confidence", rows=_bins,
+            ),),
+        ),
+        Section(
+            "For which predicted classes is it wrong?", _predicted, opening=_leaning,
+            order=lambda row: (row.p_holm, row.p),
+            columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),
+        ),
+        Section(
+            "What are typical predictions?", lambda record: list(_grid(record, "random")),
+            opening="These images were drawn at random: they are too few to judge a model by.",
+            charts=(Chart(
+                "predictions", images(),
+                "Images with prediction and probability; blue: correct, red: wrong, with the true class below.",
+                title="Predictions for random images",
+            ),),
+        ),
+    ),
+)  # fmt: skip

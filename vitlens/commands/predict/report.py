@@ -9,8 +9,9 @@ import numpy as np
 
 from vitlens.charts import Picture, images
 from vitlens.commands.predict.record import PredictRecord
+from vitlens.commands.scaffold.predictions import for_images
 from vitlens.report.claims import Claim, above
-from vitlens.report.prose import counts, say
+from vitlens.report.prose import say
 from vitlens.report.sections import ROWS, Chart, Overview, Report, Section
 from vitlens.uncertainty import wilson
 
@@ -59,8 +60,7 @@ def claims(record: PredictRecord) -> Iterator[Claim]:
     else:
         yield Claim(
             "prediction", alias,
-            say("Of {{ rows|length }} images: {{ most }}{% if others %}, and {{ others }} other classes{% endif %}.",
-                most=counts(dict(predicted.most_common(5))), others=len(predicted) - 5 if len(predicted) > 5 else 0,
+            say("Of {{ rows|length }} images **{{ alias }}** predicts class {{ parts }}.", parts=for_images(predicted),
                 **given),
             title=say("{{ alias }} predicts {{ predicted|length }} class{{ 'es' if predicted|length > 1 }} for {{ "
                       "rows|length }} images", **given),

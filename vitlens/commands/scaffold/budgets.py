@@ -66,7 +66,12 @@ def augmentation_words(recipe: Mapping[str, Any]) -> str:
 
 def write_trainings(folder: RunFolder, models: Sequence[Model]) -> None:
     """Write how the models were trained, where there are several to compare."""
-    folder.write(TRAINING, [budget_of(model) for model in models] if len(models) > 1 else [])
+    folder.write(TRAINING, trainings_of(models))
+
+
+def trainings_of(models: Sequence[Model]) -> tuple[Budget, ...]:
+    """How the models were trained, where there are several to compare."""
+    return tuple(map(budget_of, models)) if len(models) > 1 else ()
 
 
 _AUGMENTATION: Final = {

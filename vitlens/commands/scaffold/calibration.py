@@ -1,12 +1,13 @@
 """Calibration of models on labelled images, as rows and as a report's figure; free of torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from vitlens.record import by, col
 from vitlens.records import MetricName, Record, TableOf
 from vitlens.report import verdicts as rules
 from vitlens.report.document import FigureSpec, Sentence, Verdict
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 class CalibrationRow:
     """One bin of the reliability diagram: mean confidence and accuracy of its images."""
 
-    model: str
-    confidence: float
-    accuracy: float
-    count: int
+    model: str = col("model")
+    confidence: float = col("mean confidence", unit="fraction")
+    accuracy: float = col("accuracy", unit="fraction")
+    count: int = col("images")
 
 
 CALIBRATION: Final = TableOf("calibration", CalibrationRow)
@@ -79,18 +80,18 @@ def _drawn(record: Record) -> list[str]:
 
 
 def _reliability_diagram(record: Record) -> "Figure":
+    drawn = _drawn(record)
+    rows = [row for row in record.rows(CALIBRATION) if row.model in drawn]
+    return diagram(rows, {alias: record.metric(CALIBRATION_ERROR(model=alias)).value for alias in drawn})
+
+
+def diagram(rows: Sequence[CalibrationRow], errors: Mapping[str, float]) -> "Figure":
+    """The reliability diagram of models from their bins; errors: the expected calibration error of each."""
     from vitlens.figures.calibration import Calibration, reliability_diagram
 
     models = []
-    for alias in _drawn(record):
-        rows = [row for row in record.rows(CALIBRATION) if row.model == alias]
-        models.append(
-            Calibration(
-                alias,
-                np.array([row.confidence for row in rows]),
-                np.array([row.accuracy for row in rows]),
-                np.array([row.count for row in rows], float),
-                error=record.metric(CALIBRATION_ERROR(model=alias)).value,
-            )
-        )
+    for alias, own in by(rows, "model").items():
+        confidence, accuracy = (np.array([getattr(row, name) for row in own]) for name in ("confidence", "accuracy"))
+        counts = np.array([row.count for row in own], float)
+        models.append(Calibration(alias, confidence, accuracy, counts, error=errors[alias]))
     return reliability_diagram(models=models, few=FEW)

@@ -4,25 +4,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vitlens.record import col
 from vitlens.records import TableOf
 from vitlens.report.document import Table
+from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
 class PairRow:
     """Two models on the same images: how many both, one alone, or none predicts correctly.
 
-    p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of pairs.
+    p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of pairs; difference: of their accuracy,
+    None where a command records it elsewhere.
     """
 
-    first: str
-    second: str
-    both_right: int
-    only_first_right: int
-    only_second_right: int
-    both_wrong: int
-    p: float
-    p_holm: float
+    first: str = col("first")
+    second: str = col("second")
+    both_right: int = col("both correct")
+    only_first_right: int = col("only the first correct")
+    only_second_right: int = col("only the second correct")
+    both_wrong: int = col("both wrong")
+    p: float = col("p")
+    p_holm: float = col("p (Holm)")
+    difference: Estimate | None = col("first minus second", metric="accuracy_difference/{first}/{second}", default=None)
 
 
 PAIRS: Final = TableOf("pairs", PairRow)

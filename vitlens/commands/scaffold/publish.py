@@ -154,7 +154,8 @@ def _write_tables(record: Recorded) -> None:
             writer = csv.DictWriter(text, list(dict.fromkeys(key for each in cells for key in each)))
             writer.writeheader()
             writer.writerows(cells)
-            write_text(inside(record.folder, "tables", named_file(name, ".csv")), text.getvalue())
+            whole = text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")  # lone bytes of names
+            write_text(inside(record.folder, "tables", named_file(name, ".csv")), whole)
 
 
 def _write(document: Document, record: Any, seconds: float, *, html: bool) -> Path:

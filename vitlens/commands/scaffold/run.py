@@ -58,7 +58,12 @@ class Run(Generic[Options]):
             )
             self.splits: Sequence[Split] = (
                 load_splits(
-                    self.models, options=self.run, data=given.data, images=given.images, limit=limit, repeat=repeat
+                    self.models,
+                    options=self.run,
+                    data=given.data,
+                    images=getattr(given, "images", ()),
+                    limit=limit,
+                    repeat=repeat,
                 )
                 if images
                 else ()

@@ -9,14 +9,13 @@ from vitlens.commands.attack.record import AttackCurveRow
 from vitlens.commands.audit.conclusions import consistency
 from vitlens.commands.audit.parts import AuditPart
 from vitlens.commands.audit.record import BUDGET, CANDIDATES, CandidateRow
-from vitlens.commands.evaluate.record import ACCURACY, CLASSES, CONFIDENCE_GAP, CONFUSIONS
 from vitlens.commands.explain.record import CHECKS, LEAGUE
-from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.maps.judged import in_three_decimals
 from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD
 from vitlens.records import Record
 from vitlens.report.document import Sentence
 from vitlens.report.numbers import in_words, number
+from vitlens.report.prose import say
 from vitlens.uncertainty import Side, beyond
 
 _NAMED: Final = 3  # classes, confusions or labels
@@ -25,20 +24,21 @@ _FAULTY: Final = ("dead", "uniform")
 
 def accurate(part: AuditPart, _record: Record) -> Iterator[Sentence]:
     """Top-1 accuracy, and the classes with the lowest."""
-    (alias,) = part.record.aliases
-    accuracy = part.record.metric(ACCURACY(model=alias))
+    accuracy = part.record.scores[0].accuracy
     yield Sentence(f"Top-1 accuracy is {in_words(accuracy)}.", (accuracy,))
-    rows = [row for row in part.record.rows(CLASSES) if row.accuracy is not None and row.accuracy < 1]
-    lowest = sorted(rows, key=lambda row: row.accuracy or 0.0)[:_NAMED]
+    rows = [row for row in part.record.per_class if row.accuracy is not None and row.accuracy.value < 1]
+    lowest = sorted(rows, key=lambda row: row.accuracy.value)[:_NAMED]
     if len(rows) > 1:
-        listed = "; ".join(f"{row.class_name} {in_words(row.estimate, with_n=False)}, n = {row.n:,}" for row in lowest)
+        listed = "; ".join(
+            say("{{ row.class_name }} {{ row.accuracy|alone }}, n = {{ row.n }}", row=row) for row in lowest
+        )
         yield Sentence(f"The classes with the lowest accuracy: {listed}.", tuple(lowest))
 
 
 def calibrated(part: AuditPart, _record: Record) -> Iterator[Sentence]:
     """The calibration error, and whether confidence is above or below accuracy."""
-    (alias,) = part.record.aliases
-    error, gap = (part.record.metric(name(model=alias)) for name in (CALIBRATION_ERROR, CONFIDENCE_GAP))
+    (score,) = part.record.scores
+    error, gap = score.calibration_error, score.confidence_gap
     words = {
         Side.ABOVE: f"it is overconfident: its mean confidence minus its accuracy is {in_words(gap)}",
         Side.BELOW: f"it is underconfident: its mean confidence minus its accuracy is {in_words(gap)}",
@@ -135,16 +135,16 @@ def corrupted(part: AuditPart, _record: Record) -> Iterator[Sentence]:
 
 def failing(part: AuditPart, _record: Record) -> Iterator[Sentence]:
     """The most frequent confusions."""
-    (alias,) = part.record.aliases
-    accuracy = part.record.metric(ACCURACY(model=alias))
-    off_diagonal = (row for row in part.record.rows(CONFUSIONS) if row.truth != row.prediction)
+    accuracy = part.record.scores[0].accuracy
+    off_diagonal = (row for row in part.record.confusion if row.truth != row.prediction)
     rows = sorted(off_diagonal, key=lambda row: -row.count)
     if not rows:
         yield Sentence(f"No image is misclassified: top-1 accuracy {in_words(accuracy)}.", (accuracy,))
         return
     shown = rows[:_NAMED]
     listed = "; ".join(
-        f"{row.truth} taken for {row.prediction}, {row.count} image{'s' if row.count != 1 else ''}" for row in shown
+        say("{{ row.truth }} taken for {{ row.prediction }}, {{ row.count }} image{{ row.count|s }}", row=row)
+        for row in shown
     )
     of = f"Of {len(rows)} different confusions the most frequent are" if len(rows) > 1 else "The only confusion is"
     yield Sentence(f"{of}: {listed}.", tuple(rows))

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.commands.evaluate.record import PREDICTIONS, PredictionArrays
+from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.chapters.record import chapters_of
 from vitlens.errors import InputError
@@ -151,11 +151,11 @@ def _paired(before: Record, after: Record, name: str, other: str) -> MetricChang
     return MetricChange(name, before.metrics[other], after.metrics[name], gap, p, paired=True)
 
 
-def _predictions(record: Record, alias: str) -> PredictionArrays | None:
+def _predictions(record: Any, alias: str) -> PredictionArrays | None:
     """The answers of a model in a run of evaluate, or in the chapter on it of a study or an audit."""
-    chapters: Iterator[Record] = (chapter for row, chapter in chapters_of(record) if row.word == "evaluate")
-    run = record if record.command == "evaluate" else next(chapters, None) if _has_chapters(record) else None
-    return None if run is None or not run.has(PREDICTIONS, model=alias) else run.arrays(PREDICTIONS, model=alias)
+    chapters: Iterator[Any] = (chapter for row, chapter in chapters_of(record) if row.word == "evaluate")
+    run = record if isinstance(record, EvaluateRecord) else next(chapters, None) if _has_chapters(record) else None
+    return None if run is None else run.predictions.get(alias)
 
 
 def _has_chapters(record: Record) -> bool:

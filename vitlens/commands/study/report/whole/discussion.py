@@ -6,7 +6,6 @@ from typing import Final
 
 from vitlens.commands.attack.record import RobustPairRow
 from vitlens.commands.compare.record import HARDENED, MAP_NUMBERS, METHODS, MapMethodRow
-from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
 from vitlens.commands.features.record import PROBE_ACCURACY
 from vitlens.commands.profile.record import LATENCY, PARAMETERS
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
@@ -49,7 +48,7 @@ def _accuracy(study: Study) -> Iterator[Sentence]:
     if study.pair is None:
         return
     vit, cnn = study.pair
-    gain = study.metric(DIFFERENCE(first=vit, second=cnn))
+    gain = study.metric(f"accuracy_difference/{vit}/{cnn}")
     if gain is None:
         return
     side = beyond(gain, 0.0)
@@ -151,7 +150,7 @@ def _frequencies(study: Study, vit: str, cnn: str) -> Iterator[Sentence]:
     losses = {}
     for alias in (vit, cnn):
         clean, blurred = (
-            study.metric(ACCURACY(model=alias)),
+            study.metric(f"accuracy/{alias}"),
             study.metric(HARDENED(model=alias, kind="low-pass", level="0.2")),
         )
         if clean is None or blurred is None:
@@ -200,7 +199,7 @@ class Need:
 
 
 _NEEDS: Final = (
-    Need("correct answers", lambda alias: ACCURACY(model=alias), True, "images like the test images", "other data"),
+    Need("correct answers", lambda alias: f"accuracy/{alias}", True, "images like the test images", "other data"),
     Need("probabilities that can be believed", lambda alias: CALIBRATION_ERROR(model=alias), False,
          "images like the test images", "shifted data"),
     Need("features for another task", lambda alias: PROBE_ACCURACY(model=alias), True, "the same classes, linear probe",
@@ -222,7 +221,7 @@ def _decisions(study: Study) -> Iterator[Decision]:
         known = {alias: study.metric(need.metric(alias)) for alias in study.pair}
         estimates = {alias: estimate for alias, estimate in known.items() if estimate is not None}
         if len(estimates) == 2:
-            yield _decision(need, estimates, study.metric(DIFFERENCE(first=study.pair[0], second=study.pair[1])))
+            yield _decision(need, estimates, study.metric("accuracy_difference/{}/{}".format(*study.pair)))
     row = _robust_pair(study)
     if row is not None:
         decided = row.p_holm <= LEVEL

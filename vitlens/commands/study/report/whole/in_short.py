@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from vitlens.commands.attack.record import AttackCurveRow
-from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
-from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.commands.study.report.whole.first_page import SUBJECTS
@@ -24,11 +22,11 @@ def _accuracy(study: Study) -> Iterator[Sentence]:
     chapter = next(study.of("evaluate"), None)
     if chapter is None:
         return
-    reached = {parts["model"]: estimate for parts, estimate in chapter.record.all(ACCURACY)}
+    reached = {row.model: row.accuracy for row in chapter.record.scores}
     listed = ", ".join(f"{alias} {in_words(estimate)}" for alias, estimate in reached.items())
     text, rows = f"**Accuracy.** Top-1 accuracy: {listed}", [*reached.values()]
-    for row in chapter.record.rows(PAIRS):
-        gain = chapter.record.metrics.get(DIFFERENCE(first=row.first, second=row.second))
+    for row in chapter.record.pairs:
+        gain = row.difference
         if gain is not None:
             side = beyond(gain, 0.0)
             better = row.first if side is Side.ABOVE else row.second

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from vitlens.commands.compare.record import HARDENED
-from vitlens.commands.evaluate.record import DIFFERENCE
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.maps.on_object import ATTENTION, ROLLOUT, mass_of
@@ -85,7 +84,7 @@ def _judged(first: Estimate, second: Estimate, evidence: str, *, higher: bool) -
 def _less_accurate(study: Study) -> Judgement | None:
     if study.pair is None:
         return None
-    gain = study.metric(DIFFERENCE(first=study.pair[0], second=study.pair[1]))
+    gain = study.metric("accuracy_difference/{}/{}".format(*study.pair))
     if gain is None:
         return None
     side, evidence = beyond(gain, 0.0), f"{study.pair[0]} minus {study.pair[1]}: {in_words(gain)}"

@@ -6,10 +6,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
 from vitlens.commands.profile.record import FLOPS, PARAMETERS
 from vitlens.commands.scaffold.describe import data_sentences
-from vitlens.commands.scaffold.pairs import PAIRS, PairRow
+from vitlens.commands.scaffold.pairs import PairRow
 from vitlens.commands.scaffold.trainings import TRAINING, differences
 from vitlens.commands.study.report.decision import MARGIN, SEEN
 from vitlens.commands.study.report.whole.chapters import Study
@@ -52,11 +51,11 @@ def choose_model(study: Study) -> ModelChoice | None:
     if study.pair is None:
         return None
     vit, cnn = study.pair
-    rows = [row for chapter in study.of("evaluate") for row in chapter.record.rows(PAIRS)]
+    rows = [row for chapter in study.of("evaluate") for row in chapter.record.pairs]
     pair = next((row for row in rows if {row.first, row.second} == {vit, cnn}), None)
     if pair is None:
         return None
-    measured = study.metric(DIFFERENCE(first=pair.first, second=pair.second))
+    measured = study.metric(f"accuracy_difference/{pair.first}/{pair.second}")
     if measured is None:
         return None
     cheaper, other = sorted(study.pair, key=lambda alias: _cost(study, alias))
@@ -109,7 +108,7 @@ def recommendation_section(study: Study) -> Iterator[Section]:
 
 
 def _answer(study: Study, choice: ModelChoice) -> Sentence:
-    accuracies = [study.metric(ACCURACY(model=alias)) for alias in (choice.cheaper, choice.other)]
+    accuracies = [study.metric(f"accuracy/{alias}") for alias in (choice.cheaper, choice.other)]
     said = " and ".join(f"{alias} {in_words(each)}" for alias, each in zip((choice.cheaper, choice.other), accuracies))
     gap = f"{choice.cheaper} minus {choice.other} {in_words(choice.gain, with_n=False)}"
     ratio = _ratio(study, choice)
