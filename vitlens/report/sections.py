@@ -30,6 +30,7 @@ from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sente
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
 from vitlens.report.images import data_sentences
+from vitlens.report.numbers import COUNTED
 from vitlens.report.prose import environment, finalize, say
 from vitlens.uncertainty import Estimate, in_points
 
@@ -90,13 +91,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Glance:
-    """A row of the first page's table: a column of the rows of a table that has one row a model.
+    """A row of the first page's table: a column of rows, one a model: a table, or a function of the record.
 
     key: the entry of a column that holds several; question: of the claims whose states it shows; difference: between
     two models, from the record.
     """
 
-    table: str
+    table: Rows
     column: str
     key: str = ""
     title: str = ""
@@ -248,7 +249,7 @@ def cell(value: Any, column: Column) -> Cell:
         return value
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float) and column.unit:
+    if (isinstance(value, float) and column.unit) or (isinstance(value, int) and column.unit in COUNTED):
         return Estimate(value, unit=column.unit)
     if isinstance(value, int | float):
         return value
@@ -263,7 +264,7 @@ def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) ->
     """One row a metric, one column a model; failing rows first."""
     lines: list[tuple[int, tuple[Cell, ...]]] = []
     for each in glances:
-        rows = {row.model: row for row in getattr(record, each.table)}
+        rows = {row.model: row for row in rows_of(each.table, record)}
         if not rows:
             continue
         column = columns(type(next(iter(rows.values()))))[each.column]
