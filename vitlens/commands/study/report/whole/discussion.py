@@ -10,7 +10,6 @@ from vitlens.commands.attack.record.rows import RobustPairRow
 from vitlens.commands.compare.record import HARDENED, MAP_NUMBERS, METHODS, MapMethodRow
 from vitlens.commands.evaluate.record import ACCURACY, DIFFERENCE
 from vitlens.commands.features.record import PROBE_ACCURACY
-from vitlens.commands.profile.record import LATENCY, PARAMETERS
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.maps.on_object import ATTENTION, ON_OBJECT, mass_of
 from vitlens.commands.scaffold.trainings import TRAINING, differences
@@ -213,9 +212,9 @@ _NEEDS: Final = (
          "grey squares on half of the image", "real occluders"),
     Need("blurred images", lambda alias: HARDENED(model=alias, kind="low-pass", level="0.2"), True,
          "a low-pass filter", "other blur"),
-    Need("speed", lambda alias: LATENCY(model=alias, batch="1"), False, "one image at a time on this machine",
+    Need("speed", lambda alias: f"latency/{alias}/1", False, "one image at a time on this machine",
          "other hardware"),
-    Need("few parameters", lambda alias: PARAMETERS(model=alias), False, "these models", "quantised weights"),
+    Need("few parameters", lambda alias: f"parameters/{alias}", False, "these models", "quantised weights"),
 )  # fmt: skip
 
 
