@@ -63,7 +63,7 @@ def test_it_leaves_a_whole_folder_of_what_it_declares(made):
     (batch,) = digits("test").limit(4).batches(4)
     results = json.loads((made / "results.json").read_text())
     assert results["metrics"][f"{WORD}/tiny-vit"]["value"] == pytest.approx(2 * batch.images.mean().item(), rel=1e-5)
-    assert len(results["tables"]["images"]) == 4
+    assert len(results["tables"]["images_shown"]) == 4
     stored = read_arrays(made / "arrays" / f"{WORD}-tiny-vit.npz")["rows"]
     np.testing.assert_allclose(stored, 2 * batch.images.mean((1, 3)).numpy(), rtol=1e-6)
 

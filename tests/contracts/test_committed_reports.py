@@ -7,10 +7,16 @@ import pytest
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.publish import read
-from vitlens.files import read_run
+from vitlens.files import RunRecord, read_run
 
 REPORTS = Path(__file__).parents[2] / "reports"
 FOLDERS = sorted(path.name for path in REPORTS.iterdir() if path.is_dir())
+
+
+def is_older(run: RunRecord) -> bool:
+    """Whether a run of minutes was made before its command wrote records of schema 3: all are made again at once, when
+    all commands do. Quick ones are made again as their command is moved."""
+    return COMMANDS[run.command].recorded is not None and run.results["schema"] == 2
 
 
 def test_the_list_names_every_folder():
@@ -21,10 +27,12 @@ def test_the_list_names_every_folder():
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_report_can_be_read_and_shows_each_of_its_figures(name):
-    record = read(read_run(REPORTS / name))  # its tables, metrics and settings, as types
-    assert record.status == "done"
-    assert all(any(kind.parts(metric) is not None for kind in COMMANDS[record.command].contents.metrics)
-               for metric in record.metrics)  # fmt: skip
+    run = read_run(REPORTS / name)
+    assert run.status == "done"
+    if not is_older(run):
+        metrics = read(run).metrics  # its tables, metrics and settings, as types
+        assert all(any(kind.parts(metric) is not None for kind in COMMANDS[run.command].contents.metrics)
+                   for metric in metrics)  # fmt: skip
     shown = re.findall(r"^!\[[^\]]*\]\(figures/([^)]+)\)$", (REPORTS / name / "report.md").read_text(), re.MULTILINE)
     assert set(shown) == {path.name for path in (REPORTS / name / "figures").iterdir()}
 

@@ -17,7 +17,7 @@ PATHS = re.findall(r"`((?:vitlens|tests|docs)/[^`]*)`", TEXT)
 def test_the_table_has_all_that_can_be_added():
     added = {
         "an attack", "an attribution", "an attention method", "a head statistic", "a label of heads",
-        "a model source", "a data set", "a command", "a figure",
+        "a model source", "a data set", "a command", "a figure", "a section of a report",
     }  # fmt: skip
     assert {what for what, _, _ in ROWS} == added
     assert {what.lower() for what, _ in EXAMPLES} == added - {"an attention method", "a label of heads"}

@@ -172,7 +172,7 @@ def test_a_fault_in_a_runs_own_report_is_no_fault_of_its_folder(tiny_vit, tmp_pa
     def failing(record):
         raise KeyError("ours")
 
-    monkeypatch.setattr(module, "report", failing)
+    monkeypatch.setattr(module, "REPORT", failing)
     line = ["predict", str(tiny_vit), "--data", "digits", "--limit", "1", "--quiet", "--out", str(tmp_path / "x")]
     assert run(line) == 1
     assert "unexpected KeyError" in capsys.readouterr().err

@@ -152,10 +152,10 @@ def report_of(command: str, out: Path, *options: str) -> tuple[dict, str]:
 
 def test_rollout_without_a_classifier_takes_the_methods_that_need_none(tmp_path):
     results, report = report_of("rollout", tmp_path / "out")
-    used = {row["kind"] for row in results["tables"]["methods"]}
+    used = {row["method"] for row in results["tables"]["methods"]}
     assert used == {"rollout"}
     assert not any(ATTENTION_METHODS[name].gradients for name in used)
-    assert [row["prediction"] for row in results["tables"]["images"]] == [None, None]
+    assert [row.get("prediction") for row in results["tables"]["shown"]] == [None, None]
     assert "no classifier" in report
     assert "| prediction" not in report
 

@@ -1,5 +1,6 @@
 """Charts of images: photographs in rows and columns, with maps over them or without."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -11,8 +12,22 @@ from numpy.typing import NDArray
 
 from vitlens.charts.values import Draw
 from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
-from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, joint_scale
-from vitlens.figures.style import MAGNITUDE, SMALL, WIDE, drawable, shortened, styled
+from vitlens.figures.crossed import cross_out
+from vitlens.figures.overlay import OPACITY, Scale, blend, colour_bar, enlarged, is_constant, joint_scale
+from vitlens.figures.overlays import mark_peak, outline
+from vitlens.figures.style import (
+    MAGNITUDE,
+    RIGHT,
+    RIGHT_SYMBOL,
+    SMALL,
+    WIDE,
+    WRONG,
+    WRONG_SYMBOL,
+    drawable,
+    shortened,
+    styled,
+)
+from vitlens.report.numbers import percent
 
 _LARGEST: Final = 1.35  # inch of a picture
 _LEAST: Final = 0.8
@@ -21,7 +36,9 @@ _LEAST: Final = 0.8
 @dataclass(frozen=True)
 class Picture:
     """A cell of `images`. image (3, height, width) in [0, 1]; map (rows, columns) that is drawn over it; row, column:
-    their names; below: a line under it; frame: the colour around it."""
+    their names; below: a line under it; frame: the colour around it; mask (height, width): of an object, outlined;
+    hit: whether the map's highest point, which is marked, lies on it; crossed: why the map says nothing, crossed out.
+    """
 
     image: NDArray[np.floating] | None
     map: NDArray[np.floating] | None = None
@@ -29,6 +46,22 @@ class Picture:
     column: str = ""
     below: str = ""
     frame: str = ""
+    mask: NDArray[np.bool_] | None = None
+    hit: bool | None = None
+    crossed: str = ""
+
+    @classmethod
+    def predicted(
+        cls, image: NDArray[np.floating], prediction: str, probability: float, label: str | None, *, row: str = ""
+    ) -> "Picture":
+        """An image with its prediction below, marked by colour and symbol as right or wrong, where a label is known."""
+        words = f"{shortened(prediction, 16)}, {percent(probability)}"
+        words = words if len(words) <= 20 else words.replace(", ", "\n", 1)
+        if label is None:
+            return cls(image, below=words, row=row)
+        if prediction == label:
+            return cls(image, below=f"{RIGHT_SYMBOL} {words}", frame=RIGHT, row=row)
+        return cls(image, below=f"{WRONG_SYMBOL} {words}\nis {shortened(label, 16)}", frame=WRONG, row=row)
 
 
 def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: bool = True) -> Draw:
@@ -49,11 +82,14 @@ def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: b
         maps = [each.map for each in rows if each.map is not None]
         joint = joint_scale(np.stack(maps)) if maps and scale == "joint" else None
         named = any(each.row for each in rows)
-        left = 0.95 if named else 0.06
+        beside = {name: textwrap.fill(shortened(name, 40), 14) for name in down}
+        left = 0.12 + 0.075 * max(len(line) for text in beside.values() for line in text.split("\n")) if named else 0.06
         right = BAR_ROOM if joint else 0.06
         side = float(np.clip((WIDE - left - right) / shape[1] - 0.06, _LEAST, _LARGEST))
         text = 0.14 * max((each.below.count("\n") + 1 if each.below else 0 for each in rows), default=0) + 0.05
-        margins = Margins(left=left, right=right, top=0.24 if any(across) else 0.05, bottom=text + 0.05)
+        heads = {name: textwrap.fill(shortened(name, 40), max(8, int(side / 0.07))) for name in across}
+        above = 0.1 + 0.14 * max(text.count("\n") + 1 for text in heads.values()) if any(across) else 0.05
+        margins = Margins(left=left, right=right, top=above, bottom=text + 0.05)
         drawn = board(
             title=title, count=shape[0] * shape[1], across=shape[1], panel=(side, side), gap=(0.06, text),
             margins=margins,
@@ -66,14 +102,20 @@ def images(*, scale: Literal["own", "joint"] = "own", label: str = "", smooth: b
             axes = drawn.panels[at[0] * shape[1] + at[1]]
             axes.set_visible(True)
             axes.imshow(_pixels(each, joint, smooth), aspect="equal", interpolation="nearest")
+            if each.crossed:
+                cross_out(axes, each.crossed)
+            if each.mask is not None:
+                outline(axes, np.asarray(each.mask, float))
+            if each.map is not None and each.hit is not None:
+                mark_peak(axes, np.asarray(each.map, float), hit=each.hit)
             if each.frame:
                 axes.spines[:].set(visible=True, color=each.frame, linewidth=2.0)
             if each.below:
                 axes.set_xlabel(drawable(each.below), fontsize=SMALL, labelpad=2)
             if at[0] == 0 and each.column:
-                axes.set_title(shortened(each.column, 24))
+                axes.set_title(heads[each.column])
             if at[1] == 0 and each.row:
-                axes.set_ylabel(shortened(each.row, 16), rotation=0, ha="right", va="center")
+                axes.set_ylabel(beside[each.row], rotation=0, ha="right", va="center")
         if joint:
             colour_bar(drawn.bar(), scale=joint, label=label)
         return drawn.figure
@@ -88,4 +130,4 @@ def _pixels(each: Picture, joint: Scale | None, smooth: bool) -> NDArray[np.floa
     own = joint or Scale(min(0.0, float(values.min())), float(values.max()) or 1.0)
     if each.image is None:
         return np.asarray(colormaps[MAGNITUDE](own.norm(values)))[..., :3]
-    return blend(each.image, values, scale=own, smooth=smooth)
+    return blend(each.image, values, scale=own, smooth=smooth, opacity=0.0 if is_constant(values) else OPACITY)

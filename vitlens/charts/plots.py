@@ -40,7 +40,7 @@ def intervals(
             axes.axvline(reference, color=GREY, linestyle="--", linewidth=0.9)
         axes.set_yticks(range(len(named)), [shortened(name, 34) for name in named])
         axes.set_ylim(len(named) - 0.4, -0.6)
-        axes.set_xlabel(label(rows, values[0]) if len(values) == 1 else "")
+        axes.set_xlabel(label(rows, values[0]) if len(values) == 1 or titles else "")
         axes.grid(axis="x")
         legend(figure, axes)
         heading(figure, title)

@@ -72,7 +72,7 @@ def overlay_rows(
             if reason:
                 cross_out(axes, reason)
             elif is_hit is not None:
-                below = _mark_peak(axes, values[index, panel], hit=bool(is_hit[index, panel]))
+                below = mark_peak(axes, values[index, panel], hit=bool(is_hit[index, panel]))
             _caption(axes, titles[panel] if above else "", below)
         if outlines is not None:
             for axes in cells[index]:
@@ -117,7 +117,7 @@ def _lines(caption: str, characters: int) -> list[str]:
     return textwrap.wrap(caption.replace(" %", "\u00a0%"), characters, max_lines=3, placeholder="…")
 
 
-def _mark_peak(axes: Axes, values: Array, *, hit: bool) -> str:
+def mark_peak(axes: Axes, values: Array, *, hit: bool) -> str:
     """Mark the highest point of a map; returns the caption, whether it is a hit."""
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     y, x = np.unravel_index(upsample(values, (height, width)).argmax(), (height, width))

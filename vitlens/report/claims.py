@@ -104,7 +104,11 @@ def verdicts_of(claims: Iterable[Claim]) -> tuple[Verdict, ...]:
 def findings_of(claims: Iterable[Claim]) -> tuple[Finding, ...]:
     """Those that stand out, as findings of a document."""
     known = (claim for claim in shown(claims, 7) if claim.effect is not None and claim.rank)
-    return tuple(Finding(Sentence(c.says), c.effect, c.p, c.place, rank=c.rank) for c in known if c.effect is not None)
+    return tuple(
+        Finding(Sentence(c.says, says="filled"), c.effect, c.p, c.place, rank=c.rank)
+        for c in known
+        if c.effect is not None
+    )
 
 
 def contradictions(claims: Iterable[Claim]) -> Iterator[str]:

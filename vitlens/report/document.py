@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Cell: TypeAlias = Estimate | str | int | float | None
 State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
 Support: TypeAlias = Literal["two methods agree", "one method", "methods disagree"]
-Says: TypeAlias = Literal["result", "method", "setting"]
+Says: TypeAlias = Literal["result", "method", "setting", "filled"]
 Item = TypeVar("Item")
 
 
@@ -27,7 +27,8 @@ class Sentence:
     """One or more sentences in which **bold** and `code` are marks.
 
     rows: the typed rows and estimates that back them; says: a result states what was measured and needs rows; a method
-    defines a metric or says how to read something; a setting repeats what config.json holds.
+    defines a metric or says how to read something; a setting repeats what config.json holds; a filled template has its
+    numbers from the record by itself.
     """
 
     text: str

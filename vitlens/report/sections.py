@@ -105,6 +105,14 @@ class Glance:
     difference: Callable[[Any], Estimate | None] | None = None
 
 
+@dataclass(frozen=True)
+class Overview:
+    """The first page's table where its rows are not models: rows of the record, at most six columns."""
+
+    rows: Rows
+    columns: tuple[str, ...]
+
+
 def _nothing(_: Any) -> Iterator[Any]:
     yield from ()
 
@@ -123,7 +131,7 @@ class Report:
     sections: tuple[Section, ...]
     claims: Callable[[Any], Iterator[Claim]] = _nothing
     picture: Chart | None = None
-    glance: tuple[Glance, ...] = ()
+    glance: tuple[Glance, ...] | Overview = ()
     unknown: Callable[[Any], Iterator[str]] = _nothing
     title: str = "{{ record.config.title }}"
     explorer: Callable[[Any], Explorer | None] = _no_explorer
@@ -134,13 +142,14 @@ class Report:
         claims = tuple(self.claims(record))
         made = [part for section in self.sections if (part := _made(section, record, claims))]
         package = type(record).__module__.rpartition(".")[0]
-        answers, terms = shown(claims), tuple(dict.fromkeys(_terms(self.sections, record)))
+        overview = (self.glance,) if isinstance(self.glance, Overview) else ()
+        answers, terms = shown(claims), tuple(dict.fromkeys(_terms((*self.sections, *overview), record)))
         images = data_sentences(replace(record, config=_shown(record.config)))
         first = FirstPage(
-            tuple(Sentence(claim.says) for claim in answers),
+            tuple(_filled(claim.says) for claim in answers),
             next(_figures(self.picture, record, ()), None) if self.picture else None,
             _glanced(self.glance, record, claims),
-            tuple(map(Sentence, list(self.unknown(record))[:5])),
+            tuple(map(_filled, list(self.unknown(record))[:5])),
         )
         return Document(
             title_of(claims, say(self.title, record=record)),
@@ -154,6 +163,10 @@ class Report:
             claims=claims,
             preface=images,
         )
+
+
+def _filled(text: str) -> Sentence:
+    return Sentence(text, says="filled")
 
 
 def _shown(config: Config) -> Config:
@@ -181,7 +194,7 @@ def _made(section: Section, record: Any, claims: Sequence[Claim]) -> page.Sectio
     figures = tuple(figure for chart in section.charts for figure in _figures(chart, record, rows))
     return page.Section(
         say(section.question, rows=rows, record=record),
-        tuple(map(Sentence, lines)),
+        tuple(map(_filled, lines)),
         tuple(_table(section, rows, record)),
         figures,
         leading=True,
@@ -225,7 +238,7 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
             yield FigureSpec(name, caption, partial(chart.draw, own, title), alt=title or caption)
 
 
-def _table(section: Section, rows: Sequence[Any], record: Record) -> Iterator[Table]:
+def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> Iterator[Table]:
     if not section.columns or not rows:
         return
     declared = columns(type(rows[0]))
@@ -260,8 +273,10 @@ def cell(value: Any, column: Column) -> Cell:
     return finalize(value)
 
 
-def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) -> Table | None:
+def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence[Claim]) -> Table | None:
     """One row a metric, one column a model; failing rows first."""
+    if isinstance(glances, Overview):
+        return next(_table(glances, rows_of(glances.rows, record), record), None)
     lines: list[tuple[int, tuple[Cell, ...]]] = []
     for each in glances:
         rows = {row.model: row for row in rows_of(each.table, record)}
@@ -288,7 +303,7 @@ def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) ->
     return Table("", tuple(names[at] for at in kept), tuple(tuple(line[at] for at in kept) for line in ordered))
 
 
-def _terms(sections: Sequence[Section], record: Any) -> Iterator[Term]:
+def _terms(sections: Sequence[Section | Overview], record: Any) -> Iterator[Term]:
     """The terms of the columns that are shown."""
     for section in sections:
         rows = rows_of(section.rows, record)

@@ -196,3 +196,14 @@ def test_the_package_has_class_activation_maps_alone(tiny_vit, tmp_path):
     with pytest.raises(UnsupportedError, match=r"engine grad-cam has \(gradcam, .*ablationcam\), found 'relevance'"):
         run([tiny_vit], tmp_path / "out", data="digits", method=("relevance",), engine="grad-cam")
     assert not (tmp_path / "out").exists()
+
+
+def test_all_images_given_are_drawn_or_said(tiny_vit, pictures, tmp_path, monkeypatch, capsys):
+    line = ["explain", str(tiny_vit), "--images", str(pictures), "--device", "cpu", "--method", "rollout"]
+    monkeypatch.setattr("vitlens.commands.explain.report.maps.EACH", 2)
+    assert command_line([*line, "--out", str(tmp_path / "all")]) == 0
+    assert {path.stem for path in (tmp_path / "all" / "figures").glob("*.png")} == {"explain_1", "explain_2"}
+    assert "of the 3 images" not in capsys.readouterr().err
+    monkeypatch.setattr("vitlens.commands.explain.measure.DRAWN", 1)
+    assert command_line([*line, "--out", str(tmp_path / "one")]) == 0
+    assert "1 of the 3 images" in capsys.readouterr().err

@@ -1,115 +1,128 @@
-"""The rollout report says what the functions compute."""
+"""`vitlens rollout`: its numbers are those of the functions, and its report claims no more than they show."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from tests.figures.reading import crosses
+import vitlens
+from tests.simulated_processes import run_in_processes
+from vitlens.analysis.attention.map_checks import map_bits, rank_agreement
 from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
 from vitlens.analysis.attention.rollout import rollout as rollout_maps
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.cli.main import run as main
 from vitlens.commands.rollout.measure import measure
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.rollout.record import ROLLOUT
-from vitlens.commands.rollout.report.overlays import method_sheets
+from vitlens.commands.rollout.record import ImageRow, MapRow, PairRow, RolloutRecord
+from vitlens.commands.rollout.report import REPORT
 from vitlens.commands.scaffold.maps.measured import on_object_rows
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.files import read_arrays, read_run
 from vitlens.models.loading import load
 from vitlens.models.saved import save
-from vitlens.uncertainty import Side
+from vitlens.recorded import Config, Data, ModelEntry
+from vitlens.report.claims import contradictions
+from vitlens.uncertainty import Estimate, Side
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
 
 
-def run(model: Path | str, out: Path, **changes: object) -> dict:
-    from dataclasses import replace
-
-    written = measure(RolloutOptions(str(model), run=replace(OPTIONS, out=out), **changes))
-    assert written == out / "report.md"
-    return json.loads((out / "results.json").read_text())
+def run(model: Path | str, out: Path, **changes: object) -> RolloutRecord:
+    assert measure(RolloutOptions(str(model), run=replace(OPTIONS, out=out), **changes)) == out / "report.md"
+    return read_folder(out)
 
 
-def test_metrics_are_the_pointing_game_on_the_masks(tiny_vit, tmp_path):
-    results = run(tiny_vit, tmp_path / "out", data="digits", fusion=("max",))
-    split = digits("test").limit(12)
-    model = load(str(tiny_vit))
-    maps = torch.cat([rollout_maps(model, batch.images, fusion="max") for batch in split.batches(7)])
-    hits = pointing_hits(maps, split.masks)
-    metric = results["metrics"]["localisation/tiny-vit/pointing/rollout-max"]
-    assert metric["value"] == pytest.approx(hits.float().mean().item())
-    assert metric["n"] == 12
-    (row,) = [row for row in results["tables"]["on_object"] if row["maps"] == "rollout-max"]
-    assert (row["value"], row["gain"]) == pytest.approx((metric["value"], row["value"] - row["chance"]))
-    assert row["chance"] >= mask_areas(split.masks).mean().item() - 1e-6  # of a uniform map, one of the baselines
-    kept = read_arrays(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
-    assert torch.from_numpy(kept[:, 0]).allclose(maps, atol=1e-6)
-
-
-def test_images_have_no_pointing_game(tiny_vit, pictures, tmp_path):
-    results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
-    assert not [name for name in results["metrics"] if name.startswith("localisation")]
-    assert len(results["tables"]["images"]) == 3
-    usual = ["rollout-mean", "rollout-max", "rollout-min", "relevance"]
-    assert [row["method"] for row in results["tables"]["methods"]] == usual  # none was asked for
-
-
-def test_an_unreadable_image_is_counted_and_named(tiny_vit, pictures, tmp_path):
-    broken = tmp_path / "broken.jpg"
-    broken.write_text("no image")
-    run(
-        tiny_vit,
-        tmp_path / "out",
-        images=(
-            str(pictures),
-            str(broken),
-        ),
-    )
-    (skipped,) = read_run(tmp_path / "out").config["data"]["skipped"]
-    assert "broken.jpg" in skipped["file"]
+def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
+    record = run(tiny_vit, tmp_path / "out", data="digits", fusion=("max", "min"), method=("rollout",))
+    split, model = digits("test").limit(12), load(str(tiny_vit))
+    found = {
+        fusion: torch.cat([rollout_maps(model, batch.images, fusion=fusion) for batch in split.batches(7)])
+        for fusion in ("max", "min")
+    }
+    hits = pointing_hits(found["max"], split.masks)
+    metric = record.metric("localisation/tiny-vit/pointing/rollout-max")
+    assert (metric.value, metric.n) == (pytest.approx(hits.float().mean().item()), 12)
+    row = record.methods[0]
+    assert (row.pointing, row.name) == (metric, "rollout (max)")
+    assert row.difference.value == pytest.approx(100 * (row.pointing.value - row.of_baseline.value))
+    assert row.of_baseline.value >= mask_areas(split.masks).mean().item() - 1e-6  # of a uniform map, one of them
+    assert row.information.value == pytest.approx(map_bits(found["max"]).mean().item(), rel=1e-5)
+    mass = found["max"].flatten(1).sum(1).mean().item()
+    assert record.metric("rollout/tiny-vit/patch_mass/max").value == pytest.approx(mass, rel=1e-5)
+    (pair,) = record.pairs
+    assert pair.agreement.value == pytest.approx(rank_agreement(found["max"], found["min"]).mean().item(), rel=1e-5)
+    torch.testing.assert_close(torch.from_numpy(record.maps.maps[:, 0]), found["max"], atol=1e-6, rtol=0)
+    assert record.maps.hits[:, 0].tolist() == (hits > 0.5).tolist()
 
 
 def test_every_method_is_the_function_of_its_name(tiny_vit, tmp_path):
     methods = ("rollout", "relevance", "gradient-rollout", "attention", "flow")
-    results = run(tiny_vit, tmp_path / "out", data="digits", fusion=("min",), method=methods, target="true")
+    record = run(tiny_vit, tmp_path / "out", data="digits", fusion=("min",), method=methods, target="true")
     split, model = digits("test").limit(12), load(str(tiny_vit))
     ways = [MethodSettings(name, "min" if name == "rollout" else "mean") for name in methods]
-    found = [maps_in_one_pass(model, batch.images, ways, targets=batch.labels) for batch in split.batches(12)]
-    kept = read_arrays(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
-    for index, maps in enumerate(found[0].maps):
-        torch.testing.assert_close(torch.from_numpy(kept[:, index]), maps.float(), atol=1e-6, rtol=1e-4)
-    assert [row["method"] for row in results["tables"]["methods"]] == ["rollout-min", *methods[1:]]
-    assert [row["target"] for row in results["tables"]["images"]] == [str(int(label)) for label in split.labels]
+    (found,) = [maps_in_one_pass(model, batch.images, ways, targets=batch.labels) for batch in split.batches(12)]
+    for index, maps in enumerate(found.maps):
+        torch.testing.assert_close(torch.from_numpy(record.maps.maps[:, index]), maps.float(), atol=1e-6, rtol=1e-4)
+    assert [row.maps for row in record.methods] == ["rollout-min", *methods[1:]]
+    assert [row.target for row in record.shown] == [str(int(label)) for label in split.labels]
+
+
+def test_two_processes_find_what_one_finds(tiny_vit, tmp_path, monkeypatch):
+    one = run(tiny_vit, tmp_path / "one", data="digits", target="true")
+    out = tmp_path / "two"
+    options = RolloutOptions(str(tiny_vit), data="digits", target="true", run=replace(OPTIONS, out=out))
+    assert run_in_processes(2, lambda _: measure(options), monkeypatch) == [out / "report.md", None]
+    two = read_folder(out)
+    assert two.methods == one.methods
+    assert two.shown == one.shown
+    np.testing.assert_allclose(two.maps.maps, one.maps.maps, atol=1e-6)
+
+
+def test_own_images_are_shown_and_have_no_pointing_game(tiny_vit, pictures, tmp_path, monkeypatch, capsys):
+    line = ["rollout", str(tiny_vit), "--device", "cpu", "--images", str(pictures)]
+    broken = tmp_path / "broken.jpg"
+    broken.write_text("no image")
+    monkeypatch.setattr("vitlens.commands.rollout.report.EACH", 1)
+    assert main([*line, str(broken), "--out", str(tmp_path / "all")]) == 0
+    assert "of the 3 images" not in capsys.readouterr().err
+    found = vitlens.read(tmp_path / "all")
+    assert not [name for name in found.metrics if name.startswith("localisation")]
+    assert [Path(row.image).name for row in found.table("shown")] == ["0.png", "1.png", "2.png"]
+    usual = ["rollout-mean", "rollout-max", "rollout-min", "relevance"]
+    assert [row.maps for row in found.table("methods")] == usual  # none was asked for
+    assert "broken.jpg" in found.config.data.skipped[0].file
+    drawn = {path.stem for path in (tmp_path / "all" / "figures").glob("*.png")}
+    assert drawn == {"maps", "maps_more_1", "maps_more_2"}
+    monkeypatch.setattr("vitlens.commands.rollout.measure.DRAWN", 1)
+    assert main([*line, "--out", str(tmp_path / "one")]) == 0
+    assert "1 of the 3 images" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["3", "predicted"])
 def test_a_named_class_is_asked_of_every_image(tiny_vit, pictures, tmp_path, target):
-    results = run(tiny_vit, tmp_path / "out", images=(str(pictures),), method=("relevance",), target=target)
-    asked = [row["target"] for row in results["tables"]["images"]]
-    predicted = [row["prediction"] for row in results["tables"]["images"]]
-    assert asked == (predicted if target == "predicted" else ["3"] * 3)
+    record = run(tiny_vit, tmp_path / "out", images=(str(pictures),), method=("relevance",), target=target)
+    predicted = [row.prediction for row in record.shown]
+    assert [row.target for row in record.shown] == (predicted if target == "predicted" else ["3"] * 3)
 
 
 def test_maps_that_are_zero_everywhere_are_said(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.zero_()  # no weight of attention changes a logit
     save(model, tmp_path / "blind" / "model.safetensors")
-    results = run(tmp_path / "blind", tmp_path / "out", data="digits", method=("rollout", "relevance"))
-    empty = {row["method"]: row["empty_maps"] for row in results["tables"]["methods"]}
-    assert (empty["rollout-mean"], empty["relevance"]) == (0, 12)
+    record = run(tmp_path / "blind", tmp_path / "out", data="digits", fusion=("mean",))
+    assert {row.name: row.zero for row in record.methods} == {"rollout (mean)": 0, "relevance": 12}
     area = mask_areas(digits("test").limit(12).masks).mean().item()
-    hits = results["metrics"]["localisation/blind/pointing/relevance"]["value"]
+    hits = record.metric("localisation/blind/pointing/relevance").value
     assert hits == pytest.approx(area, abs=1e-6)  # all points tie: no better than a random one
-    (figure,) = method_sheets(read_folder(tmp_path / "out"), read_folder(tmp_path / "out").arrays(ROLLOUT))
-    panels = figure.draw().axes[:-1]
-    crossed = [len(crosses(axes)) for axes in panels]  # the middle column, rollout, by its own verdict
-    assert (crossed[0::3], crossed[2::3]) == ([0] * 6, [2] * 6)  # no marker of a maximum in their place
+    (said,) = REPORT(record).first.answer
+    assert "12 of 12 maps of **relevance** are zero" in said.text
+    (figure,) = [each for each in REPORT(record).figures if each.name == "maps"]
+    panels = figure.draw().axes
     assert not any(line.get_marker() in ("o", "X") for axes in panels[2::3] for line in axes.lines)
 
 
@@ -136,18 +149,66 @@ def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
         assert not (tmp_path / "out" / "report.md").exists()
 
 
-@pytest.mark.parametrize("command", ["rollout", "explain"])
-def test_all_images_given_are_drawn_or_said(command, tiny_vit, pictures, tmp_path, monkeypatch, capsys):
-    more = ["--fusion", "mean", "--method", "rollout"] if command == "rollout" else ["--method", "rollout"]
-    line = [command, str(tiny_vit), "--images", str(pictures), "--device", "cpu", *more]
-    sheet = "report.overlays" if command == "rollout" else "report.maps"
-    monkeypatch.setattr(f"vitlens.commands.{command}.{sheet}.EACH", 2)
-    assert main([*line, "--out", str(tmp_path / "all")]) == 0
-    assert {path.stem for path in (tmp_path / "all" / "figures").glob("*.png")} == {f"{command}_1", f"{command}_2"}
-    assert "of the 3 images" not in capsys.readouterr().err
-    monkeypatch.setattr(f"vitlens.commands.{command}.measure.DRAWN", 1)
-    assert main([*line, "--out", str(tmp_path / "one")]) == 0
-    assert "1 of the 3 images" in capsys.readouterr().err
+def planted(images: int = 40, **changes: object) -> RolloutRecord:
+    """Two fusions and relevance, of which relevance alone finds the object; changes: of the mean fusion's row."""
+
+    def row(name: str, method: str, fusion: str | None, gain: float) -> MapRow:
+        return MapRow(
+            "vit", name, name, method, 0, Estimate(2.0, 1.8, 2.2, images, "bits"), fusion, "cls",
+            by_place=Estimate(0.3, 0.2, 0.4, images), pointing=Estimate(0.5 + gain / 100, 0.4, 0.6, images),
+            baseline="a map of the centre", of_baseline=Estimate(0.5),
+            difference=Estimate(gain, gain - 10, gain + 10, images, "points"),
+        )  # fmt: skip
+
+    rows = (
+        replace(row("mean-map", "rollout", "mean", 0.0), **changes),
+        row("max-map", "rollout", "max", 1.0),
+        row("relevance", "relevance", None, 40.0),
+    )
+    pairs = (PairRow("mean-map", "max-map", Estimate(0.1, 0.05, 0.15, images, "")),)
+    config = Config(models=(ModelEntry("vit", "vit"),), data=Data("scenes", images=images))
+    return RolloutRecord(config=config, methods=rows, pairs=pairs, shown=(ImageRow("a"),))
+
+
+def said(record: RolloutRecord) -> dict[str, str]:
+    claims = list(REPORT.claims(record))
+    assert not list(contradictions(claims))
+    return {claim.question: claim.says for claim in claims if claim.is_shown}
+
+
+def test_what_was_planted_is_found(tmp_path):
+    found = said(planted())
+    assert "1 of 3" in found["pointing game"]
+    assert "**relevance**" in found["pointing game"]
+    assert "0.1" in found["fusion of heads"]
+    assert found.keys() == {"pointing game", "information", "fusion of heads"}
+    flat = said(planted(information=Estimate(0.2, 0.1, 0.3, 40, "bits")))
+    assert "**mean-map** is nearly uniform" in flat["information"]
+    fixed = said(planted(by_place=Estimate(0.95, 0.93, 0.97, 40)))
+    assert "**mean-map**" in fixed["fixed places"]
+    missing = said(planted(difference=Estimate(-40.0, -50.0, -30.0, 40, "points")))
+    assert "**mean-map**" in missing["maps that miss the object"]
+
+
+def test_what_is_not_shown_is_not_claimed():
+    assert "nearly uniform" not in said(planted(information=Estimate(0.4, 0.2, 0.6, 40, "bits")))["information"]
+    assert "fixed places" not in said(planted(by_place=Estimate(0.8, 0.7, 0.9, 40)))
+    none = planted()
+    none = replace(none, methods=none.methods[:2])  # differences of 0 and 1 points
+    assert "None of 2" in said(none)["pointing game"]
+    few = planted(images=19)
+    assert not said(few)
+    document = REPORT(few)
+    assert len(document.first.unknown) <= 5
+    assert not {"Do the maps find the object?", "Do the maps agree?"} & {part.title for part in document.sections}
+
+
+def test_names_of_files_are_no_markup(tiny_vit, pictures, tmp_path):
+    name = "**bold** <b> `x`.png"
+    (tmp_path / name).write_bytes((pictures / "0.png").read_bytes())
+    run(tiny_vit, tmp_path / "out", images=(str(tmp_path / name),), fusion=("mean",))
+    table = (tmp_path / "out" / "report.md").read_text().split("## Which images")[1]
+    assert r"\*\*bold\*\* \<b> \`x\`.png" in table
 
 
 def test_no_hits_on_few_images_are_not_shown_to_be_fewer_than_by_chance():
@@ -157,13 +218,13 @@ def test_no_hits_on_few_images_are_not_shown_to_be_fewer_than_by_chance():
     maps = torch.zeros(16, 8, 8)
     maps[:, 0, 7] = 1.0
     (row,) = on_object_rows("vit", [("map", maps)], "pointing", masks)
-    assert (row.value, row.baseline) == (0.0, "the mean mask of the other images")
+    assert (row.estimate.value, row.baseline) == (0.0, "the mean mask of the other images")
     spread = masks.clone()
     for image in range(16):
         spread[image] = torch.roll(masks[image], image % 7, dims=1)
     (row,) = on_object_rows("vit", [("map", maps)], "pointing", spread)
-    assert row.value == 0.0
-    assert row.chance < 0.2
+    assert row.estimate.value == 0.0
+    assert row.of_baseline.value < 0.2
     assert row.side is Side.UNDECIDED
 
 
@@ -175,7 +236,7 @@ def test_no_baseline_is_of_the_same_photograph_stored_twice():
     (apart,) = on_object_rows("vit", named, "mass", masks, sources=twice)
     (mixed,) = on_object_rows("vit", named, "mass", masks)
     assert apart.baseline in ("a uniform map", "a map of the centre")  # of the others, none is on the object
-    assert mixed.chance > apart.chance
+    assert mixed.of_baseline.value > apart.of_baseline.value
 
 
 def test_weights_before_talking_heads_are_said_to_be(pictures, tmp_path):

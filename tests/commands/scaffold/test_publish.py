@@ -10,7 +10,7 @@ import pytest
 import vitlens
 from tests.contracts.throw_away import ENTRY, WORD
 from tests.contracts.throw_away import report as throw_away
-from tests.contracts.throw_away.record import BRIGHTNESS, IMAGES, ROWS, BrightnessArrays, BrightnessRow
+from tests.contracts.throw_away.record import BrightnessArrays, BrightnessRecord, BrightnessRow, MeanRow
 from tests.pages import page_problems
 from tests.saving import saved_figures
 from vitlens.commands.registry import COMMANDS
@@ -19,11 +19,16 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.old_figures import shown_in
 from vitlens.commands.scaffold.publish import publish, report
 from vitlens.errors import InputError, StorageError, UnknownNameError
+from vitlens.figures.style import WIDE
 from vitlens.files import read_run
-from vitlens.records import Record
 from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate
 
+RECORDED = BrightnessRecord(
+    images_shown=(BrightnessRow("a.png", 0.25),),
+    means=(MeanRow("m", Estimate(0.25)),),
+    rows={"m": BrightnessArrays(np.arange(4.0)[None])},
+)
 REPORTS = sorted((Path(vitlens.__file__).parents[1] / "reports").glob("*/report.md"))
 
 
@@ -38,9 +43,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(tmp_path: Path) -> Path:
     config = {"models": [{"alias": "m"}]}
     with RunFolder.create(WORD, out=tmp_path / "run", config=config, formats=("svg", "pdf")) as folder:
-        folder.metric(BRIGHTNESS(model="m"), Estimate(0.25))
-        folder.write(IMAGES, [BrightnessRow("a.png", 0.25)])
-        folder.save(ROWS, BrightnessArrays(np.arange(4.0)[None]), model="m")
+        folder.keep(RECORDED)
         assert publish(folder) == tmp_path / "run" / "report.md"
         assert read_run(folder.path).status == "running"
     return tmp_path / "run"
@@ -50,9 +53,10 @@ def test_a_report_is_written_from_the_folder(run: Path) -> None:
     assert {file.name for file in (run / "figures").iterdir()} == {f"{WORD}.{form}" for form in ("png", "svg", "pdf")}
     text = (run / "report.md").read_text()
     assert "25.0 %" in text
-    assert "*Figure 1. Rows of pixels.*" in text
+    assert "*Figure 1. Mean pixel of every image.*" in text
     assert "has not finished" not in text
-    assert (run / "figures" / f"{WORD}.png").read_bytes()[16:24] == (200).to_bytes(4, "big") * 2  # 1 inch at 200 dpi
+    wide = int.from_bytes((run / "figures" / f"{WORD}.png").read_bytes()[16:20], "big")
+    assert wide == round(0.8 * WIDE * 200)  # 200 dpi
 
 
 def test_written_again_it_is_the_same(run: Path) -> None:
@@ -67,9 +71,9 @@ def test_written_again_it_is_the_same(run: Path) -> None:
 def test_figures_that_are_drawn_no_more_are_removed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = run / "figures"
     drawn = {f"{name}{WORD}.{form}" for name in ("", "another_") for form in ("png", "svg", "pdf")}
-    one_figure = throw_away.report
+    one_figure = throw_away.REPORT
 
-    def two_figures(record: Record) -> Document:
+    def two_figures(record: BrightnessRecord) -> Document:
         document = one_figure(record)
         (section,) = document.sections
         (figure,) = section.figures
@@ -77,7 +81,7 @@ def test_figures_that_are_drawn_no_more_are_removed(run: Path, monkeypatch: pyte
         return replace(document, sections=(replace(section, figures=both),))
 
     with monkeypatch.context() as patch:
-        patch.setattr(throw_away, "report", two_figures)
+        patch.setattr(throw_away, "REPORT", two_figures)
         report(run)
     assert {file.name for file in figures.iterdir()} == drawn
     own = figures / f"another_{WORD}.png"
@@ -108,7 +112,7 @@ def test_a_page_is_written_where_it_is_asked_for_and_kept_up_to_date(run: Path) 
     assert report(run, html=True) == run / "report.html"
     text = (run / "report.html").read_text(encoding="utf-8")
     assert page_problems(text) == []
-    assert "Rows of pixels." in text
+    assert "Mean pixel of every image." in text
     assert str(run.parent) not in text
     (run / "report.html").write_text("older")
     assert report(run) == run / "report.html"  # one that lies there would otherwise say what report.md does not
@@ -123,9 +127,7 @@ def test_options_and_the_registry_decide_about_the_page(tmp_path, monkeypatch, a
     monkeypatch.setitem(COMMANDS, WORD, replace(ENTRY, html=by_default))
     config = {"models": [{"alias": "m"}], "options": {"run": {"html": asked}}}
     with RunFolder.create(WORD, out=tmp_path / "run", config=config) as folder:
-        folder.write(IMAGES, [BrightnessRow("a.png", 0.25)])
-        folder.metric(BRIGHTNESS(model="m"), Estimate(0.25))
-        folder.save(ROWS, BrightnessArrays(np.arange(4.0)[None]), model="m")
+        folder.keep(RECORDED)
         assert publish(folder) == tmp_path / "run" / name
     assert (tmp_path / "run" / "report.html").exists() == (name == "report.html")
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import vitlens
+from tests.contracts.test_committed_reports import is_older
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.publish import report
 from vitlens.errors import InputError, UnknownNameError
+from vitlens.files import read_run
 
 REPORTS = Path(__file__).parents[3] / "reports"
-FOLDERS = sorted(path.parent.name for path in REPORTS.glob("*/results.json"))
+FOLDERS = sorted(path.parent.name for path in REPORTS.glob("*/results.json") if not is_older(read_run(path.parent)))
 
 
 @pytest.fixture

@@ -1,21 +1,31 @@
 """What `vitlens brightness` writes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.records import ArraysOf, Contents, MetricName, TableOf, UntrustedName
+from vitlens.record import Record, arrays, col, table
+from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
 class BrightnessRow:
     """One image and its mean pixel."""
 
-    image: UntrustedName
-    brightness: float
+    image: str = col("image")
+    brightness: float = col("brightness", term="the mean of all pixels and channels")
+
+
+@dataclass(frozen=True)
+class MeanRow:
+    """The brightness of all images of a model."""
+
+    model: str = col("model")
+    brightness: Estimate = col("mean brightness", metric="brightness/{model}")
 
 
 @dataclass(frozen=True)
@@ -25,8 +35,14 @@ class BrightnessArrays:
     rows: Annotated[NDArray[np.floating], Form("f", (None, None))]
 
 
-BRIGHTNESS = MetricName("brightness/{model}")
-IMAGES = TableOf("images", BrightnessRow)
-ROWS = ArraysOf("brightness-{model}", BrightnessArrays)
+@dataclass(frozen=True, kw_only=True)
+class BrightnessRecord(Record):
+    """The brightness of images."""
 
-RECORD = Contents(metrics=(BRIGHTNESS,), tables=(IMAGES,), arrays=(ROWS,))
+    command: ClassVar[str] = "brightness"
+    images_shown: tuple[BrightnessRow, ...] = table()
+    means: tuple[MeanRow, ...] = table()
+    rows: Mapping[str, BrightnessArrays] = arrays("brightness-{model}")
+
+
+RECORD = BrightnessRecord

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import answers
 from vitlens.commands.predict.options import PredictOptions
-from vitlens.commands.predict.record import IMAGES, PREDICTIONS, TOP, FirstImages, PredictionRow
+from vitlens.commands.predict.record import TOP, FirstImages, PredictionRow, PredictRecord
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
@@ -40,9 +40,8 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
         formats=run.formats,
     ) as folder:
         rows = _rows(model, split, _probabilities(model, split, run))
-        folder.write(PREDICTIONS, rows)
         pixels = split.source.read(torch.arange(min(_SHOWN, len(split))))
-        folder.save(IMAGES, FirstImages(pixels.numpy()))
+        folder.keep(PredictRecord(predictions=tuple(rows), images_drawn=FirstImages(pixels.numpy())))
         path = publish(folder)
     if run.html:
         print(path, file=sys.stderr)  # noqa: T201

@@ -1,11 +1,12 @@
-"""The rows and arrays that `vitlens predict` writes."""
+"""What `vitlens predict` records: the most probable classes of every image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from vitlens.display import shortened, visible
-from vitlens.records import ArraysOf, Contents, Pixels, TableOf, UntrustedName
+from vitlens.record import Record, arrays, col, table
+from vitlens.records import Pixels
 
 TOP: Final = 5  # classes of an image
 
@@ -14,42 +15,41 @@ TOP: Final = 5  # classes of an image
 class PredictionRow:
     """The five most probable classes of one image, the most probable first; str() makes one line.
 
-    image: its file, or its number from 0; label: the true class, None where it is not known; probabilities: fractions;
-    None where the model has fewer classes.
+    image: its file, or its number from 0; label: the true class, None where it is not known; None where the model has
+    fewer classes.
     """
 
-    image: UntrustedName
-    label: UntrustedName | None
-    class_1: UntrustedName
-    probability_1: float
-    class_2: UntrustedName | None = None
-    probability_2: float | None = None
-    class_3: UntrustedName | None = None
-    probability_3: float | None = None
-    class_4: UntrustedName | None = None
-    probability_4: float | None = None
-    class_5: UntrustedName | None = None
-    probability_5: float | None = None
+    image: str = col("image")
+    class_1: str = col("prediction")
+    probability_1: float = col("probability", unit="fraction")
+    label: str | None = col("label", default=None)
+    class_2: str | None = col("next", default=None)
+    probability_2: float | None = col("probability of the next", unit="fraction", default=None)
+    class_3: str | None = col("third", default=None)
+    probability_3: float | None = col("probability of the third", unit="fraction", default=None)
+    class_4: str | None = col("fourth", default=None)
+    probability_4: float | None = col("probability of the fourth", unit="fraction", default=None)
+    class_5: str | None = col("fifth", default=None)
+    probability_5: float | None = col("probability of the fifth", unit="fraction", default=None)
 
     @classmethod
     def of(
         cls, image: str, classes: Sequence[str], probabilities: Sequence[float], label: str | None = None
     ) -> "PredictionRow":
         """A row of one to five classes."""
-        cells = [cell for pair in zip(classes, probabilities, strict=True) for cell in pair]
-        return cls(image, label, *cells)  # type: ignore[arg-type]
+        (first, share), *others = zip(classes, probabilities, strict=True)
+        return cls(image, first, share, label, *(cell for pair in others for cell in pair))  # type: ignore[arg-type]
 
     @property
     def top_classes(self) -> tuple[tuple[str, float], ...]:
         """The classes with their probabilities."""
-        pairs = (
-            (self.class_1, self.probability_1),
-            (self.class_2, self.probability_2),
-            (self.class_3, self.probability_3),
-            (self.class_4, self.probability_4),
-            (self.class_5, self.probability_5),
-        )
-        return tuple((name, share) for name, share in pairs if name is not None and share is not None)
+        pairs = [(getattr(self, f"class_{rank}"), getattr(self, f"probability_{rank}")) for rank in range(1, TOP + 1)]
+        return tuple((name, share) for name, share in pairs if name is not None)
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the most probable class is the label; None where that is not known."""
+        return None if self.label is None else self.class_1 == self.label
 
     def __str__(self) -> str:
         named = (f"{_shown(name)} {100 * share:.1f} %" for name, share in self.top_classes)
@@ -68,7 +68,13 @@ class FirstImages:
     pixels: Pixels
 
 
-PREDICTIONS = TableOf("predictions", PredictionRow)
-IMAGES = ArraysOf("images", FirstImages)
+@dataclass(frozen=True, kw_only=True)
+class PredictRecord(Record):
+    """Every image with its most probable classes."""
 
-RECORD = Contents(tables=(PREDICTIONS,), arrays=(IMAGES,))
+    command: ClassVar[str] = "predict"
+    predictions: tuple[PredictionRow, ...] = table()
+    images_drawn: FirstImages | None = arrays("images")
+
+
+RECORD = PredictRecord

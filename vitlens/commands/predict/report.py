@@ -1,93 +1,129 @@
-"""The report of `vitlens predict`, from its record."""
+"""The report of `vitlens predict`: which class the model gives each image, and how certain it is."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from vitlens.commands.predict.conclusions import findings, opening, verdicts
-from vitlens.commands.predict.record import IMAGES, PREDICTIONS, FirstImages, PredictionRow
-from vitlens.records import Record
-from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table
-from vitlens.report.findings import ranked
-from vitlens.report.numbers import percent
+from vitlens.charts import Picture, images
+from vitlens.commands.predict.record import PredictRecord
+from vitlens.report.claims import Claim, above
+from vitlens.report.prose import counts, say
+from vitlens.report.sections import ROWS, Chart, Overview, Report, Section
+from vitlens.uncertainty import wilson
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_ROWS: Final = 50  # of the report's table; results.json has them all
-
-
-def report(record: Record) -> Document:
-    """The most probable classes of each image."""
-    rows = record.rows(PREDICTIONS)
-    part = f" of the first {_ROWS} of {len(rows):,} images" if len(rows) > _ROWS else ""
-    table = Table.of(
-        f"Predictions{part}",
-        rows[:_ROWS],
-        {
-            "image": lambda row: row.image,
-            "most probable classes": lambda row: ", ".join(
-                f"{name} {100 * share:.1f} %" for name, share in row.top_classes
-            ),
-            "label": lambda row: row.label,
-        },
-    )
-    figures = tuple(_grid(rows, record.arrays(IMAGES)))
-    text, backing = opening(rows)
-    lines = (Sentence(text, backing), *_least_sure(rows))
-    summary = Section("Summary", lines, (table,), figures, leading=True)
-    return Document(
-        record.config.title,
-        (summary,),
-        limits=tuple(_limits(rows)),
-        verdicts=tuple(verdicts(record)),
-        findings=ranked(findings(record)),
-    )
+FEWEST: Final = 20  # images, below which nothing is claimed about others
+SHARE: Final = 0.5  # of the images, above which one predicted class is a fault
+_CERTAIN: Final = 0.5  # probability of a class that is more probable than all others together
 
 
-def _least_sure(rows: Sequence[PredictionRow]) -> Iterator[Sentence]:
-    """The image whose prediction has the lowest probability."""
+def claims(record: PredictRecord) -> Iterator[Claim]:
+    """How often the prediction is the label, or which classes are predicted; and one class for everything."""
+    rows, (alias,) = record.predictions, record.aliases
+    if not rows:
+        return
+    predicted = Counter(row.class_1 for row in rows)
+    labels = {row.label for row in rows}
+    (name, count), *_ = predicted.most_common(1)
+    given = {"rows": rows, "alias": alias, "name": name, "count": count, "predicted": predicted}
+    if len(rows) >= FEWEST and None not in labels and len(labels) > 1:
+        own, share = sum(row.label == name for row in rows), wilson(count, len(rows))
+        if count > own and above(share, max(SHARE, own / len(rows))):
+            yield Claim(
+                "one class", alias,
+                say("**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ rows|length }} images, of which "
+                    "{{ own }} have that label.", own=own, **given),
+                title=say("{{ alias }} predicts class {{ name }} for {{ count }} of {{ rows|length }} images", **given),
+                effect=share, kind="answer", reference=SHARE,
+            )  # fmt: skip
+    if len(rows) >= FEWEST and None not in labels:
+        right = sum(bool(row.correct) for row in rows)
+        share = wilson(right, len(rows))
+        yield Claim(
+            "accuracy", alias,
+            say("The most probable class is the label for {{ share }}.", share=share),
+            title=say("{{ alias }} predicts the label of {{ right }} of {{ rows|length }} images",
+                      right=right, **given),
+            effect=share, kind="answer",
+        )  # fmt: skip
+    elif len(rows) == 1:
+        yield Claim(
+            "prediction", alias,
+            say("**{{ file }}** is most probably {{ row.class_1 }} ({{ row.probability_1|percent(1) }})"
+                "{% if row.class_2 is not none %}, then {{ row.class_2 }} ({{ row.probability_2|percent(1) }}){% endif "
+                "%}.", row=rows[0], file=Path(rows[0].image).name),
+            title=say("{{ alias }} predicts {{ name }}", **given), kind="answer",
+        )  # fmt: skip
+    else:
+        yield Claim(
+            "prediction", alias,
+            say("Of {{ rows|length }} images: {{ most }}{% if others %}, and {{ others }} other classes{% endif %}.",
+                most=counts(dict(predicted.most_common(5))), others=len(predicted) - 5 if len(predicted) > 5 else 0,
+                **given),
+            title=say("{{ alias }} predicts {{ predicted|length }} class{{ 'es' if predicted|length > 1 }} for {{ "
+                      "rows|length }} images", **given),
+            kind="answer",
+        )  # fmt: skip
     if len(rows) > 1:
-        row = min(rows, key=lambda row: row.probability_1)
-        yield Sentence(
-            f"The least certain prediction is that of {row.image}: {row.class_1} with {percent(row.probability_1, 1)}.",
-            (row,),
-        )
+        least = min(rows, key=lambda row: row.probability_1)
+        yield Claim(
+            "least certain", alias,
+            say("Least certain is the prediction for {{ file }}: {{ row.class_1 }}, {{ "
+                "row.probability_1|percent(1) }}.", row=least, file=Path(least.image).name),
+            kind="answer",
+        )  # fmt: skip
 
 
-def _limits(rows: Sequence[PredictionRow]) -> Iterator[Sentence]:
+def unknown(record: PredictRecord) -> Iterator[str]:
     """What a list of predictions does not show."""
-    surest = max(rows, key=lambda row: row.probability_1)
-    yield Sentence(
-        f"A probability is the model's own confidence, not its accuracy: that {surest.image} is {surest.class_1} with "
-        f"{percent(surest.probability_1, 1)} does not say how often such a prediction is correct (vitlens evaluate).",
-        (surest,),
+    rows = record.predictions
+    labelled = [row for row in rows if row.label is not None]
+    if not labelled:
+        yield "The images have no labels: whether the predictions are correct is not known."
+    elif len(rows) < FEWEST or len(labelled) < len(rows):
+        right = sum(bool(row.correct) for row in labelled)
+        yield say("{{ right }} of {{ n }} predictions {{ right|are }} the label: too few images to estimate accuracy.",
+                  right=right, n=len(labelled))  # fmt: skip
+    yield (
+        "A probability is the model's own confidence, not its accuracy: how often such a prediction is correct, "
+        "`vitlens evaluate` measures on labelled images."
     )
 
 
-def _grid(rows: Sequence[PredictionRow], images: FirstImages) -> Iterator[FigureSpec]:
-    """The first images with their predictions, where labels are known: the grid marks the correct ones."""
-    shown = [(row, row.label) for row in rows[: len(images.pixels)]]
-    labelled = [(row, label) for row, label in shown if label is not None]
-    if len(labelled) == len(shown):
-        yield FigureSpec(
-            "predictions",
-            f"The first {len(shown)} images with their predicted class and its probability. They are too few to "
-            "estimate accuracy: see vitlens evaluate.",
-            partial(_draw, labelled, images),
-        )
+def _uncertain(record: PredictRecord) -> str:
+    less = sum(row.probability_1 < _CERTAIN for row in record.predictions)
+    return say("{{ k or 'None' }} of {{ n }} predictions {{ k|have }} a probability below {{ limit|percent }}.",
+               k=less, n=len(record.predictions), limit=_CERTAIN)  # fmt: skip
 
 
-def _draw(labelled: Sequence[tuple[PredictionRow, str]], images: FirstImages) -> "Figure":
-    from vitlens.figures.evaluate import prediction_grid
+def _pictures(record: PredictRecord) -> Iterator[Picture]:
+    pixels = () if record.images_drawn is None else record.images_drawn.pixels
+    for row, image in zip(record.predictions, pixels):
+        yield Picture.predicted(image / np.float32(255), row.class_1, row.probability_1, row.label)
 
-    names = sorted({name for row, label in labelled for name in (row.class_1, label)})
-    return prediction_grid(
-        images=images.pixels.astype(np.float32) / 255,
-        predicted=[names.index(row.class_1) for row, _ in labelled],
-        probability=[row.probability_1 for row, _ in labelled],
-        truth=[names.index(label) for _, label in labelled],
-        classes=names,
-    )
+
+REPORT: Final = Report(
+    PredictRecord,
+    claims=claims,
+    unknown=unknown,
+    title="Predictions of {{ record.aliases[0] }}",
+    picture=Chart(
+        "predictions", images(),
+        "The first images with prediction and probability"
+        "{% if record.predictions[0].label is not none %}; blue: it is the label, red: it is not, with the label below"
+        "{% endif %}.",
+        title="{{ rows|length }} image{{ rows|s }} with {{ record.aliases[0] }}'s prediction",
+        rows=lambda record: list(_pictures(record)),
+    ),
+    glance=Overview("predictions", ("image", "class_1", "probability_1", "class_2", "probability_2", "label")),
+    sections=(
+        Section(
+            "Which predictions are least certain?",
+            lambda record: record.predictions if len(record.predictions) > ROWS else (),
+            opening=_uncertain, order=lambda row: row.probability_1,
+            columns=("image", "class_1", "probability_1", "class_2", "probability_2", "label"),
+        ),
+    ),
+)  # fmt: skip

@@ -1,14 +1,12 @@
 """The options of `vitlens rollout`."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, one_model
 from vitlens.names import FUSIONS, Fusion, Readout
-from vitlens.schema import Untrusted
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class RolloutOptions:
         default=(),
         shown="rollout and, of a model with a classifier, relevance",
     )
-    target: Annotated[str, Untrusted()] = option(
+    target: str = option(
         "--target",
         "Class of the gradients: predicted, true, or a class by name or index.",
         default="predicted",

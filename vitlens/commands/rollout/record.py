@@ -1,65 +1,81 @@
-"""The rows, metrics and arrays that `vitlens rollout` writes."""
+"""What `vitlens rollout` records: kinds of map, how two of them agree, the images, and the maps themselves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS
-from vitlens.commands.scaffold.maps.information import InformationRow
-from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
-from vitlens.commands.scaffold.mixed_heads import MIXED_HEADS
+from vitlens.commands.scaffold.explorer.record import ExplorerArrays, ExplorerRow
+from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
 from vitlens.names import Fusion, Readout
-from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
+from vitlens.record import Record, arrays, col, table
+from vitlens.records import Masks, Pixels
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
 class MapRow:
-    """One kind of map. method: its name in metrics ("rollout-mean"); kind, fusion: its parts (fusion: None but for
-    rollout); readout: the tokens whose row is read; empty_maps: how many maps are zero everywhere."""
+    """One kind of map, means over images. maps: its name in metrics ("rollout-mean"); name: in figures;
+    method, fusion: its parts; zero: how many maps are zero everywhere; readout: the tokens whose row is read (None: the
+    model's own); of_baseline: the pointing game of the best map that
+    ignores the image; difference: paired over images. None where there are no masks, or too few images."""
 
-    method: str
-    kind: str
-    fusion: Fusion | None
-    readout: Readout | None
-    empty_maps: int
+    model: str = col("model")
+    maps: str = col("name in metrics")
+    name: str = col("map")
+    method: str = col("method")
+    zero: int = col("zero everywhere")
+    information: Estimate = col(
+        "information",
+        term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map",
+    )
+    fusion: Fusion | None = col("fusion of heads", default=None)
+    readout: Readout | None = col("readout", default=None)
+    by_place: Estimate | None = col(
+        "the same in other images",
+        term="the share of a map's information that the mean map of the other images explains",
+        default=None,
+    )
+    patch_mass: Estimate | None = col(
+        "attention on patches",
+        term="the share of the readout's row that lies on patches, not on CLS and registers",
+        metric="rollout/{model}/patch_mass/{fusion}",
+        default=None,
+    )
+    pointing: Estimate | None = col(
+        "highest point on the object", better="higher", metric="localisation/{model}/pointing/{maps}", default=None
+    )
+    baseline: str | None = col("best map that ignores the image", default=None)
+    of_baseline: Estimate | None = col("of a map that ignores the image", default=None)
+    difference: Estimate | None = col("difference", better="higher", default=None)
 
 
 @dataclass(frozen=True)
-class RolloutImageRow:
-    """One image: the prediction with its probability, and the target class; None where there is no classifier."""
+class PairRow:
+    """Two kinds of map, by their names in figures, of the same images: the mean over images."""
 
-    image: UntrustedName
-    prediction: UntrustedName | None
-    probability: float | None
-    target: UntrustedName | None
+    first: str = col("map")
+    second: str = col("and")
+    agreement: Estimate = col("rank correlation", term="Spearman's correlation of two maps over the patches")
 
 
 @dataclass(frozen=True)
-class MapPairRow:
-    """Two kinds of map of the same images: Spearman's correlation over patches, the mean over images."""
+class ImageRow:
+    """One image; None where the model has no classifier. target: the class of which maps with gradients are."""
 
-    first: str
-    second: str
-    agreement: float
-    low: float | None
-    high: float | None
-    n: int
-
-    @property
-    def estimate(self) -> Estimate:
-        """The correlation with its interval."""
-        return Estimate(self.agreement, self.low, self.high, self.n, "")
+    image: str = col("image")
+    prediction: str | None = col("prediction", default=None)
+    probability: float | None = col("probability", unit="fraction", default=None)
+    target: str | None = col("target class", default=None)
 
 
 @dataclass(frozen=True)
 class RolloutArrays:
-    """images: pixels of those that are drawn; maps (images, methods, rows, columns), raw; masks: of the objects, where
-    known; hits (images, methods): whether most of a map's maxima lie on the
-    object."""
+    """images: pixels of those that are drawn; maps (images, kinds of map, rows, columns), raw; masks: of the objects,
+    where known; hits (images, kinds of map): whether most of a map's maxima lie on the object."""
 
     images: Pixels
     maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
@@ -67,17 +83,18 @@ class RolloutArrays:
     hits: Annotated[NDArray[np.bool_], Form("b", (None, None))] | None = None
 
 
-MAPS = TableOf("methods", MapRow)
-IMAGES = TableOf("images", RolloutImageRow)
-CHECKS = TableOf("map_checks", InformationRow, optional=True)
-MAP_PAIRS = TableOf("map_agreement", MapPairRow, optional=True)
-ROLLOUT = ArraysOf("rollout", RolloutArrays)
+@dataclass(frozen=True, kw_only=True)
+class RolloutRecord(Record):
+    """Attention maps of one model over all layers, by several methods."""
 
-PATCH_MASS = MetricName("rollout/{model}/patch_mass/{fusion}")
-POINTING = MetricName("localisation/{model}/pointing/{method}")
+    command: ClassVar[str] = "rollout"
+    methods: tuple[MapRow, ...] = table()
+    pairs: tuple[PairRow, ...] = table()
+    shown: tuple[ImageRow, ...] = table()
+    explorer: tuple[ExplorerRow, ...] = table()
+    mixed_heads: tuple[MixedHeadsRow, ...] = table()
+    maps: RolloutArrays | None = arrays("rollout")
+    explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
 
-RECORD = Contents(
-    metrics=(PATCH_MASS, POINTING),
-    tables=(MAPS, IMAGES, CHECKS, MAP_PAIRS, ON_OBJECT, MIXED_HEADS, EXPLORER),
-    arrays=(ROLLOUT, EXPLORER_ARRAYS),
-)
+
+RECORD = RolloutRecord
