@@ -73,7 +73,8 @@ class Section:
 
     opening: a sentence over all rows (`rows`, `first`, `record`), or a function of the record; says: a sentence a row,
     of those that `only` picks, at most SAID; columns: of its table, at most six; order: of the rows; about: the
-    questions of the claims whose state is its status; without: what is said where there are no rows ("": no section).
+    questions of the claims whose state is its status; without: what is said where there are no rows ("": no section);
+    step: whether it is one of a sequence, through which a page leads with a slider.
     """
 
     question: str
@@ -87,6 +88,7 @@ class Section:
     charts: tuple[Chart, ...] = ()
     about: tuple[str, ...] = ()
     without: str = ""
+    step: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,7 @@ def _made(section: Section, record: Any, claims: Sequence[Claim]) -> page.Sectio
         tuple(_table(section, rows, record)),
         figures,
         leading=True,
+        step=section.step,
         status=min(states, key=_ORDER.index) if states else "",
     )
 
