@@ -85,7 +85,7 @@ class StepRow:
 class PartRow:
     """A vector of the block at the followed token."""
 
-    part: str = col("")
+    part: str = col("vector")
     norm: float = col("norm of the vector")
 
 

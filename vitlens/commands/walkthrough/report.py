@@ -3,30 +3,42 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import exp
+from pathlib import PurePath
 from typing import Final
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from vitlens.analysis.walkthrough.registry import STEPS
-from vitlens.charts import Picture, bars, images, lines
+from vitlens.charts import bars, images, lines
+from vitlens.commands.walkthrough.drawn import (
+    by_positions,
+    draw_embedding,
+    draw_patches,
+    draw_positions,
+    draw_row,
+    draw_scores,
+    draw_values,
+    draw_vectors,
+    draw_weights,
+    entropy_rows,
+    loss_rows,
+    permuted_patches,
+    reversed_weights,
+    sorted_weights,
+    whole_patches,
+    with_position,
+)
 from vitlens.commands.walkthrough.record import (
     AnswerRow,
-    EmbeddingArrays,
-    HeadArrays,
-    PermutationRow,
     StepRow,
     WalkRow,
     WalkthroughRecord,
 )
-from vitlens.figures.patches import in_order, patch_grid
-from vitlens.figures.walkthrough.embedding import patch_embedding, sum_of_vectors
-from vitlens.figures.walkthrough.matrices import head_matrices, matrix_with_row, token_vectors, weighted_values
+from vitlens.display import protected, visible
 from vitlens.record import col
 from vitlens.report.claims import Claim, judge
-from vitlens.report.numbers import percent
-from vitlens.report.prose import listed, say
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
 from vitlens.uncertainty import Estimate
 
@@ -40,8 +52,6 @@ _WORDS: Final = {  # the changes, as a figure and a table name them
     "mean-read": "mean of patches read as CLS",
 }
 _READ: Final = {"cls": "CLS", "cls+distillation": "CLS and the distillation token", "mean": "the mean of the patches"}
-_RANKS: Final = 32  # weights that are drawn, the largest
-_POINTS: Final = 60  # of a training's curve that are drawn
 
 
 @dataclass(frozen=True)
@@ -57,43 +67,6 @@ class CheckRow:
     note: str | None = col("note")
 
 
-@dataclass(frozen=True)
-class SortedRow:
-    """A weight of the followed query, by its rank."""
-
-    rank: int = col("keys, the largest weight first")
-    weight: float = col("weight", unit="fraction")
-    how: str = col("scores")
-
-
-@dataclass(frozen=True)
-class EntropyRow:
-    """The entropy of a head's weights."""
-
-    layer: int = col("layer")
-    entropy: float = col("entropy", unit="nats")
-    how: str = col("scores")
-
-
-@dataclass(frozen=True)
-class LossRow:
-    """The error of a training of the reversal check."""
-
-    step: int = col("step")
-    loss: float = col("mean squared error")
-    how: str = col("layer")
-
-
-def _head(record: WalkthroughRecord) -> HeadArrays:
-    assert record.head is not None  # every run writes it
-    return record.head
-
-
-def pixels_of(record: WalkthroughRecord) -> NDArray[np.floating]:
-    """The image (3, height, width) in [0, 1]."""
-    return np.asarray(_head(record).pixels[0] / np.float32(255))
-
-
 def worst(record: WalkthroughRecord) -> StepRow | None:
     """The step that differs most from the model's own numbers; None where none was computed again."""
     known = (row for row in record.steps if row.relative is not None)
@@ -107,9 +80,10 @@ def claims(record: WalkthroughRecord) -> Iterator[Claim]:
     chosen = "" if row.named else ", the one of its layer with the least entropy,"
     yield Claim(
         "weights", row.name,
-        say("On image **{{ row.image }}** head **{{ row.name }}**{{ chosen }} of {{ row.layers }} layers gives "
+        say("On image **{{ image }}** head **{{ row.name }}**{{ chosen }} of {{ row.layers }} layers gives "
             "{{ row.weight|percent(1) }} of the weight of {{ row.query_name }} to {{ row.key_name }}, "
-            "{{ row.times_uniform|number }} times that of uniform attention.", row=row, chosen=chosen),
+            "{{ row.times_uniform|number }} times that of uniform attention.",
+            row=row, chosen=chosen, image=PurePath(row.image).name),
         kind="answer", place="row",
     )  # fmt: skip
     own, *others = record.answers
@@ -170,100 +144,28 @@ def _checks(record: WalkthroughRecord) -> list[CheckRow]:
     rows = sorted(record.steps, key=lambda row: -1.0 if row.relative is None else -row.relative)
     return [
         CheckRow(
-            STEPS[row.step].title, STEPS[row.step].formula, STEPS[row.step].compared, row.relative, row.note or None
+            STEPS[row.step].title, STEPS[row.step].formula, STEPS[row.step].compared, row.relative, _noted(row) or None
         )
         for row in rows
     ]
 
 
-def _patch_of(row: WalkRow) -> int:
-    """The number of the patch that the followed query attends to most."""
-    return row.key - len(row.prefix)
-
-
-def _draw_patches(record: WalkthroughRecord, _: str) -> Figure:
-    return patch_grid(image=pixels_of(record), patch_size=record.row.patch_size)
-
-
-def _whole_patches(record: WalkthroughRecord) -> list[WalkthroughRecord]:
-    row = record.row
-    filled = all(count * side == size for count, side, size in zip(row.grid, row.patch_size, row.image_size))
-    return [record] if filled else []
-
-
-def _embedding(record: WalkthroughRecord) -> EmbeddingArrays:
-    assert record.embedding is not None  # else there is no such section
-    return record.embedding
-
-
-def _draw_embedding(record: WalkthroughRecord, title: str) -> Figure:
-    arrays, (tall, wide) = _embedding(record), record.row.patch_size
-    down, across = divmod(_patch_of(record.row), record.row.grid[1])
-    return patch_embedding(
-        patch=pixels_of(record)[:, down * tall : (down + 1) * tall, across * wide : (across + 1) * wide],
-        filters=arrays.filters,
-        responses=arrays.responses.tolist(),
-        numbers=arrays.numbers.tolist(),
-        embedded=arrays.embedded,
-        convolved=arrays.convolved,
-        title=title,
-    )
-
-
-def _draw_positions(record: WalkthroughRecord, title: str) -> Figure:
-    arrays = _embedding(record)
-    embedded, position = arrays.convolved[_patch_of(record.row)], np.asarray(arrays.position)
-    parts = (("embedding", embedded), ("position", position), ("sum", embedded + position))
-    return sum_of_vectors(parts=parts, title=title)
-
-
-def _with_position(record: WalkthroughRecord) -> list[WalkthroughRecord]:
-    return [record] if record.embedding is not None and record.embedding.position is not None else []
+def _noted(row: StepRow) -> Marked:
+    """A step's note, a sentence of ours that was read from a file."""
+    return Marked(protected(visible(row.note)))
 
 
 def _positions(record: WalkthroughRecord) -> str:
     row, check = record.row, next(each for each in record.steps if each.step == "positions")
     names = dict.fromkeys("CLS" if name == "cls" else f"a {name} token" for name in row.prefix)
     return say(
-        "{% if note %}No fixed vector of its place is added to a patch before the first block: {{ note }}.{% else %}"
+        "{% if note %}Before the first block no fixed vector of its place is added to a patch ({{ note }}).{% else %}"
         "To the vector of each patch a vector of its place is added, the same for every image.{% endif %} {% if "
         "names %}"
         "With {{ names|join(', ') }} in front{% else %}Without further tokens{% endif %}, {{ row.tokens }} tokens of "
         "{{ row.dim }} numbers enter the first block, and each later one.",
-        row=row, names=list(names), note=check.note or ("" if check.difference is not None else "not computed"),
+        row=row, names=list(names), note=_noted(check) or ("" if check.difference is not None else "not computed"),
     )  # fmt: skip
-
-
-def _draw_vectors(record: WalkthroughRecord, title: str) -> Figure:
-    head, row = _head(record), record.row
-    panels = [("queries", head.queries), ("keys", head.keys), ("values", head.values)]
-    return token_vectors(panels=panels, marked=[row.query, row.key, None], prefix=row.prefix, title=title)
-
-
-def _draw_scores(record: WalkthroughRecord, title: str) -> Figure:
-    row = record.row
-    return matrix_with_row(
-        matrix=_head(record).products, query=row.query, image=pixels_of(record), grid=row.grid, prefix=row.prefix,
-        label="q·k", signed=True, title=title, row_title=f"q·k of {row.query_name}",
-    )  # fmt: skip
-
-
-def _draw_row(record: WalkthroughRecord, title: str) -> Figure:
-    row = record.row
-    return matrix_with_row(
-        matrix=100 * _head(record).weights, query=row.query, image=pixels_of(record), grid=row.grid, prefix=row.prefix,
-        label="weight (%)", signed=False, title=title, row_title="its row, over the image",
-    )  # fmt: skip
-
-
-def _draw_weights(record: WalkthroughRecord, title: str) -> Figure:
-    head = _head(record)
-    return head_matrices(scores=head.scores, weights=head.weights, prefix=record.row.prefix, title=title)
-
-
-def _draw_values(record: WalkthroughRecord, title: str) -> Figure:
-    head, query = _head(record), record.row.query
-    return weighted_values(weights=head.weights[query], values=head.values, output=head.output, title=title)
 
 
 def _scaled(row: WalkRow) -> str:
@@ -278,16 +180,6 @@ def _scaled(row: WalkRow) -> str:
     )
 
 
-def _sorted_weights(record: WalkthroughRecord) -> list[SortedRow]:
-    head = _head(record)
-    rows = (("scaled", head.weights[record.row.query]), ("not scaled", head.unscaled))
-    return [
-        SortedRow(rank, float(weight), how)
-        for how, row in rows
-        for rank, weight in enumerate(sorted(row)[: -1 - _RANKS : -1], start=1)
-    ]
-
-
 def _widest(record: WalkthroughRecord) -> str:
     own, most = record.added[record.row.head], max(record.added, key=lambda each: each.norm)
     return say(
@@ -297,11 +189,6 @@ def _widest(record: WalkthroughRecord) -> str:
         "{{ most.head }}, {{ most.norm|number }}{% endif %}.",
         row=record.row, own=own, most=most, least=own is most,
     )  # fmt: skip
-
-
-def _entropies(record: WalkthroughRecord) -> list[EntropyRow]:
-    scaled = [EntropyRow(row.layer, row.scaled, "as they are") for row in record.entropies]
-    return scaled + [EntropyRow(row.layer, row.unscaled, "not scaled") for row in record.entropies]
 
 
 def _without_scaling(record: WalkthroughRecord) -> str:
@@ -317,41 +204,25 @@ def _without_scaling(record: WalkthroughRecord) -> str:
     )  # fmt: skip
 
 
-def _by_positions(record: WalkthroughRecord) -> tuple[PermutationRow, PermutationRow]:
-    placed, without = sorted(record.permutations, key=lambda each: not each.positions)
-    return placed, without
-
-
 def _without_positions(record: WalkthroughRecord) -> str:
-    placed, without = _by_positions(record)
+    placed, without = by_positions(record)
     words = (
         "Without positions the same {{ row.patches }} patches in another order give the same outputs in that order, up "
         "to {{ without.difference|number }} of {{ without.largest|number }}: the model does not know where a patch is. "
         "With positions they differ by up to {{ placed.difference|number }}."
     )
-    if not without.equivariant:
+    if placed.equivariant:
+        words = (
+            "The same {{ row.patches }} patches in another order give the same outputs in that order, up to "
+            "{{ placed.difference|number }} of {{ placed.largest|number }}: this model hardly knows where a patch is."
+        )
+    elif not without.equivariant:
         words = (
             "Without a vector of its place added to each patch, patches in another order still give other outputs (by "
             "up to {{ without.difference|number }} of {{ without.largest|number }}): this model has positions in its "
             "attention, too (rotary positions or a bias)."
         )
     return say(words, row=record.row, placed=placed, without=without)
-
-
-def _permuted(record: WalkthroughRecord) -> list[Picture]:
-    placed, _ = _by_positions(record)
-    own, image = record.answers[0], pixels_of(record)
-    moved = in_order(image, _head(record).order.tolist(), record.row.grid)
-    return [
-        Picture(image, below=_predicted("the image", own)),
-        Picture(moved, below=_predicted("in another order", placed)),
-    ]
-
-
-def _predicted(name: str, row: AnswerRow | PermutationRow) -> str:
-    if row.prediction is None or row.probability is None:
-        return name
-    return f"{name}\n{row.prediction} ({percent(row.probability, 1)})"
 
 
 def _read(record: WalkthroughRecord) -> str:
@@ -384,26 +255,6 @@ def _reversal(record: WalkthroughRecord) -> str:
     )  # fmt: skip
 
 
-def _layer(positions: bool) -> str:
-    return "with positions" if positions else "without positions"
-
-
-def _losses(record: WalkthroughRecord) -> list[LossRow]:
-    losses = {} if record.reversed is None else record.reversed.losses
-    return [
-        LossRow(int(at) + 1, float(losses[index][at]), _layer(row.positions))
-        for index, row in enumerate(record.reversal)
-        for at in np.linspace(0, len(losses[index]) - 1, _POINTS).round().astype(int)
-    ]
-
-
-def _reversed_weights(record: WalkthroughRecord) -> list[Picture]:
-    weights = {} if record.reversed is None else record.reversed.weights
-    return [
-        Picture(None, 100 * weights[index], below=_layer(row.positions)) for index, row in enumerate(record.reversal)
-    ]
-
-
 def _chart(
     name: str,
     draw: Callable[[WalkthroughRecord, str], Figure],
@@ -421,8 +272,8 @@ _HEAD: Final = (
         says="The image of {{ image_size[0] }}×{{ image_size[1] }} px is cut into {{ grid[0] }}×{{ grid[1] }} patches "
         "of {{ patch_size[0] }}×{{ patch_size[1] }} px, row by row. Each is {{ patch_values }} numbers, normalised by "
         "the mean and the deviation that the model was trained with.",
-        charts=(_chart("patches", _draw_patches, "The image and its patches, numbered row by row.", "Patches",
-                       _whole_patches),),
+        charts=(_chart("patches", draw_patches, "The image and its patches, numbered row by row.", "Patches",
+                       whole_patches),),
     ),
     Section(
         "How does a patch become a vector?", lambda record: record.walk if record.embedding is not None else (),
@@ -431,7 +282,7 @@ _HEAD: Final = (
         "{{ dim }} numbers. The model computes this as a convolution; patches that are cut out and multiplied as in a "
         "linear layer give the same numbers.",
         charts=(_chart(
-            "embedding", _draw_embedding,
+            "embedding", draw_embedding,
             "One patch, the filters that respond to it most (grey is zero) with their responses, and the numbers of "
             "all patches both ways.",
             "Patch embedding of {{ record.row.key_name }}",
@@ -440,9 +291,9 @@ _HEAD: Final = (
     Section(
         "How does the model know where a patch is?", "walk", step=True, opening=_positions,
         charts=(_chart(
-            "positions", _draw_positions,
+            "positions", draw_positions,
             "The embedding of one patch, the vector of its place, and their sum, which enters the first block.",
-            "What enters the first block: {{ record.row.key_name }}", _with_position,
+            "What enters the first block: {{ record.row.key_name }}", with_position,
         ),),
     ),
     Section(
@@ -450,7 +301,7 @@ _HEAD: Final = (
         says="Every token is normalised (layer norm) and multiplied by three matrices of this head: a query (what it "
         "looks for), a key (what it is found by) and a value (what it hands on), {{ head_dim }} numbers each.",
         charts=(_chart(
-            "queries_keys", _draw_vectors,
+            "queries_keys", draw_vectors,
             "Queries, keys and values of all tokens; outlined: the query of {{ record.row.query_name }}, and the key "
             "to "
             "which it attends most.",
@@ -463,7 +314,7 @@ _HEAD: Final = (
         "large where both point the same way. For {{ query_name }} and {{ key_name }} it is {{ product|number }}; over "
         "all pairs the standard deviation is {{ products_deviation|number }}.",
         charts=(_chart(
-            "scores", _draw_scores,
+            "scores", draw_scores,
             "Products q·k of all pairs of tokens, not yet scaled; the outlined row is shown over the image at the "
             "right.",
             "{{ record.row.name }}: the products of all queries and keys",
@@ -474,7 +325,7 @@ _HEAD: Final = (
         charts=(Chart(
             "scaling", lines("rank", "weight", of="how"),
             "The largest weights of the followed query with and without scaling, each sorted by itself.",
-            "The weights of {{ record.row.query_name }}, sorted", rows=_sorted_weights,
+            "The weights of {{ record.row.query_name }}, sorted", rows=sorted_weights,
         ),),
     ),
     Section(
@@ -483,7 +334,7 @@ _HEAD: Final = (
         "sums to one. The score {{ score|number }} becomes a weight of {{ weight|percent(1) }}{% if prefix %}; "
         "{{ prefix_mass|percent(1) }} of the row is on the tokens before the patches{% endif %}.",
         charts=(_chart(
-            "weights", _draw_weights,
+            "weights", draw_weights,
             "All scores and weights of the head: one row a query, one column a key.",
             "{{ record.row.name }}: scores and weights of all pairs of tokens",
         ),),
@@ -493,7 +344,7 @@ _HEAD: Final = (
         says="The output of the head for a token is the sum of the values of all {{ tokens }} tokens, each times its "
         "weight. For {{ query_name }} it is a vector of {{ head_dim }} numbers with norm {{ output_norm|number }}.",
         charts=(_chart(
-            "values", _draw_values,
+            "values", draw_values,
             "Weights of the followed query (left), the values of all tokens, and below their weighted sum.",
             "{{ record.row.name }}: the output for {{ record.row.query_name }}",
         ),),
@@ -520,7 +371,7 @@ _HEAD: Final = (
 
 _WITHOUT: Final = (
     Section(
-        "What happens without scaling?", _entropies, step=True, opening=_without_scaling,
+        "What happens without scaling?", entropy_rows, step=True, opening=_without_scaling,
         charts=(Chart(
             "without_scaling", lines("layer", "entropy", of="how"),
             "Entropy of every head on this image, mean over its queries: a dot a head, the line their mean.",
@@ -532,7 +383,7 @@ _WITHOUT: Final = (
         charts=(Chart(
             "without_positions", images(),
             "The image and its patches in another order, with the predictions of the model with its positions.",
-            "The same patches in another order", rows=_permuted,
+            "The same patches in another order", rows=permuted_patches,
         ),),
     ),
     Section(
@@ -550,12 +401,12 @@ _WITHOUT: Final = (
             Chart(
                 "reversal", lines("step", "loss", of="how", log=True),
                 "Error of the two layers over their training. They are no part of the model.",
-                "The error of a layer with positions and of one without", rows=_losses,
+                "The error of a layer with positions and of one without", rows=loss_rows,
             ),
             Chart(
                 "reversal_weights", images(scale="joint", label="weight (%)", smooth=False),
                 "Weights after training, one row a query, one column a key, mean over heads and fresh sequences.",
-                "What each layer attends to after its training", rows=_reversed_weights,
+                "What each layer attends to after its training", rows=reversed_weights,
             ),
         ),
     ),
@@ -566,7 +417,7 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     picture=_chart(
-        "row", _draw_row,
+        "row", draw_row,
         "Weights of all pairs of tokens; the outlined row, of {{ record.row.query_name }}, is shown over the image at "
         "the right (patches only).",
         "{{ record.row.name }}: the weights of {{ record.row.query_name }}",
