@@ -156,7 +156,8 @@ def _fastest(record: ProfileRecord, batch: int) -> Claim:
         say("For {{ images }} **{{ first }}** is fastest, {{ fast|alone }}{% if alike %} (as fast, within their "
             "intervals: {{ alike|names }}){% endif %}; **{{ slower }}** takes {{ slow|alone }}, {{ factor|value }} as "
             "long{% if own %}, on images of {{ own|join(' and ') }} px{% endif %}.", **given),
-        title=say("{{ first }} is fastest for {{ images }}; {{ slower }} takes {{ factor|value }} as long", **given),
+        title=say("{{ first }}{% if alike %} and {{ alike|length }} more are{% else %} is{% endif %} fastest for "
+                  "{{ images }}; {{ slower }} takes {{ factor|value }} as long", **given),
         effect=factor, reference=1.0, kind="answer", place="speed",
     )  # fmt: skip
 
