@@ -281,6 +281,7 @@ HEADS = [
         intervals("head", "fur", of="layer", reference=50),
         lines("layer", "fur", of="head"),
         lines("head", "weight", panel="layer", log=True),
+        lines("weight", "weight", of="head", loglog=True, shared=False),
         scatter("weight", "fur", of="layer", name="head", diagonal=True),
         histogram("weight", of="model"),
         bars("head", "fur", of="layer", words=lambda _: "x"),

@@ -3,7 +3,7 @@
 import pytest
 
 from vitlens.report.document import Cell
-from vitlens.report.numbers import in_ranges, in_time, in_words, percent
+from vitlens.report.numbers import in_ranges, in_thousands, in_time, in_words, percent
 from vitlens.uncertainty import Estimate
 
 
@@ -50,3 +50,11 @@ def test_ranges_in_words(numbers: list[int], text: str) -> None:
 
 def test_shares_in_percent() -> None:
     assert (percent(0.125), percent(0.125, 1), percent(-0.0001)) == ("12 %", "12.5 %", "0 %")
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(5, "5"), (1_205_898, "1.21 M"), (1.6e9, "1.6 G"), (999_800, "1 M"), (4e12, "4 T")]
+)
+def test_counts_have_a_prefix(count: float, said: str) -> None:
+    assert in_thousands(count).strip() == said
+    assert in_words(Estimate(count, unit="bytes")) == f"{in_thousands(count)}B"

@@ -94,10 +94,13 @@ def matrix(
         names = [list(dict.fromkeys(str(value(row, name)) for row in rows)) for name in (down, across)]
         found, cells = numbers(rows, cell)[0], np.full((len(names[0]), len(names[1])), np.nan)
         words: dict[tuple[int, int], str] = {}
+        digits = 1 if unit_of(rows, cell) == "fraction" else None
         for row, each in zip(rows, found):
             at = names[0].index(str(value(row, down))), names[1].index(str(value(row, across)))
             cells[at] = each
-            words[at] = "" if np.isnan(each) else "\n".join(filter(None, (number(each), below(row) if below else "")))
+            words[at] = (
+                "" if np.isnan(each) else "\n".join(filter(None, (number(each, digits), below(row) if below else "")))
+            )
         wide = min(WIDE - 1.6, 0.72 * len(names[1]))
         figure = sheet(wide + 1.6, 0.9 + min(6.0, wide * len(names[0]) / len(names[1]) * 0.62 + 0.3))
         axes = figure.subplots()
@@ -109,11 +112,12 @@ def matrix(
                 light = float(scale.norm(cells[at])) if text else 0.0
                 ink = "white" if (abs(light - 0.5) > 0.4 if signed else light > 0.6) else "black"
                 axes.text(at[1], at[0], text, ha="center", va="center", fontsize=SMALL, color=ink)
-        turned = 45 if sum(map(len, names[1])) > 60 else 0
         for axis, known, room in ((axes.xaxis, names[1], 24), (axes.yaxis, names[0], 36)):
             places = range(0, len(known), -(-len(known) // room))
-            axis.set_ticks(places, labels=[shortened(known[place]) for place in places])
-        axes.tick_params(axis="x", rotation=turned)
+            axis.set_ticks(places, labels=[shortened(known[place], 24) for place in places])
+        if sum(map(len, names[1])) > 60:
+            for each in axes.get_xticklabels():
+                each.set(rotation=45, ha="right", rotation_mode="anchor")
         axes.set(xlabel=label(rows, across), ylabel=label(rows, down))
         axes.spines[:].set_visible(False)
         figure.colorbar(shown, ax=axes, label=label(rows, cell), shrink=0.8)

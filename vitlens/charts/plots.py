@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vitlens.charts.values import MARKERS, STYLES, Draw, colour, label, legend, numbers, series_of, value
+from vitlens.charts.values import MARKERS, STYLES, Draw, Values, colour, label, legend, numbers, series_of, value
+from vitlens.figures.curves import log_axes
 from vitlens.figures.style import GREY, SMALL, WIDE, heading, sheet, shortened, styled
 
 _MOST = 30  # rows of a chart that has a line for each
@@ -55,12 +56,14 @@ def lines(
     of: str = "",
     panel: str = "",
     log: bool = False,
+    loglog: bool = False,
     band: bool = True,
     shared: bool = True,
     reference: str = "",
 ) -> Draw:
     """A curve of y over x for each series `of`, with its interval as a band; a panel for each value of `panel`;
-    reference: a column whose value, chance or no change, is drawn dashed."""
+    log, loglog: whether y, or both axes, are logarithmic; reference: a column whose value, chance or no change, is
+    drawn dashed."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -84,6 +87,10 @@ def lines(
                 axes.set_ylabel(label(own, y))
             if log:
                 axes.set_yscale("log")
+            if loglog:
+                log_axes(axes)
+                shown = _spaced(numbers(own, x)[0])
+                axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         for axes in grid[::across] if shared else ():
@@ -93,6 +100,16 @@ def lines(
         return figure
 
     return draw
+
+
+def _spaced(values: Values) -> list[float]:
+    """Those values, in order, whose labels do not touch on a logarithmic axis."""
+    shown: list[float] = []
+    step = max(1.5, (values.max() / values.min()) ** 0.2)
+    for each in np.unique(values).tolist():
+        if not shown or each >= step * shown[-1]:
+            shown.append(each)
+    return shown
 
 
 def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: str, band: bool) -> None:

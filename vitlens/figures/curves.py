@@ -8,23 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
-from numpy.typing import ArrayLike
 
-from vitlens.errors import InputError
-from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.style import SERIES
 
 _MARKERS: Final = "osD^vP"
-
-
-def positive_columns(of: str, **columns: ArrayLike) -> list[Array]:
-    """Columns (points,) of one model. Raises InputError unless they have one length and all numbers are above 0."""
-    arrays = [as_array(values, name=f"{name} of {of}", axes=("points",)) for name, values in columns.items()]
-    for name, values in zip(columns, arrays, strict=True):
-        require_length(len(values), len(arrays[0]), name=f"{name} of {of}", of=next(iter(columns)))
-        if values.min() <= 0:
-            raise InputError(f"expected {name} of {of} above 0, found {values.min():g}")
-    return arrays
 
 
 def log_axes(axes: Axes) -> None:

@@ -1,9 +1,11 @@
 """An image divided into the patches of a vision transformer."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
 from vitlens.figures.board import Margins, board, without_frames
@@ -55,3 +57,12 @@ def patch_grid(*, image: ArrayLike, patch_size: int | tuple[int, int]) -> Figure
 def _numbered(rows: int, columns: int) -> list[int]:
     last = rows * columns - 1
     return list(range(last + 1)) if last < _NUMBERED else sorted({0, columns - 1, last - columns + 1, last})
+
+
+def in_order(picture: NDArray[np.floating], order: Sequence[int], grid: tuple[int, int]) -> NDArray[np.floating]:
+    """An image (3, height, width) with its patches in another order; pixels that the patches do not cover are cut."""
+    height, width = picture.shape[1] // grid[0], picture.shape[2] // grid[1]
+    covered = picture[:, : grid[0] * height, : grid[1] * width]
+    patches = covered.reshape(3, grid[0], height, grid[1], width).transpose(1, 3, 0, 2, 4).reshape(-1, 3, height, width)
+    moved = patches[np.asarray(order)].reshape(*grid, 3, height, width)
+    return np.asarray(moved.transpose(2, 0, 3, 1, 4).reshape(covered.shape))

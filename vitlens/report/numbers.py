@@ -1,9 +1,12 @@
 """Numbers in words: the one place where a report formats them."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from vitlens.report.document import Cell
 from vitlens.uncertainty import Estimate
+
+COUNTED: Final = {"bytes": "B", "FLOPs": "FLOPs"}  # units of large counts, which are shown with a prefix
 
 
 def in_words(cell: Cell, *, with_n: bool = True) -> str:
@@ -13,6 +16,8 @@ def in_words(cell: Cell, *, with_n: bool = True) -> str:
     """
     if cell is None:
         return "–"
+    if isinstance(cell, Estimate) and cell.unit in COUNTED:
+        return f"{in_thousands(cell.value)}{COUNTED[cell.unit]}"
     if isinstance(cell, Estimate):
         scale, unit = (100.0, "%") if cell.unit == "fraction" else (1.0, cell.unit)
         digits = 1 if cell.unit in ("fraction", "points") else None
@@ -34,6 +39,14 @@ def number(value: float, digits: int | None = None) -> str:
         text = f"{value:.{digits}f}"
         return text.removeprefix("-") if float(text) == 0 else text
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"  # .3g makes 1e+03 of it
+
+
+def in_thousands(count: float) -> str:
+    """A count with three digits and the prefix of the unit that follows: "2.69 M"."""
+    for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if count >= 0.9995 * 10**power:
+            return f"{number(count / 10**power)} {prefix}"
+    return f"{number(count)} "
 
 
 def in_time(seconds: float) -> str:

@@ -30,6 +30,7 @@ from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sente
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
 from vitlens.report.images import data_sentences
+from vitlens.report.numbers import COUNTED
 from vitlens.report.prose import Marked, environment, finalize, say
 from vitlens.uncertainty import Estimate, in_points
 
@@ -72,7 +73,8 @@ class Section:
 
     opening: a sentence over all rows (`rows`, `first`, `record`), or a function of the record; says: a sentence a row,
     of those that `only` picks, at most SAID; columns: of its table, at most six; order: of the rows; about: the
-    questions of the claims whose state is its status; without: what is said where there are no rows ("": no section).
+    questions of the claims whose state is its status; without: what is said where there are no rows ("": no section);
+    step: whether it is one of a sequence, through which a page leads with a slider.
     """
 
     question: str
@@ -86,17 +88,18 @@ class Section:
     charts: tuple[Chart, ...] = ()
     about: tuple[str, ...] = ()
     without: str = ""
+    step: bool = False
 
 
 @dataclass(frozen=True)
 class Glance:
-    """A row of the first page's table: a column of the rows of a table that has one row a model.
+    """A row of the first page's table: a column of rows, one a model: a table, or a function of the record.
 
     key: the entry of a column that holds several; question: of the claims whose states it shows; difference: between
     two models, from the record.
     """
 
-    table: str
+    table: Rows
     column: str
     key: str = ""
     title: str = ""
@@ -197,6 +200,7 @@ def _made(section: Section, record: Any, claims: Sequence[Claim]) -> page.Sectio
         tuple(_table(section, rows, record)),
         figures,
         leading=True,
+        step=section.step,
         status=min(states, key=_ORDER.index) if states else "",
     )
 
@@ -264,7 +268,7 @@ def cell(value: Any, column: Column) -> Cell:
         return None
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float) and column.unit:
+    if (isinstance(value, float) and column.unit) or (isinstance(value, int) and column.unit in COUNTED):
         return Estimate(value, unit=column.unit)
     if isinstance(value, int | float):
         return value
@@ -281,7 +285,7 @@ def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence
         return next(_table(glances, rows_of(glances.rows, record), record), None)
     lines: list[tuple[int, tuple[Cell, ...]]] = []
     for each in glances:
-        rows = {row.model: row for row in getattr(record, each.table)}
+        rows = {row.model: row for row in rows_of(each.table, record)}
         if not rows:
             continue
         column = columns(type(next(iter(rows.values()))))[each.column]

@@ -6,11 +6,10 @@ from matplotlib import colormaps
 
 from tests.figures.reading import colour_at, cut_off, pixels, texts
 from vitlens.errors import InputError
+from vitlens.figures.patches import in_order
 from vitlens.figures.style import MAGNITUDE, SIGNED
 from vitlens.figures.walkthrough.embedding import patch_embedding, sum_of_vectors
-from vitlens.figures.walkthrough.head import head_parts, norms, scaling, weighted_values
-from vitlens.figures.walkthrough.matrices import head_matrices, matrix_with_row, token_vectors
-from vitlens.figures.walkthrough.without import Trained, answers, entropies, in_order, permuted, reversal
+from vitlens.figures.walkthrough.matrices import head_matrices, matrix_with_row, token_vectors, weighted_values
 
 TOKENS, DIM, GRID = 25, 12, (4, 6)
 
@@ -20,11 +19,10 @@ def weights(random):
     return random.dirichlet(np.ones(TOKENS), TOKENS)
 
 
-def test_a_matrix_has_the_colours_of_its_numbers(random):
+def test_a_matrix_has_the_colours_of_its_numbers():
     scores = np.zeros((10, 10))
     scores[2, 7], scores[8, 1] = 3.0, -3.0
-    weights = np.full((10, 10), 0.1)
-    figure = head_matrices(scores=np.tile(scores, 1), weights=weights, prefix=("cls",), title="t")
+    figure = head_matrices(scores=scores, weights=np.full((10, 10), 0.1), prefix=("cls",), title="t")
     left = figure.axes[0]
     for (row, column), share in (((2, 7), 1.0), ((8, 1), 0.0), ((5, 5), 0.5)):
         seen = colour_at(figure, left, (column + 0.5) / 10, (row + 0.5) / 10)
@@ -82,30 +80,8 @@ def test_every_figure_is_drawn_whole(random, image, weights):
         ),
         sum_of_vectors(parts=[("embedding", rows[0]), ("position", rows[1]), ("sum", rows[0] + rows[1])], title="sum"),
         token_vectors(panels=[("queries", rows), ("keys", rows)], marked=[0, 3], prefix=("cls",), title="vectors"),
-        scaling(products=8 * rows, scores=rows, weights=weights[0], unscaled=weights[1], title="scaling"),
         weighted_values(weights=weights[0], values=rows, output=weights[0] @ rows, title="values"),
-        head_parts(norms=[1.0, 2.0, 3.0], head=1, part=rows[0], title="parts"),
-        norms(parts=[("before", 3.0), ("attention", 1.0), ("after", 3.5)], title="norms"),
-        entropies(layers=[0, 0, 1, 1], scaled=[2, 1, 3, 2], unscaled=[1, 0.5, 1, 0.1], marked=2, uniform=3.2,
-                  title="entropy"),
-        permuted(
-            image=image, order=list(range(24))[::-1], grid=GRID, captions=("a", "b"),
-            differences=[("with", 0.9), ("without", 0.0)], title="permuted",
-        ),
-        answers(names=["as it is", "changed"], own=[0.9, 0.0], predictions=["$cat$", "a" * 60], title="answers"),
-        reversal(
-            layers=[Trained("with", [1.0, 0.1, 0.01], np.eye(4)[::-1]), Trained("without", [1, 0.9, 0.9], np.eye(4))],
-            floor=0.89, title="reversal",
-        ),
     ]  # fmt: skip
     for figure in drawn:
         assert cut_off(figure) == [], texts(figure)
         assert pixels(figure).std() > 0.01
-
-
-def test_the_sum_of_a_permutation_that_differs_by_nothing_has_a_bar(image):
-    figure = permuted(
-        image=image, order=range(24), grid=GRID, captions=("a", "b"), differences=[("x", 0.5), ("y", 0.0)], title="t"
-    )
-    widths = [patch.get_width() for patch in figure.axes[2].patches]
-    assert widths == [0.5, 1e-9]

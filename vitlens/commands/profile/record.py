@@ -1,188 +1,139 @@
-"""The rows, metrics and arrays that `vitlens profile` writes."""
+"""What `vitlens profile` records: parameters, FLOPs of one image, memory, latency, and growth with tokens."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import ClassVar, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
-from vitlens.records import ArraysOf, Contents, MetricName, TableOf
+from vitlens.record import Record, col, table
 from vitlens.uncertainty import Estimate
 
-Size = tuple[int, int]  # height and width, px
-Sweep = Literal["patch size", "image size"]
-Cost = Literal["latency", "flops", "products"]
+Size: TypeAlias = tuple[int, int]
+Sweep: TypeAlias = Literal["patch-size", "image-size"]
+Cost: TypeAlias = Literal["latency", "flops", "products"]
 
 
 @dataclass(frozen=True)
 class MachineRow:
-    """The machine of the timings. threads: of torch on the CPU; arithmetic: fp32 or bf16; largest_batch: the largest of
-    the batch sizes; longest: seconds of a pass beyond which no larger batch was tried (None: all of --batch-sizes
-    were)."""
+    """The machine of the timings. threads: of torch on the CPU; arithmetic: fp32 or bf16; longest: seconds of a pass
+    beyond which no larger batch was tried, None with --batch-sizes."""
 
-    name: str
-    threads: int
-    arithmetic: str
-    largest_batch: int
-    longest: float | None
-
-
-@dataclass(frozen=True)
-class ConventionRow:
-    """How something is counted."""
-
-    of: str
-    says: str
+    name: str = col("machine")
+    threads: int = col("threads")
+    arithmetic: str = col("arithmetic")
+    longest: float | None = col("longest pass", unit="s", default=None)
+    peak: int | None = col("peak memory of the process", unit="bytes", metric="process_peak", default=None)
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """The cost of one model, for one image of its own size (height, width).
+    """One model, for one image of its own size (height, width). tokens: of its sequence, or the positions on which its
+    first block works; one_sequence: whether it has one throughout; by_formula: whether a formula gives the same FLOPs;
+    products: FLOPs of attention's products; crossover: the tokens from which these exceed those of projections and
+    MLPs, None without one sequence or attention."""
 
-    tokens: of its sequence, or the positions that its first block works on; one_sequence: whether it has one sequence
-    of tokens throughout; by_formula: whether its counted FLOPs were checked against a formula; products: FLOPs of the
-    products of attention, of all; crossover: the tokens from which these exceed those of projections and MLPs (None
-    without one sequence or attention); training_bytes: stored by autograd; inference_bytes: the peak of activations.
-    """
-
-    model: str
-    family: str
-    untrained: bool
-    size: Size
-    tokens: int
-    one_sequence: bool
-    by_formula: bool
-    parameters: int
-    flops: int
-    products: int
-    crossover: float | None
-    training_bytes: int
-    inference_bytes: int
+    model: str = col("model")
+    family: str = col("family")
+    untrained: bool = col("untrained")
+    size: Size = col("image (px)")
+    tokens: int = col("tokens", term="of the sequence; in windowed models and CNNs the positions of the first block")
+    one_sequence: bool = col("one sequence")
+    by_formula: bool = col("checked by formula")
+    parameters: int = col("parameters", metric="parameters/{model}")
+    flops: int = col(
+        "FLOPs of one image",
+        unit="FLOPs",
+        term="operations of matrix products and convolutions, 2 for a multiplication with its addition",
+        metric="flops/{model}",
+    )
+    products: int = col("FLOPs of attention products", unit="FLOPs")
+    training_bytes: int = col(
+        "stored for a backward pass, one image",
+        unit="bytes",
+        term="what autograd keeps from a forward pass, without parameters, gradients and the optimiser's state",
+        metric="training_bytes/{model}",
+    )
+    inference_bytes: int = col(
+        "peak of activations, one image",
+        unit="bytes",
+        term="the most that the tensors of a forward pass without gradients take at one time",
+        metric="inference_bytes/{model}",
+    )
+    crossover: float | None = col("tokens from which products dominate", default=None)
 
 
 @dataclass(frozen=True)
 class PartRow:
-    """One part of one model: its parameters, and its FLOPs for one image."""
+    """One part of one model."""
 
-    model: str
-    part: str
-    parameters: int
-    flops: int
-
-
-@dataclass(frozen=True)
-class PartMeaningRow:
-    """The meaning of a part; all stages of CNNs are "stage"."""
-
-    part: str
-    meaning: str
+    model: str = col("model")
+    part: str = col("part")
+    meaning: str = col("what it is")
+    parameters: int = col("parameters")
+    flops: int = col("FLOPs", unit="FLOPs")
 
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """Seconds of a pass of one model at one batch size: quartiles over repeats. images: the batch size;
+    """One model at one batch size, medians over passes. spread: the upper quartile of their times by the lower;
     device_bytes: the peak of the device's memory, None on a CPU."""
 
-    model: str
-    low: float
-    median: float
-    high: float
-    repeats: int
-    images: int
-    device_bytes: int | None
-
-    @property
-    def rate(self) -> float:
-        """Images per second at the median."""
-        return self.images / self.median
+    model: str = col("model")
+    images: int = col("batch size")
+    latency: Estimate = col("latency of a pass", metric="latency/{model}/{images}", better="lower")
+    rate: Estimate = col("throughput", metric="throughput/{model}/{images}", better="higher")
+    spread: float = col("upper by lower quartile", term="of the times of the passes; above 1.5: disturbed")
+    device_bytes: int | None = col("peak of the device", unit="bytes", default=None)
 
 
 @dataclass(frozen=True)
 class TokensRow:
-    """The cost of one model at one number of tokens. sweep: what varied it; products: FLOPs of attention's products;
-    low, median, high: seconds of a pass over so many images, as in SpeedRow."""
+    """One model at one number of tokens. sweep: what varied it; latency: of a pass over so many images."""
 
-    model: str
-    sweep: Sweep
-    size: Size
-    tokens: int
-    flops: int
-    products: int
-    low: float
-    median: float
-    high: float
-    repeats: int
-    images: int
+    model: str = col("model")
+    sweep: Sweep = col("varied")
+    size: Size = col("image (px)")
+    tokens: int = col("tokens")
+    flops: int = col("FLOPs", unit="FLOPs")
+    products: int = col("of attention products", unit="FLOPs")
+    images: int = col("images")
+    latency: Estimate = col("latency")
 
 
 @dataclass(frozen=True)
 class LeftOutSizeRow:
-    """An image size at which one model does not run, and why."""
+    """An image size at which a model does not run, and why."""
 
-    model: str
-    sweep: Sweep
-    size: Size
-    reason: str
+    model: str = col("model")
+    sweep: Sweep = col("varied")
+    size: Size = col("image (px)")
+    reason: str = col("reason")
 
 
 @dataclass(frozen=True)
 class ExponentRow:
     """The exponent of cost = c · tokens^k over n points, with Student's 95 % interval."""
 
-    model: str
-    sweep: Sweep
-    cost: Cost
-    value: float
-    low: float | None
-    high: float | None
-    n: int
-    tokens_from: int
-    tokens_to: int
-
-    @property
-    def estimate(self) -> Estimate:
-        """The exponent with its interval."""
-        return Estimate(self.value, self.low, self.high, self.n, "")
+    model: str = col("model")
+    sweep: Sweep = col("varied")
+    cost: Cost = col("cost")
+    exponent: Estimate = col(
+        "exponent", term="k of cost = c · tokens^k over the range given", metric="exponent/{model}/{sweep}/{cost}"
+    )
+    tokens_from: int = col("from (tokens)")
+    tokens_to: int = col("to (tokens)")
 
 
-@dataclass(frozen=True)
-class SecondsArrays:
-    """Seconds of every timed pass of one model, by batch size."""
+@dataclass(frozen=True, kw_only=True)
+class ProfileRecord(Record):
+    """The cost of models."""
 
-    batch: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None,))]
-
-
-MACHINE = TableOf("machine", MachineRow)
-CONVENTIONS = TableOf("conventions", ConventionRow)
-COSTS = TableOf("models", CostRow)
-PARTS = TableOf("parts", PartRow)
-MEANINGS = TableOf("meanings", PartMeaningRow)
-SPEED = TableOf("speed", SpeedRow)
-TOKENS = TableOf("tokens", TokensRow)
-LEFT_OUT = TableOf("left_out", LeftOutSizeRow)
-EXPONENTS = TableOf("exponents", ExponentRow)
-
-SECONDS = ArraysOf("seconds-{model}", SecondsArrays)
-
-PARAMETERS = MetricName("parameters/{model}")
-FLOPS = MetricName("flops/{model}")
-TRAINING_BYTES = MetricName("training_bytes/{model}")
-INFERENCE_BYTES = MetricName("inference_bytes/{model}")
-LATENCY = MetricName("latency/{model}/{batch}")
-THROUGHPUT = MetricName("throughput/{model}/{batch}")
-EXPONENT = MetricName("exponent/{model}/{sweep}/{cost}")
-PROCESS_PEAK = MetricName("process_peak")  # bytes of the whole process, with all models
-
-RECORD = Contents(
-    metrics=(PARAMETERS, FLOPS, TRAINING_BYTES, INFERENCE_BYTES, LATENCY, THROUGHPUT, EXPONENT, PROCESS_PEAK),
-    tables=(MACHINE, CONVENTIONS, COSTS, PARTS, MEANINGS, SPEED, TOKENS, LEFT_OUT, EXPONENTS),
-    arrays=(SECONDS,),
-)
+    command: ClassVar[str] = "profile"
+    machine: tuple[MachineRow, ...] = table()
+    costs: tuple[CostRow, ...] = table()
+    parts: tuple[PartRow, ...] = table()
+    speed: tuple[SpeedRow, ...] = table()
+    tokens: tuple[TokensRow, ...] = table()
+    left_out: tuple[LeftOutSizeRow, ...] = table()
+    exponents: tuple[ExponentRow, ...] = table()
 
 
-def in_pixels(size: Size) -> str:
-    """Height and width: "32x48"."""
-    height, width = size
-    return f"{height}x{width}"
+RECORD = ProfileRecord

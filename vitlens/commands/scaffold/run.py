@@ -11,6 +11,7 @@ from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.publish import publish
@@ -30,7 +31,8 @@ class Run(Generic[Options]):
     models, splits: each model with its images, the same for all, preprocessed for it; options: as they were given; run:
     its run options as they hold in this process; first: whether this process writes. needs: what the models are loaded
     for, where that is not the command; most: models at most; images: whether the command takes any; limit, repeat: as
-    load_splits. Raises InputError for more models, and what loading raises.
+    load_splits; load: gives the models, where that is not load_models. Raises InputError for more models,
+    and what loading raises.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Run(Generic[Options]):
         images: bool = True,
         limit: int | None = None,
         repeat: bool = False,
+        load: Callable[[RunOptions], tuple[Model, ...]] | None = None,
     ) -> None:
         given: Any = options
         names = given.models if hasattr(given, "models") else (given.model,)
@@ -53,8 +56,10 @@ class Run(Generic[Options]):
         self.command, self.options = command, options
         self.processes, self.run = join_run(given.run)
         with self.processes.main_process_first():
-            self.models: tuple[Model, ...] = load_models(
-                names, command=needs or command, model_options=given.model_options, options=self.run
+            self.models: tuple[Model, ...] = (
+                load(self.run)
+                if load
+                else load_models(names, command=needs or command, model_options=given.model_options, options=self.run)
             )
             self.splits: Sequence[Split] = (
                 load_splits(
@@ -120,7 +125,8 @@ class Run(Generic[Options]):
         if not self.first:
             return nullcontext(Writing(None))
         split = self.splits[0] if self.splits else None
-        named = f"{title} {' and '.join(self.aliases)}"
+        *before, last = self.aliases
+        named = f"{title} {', '.join(before)}{' and ' if before else ''}{last}"
         config = settings(self.options, self.run, models=self.models, split=split, **more)
         if resume is not None:
             return _Entered(RunFolder.reopen(resume, needs={"data": None}, config=config))

@@ -1,25 +1,30 @@
-"""The record of `vitlens walkthrough`. Layers, heads, tokens, rows and columns count from 0."""
+"""What `vitlens walkthrough` records. Layers, heads, tokens, rows and columns count from 0; entropies are in nats."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.analysis.walkthrough.registry import StepName
 from vitlens.archives import Form
-from vitlens.records import ArraysOf, Contents, Pixels, TableOf, UntrustedName
+from vitlens.record import Record, arrays, col, table
+from vitlens.records import Pixels
 
 
 @dataclass(frozen=True)
 class WalkRow:
-    """The head that is walked through. named: whether the user named it; grid, patch_size, image_size: (rows, columns),
-    px and px; patch_pixels, patch_values: of one patch, the second in three colours; prefix: tokens before the patches;
-    readout: what the classifier reads; query: the token that is followed; key: the patch to which it attends most; both
-    with their names in words."""
+    """The head that is walked through, and the numbers of the followed query and the patch to which it attends most.
 
-    image: UntrustedName
+    named: whether the user named it; patch_values: of one patch, in three colours; prefix: tokens before the patches;
+    readout: what the classifier reads; scale: as the model has it, expected_scale: 1 / sqrt(head_dim); product, score,
+    weight: of the pair; times_uniform: the weight over that of uniform attention; the deviations: over all pairs;
+    largest, unscaled_largest: weights of the query's row, with and without scaling; entropy, unscaled_entropy: of the
+    row; prefix_mass: of the row on prefix tokens; the norms: at the query's token.
+    """
+
+    image: str
     layer: int
     head: int
     layers: int
@@ -29,7 +34,6 @@ class WalkRow:
     patch_size: tuple[int, int]
     image_size: tuple[int, int]
     patches: int
-    patch_pixels: int
     patch_values: int
     tokens: int
     prefix: tuple[str, ...]
@@ -40,25 +44,6 @@ class WalkRow:
     key: int
     query_name: str
     key_name: str
-
-    @property
-    def name(self) -> str:
-        """The head as it is written."""
-        return f"L{self.layer}.H{self.head}"
-
-
-@dataclass(frozen=True)
-class NumbersRow:
-    """The numbers of the followed query and its key.
-
-    scale: as the model has it; expected_scale: 1 / sqrt(head_dim); product, score, weight: of the pair; times_uniform:
-    the weight over that of uniform attention; products_deviation, scores_deviation: standard deviations over all pairs;
-    largest, unscaled_largest: weights of the query's row, with and without scaling; entropy, unscaled_entropy: of the
-    row, nats; uniform_entropy: of uniform attention; prefix_mass: of the row on prefix tokens; the norms: at the
-    query's token, of the residual stream before and after the block, and of what is added; widest, widest_norm: the
-    head of the layer that adds most there.
-    """
-
     scale: float
     expected_scale: float
     product: float
@@ -71,16 +56,13 @@ class NumbersRow:
     unscaled_largest: float
     entropy: float
     unscaled_entropy: float
-    uniform_entropy: float
     prefix_mass: float
     output_norm: float
-    part_norm: float
-    input_norm: float
-    attention_norm: float
-    mlp_norm: float
-    after_norm: float
-    widest: int
-    widest_norm: float
+
+    @property
+    def name(self) -> str:
+        """The head as it is written."""
+        return f"L{self.layer}.H{self.head}"
 
 
 @dataclass(frozen=True)
@@ -89,9 +71,9 @@ class StepRow:
     and the largest value."""
 
     step: StepName
-    difference: float | None
     largest: float
     note: str
+    difference: float | None = None
 
     @property
     def relative(self) -> float | None:
@@ -100,40 +82,43 @@ class StepRow:
 
 
 @dataclass(frozen=True)
-class HeadEntropyRow:
-    """The entropy of one head's weights in nats, mean over the queries, with and without scaling."""
+class PartRow:
+    """A vector of the block at the followed token."""
 
-    layer: int
-    head: int
-    scaled: float
-    unscaled: float
+    part: str = col("vector")
+    norm: float = col("norm of the vector")
 
 
 @dataclass(frozen=True)
-class EntropyRow:
-    """All heads: how many have less entropy without scaling, and the mean entropies in nats and as numbers of tokens
-    among which attention would be uniform."""
+class HeadRow:
+    """What one head of the layer adds at the followed token."""
 
-    heads: int
-    lower: int
-    scaled: float
-    unscaled: float
-    scaled_tokens: float
-    unscaled_tokens: float
+    head: int = col("head")
+    norm: float = col("norm of its part")
+
+
+@dataclass(frozen=True)
+class HeadEntropyRow:
+    """The entropy of one head's weights, mean over the queries, with and without scaling."""
+
+    layer: int = col("layer")
+    head: int = col("head")
+    scaled: float = col("entropy", unit="nats")
+    unscaled: float = col("entropy, not scaled", unit="nats")
 
 
 @dataclass(frozen=True)
 class PermutationRow:
     """The patches in another order, with or without positions: the largest difference of the patches after the last
-    block from the same permutation of the plain run's, of the logits, and the largest value of the patches; the
-    prediction of the permuted run and its probability, None without a classifier."""
+    block from the same permutation of the plain run's, of the logits, and the largest value of the patches; prediction
+    and probability: None without a classifier."""
 
     positions: bool
     difference: float
     logits: float
     largest: float
-    prediction: UntrustedName | None
-    probability: float | None
+    prediction: str | None = None
+    probability: float | None = None
 
     @property
     def equivariant(self) -> bool:
@@ -143,25 +128,23 @@ class PermutationRow:
 
 @dataclass(frozen=True)
 class AnswerRow:
-    """The model's answer with one change: the largest difference of the logits from its own; prediction, probability,
-    and the probability of the class that the unchanged model predicts, None without a classifier."""
+    """The model's answer with one change; what concerns classes is None without a classifier."""
 
-    change: str
-    difference: float
-    prediction: UntrustedName | None
-    probability: float | None
-    of_own: float | None
+    change: str = col("change of the model")
+    difference: float = col("largest change of a logit")
+    prediction: str | None = col("prediction", default=None)
+    probability: float | None = col("its probability", unit="fraction", default=None)
+    of_own: float | None = col("probability of the unchanged model's class", unit="fraction", default=None)
 
 
 @dataclass(frozen=True)
 class ReversalRow:
-    """The sequence-reversal check of one attention layer: mean squared error on fresh sequences after training, their
-    variance, the least error that is possible without positions, and the mean weight on the wanted token."""
+    """The sequence-reversal check of one attention layer: mean squared error on fresh sequences after training, the
+    least error that is possible without positions, and the mean weight on the wanted token."""
 
     positions: bool
     steps: int
     loss: float
-    variance: float
     floor: float
     anti_diagonal: float
     length: int
@@ -173,22 +156,20 @@ Vector: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None,))]
 
 @dataclass(frozen=True)
 class HeadArrays:
-    """The steps of the head. pixels: the image as the model saw it; order: of the permuted patches; the others as in
-    vitlens.walkthrough, (tokens, values of a token), (query, key), or (heads, tokens)."""
+    """The steps of the head. pixels: the image as the model saw it; order: of the permuted patches; queries, keys and
+    values (tokens, numbers); products, scores and weights (query, key); of the followed query: unscaled, its weights
+    without scaling (key,), and output (numbers,)."""
 
     pixels: Pixels
     order: Annotated[NDArray[np.integer[Any]], Form("i", (None,))]
-    input: Vectors
     queries: Vectors
     keys: Vectors
     values: Vectors
     products: Vectors
     scores: Vectors
     weights: Vectors
-    unscaled: Vectors
-    outputs: Vectors
-    projected: Vectors
-    head_norms: Vectors
+    unscaled: Vector
+    output: Vector
 
 
 @dataclass(frozen=True)
@@ -213,20 +194,27 @@ class ReversalArrays:
     weights: Annotated[Mapping[int, NDArray[np.floating[Any]]], Form("f", (None, None))]
 
 
-WALK = TableOf("walkthrough", WalkRow)
-NUMBERS = TableOf("numbers", NumbersRow)
-STEPS = TableOf("steps", StepRow)
-ENTROPIES = TableOf("entropies", HeadEntropyRow)
-ENTROPY = TableOf("entropy", EntropyRow)
-PERMUTATIONS = TableOf("permutations", PermutationRow)
-ANSWERS = TableOf("answers", AnswerRow)
-REVERSAL = TableOf("reversal", ReversalRow)
+@dataclass(frozen=True, kw_only=True)
+class WalkthroughRecord(Record):
+    """One head on one image, step by step."""
 
-HEAD = ArraysOf("head", HeadArrays)
-EMBEDDING = ArraysOf("embedding", EmbeddingArrays)
-REVERSED = ArraysOf("reversal", ReversalArrays)
+    command: ClassVar[str] = "walkthrough"
+    walk: tuple[WalkRow, ...] = table()
+    steps: tuple[StepRow, ...] = table()
+    block: tuple[PartRow, ...] = table()
+    added: tuple[HeadRow, ...] = table()
+    entropies: tuple[HeadEntropyRow, ...] = table()
+    permutations: tuple[PermutationRow, ...] = table()
+    answers: tuple[AnswerRow, ...] = table()
+    reversal: tuple[ReversalRow, ...] = table()
+    head: HeadArrays | None = arrays("head")
+    embedding: EmbeddingArrays | None = arrays("embedding")
+    reversed: ReversalArrays | None = arrays("reversal")
 
-RECORD = Contents(
-    tables=(WALK, NUMBERS, STEPS, ENTROPIES, ENTROPY, PERMUTATIONS, ANSWERS, REVERSAL),
-    arrays=(HEAD, EMBEDDING, REVERSED),
-)
+    @property
+    def row(self) -> WalkRow:
+        """The head."""
+        return self.walk[0]
+
+
+RECORD = WalkthroughRecord

@@ -12,7 +12,18 @@ from numpy.typing import ArrayLike
 from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array, as_image
 from vitlens.figures.overlay import Scale, blend, colour_bar, joint_scale
-from vitlens.figures.style import MAGNITUDE, SIGNED, VERMILLION, WIDE, heading, round_ticks, sheet, styled, tick_words
+from vitlens.figures.style import (
+    BLUE,
+    MAGNITUDE,
+    SIGNED,
+    VERMILLION,
+    WIDE,
+    heading,
+    round_ticks,
+    sheet,
+    styled,
+    tick_words,
+)
 
 _TICKS: Final = 6  # numbers along an axis of tokens, at most
 
@@ -88,6 +99,32 @@ def token_vectors(
         if token is not None:
             _outline(each, token, values.shape[1])
     bar = figure.colorbar(axes[0].images[0], ax=list(axes), extend="both" if clipped else "neither", pad=0.02)
+    bar.outline.set_visible(False)
+    heading(figure, title)
+    return figure
+
+
+@styled
+def weighted_values(*, weights: ArrayLike, values: ArrayLike, output: ArrayLike, title: str) -> Figure:
+    """One query's weights (key,) beside the values (key, numbers), and below them their weighted sum (numbers,)."""
+    row = as_array(weights, name="weights", axes=("key",))
+    matrix = as_array(values, name="values", axes=("key", "numbers"))
+    summed = as_array(output, name="output", axes=("numbers",))
+    figure = sheet(WIDE, 3.6)
+    grid = figure.add_gridspec(2, 2, width_ratios=[1, 4], height_ratios=[7, 1])
+    left, middle, below = (figure.add_subplot(grid[place]) for place in ((0, 0), (0, 1), (1, 1)))
+    left.barh(np.arange(len(row)), 100 * row, color=BLUE, height=1.0)
+    left.set_ylim(len(row) - 0.5, -0.5)
+    left.set_xlabel("weight (%)")
+    left.set_ylabel("key token")
+    most = float(np.percentile(np.abs(matrix), 99.5)) or 1.0
+    middle.imshow(matrix, cmap=SIGNED, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+    middle.set_yticks([])
+    middle.set_title("values of all tokens")
+    image = below.imshow(summed[None], cmap=SIGNED, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+    below.set_yticks([])
+    below.set_xlabel("weighted sum: the output of the head")
+    bar = figure.colorbar(image, ax=[middle, below], extend="both", pad=0.02)
     bar.outline.set_visible(False)
     heading(figure, title)
     return figure

@@ -7,7 +7,6 @@ from typing import Final
 from vitlens.commands.attack.record import RobustPairRow
 from vitlens.commands.compare.record import HARDENED, MAP_NUMBERS, METHODS, MapMethodRow
 from vitlens.commands.features.record import PROBE_ACCURACY
-from vitlens.commands.profile.record import LATENCY, PARAMETERS
 from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
 from vitlens.commands.scaffold.maps.on_object import ATTENTION, mass_of
 from vitlens.commands.scaffold.trainings import TRAINING, differences
@@ -208,9 +207,9 @@ _NEEDS: Final = (
          "grey squares on half of the image", "real occluders"),
     Need("blurred images", lambda alias: HARDENED(model=alias, kind="low-pass", level="0.2"), True,
          "a low-pass filter", "other blur"),
-    Need("speed", lambda alias: LATENCY(model=alias, batch="1"), False, "one image at a time on this machine",
+    Need("speed", lambda alias: f"latency/{alias}/1", False, "one image at a time on this machine",
          "other hardware"),
-    Need("few parameters", lambda alias: PARAMETERS(model=alias), False, "these models", "quantised weights"),
+    Need("few parameters", lambda alias: f"parameters/{alias}", False, "these models", "quantised weights"),
 )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from typing import Final, Literal
 
 import numpy as np
 
-from vitlens.commands.profile.record import FLOPS, PARAMETERS
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.pairs import PairRow
 from vitlens.commands.scaffold.trainings import TRAINING, differences
@@ -77,7 +76,7 @@ def choose_model(study: Study) -> ModelChoice | None:
 
 def _cost(study: Study, alias: str) -> tuple[float, float]:
     """Operations and parameters of a model, 0 where they were not measured."""
-    flops, parameters = (study.metric(metric(model=alias)) for metric in (FLOPS, PARAMETERS))
+    flops, parameters = (study.metric(f"{name}/{alias}") for name in ("flops", "parameters"))
     return (0.0 if flops is None else flops.value, 0.0 if parameters is None else parameters.value)
 
 
@@ -135,7 +134,7 @@ def _answer(study: Study, choice: ModelChoice) -> Sentence:
 
 def _ratio(study: Study, choice: ModelChoice) -> float | None:
     """Operations of the cheaper model over the other's."""
-    own, other = (study.metric(FLOPS(model=alias)) for alias in (choice.cheaper, choice.other))
+    own, other = (study.metric(f"flops/{alias}") for alias in (choice.cheaper, choice.other))
     return None if own is None or other is None or not other.value else own.value / other.value
 
 

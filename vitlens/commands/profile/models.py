@@ -21,13 +21,13 @@ from vitlens.models.vit_config import VIT_PRESETS
 FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # of the model's own image side
 
 
-def load_for_cost(options: ProfileOptions) -> tuple[tuple[Model, ...], dict[str, list[str]]]:
+def load_for_cost(options: ProfileOptions, run: RunOptions) -> tuple[tuple[Model, ...], dict[str, list[str]]]:
     """The models, and by alias of each preset with several patch sizes the aliases of its variants.
 
     A model without weights of its own (a preset, a name of a hub) stays untrained. Each ViT preset is built with each
     of the patch sizes, as alias-p4 and so on. Raises InputError for patch sizes without a ViT preset.
     """
-    model_options, run, patch_sizes = options.model_options, options.run, options.patch_sizes
+    model_options, patch_sizes = options.model_options, options.patch_sizes
     require_rule(options.models)
     named = parse_models(options.models)
     repatched = [model for model in named if patch_sizes and model.name in VIT_PRESETS and not model.weights]
