@@ -302,7 +302,7 @@ def test_lists_and_reports_need_no_torch(ablated):
 import sys, vitlens
 [str(listed()) for listed in (vitlens.list_methods, vitlens.list_attacks, vitlens.list_statistics, vitlens.list_models)]
 run = vitlens.read({str(ablated)!r})
-repr(run), run.metrics["accuracy/tiny"].value, run.table("units"), run.arrays["classes"], run.report
+repr(run), run.metrics["accuracy/tiny"].value, run.table("units"), run.arrays["redundancy"], run.report
 assert not {{"torch", "timm", "matplotlib", "pandas"}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", first], capture_output=True, text=True, check=False)
@@ -324,7 +324,7 @@ def results(vit: Model, images: Tensor) -> dict[str, object]:
         "Features": read,
         "Similarity": vitlens.similarity(read),
         "Profile": vitlens.profile(vit, batch_sizes=[1]),
-        "read": vitlens.read(REPORTS / "ablate-deit-tiny"),
+        "read": vitlens.read(REPORTS / "stats-deit-tiny"),
         "methods": vitlens.list_methods(),
     }
 

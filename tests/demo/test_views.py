@@ -103,7 +103,7 @@ def test_a_second_model_without_the_class_explains_its_own_prediction_and_says_s
 def test_the_badge_is_the_verdict_of_the_league_on_these_weights(picture, tmp_path):
     for model in (VIT, CNN):  # committed leagues of other weights under these names: no badge, until the hash is theirs
         league = Path(shutil.copytree(Path("reports") / f"explain-{model.alias}", tmp_path / model.alias))
-        assert found_badges(Path("reports"), (model,)).of(model, "rollout").state == "not tested"
+        assert found_badges(tmp_path, (model,)).of(model, "rollout").state == "not tested"
         assert model.provenance.sha256 is not None
         config = (league / "config.json").read_text()
         (league / "config.json").write_text(

@@ -1,10 +1,7 @@
 """Layers that mix the weights of their heads after the softmax: rows and the limitation of a report; free of torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from vitlens.records import Record, TableOf
-from vitlens.report.document import Sentence
 
 
 @dataclass(frozen=True)
@@ -14,9 +11,6 @@ class MixedHeadsRow:
     module: str
 
 
-MIXED_HEADS = TableOf("mixed_heads", MixedHeadsRow, optional=True)
-
-
 def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
     """That the weights are those before the mixing."""
     layers = f"{len(rows)} layer{'' if len(rows) == 1 else 's'}"
@@ -24,10 +18,3 @@ def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
         f"In {layers} (talking heads) the attention weights are those before a linear map mixes them over heads: "
         "these are not the weights that multiply the values."
     )
-
-
-def mixed_heads_limit(record: Record) -> Iterator[Sentence]:
-    """That the weights are those before the mixing; nothing where no layer mixes them."""
-    rows = record.rows(MIXED_HEADS)
-    if rows:
-        yield Sentence(mixed_heads_words(rows), rows)

@@ -158,8 +158,8 @@ def read(folder: str | Path, *, unfinished: bool = False) -> ReportFolder:
     written by another version.
 
     >>> import vitlens
-    >>> run = vitlens.read("reports/ablate-deit-tiny")
+    >>> run = vitlens.read("reports/stats-deit-tiny")
     >>> run.command, run.status
-    ('ablate', 'done')
+    ('stats', 'done')
     """
     return ReportFolder(Path(folder).expanduser(), unfinished=unfinished)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vitlens.analysis.attention.defaults import WHOLE
 from vitlens.analysis.attention.tokens import require_token_attention, token_attention
-from vitlens.commands.scaffold.explorer.record import EXPLORER, EXPLORER_ARRAYS, LEVELS, ExplorerArrays, ExplorerRow
+from vitlens.commands.scaffold.explorer.record import EXPLORER_ARRAYS, LEVELS, ExplorerArrays, ExplorerRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.errors import LensError, UnsupportedError
 from vitlens.layout import TokenLayout
@@ -20,13 +20,9 @@ from vitlens.shapes import Images
 _BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
 
 
-def write_explorer(folder: RunFolder, model: Model, images: Images, *, whole: int = WHOLE) -> None:
-    """Keep what looks where in these images, of the first `whole` by every head; or why this model has none."""
-    folder.write(EXPLORER, [explorer_row(folder, model, images, whole=whole)])
-
-
 def explorer_row(folder: RunFolder, model: Model, images: Images, *, whole: int = WHOLE) -> ExplorerRow:
-    """The same, without the row, which says what was kept."""
+    """Keep what looks where in these images, of the first `whole` by every head; the row says what was kept, or why
+    this model has none."""
     row, arrays = explored(model, images, whole=whole)
     if arrays is not None:
         folder.save(EXPLORER_ARRAYS, arrays, model=model.alias)
