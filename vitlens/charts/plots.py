@@ -51,8 +51,7 @@ def intervals(
 
 def lines(
     x: str,
-    y: str,
-    *,
+    *ys: str,
     of: str = "",
     panel: str = "",
     log: bool = False,
@@ -61,7 +60,7 @@ def lines(
     shared: bool = True,
     reference: str = "",
 ) -> Draw:
-    """A curve of y over x for each series `of`, with its interval as a band; a panel for each value of `panel`;
+    """A curve of each y over x for each series `of`, with its interval as a band; a panel for each value of `panel`;
     log, loglog: whether y, or both axes, are logarithmic; reference: a column whose value, chance or no change, is
     drawn dashed."""
 
@@ -74,8 +73,10 @@ def lines(
         grid = list(figure.subplots(down, across, squeeze=False, sharey=shared).flat)
         names = list(series_of(rows, of))
         for axes, (name, own) in zip(grid, panels.items()):
-            for series, part in series_of(own, of).items():
-                _curve(axes, part, x, y, names.index(series), series, band)
+            for at, y in enumerate(ys):
+                for series, part in series_of(own, of).items():
+                    words = " · ".join(filter(None, (series, label(rows, y) if len(ys) > 1 else "")))
+                    _curve(axes, part, x, y, len(names) * at + names.index(series), words, band)
             if reference:
                 axes.axhline(numbers(own[:1], reference)[0, 0], color=GREY, linestyle="--", linewidth=0.9)
             axes.set_title(textwrap.fill(name, 60 if across == 1 else 30))
@@ -84,7 +85,7 @@ def lines(
             axes.xaxis.set_major_locator(MaxNLocator(8 if whole else 5, integer=whole, min_n_ticks=1))
             axes.grid(axis="y")
             if not shared:
-                axes.set_ylabel(label(own, y))
+                axes.set_ylabel(label(own, ys[0]))
             if log:
                 axes.set_yscale("log")
             if loglog:
@@ -94,7 +95,7 @@ def lines(
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         for axes in grid[::across] if shared else ():
-            axes.set_ylabel(label(rows, y))
+            axes.set_ylabel(label(rows, ys[0]) if len(ys) == 1 else "")
         legend(figure, *grid)
         heading(figure, title)
         return figure

@@ -55,16 +55,17 @@ class Chart:
     draw: one of vitlens/charts, or a function, from rows and title to the figure; caption: at most 30 words that begin
     with what is seen; title: what it shows, with the result; both templates over `rows`, `first` and `record`; rows:
     others than the section's; only: those of the rows that it draws; each: a field, for a chart for each of its values,
-    whose name is appended to the chart's.
+    whose name is appended to the chart's; whole: whether draw takes the record, too, for its arrays.
     """
 
     name: str
-    draw: "Callable[[Sequence[Any], str], Figure]"
+    draw: "Callable[..., Figure]"
     caption: str
     title: str = ""
     rows: Rows = ""
     only: Callable[[Any], bool] = _every
     each: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,13 +233,14 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
     rows = rows_of(chart.rows, record) if chart.rows else rows
     rows = [row for row in rows if chart.only(row)]
     values = list(dict.fromkeys(getattr(row, chart.each) for row in rows)) if chart.each else [None]
+    more = (record,) if chart.whole else ()
     for value in values:
         own = rows if value is None else [row for row in rows if getattr(row, chart.each) == value]
         if own:
             known = {"rows": own, "first": own[0], "record": record}
             name = chart.name if len(values) == 1 else f"{chart.name}_{value}"
             title, caption = say(chart.title, **known), say(chart.caption, **known)
-            yield FigureSpec(name, caption, partial(chart.draw, own, title), alt=title or caption)
+            yield FigureSpec(name, caption, partial(chart.draw, own, title, *more), alt=title or caption)
 
 
 def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> Iterator[Table]:

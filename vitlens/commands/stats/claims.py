@@ -56,8 +56,7 @@ def _pattern(row: HeadsRow, heads: Sequence[HeadRow]) -> Iterator[Claim]:
         row.model,
         say(
             "{{ clear|length }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} ({{ kinds }}){% "
-            "endif %};"
-            " for the others no single pattern explains half of their attention.",
+            "endif %}; for the others no single pattern explains half of their attention.",
             clear=clear, n=row.heads, model=row.model, kinds=kinds,
         ),
         title=f"{len(clear)} of {row.heads} heads of {row.model} follow one pattern",
@@ -71,8 +70,8 @@ def _pattern(row: HeadsRow, heads: Sequence[HeadRow]) -> Iterator[Claim]:
             lead = max(own, key=lambda head: head.score.value if head.score else 0.0)
             yield found(
                 f"heads labelled {label}", row.model,
-                "{{ heads|names }} of **{{ model }}** (`{{ label }}`): {{ words }}, score {{ effect|value }}"
-                "{% if heads|length > 1 %} in {{ lead.name }}{% endif %}.",
+                "{{ heads|names }} of **{{ model }}** (`{{ label }}`): {{ words }}, score {{ effect|value }}{% if "
+                "heads|length > 1 %} in {{ lead.name }}{% endif %}.",
                 lead.score or Estimate(0.0),
                 given={"heads": own, "model": row.model, "label": label, "words": words, "lead": lead},
                 reference=THRESHOLD, kind="fact" if label in _CHOOSING else "expected fact", place="specialisation",
@@ -104,8 +103,8 @@ def _faults(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Ite
         least = min(even, key=lambda head: head.statistics["normalised_entropy"].value)
         yield found(
             "uniform heads", row.model,
-            "{{ heads|names }} of **{{ model }}** {{ verb }} uniformly: the entropy of a row is at least "
-            "{{ effect|value }} of that of uniform attention.",
+            "{{ heads|names }} of **{{ model }}** {{ verb }} uniformly: the entropy of a row is at least {{ "
+            "effect|value }} of that of uniform attention.",
             least.statistics["normalised_entropy"],
             given={"heads": even, "model": row.model, "verb": "attends" if len(even) == 1 else "attend"},
             reference=_nearly_uniform(record, least), kind="hidden fault", place="heads",
@@ -151,9 +150,8 @@ def _places(row: HeadsRow, heads: Sequence[HeadRow]) -> Iterator[Claim]:
     yield found(
         "fixed place", row.model,
         "{{ lead.name }} of **{{ model }}** attends to one fixed place: {{ effect }} of the patches' attention lies on "
-        "the patch in row {{ lead.place[0] }}, column {{ lead.place[1] }}, whatever the image ({{ chance|percent(1) "
-        "}} if it "
-        "were uniform){% if others %}; so {{ verb }} {{ others|names }}, at places of their own{% endif %}.",
+        "the patch in row {{ lead.place[0] }}, column {{ lead.place[1] }}, whatever the image ({{ chance|percent(1) }} "
+        "if it were uniform){% if others %}; so {{ verb }} {{ others|names }}, at places of their own{% endif %}.",
         lead.place_mass or Estimate(0.0),
         given={
             "lead": lead, "model": row.model, "chance": lead.place_chance or 0.0,
@@ -189,8 +187,8 @@ def _difference(record: StatsRecord) -> Iterator[Claim]:
             "difference", between,
             say(
                 "{{ k }} of {{ n }} heads differ between **{{ p.first }}** and **{{ p.second }}**; most {{ lead.name "
-                "}}, whose "
-                "{{ what }} is higher in {{ more }} than in {{ less }} (by {{ size }}, p = {{ lead.p_all|number }}).",
+                "}}, whose {{ what }} is higher in {{ more }} than in {{ less }} (by {{ size }}, p = {{ "
+                "lead.p_all|number }}).",
                 k=k, n=n, p=pair, lead=lead, what=title_of(lead.statistic), more=more, less=less,
                 size=in_points(_positive(lead.difference)),
             ),

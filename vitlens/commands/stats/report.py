@@ -1,9 +1,10 @@
 """The report of `vitlens stats`: what each head attends to, how far and how sharply, and how two models differ."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -16,22 +17,11 @@ from vitlens.commands.stats.record import HeadEpochRow, HeadRow, LayerRow, Stats
 from vitlens.figures.stats.specialisation import specialisation_matrix
 from vitlens.record import by, col
 from vitlens.report.claims import above, below
-from vitlens.report.prose import counts, listed, say, value_of
+from vitlens.report.prose import counts, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import Estimate, in_points
+from vitlens.uncertainty import Estimate, Side, beyond
 
 _TOKENS: Final = ("token_norm", "greatest_norm")
-
-
-@dataclass(frozen=True)
-class SpreadRow:
-    """One statistic over all heads of a model."""
-
-    model: str = col("model")
-    statistic: str = col("statistic")
-    mean: Estimate | None = col("mean of heads")
-    least: str = col("least")
-    most: str = col("most")
 
 
 @dataclass(frozen=True)
@@ -42,26 +32,6 @@ class HeadChange:
     head: int = col("head")
     differences: Mapping[str, Estimate] = col("differences")
     differs: bool = col("differs significantly")
-
-
-@dataclass(frozen=True)
-class ChangedHead:
-    """A significant difference of one head."""
-
-    name: str = col("head")
-    statistic: str = col("statistic")
-    difference: Estimate = col("first minus second")
-    p: float = col("p (Holm)")
-
-
-@dataclass(frozen=True)
-class NormRow:
-    """A norm of the tokens after a block."""
-
-    model: str = col("model")
-    layer: int = col("layer")
-    what: str = col("tokens")
-    norm: Estimate = col("norm of a token")
 
 
 def _keys(column: str, view: View) -> list[str]:
@@ -91,23 +61,22 @@ def _unclear(record: StatsRecord) -> str:
     heads = [head for head in heads_shown(record) if head.label is not None and not head.is_clear]
     if not heads:
         return ""
-    nearest = counts({best: count for best in {h.best for h in heads if h.best} for count in [_with(heads, best)]})
+    nearest = counts(Counter(head.best for head in heads if head.best))
     top = max(heads, key=lambda head: head.score.value if head.score else 0.0)
     return say(
         "The nearest patterns of the {{ heads|length }} other heads are {{ nearest }}; the best explained is {{ "
-        "top.name }} "
-        "({{ top.best }}, score {{ top.score|value }}). What they attend to may depend on content that no pattern "
-        "describes.",
+        "top.name }} ({{ top.best }}, score {{ top.score|value }}). What they attend to may depend on content that no "
+        "pattern describes.",
         heads=heads, nearest=nearest, top=top,
     )  # fmt: skip
 
 
-def _with(heads: Sequence[HeadRow], best: str) -> int:
-    return sum(head.best == best for head in heads)
-
-
 def _rank(head: HeadRow) -> tuple[object, ...]:
     return (not head.is_clear, -(head.score.value if head.score else 0.0), head.model, head.layer, head.head)
+
+
+def _labelled(record: StatsRecord) -> list[HeadRow]:
+    return [head for head in heads_shown(record) if head.label is not None and head.model in record.offsets]
 
 
 def _offsets(rows: Sequence[HeadRow], title: str, record: StatsRecord) -> Figure:
@@ -122,37 +91,6 @@ def _offsets(rows: Sequence[HeadRow], title: str, record: StatsRecord) -> Figure
     )
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """The heads of one model that have a place, with the record that holds their maps by offset."""
-
-    model: str
-    heads: tuple[HeadRow, ...]
-    record: StatsRecord
-
-
-def _placed(record: StatsRecord) -> Iterator[_Placed]:
-    for model, heads in by(heads_shown(record), "model").items():
-        known = tuple(head for head in heads if head.label is not None)
-        if known and model in record.offsets:
-            yield _Placed(model, known, record)
-
-
-def _spread(record: StatsRecord) -> Iterator[SpreadRow]:
-    means = {row.model: row.statistics for row in record.means}
-    for model, heads in by(heads_shown(record), "model").items():
-        for name in shown_in("overview"):
-            known = [(head.statistics[name], head.name) for head in heads if name in head.statistics]
-            if known:
-                ends = [f"{value_of(each)} ({head})" for each, head in (_end(known, min), _end(known, max))]
-                yield SpreadRow(model, title_of(name), means[model].get(name), *ends)
-
-
-def _end(known: Sequence[tuple[Estimate, str]], choose: Any) -> tuple[Estimate, str]:
-    end: tuple[Estimate, str] = choose(known, key=lambda pair: pair[0].value)
-    return end
-
-
 def _sharpest(record: StatsRecord) -> str:
     name = "normalised_entropy"
     parts = []
@@ -163,36 +101,30 @@ def _sharpest(record: StatsRecord) -> str:
             parts.append(
                 say(
                     "In **{{ model }}** the sharpest head is {{ sharp.name }}, with {{ least|value }} of the entropy "
-                    "of uniform "
-                    "attention, the most even {{ even.name }}, with {{ most|value }}",
+                    "of uniform attention, the most even {{ even.name }}, with {{ most|value }}",
                     model=model, sharp=sharp, even=even, least=sharp.statistics[name], most=even.statistics[name],
                 )
             )  # fmt: skip
     return f"{'; '.join(parts)}." if parts else ""
 
 
-def _norms(record: StatsRecord) -> Iterator[NormRow]:
+def _with_norms(record: StatsRecord) -> list[LayerRow]:
     models = {row.model for row in models_shown(record)}
-    for row in record.layers:
-        if row.model in models:
-            for name in _TOKENS:
-                if name in row.statistics:
-                    yield NormRow(row.model, row.layer, title_of(name), row.statistics[name])
+    return [row for row in record.layers if row.model in models and set(_TOKENS) <= row.statistics.keys()]
 
 
 def _outliers(record: StatsRecord) -> str:
     """How much longer than the others the longest token is, in each model."""
     parts = []
-    for model, rows in by(record.layers, "model").items():
-        known = [row for row in rows if set(_TOKENS) <= row.statistics.keys() and row.statistics["token_norm"].value]
-        if known and any(each.model == model for each in models_shown(record)):
+    for model, rows in by(_with_norms(record), "model").items():
+        known = [row for row in rows if row.statistics["token_norm"].value]
+        if known:
             longest = max(known, key=_ratio)
             many = max(known, key=lambda row: row.statistics["high_norm_patches"].value)
             parts.append(
                 say(
-                    "In **{{ model }}** the longest token of an image has at most {{ ratio|number }} times the "
-                    "median norm "
-                    "(after block {{ layer }}), and at most {{ many|value }} of its patches have a high norm",
+                    "In **{{ model }}** the longest token of an image has at most {{ ratio|number }} times the median "
+                    "norm (after block {{ layer }}), and at most {{ many|value }} of its patches have a high norm",
                     model=model, ratio=_ratio(longest), layer=longest.layer, many=many.statistics["high_norm_patches"],
                 )
             )  # fmt: skip
@@ -209,30 +141,23 @@ def _head_changes(record: StatsRecord) -> Iterator[HeadChange]:
         yield HeadChange(rows[0].layer, rows[0].head, shown, any(map(differs, rows)))
 
 
-def _changed(record: StatsRecord) -> list[ChangedHead]:
-    rows = sorted(filter(differs, record.changes), key=lambda row: -_half_widths(row.difference))
-    return [ChangedHead(row.name, title_of(row.statistic), in_points(row.difference), row.p_all or 0.0) for row in rows]
-
-
-def _half_widths(each: Estimate) -> float:
-    low = each.value if each.low is None else each.low
-    return abs(each.value) / max(each.value - low, 1e-12)
-
-
 def _means_over_pair(record: StatsRecord) -> str:
     pair = record.pair[0]
     if pair.identical:
         return "Their backbones are equal value by value: there is no difference to measure."
     if pair.changed is None:
         return "The models differ in shape, or there is one image only, so single heads are not compared."
-    clear = {name: each for name, each in pair.statistics.items() if name in shown_in("differences") and _clear(each)}
+    clear = {
+        name: each
+        for name, each in pair.statistics.items()
+        if name in shown_in("differences") and beyond(each, 0.0) is not Side.UNDECIDED
+    }
     means = listed(
         [say("{{ what }} {{ each|points|alone }}", what=title_of(name), each=each) for name, each in clear.items()]
     )
     return say(
         "{{ k }} of {{ n }} heads differ significantly (paired t tests, Holm over heads and statistics); {{ first }} "
-        "minus "
-        "{{ second }}, mean of all heads: {{ means }}.",
+        "minus {{ second }}, mean of all heads: {{ means }}.",
         k=round(pair.changed.value * (pair.changed.n or 0)), n=pair.changed.n, first=pair.first, second=pair.second,
         means=means,
     )  # fmt: skip
@@ -244,10 +169,6 @@ def _gap(name: str, record: StatsRecord) -> Estimate | None:
 
 def _has(name: str, row: HeadEpochRow) -> bool:
     return name in row.statistics
-
-
-def _clear(each: Estimate) -> bool:
-    return above(each, 0.0) or below(each, 0.0)
 
 
 def _learned(record: StatsRecord) -> str:
@@ -300,12 +221,11 @@ REPORT: Final = Report(
     definitions=definitions,
     picture=Chart(
         "specialisation",
-        lambda rows, title: _offsets(rows[0].heads, title, rows[0].record),
+        _offsets,
         "Mean weight of keys by their offset from the query, which is in the middle, for every head. Frame and code "
-        "name "
-        "its pattern, the number is the score.",
+        "name its pattern, the number is the score.",
         title="What every head of {{ first.model }} attends to",
-        rows=lambda record: list(_placed(record))[:1],
+        rows=lambda record: [head for head in _labelled(record) if head.model == record.aliases[0]], whole=True,
     ),
     glance=(
         *(Glance("means", "statistics", key=name, title=title_of(name),
@@ -323,54 +243,48 @@ REPORT: Final = Report(
                       titles=title_of,
                       marked=lambda row: row.differs),
                 "Every head, first model minus second, on the same images; dots: heads that differ significantly in "
-                "some "
-                "statistic. Heads of one number need not correspond.",
+                "some statistic. Heads of one number need not correspond.",
                 title="{{ record.aliases|join(' minus ') }}, head by head",
                 rows=lambda record: [] if record.pair[0].identical else list(_head_changes(record)),
             ),),
         ),
-        Section("Which heads differ most?", _changed, columns=("name", "statistic", "difference", "p")),
         Section(
             "What does each head attend to?", heads_shown, opening=_unclear, about=("attention health",), order=_rank,
             columns=("model", "layer", "head", "label", "best", "score"),
             charts=(Chart(
-                "specialisation_other",
-                lambda rows, title: _offsets(rows[0].heads, title, rows[0].record),
+                "specialisation_other", _offsets,
                 "Mean weight of keys by their offset from the query, which is in the middle, for every head.",
-                title="What every head of {{ first.model }} attends to",
-                rows=lambda record: list(_placed(record))[1:],
+                title="What every head of {{ first.model }} attends to", whole=True,
+                rows=lambda record: [head for head in _labelled(record) if head.model != record.aliases[0]],
             ),),
         ),
         Section(
             "How far do heads look?", "local",
-            says="In {{ layers|ranges }}, {{ local }} of {{ heads }} heads of **{{ model }}** look at most half as "
-                 "far as uniform "
-            "attention; the mean is {{ share|percent }} of that distance.",
+            says="In {{ layers|ranges }}, {{ local }} of {{ heads }} heads of **{{ model }}** look at most half as far "
+                 "as uniform attention; the mean is {{ share|percent }} of that distance.",
             charts=(Chart(
                 "distance", lines("layer", "statistics.distance", of="model"),
-                "Mean distance between a patch and the patches that it attends to: a dot a head, the line their "
-                "mean. Low: local.",
+                "Mean distance between a patch and the patches that it attends to: a dot a head, the line their mean. "
+                "Low: local.",
                 title="Attention distance by layer", rows=heads_shown, only=lambda row: "distance" in row.statistics,
             ),),
         ),
         Section(
-            "How sharp is their attention?", lambda record: list(_spread(record)), opening=_sharpest,
-            columns=("model", "statistic", "mean", "least", "most"),
+            "How sharp is their attention?", heads_shown, opening=_sharpest,
             charts=(Chart(
                 "heads",
                 board(partial(_keys, "statistics", "maps"), titles=title_of, ranges=_range),
                 "Statistics of every head, means over the rows of patches and over images; each panel has its own "
                 "colours.",
-                title="How sharp every head of {{ first.model }} is", rows=heads_shown, each="model",
+                title="How sharp every head of {{ first.model }} is", each="model",
             ),),
         ),
         Section(
-            "Do a few tokens stand out?", lambda record: list(_norms(record)), opening=_outliers, about=("sinks",),
+            "Do a few tokens stand out?", _with_norms, opening=_outliers, about=("sinks",),
             charts=(Chart(
-                "tokens", lines("layer", "norm", of="what", panel="model", log=True),
+                "tokens", lines("layer", "statistics.token_norm", "statistics.greatest_norm", panel="model", log=True),
                 "Norms of the residual stream after each block: the median of an image's tokens and the greatest, "
-                "means over "
-                "images.",
+                "means over images.",
                 title="Norms of tokens by layer",
             ),),
         ),
@@ -386,9 +300,8 @@ REPORT: Final = Report(
                 ) for name in shown_in("training")),
                 Chart(
                     "learning_positions", images(label="cosine similarity"),
-                    "Cosine similarity of position embeddings by offset; the middle is a position with itself. "
-                    "Pattern grows "
-                    "where space is learned.",
+                    "Cosine similarity of position embeddings by offset; the middle is a position with itself. Pattern "
+                    "grows where space is learned.",
                     title="Position embeddings over the training", rows=lambda record: list(_position_maps(record)),
                 ),
             ),
