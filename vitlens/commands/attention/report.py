@@ -278,7 +278,7 @@ REPORT: Final = Report(
     picture=_PICTURE,
     glance=Overview(
         lambda record: [record.layers[at] for at in _spread(record.layers, _ROWS)],
-        ("layer", "pointing", "of_baseline", "information", "by_place", "alike"),
+        ("layer", "pointing", "of_baseline", "information"),
     ),
     sections=(
         Section(
@@ -387,8 +387,6 @@ REPORT: Final = Report(
         ),
         Section(
             "How did the head change over the training?", "training", columns=("epochs", "file", "prefix_mass"),
-            opening="{{ rows|length }} of {{ first.kept }} checkpoints of L{{ record.options.head[0] }}.H"
-                    "{{ record.options.head[1] }}.",
             charts=(Chart(
                 "head_over_training", _draw_over_training,
                 "Map of the head with the weights of each checkpoint, on the first images. All panels share one colour "

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -47,9 +48,6 @@ SHOWN: Final = 4  # images
 PLACED: Final = frozenset(("position", "sink"))  # labels that one image cannot tell apart
 _SIDES: Final = (16, 36)  # columns of a picture, at least and at most
 _BAR: Final = 20  # characters of a probability of 1
-_UPPER: Final = "▀"
-
-Pixels = NDArray[np.floating[Any]]  # (height, width, 3) in [0, 1]
 MOST: Final = 8  # images of a run, unless --limit says otherwise
 _SMALL: Final = 30_000_000  # parameters, below which one thread is fastest on a few images
 ANOTHER: Final = "--model timm:NAME (see vitlens models) takes another"
@@ -136,39 +134,30 @@ def given_images(given: Sequence[str], model: Model, run: RunOptions) -> Split:
     What is no image is one line on stderr each. Raises DataError where none is left.
     """
     most = run.limit or MOST
-    files, faults = _listed(given)
-    readable: list[Path] = []
-    tried = 0
-    while len(readable) < most and tried < len(files):
-        part = files[tried : tried + most]
-        tried += len(part)
-        for file, header in zip(part, probe(part)):
-            if isinstance(header, Header):
-                readable.append(file)
-            else:
-                faults.append(f"{file}: {header}")
-    readable = readable[:most]
-    if not readable:
-        raise DataError(f"expected at least one image, found none: {'; '.join(faults[:3])}")
-    split = load_split(model, options=replace(run, limit=None, quiet=True), images=[str(file) for file in readable])
-    faults += [f"{skipped.file}: {skipped.reason}" for skipped in split.skipped]
-    more = (f"the first {len(split)} of {len(files)} files",) if tried < len(files) else ()
-    lines = [*(f"left out {fault}" for fault in faults), *(f"looks at {each}; --limit N takes more" for each in more)]
-    for line in () if run.quiet else lines:
-        print(for_terminal(line), file=sys.stderr)  # noqa: T201
-    return replace(split, notes=(*split.notes, *more))
-
-
-def _listed(given: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """All files, in order, and a line for each path that holds none."""
     files: list[Path] = []
+    readable: list[str] = []
     faults: list[str] = []
     for path in given:
         try:
             files += list_images([Path(path).expanduser()]).paths
         except DataError as error:
             faults.append(str(error))
-    return files, faults
+    tried = 0
+    while len(readable) < most and tried < len(files):
+        part = files[tried : tried + most]
+        tried += len(part)
+        headers = list(zip(part, probe(part)))
+        readable += [str(file) for file, header in headers if isinstance(header, Header)]
+        faults += [f"{file}: {header}" for file, header in headers if not isinstance(header, Header)]
+    if not readable:
+        raise DataError(f"expected at least one image, found none: {'; '.join(faults[:3])}")
+    split = load_split(model, options=replace(run, limit=None, quiet=True), images=readable[:most])
+    faults += [f"{skipped.file}: {skipped.reason}" for skipped in split.skipped]
+    more = (f"the first {len(split)} of {len(files)} files",) if tried < len(files) else ()
+    lines = [*(f"left out {fault}" for fault in faults), *(f"looks at {each}; --limit N takes more" for each in more)]
+    for line in () if run.quiet else lines:
+        print(for_terminal(line), file=sys.stderr)  # noqa: T201
+    return replace(split, notes=(*split.notes, *more))
 
 
 def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[LookHeadRow]:
@@ -240,20 +229,13 @@ def _pictures(record: LookRecord, index: int, console: Console) -> Iterator[Text
         line = Text()
         for panel in small:
             for upper, lower in zip(panel[row], panel[row + 1]):
-                line.append(_UPPER, style=f"rgb({_rgb(upper)}) on rgb({_rgb(lower)})")
+                line.append("▀", style=" on ".join(f"rgb({','.join(map(str, each))})" for each in (upper, lower)))
             line.append("  ")
         yield line
 
 
-def _reduced(pixels: Pixels, width: int) -> Pixels:
-    """Pixels averaged to this width, and a height in proportion."""
+def _reduced(pixels: NDArray[np.floating[Any]], width: int) -> NDArray[np.uint8]:
+    """Pixels (height, width, 3) in [0, 1] at this width, and an even height in proportion."""
     height = max(2, round(pixels.shape[0] * width / pixels.shape[1] / 2) * 2)
-    rows, columns = (
-        np.minimum(np.arange(count * 4) * size // (count * 4), size - 1)
-        for count, size in ((height, pixels.shape[0]), (width, pixels.shape[1]))
-    )
-    return np.asarray(pixels[rows][:, columns].reshape(height, 4, width, 4, 3).mean((1, 3)))
-
-
-def _rgb(pixel: Pixels) -> str:
-    return ",".join(str(round(255 * float(value))) for value in pixel)
+    image = Image.fromarray((255 * pixels).round().astype(np.uint8))
+    return np.asarray(image.resize((width, height), Image.Resampling.BOX))

@@ -175,8 +175,7 @@ def explorer(record: RolloutRecord) -> Explorer | None:
 def definitions(record: RolloutRecord) -> Iterator[tuple[str, str]]:
     """What each kind of map is."""
     for row in record.methods:
-        known = ATTENTION_METHODS[row.method]
-        yield row.name, f"{known.description} ({known.paper})."
+        yield row.name, ATTENTION_METHODS[row.method].description
 
 
 _PICTURE: Final = Chart(
