@@ -50,9 +50,9 @@ def _once(function: F) -> F:
 class Column:
     """What a field of a row is called and how it is read.
 
-    title: heading, axis and legend; unit: of plain numbers, as an Estimate has its own (one
-    of a fraction is shown in points where this is "points"); term: what it is, one sentence
-    for the glossary; better: the direction that is better, None where neither is; metric: the name of its metric in
+    title: heading, axis and legend; unit: of plain numbers, as an Estimate has its own (one of a fraction is shown in
+    points where this is "points"), or "text" of words that tables do not shorten; term: what it is, one sentence for
+    the glossary; better: the direction that is better, None where neither is; metric: the name of its metric in
     results.json, with the row's fields in braces, and {key} for a field that holds several by name; keys: gives the
     entries of such a field that are metrics, where not all are.
     """

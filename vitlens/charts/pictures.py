@@ -39,7 +39,8 @@ _TALL: Final = 6.0  # of all rows
 class Picture:
     """A cell of `images`. image (3, height, width) in [0, 1]; map (rows, columns) that is drawn over it; row, column:
     their names; below: a line under it; frame: the colour around it; mask (height, width): of an object, outlined;
-    hit: whether the map's highest point, which is marked, lies on it; crossed: why the map says nothing, crossed out.
+    hit: whether the map's highest point, which is marked, lies on it; crossed: why the map says nothing, crossed out;
+    sheet: the number of its figure, where there are several.
     """
 
     image: NDArray[np.floating] | None
@@ -51,6 +52,7 @@ class Picture:
     mask: NDArray[np.bool_] | None = None
     hit: bool | None = None
     crossed: str = ""
+    sheet: int = 0
 
     @classmethod
     def predicted(

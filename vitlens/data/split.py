@@ -114,6 +114,11 @@ class Split(Summary):
     def __len__(self) -> int:
         return len(self.source)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The images' files, or their numbers in the data."""
+        return self.files or tuple(f"{self.name} {index}" for index in range(len(self)))
+
     def summary(self) -> Iterator[Line]:
         """What it holds, without the pixels."""
         yield Line("data", self.title or self.name)

@@ -55,11 +55,12 @@ class Chart:
     draw: one of vitlens/charts, or a function, from rows and title to the figure; caption: at most 30 words that begin
     with what is seen; title: what it shows, with the result; both templates over `rows`, `first` and `record`; rows:
     others than the section's; only: those of the rows that it draws; each: a field, for a chart for each of its values,
-    whose name is appended to the chart's; whole: whether draw takes the record, too, for its arrays.
+    whose name is appended to the chart's; whole: whether it draws the record's arrays, so that `draw` and `only` take
+    the record in the place of rows.
     """
 
     name: str
-    draw: "Callable[..., Figure]"
+    draw: "Callable[[Any, str], Figure]"
     caption: str
     title: str = ""
     rows: Rows = ""
@@ -90,6 +91,15 @@ class Section:
     about: tuple[str, ...] = ()
     without: str = ""
     step: bool = False
+
+
+def other_sheets(picture: Chart) -> Section:
+    """The section of the first page's pictures that are not on its sheet."""
+    return Section(
+        "What do the other images show?",
+        lambda record: [each for each in rows_of(picture.rows, record) if each.sheet],
+        charts=(replace(picture, name=f"{picture.name}_more", rows="", only=_every, each="sheet"),),
+    )
 
 
 @dataclass(frozen=True)
@@ -127,8 +137,9 @@ def _no_explorer(_: Any) -> Explorer | None:
 @dataclass(frozen=True)
 class Report:
     """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
-    of the first page; explorer: of its HTML page; title: where no claim can be one, a template over `record` and the
-    run's own `title`; definitions: names and what they are, beside the terms of the columns that are shown."""
+    of the first page, of pictures on several sheets the first; explorer: of its HTML page; title: where no claim can be
+    one, a template over `record` and the run's own `title`; definitions: names and what they are, beside the terms of
+    the columns that are shown."""
 
     record: type[Record]
     sections: tuple[Section, ...]
@@ -150,7 +161,7 @@ class Report:
         images = data_sentences(replace(record, config=_shown(record.config)))
         first = FirstPage(
             tuple(_filled(claim.says) for claim in answers),
-            next(_figures(self.picture, record, ()), None) if self.picture else None,
+            next(_figures(replace(self.picture, only=_on_first_sheet), record, ()), None) if self.picture else None,
             _glanced(self.glance, record, claims),
             tuple(map(_filled, list(self.unknown(record))[:5])),
         )
@@ -166,6 +177,10 @@ class Report:
             claims=claims,
             preface=images,
         )
+
+
+def _on_first_sheet(row: Any) -> bool:
+    return not getattr(row, "sheet", 0)
 
 
 def _filled(text: str) -> Sentence:
@@ -230,17 +245,17 @@ def row_said(words: Words, row: Any, otherwise: str = "") -> str:
 
 def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureSpec]:
     """The chart, or one for each value of a field; none where it has no rows."""
-    rows = rows_of(chart.rows, record) if chart.rows else rows
+    rows = [record] if chart.whole else rows_of(chart.rows, record) if chart.rows else rows
     rows = [row for row in rows if chart.only(row)]
     values = list(dict.fromkeys(getattr(row, chart.each) for row in rows)) if chart.each else [None]
-    more = (record,) if chart.whole else ()
     for value in values:
         own = rows if value is None else [row for row in rows if getattr(row, chart.each) == value]
         if own:
             known = {"rows": own, "first": own[0], "record": record}
             name = chart.name if len(values) == 1 else f"{chart.name}_{value}"
             title, caption = say(chart.title, **known), say(chart.caption, **known)
-            yield FigureSpec(name, caption, partial(chart.draw, own, title, *more), alt=title or caption)
+            draw = partial(chart.draw, record if chart.whole else own, title)
+            yield FigureSpec(name, caption, draw, alt=title or caption)
 
 
 def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> Iterator[Table]:
@@ -268,6 +283,8 @@ def cell(value: Any, column: Column) -> Cell:
         return in_points(value) if column.unit == "points" else value
     if value is None:
         return None
+    if column.unit == "text":
+        return Marked(protected(visible(value)))
     if isinstance(value, bool):
         return "yes" if value else "no"
     if (isinstance(value, float) and column.unit) or (isinstance(value, int) and column.unit in COUNTED):

@@ -34,7 +34,7 @@ from vitlens.report.claims import contradictions
 from vitlens.uncertainty import Estimate
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
-OVERVIEW = {"layers", "development", "heads", "layer", "position_maps", "patches"}
+OVERVIEW = {"layers", "development", "heads", "layer", "position_maps"}
 
 
 def run(model: Path | str, out: Path, *, size: tuple[int, int] | None = None, **changes: object) -> AttentionRecord:
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
     assert len(rows) == 2 + 2 + 4
     for (kind, layer, head), row in rows.items():
         if kind == ROLLOUT:
-            own = torch.from_numpy(record.development.rollout[:, layer])
+            own = torch.from_numpy(record.maps.rollout[:, layer])
         else:
             own = maps[layer][:, head] if kind == HEAD else maps[layer].mean(1)
         assert row.estimate.value == pytest.approx(float(mass_inside(own, masks).mean()), abs=1e-6)
@@ -96,14 +96,14 @@ def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
     close = similarity(maps[1].mean(1), maps[0].mean(1)).mean().item()
     assert (record.layers[0].previous, record.layers[1].previous.value) == (None, pytest.approx(close, rel=1e-5))
     whole = rollout(load(str(tiny_vit)), pixels(record))
-    np.testing.assert_allclose(record.development.rollout[:, -1], whole, atol=1e-6)
+    np.testing.assert_allclose(record.maps.rollout[:, -1], whole, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_windowed_model_has_a_grid_of_heads_for_each_stage(pictures, tmp_path):
     record = run("torchvision:swin_t", tmp_path / "out", images=(str(pictures / "0.png"),))
     assert len(record.layers) == 12
-    assert {"heads_1", "heads_2", "heads_3", "heads_late"} <= figures(tmp_path / "out")
+    assert {"heads_1", "heads_2", "heads_3", "heads_4"} <= figures(tmp_path / "out")
 
 
 def test_a_cnn_is_refused_in_one_line(tiny_cnn, pictures, tmp_path):
@@ -313,7 +313,7 @@ def planted(images: int = 40, **changes: object) -> AttentionRecord:
 
     def layer(number: int) -> LayerRow:
         row = LayerRow(
-            "vit", number, f"blocks.{number}", "patch", 2, 17, 17, (4, 4), "the CLS token", 0.1,
+            "vit", number, f"blocks.{number}", "patch", 2, (4, 4), "the CLS token", 0.1,
             Estimate(2.0 + number / 10, 1.9, 2.3, images, "bits"), Estimate(0.3, 0.2, 0.4, images, ""),
             Estimate(0.3, 0.2, 0.4, images), Estimate(0.5, 0.4, 0.6, images, "") if number else None,
         )  # fmt: skip

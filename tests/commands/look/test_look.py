@@ -12,10 +12,11 @@ from rich.console import Console
 
 import vitlens
 from tests.first_page import check_first_page
+from vitlens.analysis.heads.specialisation import Given
 from vitlens.cli.main import run
-from vitlens.commands.look.measure import chosen_model, print_look
+from vitlens.commands.look.measure import attends_to, chosen_model, print_look
 from vitlens.commands.look.options import LookOptions
-from vitlens.commands.look.record import LookHeadRow, LookRecord
+from vitlens.commands.look.record import LookRecord
 from vitlens.commands.look.report import REPORT
 from vitlens.commands.scaffold.options import ModelOptions
 from vitlens.commands.scaffold.publish import read_folder
@@ -164,14 +165,13 @@ def test_the_terminal_has_classes_heads_and_blocks_where_there_is_room(looked):
 
 
 def test_one_image_cannot_tell_a_place_from_a_sink():
-    row = LookHeadRow(0, 1, 2, 0.5, 0.1, "position", "position", "sink", 0.9)
-    assert row.name == "L1.H2"
-    assert "chosen by this image" in row.words(1)
-    assert row.words(8).startswith("position: ")
-    assert replace(row, label="mixed").words(1) == row.words(1)
-    assert replace(row, label="mixed").words(8) == "mixed: position and sink"
-    assert replace(row, label="mixed", other="CLS").words(1) == "mixed: position and CLS"
-    assert LookHeadRow(0, 1, 2, 0.5, 0.1).words(1) == "not labelled"
+    placed = Given("position", 0.9, 0.8, 1.0, "position", "sink", 0.2)
+    assert "chosen by this image" in attends_to(placed, 1)
+    assert attends_to(placed, 8).startswith("position: ")
+    assert attends_to(replace(placed, label="mixed"), 1) == attends_to(placed, 1)
+    assert attends_to(replace(placed, label="mixed"), 8) == "mixed: position and sink"
+    assert attends_to(replace(placed, label="mixed", other="CLS"), 1) == "mixed: position and CLS"
+    assert attends_to(None, 1) == "not labelled"
 
 
 @pytest.mark.slow

@@ -203,14 +203,6 @@ def test_what_is_not_shown_is_not_claimed():
     assert not {"Do the maps find the object?", "Do the maps agree?"} & {part.title for part in document.sections}
 
 
-def test_names_of_files_are_no_markup(tiny_vit, pictures, tmp_path):
-    name = "**bold** <b> `x`.png"
-    (tmp_path / name).write_bytes((pictures / "0.png").read_bytes())
-    run(tiny_vit, tmp_path / "out", images=(str(tmp_path / name),), fusion=("mean",))
-    table = (tmp_path / "out" / "report.md").read_text().split("## Which images")[1]
-    assert r"\*\*bold\*\* \<b> \`x\`.png" in table
-
-
 def test_no_hits_on_few_images_are_not_shown_to_be_fewer_than_by_chance():
     """0 of 16 where chance is an eighth: the interval of the rate reaches 19 %."""
     masks = torch.zeros(16, 8, 8, dtype=torch.bool)

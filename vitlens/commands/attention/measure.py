@@ -1,9 +1,9 @@
-"""Attention maps of every head of every layer on a few images, and what they have in common."""
+"""Attention maps of every head of every layer on a few images, what they have in common, and the views asked for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -13,47 +13,41 @@ from torch import Tensor
 from vitlens.analysis.attention.map_checks import alike, similarity
 from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
 from vitlens.analysis.attention.rollout import rollout_by_layer
+from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps
+from vitlens.analysis.attention.windows import reached, window_layers
+from vitlens.analysis.features.receptive_field import receptive_field
+from vitlens.commands.attention import record as kept
 from vitlens.commands.attention.options import AttentionOptions
-from vitlens.commands.attention.record import (
-    AttentionArrays,
-    AttentionRecord,
-    DevelopmentArrays,
-    ImageRow,
-    LayerRow,
-    LayoutRow,
-    PositionArrays,
-    UnplacedRow,
-)
-from vitlens.commands.attention.views import (
-    checkpoint_views,
-    head_matrix,
-    kept_weights,
-    key_view,
-    query_view,
-    require_head,
-    require_layer,
-    view_arrays,
-    windows,
-)
 from vitlens.commands.scaffold.explorer.measure import explored
 from vitlens.commands.scaffold.load import load_split
 from vitlens.commands.scaffold.maps.measured import information_row, on_object_rows
 from vitlens.commands.scaffold.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
 from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
+from vitlens.commands.scaffold.options import ModelOptions
+from vitlens.commands.scaffold.receptive.measure import field_rows
+from vitlens.commands.scaffold.receptive.record import FieldArrays, FieldRow
 from vitlens.commands.scaffold.run import Run
 from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, print_left_out
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.layers import layer_of
 from vitlens.lens.mixing import talking_heads
 from vitlens.lens.observe import survey_weights
+from vitlens.lens.places.capture import capture
 from vitlens.lens.site import NO_PLACE
+from vitlens.models.loading import load
 from vitlens.models.model import Model
+from vitlens.models.naming import parse_model
 from vitlens.shapes import Images, Maps
+from vitlens.training.checkpoint import KeptWeights, weights_over_training
 from vitlens.uncertainty import Estimate, student_mean
 
 SHOWN: Final = 4  # images of --data, unless --limit says otherwise
+CHECKPOINTS: Final = 6  # kept weights in the figure of a head over training, at most
+Head = tuple[int, int]
 
 
 def measure(options: AttentionOptions) -> Path | None:
@@ -61,54 +55,67 @@ def measure(options: AttentionOptions) -> Path | None:
 
     Raises InputError for a layer, head or patch that is not there.
     """
-    head, needed = options.head, options.query is None and options.key is None
-    weights = () if head is None else kept_weights(options.model, needed=needed)
+    head, trained = options.head, Path(parse_model(options.model).name)
+    weights = weights_over_training(trained) if head is not None and trained.is_dir() else ()
+    if head is not None and not weights and options.query is None and options.key is None:
+        raise InputError(
+            f"expected a run that kept its weights for --head, found none kept in {options.model}; "
+            "train one with vitlens train PRESET --keep-every N, or add --query or --key"
+        )
     run = Run("attention", options, images=False)
     model, given = run.model, replace(run.run, limit=None)
     every = load_split(model, options=given, data=options.data, images=options.images)
-    split = _drawn_images(every, options)
+    if options.run.limit is None and options.images:
+        split = every.pick(torch.arange(min(DRAWN, len(every))))
+    else:
+        split = every.limit(options.run.limit or SHOWN, seed=options.run.seed)
+    split = replace(split, notes=(*every.notes, *left_out_words(len(split), len(every))))
     run.splits = (split,)
     print_left_out(len(split), len(every), quiet=run.run.quiet, more="--limit N draws more")
-    (batch,) = split.batches(len(split), device=model.device)
+    ((images, _, _),) = split.batches(len(split), device=model.device)
     with autocast(model.device, run.run.precision):
-        layers = attention_maps(model, batch.images)
+        layers = attention_maps(model, images)
         if options.layer is not None:
-            require_layer(layers, options.layer, option="--layer")
+            _layer(layers, options.layer, "--layer")
         if head is not None:
-            require_head(layers, head)
-        views, query = query_view(model, batch.images, options)
-        key_views, key = key_view(model, batch.images, options)
-        matrix, matrices = head_matrix(model, batch.images, options.matrix)
-        training, checkpoints = checkpoint_views(weights, head, batch.images, options.model_options)
+            _layer_of_head(layers, head)
+        query, of_query = _patch_view(model, images, "query", options)
+        key, of_key = _patch_view(model, images, "key", options)
+        matrix, matrices = _head_matrix(model, images, options.matrix)
+        training, checkpoints = _over_training(weights, head, images, options.model_options)
     with run.folder("Attention of") as folder:
 
-        def record() -> AttentionRecord:
-            rollouts = _rollouts(model, batch.images, layers)
-            explorer, explorer_arrays = explored(model, batch.images[:DRAWN])
-            layout, positions = _layout(model, split)
-            in_windows, window_maps, fields, field_maps = windows(model, batch.images)
-            files = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
-            pixels = split.source.read(torch.arange(len(split))).numpy()
+        def record() -> kept.AttentionRecord:
+            rollouts = _rollouts(model, images, layers)
+            similar = None if model.anatomy.layout is None else position_similarity(model)
+            explorer, explorer_arrays = explored(model, images[:DRAWN])
+            windows, window_maps, fields, field_maps = _windows(model, images)
             mapped = {layer.site.layer for layer in layers}
-            without = {s.layer: s for s in survey_weights(model, batch.images) if s.layer not in mapped}
-            return AttentionRecord(
+            without = {s.layer: s for s in survey_weights(model, images) if s.layer not in mapped}
+            maps = kept.AttentionArrays(
+                split.source.read(torch.arange(len(split))).numpy(),
+                {index: as_array(layer.maps) for index, layer in enumerate(layers)},
+                None if rollouts is None else as_array(rollouts),
+                None if similar is None else as_array(similar),
+            )
+            return kept.AttentionRecord(
                 layers=tuple(_layer_rows(model, split, layers)),
-                without_map=tuple(UnplacedRow(s.layer, s.module, s.kind, NO_PLACE[s.kind]) for s in without.values()),
-                shown=tuple(map(ImageRow, files)),
+                without_map=tuple(
+                    kept.UnplacedRow(s.layer, s.module, s.kind, NO_PLACE[s.kind]) for s in without.values()
+                ),
+                shown=tuple(map(kept.ImageRow, split.names)),
                 on_object=tuple(_on_object(model, split, layers, rollouts)),
-                layout=layout,
-                query=tuple(query),
-                key=tuple(key),
+                layout=tuple(_layout(model, split, similar)),
+                query=query,
+                key=key,
                 training=training,
                 matrix=matrix,
-                mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, batch.images))),
-                windows=in_windows,
+                mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, images))),
+                windows=windows,
                 receptive_fields=fields,
                 explorer=(explorer,),
-                maps=AttentionArrays(pixels, {index: as_array(layer.maps) for index, layer in enumerate(layers)}),
-                development=None if rollouts is None else DevelopmentArrays(np.asarray(rollouts)),
-                positions=positions,
-                views={name: view_arrays(own, head) for name, own in (("query", views), ("key", key_views)) if own},
+                maps=maps,
+                views={name: own for name, own in (("query", of_query), ("key", of_key)) if own},
                 checkpoints=checkpoints,
                 head_matrix=matrices,
                 window_maps=window_maps,
@@ -119,42 +126,25 @@ def measure(options: AttentionOptions) -> Path | None:
         return folder.publish(record)
 
 
-def _drawn_images(split: Split, options: AttentionOptions) -> Split:
-    """The images that are drawn: as many as --limit says, else the first DRAWN of --images, or SHOWN of a data set."""
-    if options.run.limit is None and options.images:
-        drawn = split.pick(torch.arange(min(DRAWN, len(split))))
-    else:
-        drawn = split.limit(options.run.limit or SHOWN, seed=options.run.seed)
-    return replace(drawn, notes=(*split.notes, *left_out_words(len(drawn), len(split))))
-
-
-def _layer_rows(model: Model, split: Split, layers: Sequence[LayerMaps]) -> Iterator[LayerRow]:
+def _layer_rows(model: Model, split: Split, layers: Sequence[LayerMaps]) -> Iterator[kept.LayerRow]:
     """Every layer, with what its maps tell, how alike they are, and the pointing game of their mean."""
     groups: NDArray[Any] | None = None if split.groups is None else split.groups.numpy()
     means = [layer.maps.float().cpu().mean(1) for layer in layers]
     named = [(str(layer.site.layer), own) for layer, own in zip(layers, means)]
-    pointing: Sequence[OnObjectRow] = (
-        ()
-        if split.masks is None
-        else on_object_rows(
-            model.alias, named, "pointing", split.masks.cpu(), groups=split.groups, sources=sources(split)
-        )
-    )
+    pointing: Sequence[OnObjectRow] = ()
+    if split.masks is not None:
+        masks, of = split.masks.cpu(), sources(split)
+        pointing = on_object_rows(model.alias, named, "pointing", masks, groups=split.groups, sources=of)
     for index, layer in enumerate(layers):
         site, told = layer.site, information_row(*named[index], groups)
         previous: Estimate | None = None
         if index and layers[index - 1].maps.shape[-2:] == layer.maps.shape[-2:]:
             previous = student_mean(similarity(means[index], means[index - 1]).numpy(), groups=groups, unit="")
         hit = pointing[index] if pointing else None
-        yield LayerRow(
-            model.alias, site.layer, site.module, site.kind, site.heads, site.queries, site.keys,
-            (layer.maps.shape[-2], layer.maps.shape[-1]),
-            layer.reading,
-            float(layer.prefix.mean()),
-            told.information,
-            student_mean(alike(layer.maps.float().cpu()).numpy(), groups=groups, unit=""),
-            told.by_place,
-            previous,
+        yield kept.LayerRow(
+            model.alias, site.layer, site.module, site.kind, site.heads,
+            (layer.maps.shape[-2], layer.maps.shape[-1]), layer.reading, float(layer.prefix.mean()), told.information,
+            student_mean(alike(layer.maps.float().cpu()).numpy(), groups=groups, unit=""), told.by_place, previous,
             *((hit.estimate, hit.baseline, hit.of_baseline, hit.difference) if hit else ()),
         )  # fmt: skip
 
@@ -186,23 +176,158 @@ def _on_object(
         yield replace(row, layer=layer_number, head=head)
 
 
-def _layout(model: Model, split: Split) -> tuple[tuple[LayoutRow, ...], PositionArrays | None]:
-    """The layout of the patches, and the similarity of their position embeddings."""
+def _layout(model: Model, split: Split, similar: Tensor | None) -> Iterator[kept.LayoutRow]:
+    """The layout of the patches, and how the similarity of their position embeddings follows their places."""
     layout = model.anatomy.layout
     if layout is None:
+        return
+    row = kept.LayoutRow(model.alias, layout.grid, layout.prefix, layout.patch_size, (split.size[0], split.size[1]))
+    if similar is not None:  # numbers without intervals, as pairs of positions are not independent
+        distance = distance_correlation(similar, layout)
+        ranks = rank_correlation(similar, layout)._asdict()
+        row = replace(
+            row,
+            distance=None if distance is None else Estimate(distance, n=layout.patches, unit=""),
+            ranks={
+                pairs: Estimate(each, n=layout.patches, unit="") for pairs, each in ranks.items() if each is not None
+            },
+        )
+    yield row
+
+
+def _patch_view(
+    model: Model, images: Images, name: Literal["query", "key"], options: AttentionOptions
+) -> tuple[tuple[kept.PatchRow, ...], kept.ViewArrays | None]:
+    """The attention of --query, or to --key, in every layer. Raises InputError for a patch that is not there."""
+    patch, means, chosen = options.query if name == "query" else options.key, {}, {}
+    if patch is None:
         return (), None
-    row = LayoutRow(model.alias, layout.grid, layout.prefix, layout.patch_size, (split.size[0], split.size[1]))
-    embeddings = position_similarity(model)
-    if embeddings is None:
-        return (row,), None
-    distance = distance_correlation(embeddings, layout)
-    ranks = {
-        pairs: Estimate(value, n=layout.patches, unit="")  # no interval: pairs of positions are not independent
-        for pairs, value in rank_correlation(embeddings, layout)._asdict().items()
-        if value is not None
-    }
-    known = None if distance is None else Estimate(distance, n=layout.patches, unit="")
-    return (replace(row, distance=known, ranks=ranks),), PositionArrays(embeddings.float().cpu().numpy())
+    views = query_maps(model, images, query=patch) if name == "query" else key_maps(model, images, key=patch)
+    rows = []
+    for index, view in enumerate(views):
+        (row, column), received = view.patch, view.maps.sum((2, 3))
+        prefix = view.prefix.sum(-1) if name == "query" else view.prefix.mean(-1)
+        on_prefix, number = bool(view.prefix.shape[-1]), -1 if options.head is None else options.head[1]
+        means[index], in_layer = as_array(view.maps.mean(1)), 0 <= number < view.site.heads
+        if in_layer:
+            chosen[index] = as_array(view.maps[:, number])
+        own = kept.PatchRow(
+            view.site.layer, row, column, (view.maps.shape[-2], view.maps.shape[-1]),
+            float(view.maps[:, :, row, column].mean()), float(prefix.mean()) if on_prefix else None,
+        )  # fmt: skip
+        if name == "key":
+            head = float(received[:, number].mean()) if in_layer else None
+            own = replace(own, received=float(received.mean()), head_received=head)
+        else:
+            head = float(prefix[:, number].mean()) if in_layer and on_prefix else None
+            padded = None if view.site.windows is None else max(0.0, float((1 - received - prefix).mean()))
+            own = replace(own, head_prefix=head, padding=padded)
+        rows.append(own)
+    return tuple(rows), kept.ViewArrays(means, chosen)
+
+
+def _layer(layers: Sequence[LayerMaps], number: int, option: str) -> LayerMaps:
+    """The layer of that number. Raises InputError where it does not exist or has no map."""
+    known = [layer.site.layer for layer in layers]
+    if number not in known:
+        whole = known == list(range(len(known)))
+        words = f"from 0 to {known[-1]}" if whole else f"one of {', '.join(map(str, dict.fromkeys(known)))}"
+        raise InputError(f"expected {option} with a layer {words}, found {number}")
+    return layers[known.index(number)]
+
+
+def _layer_of_head(layers: Sequence[LayerMaps], head: Head) -> LayerMaps:
+    """The layer of that head. Raises InputError where the layer or the head does not exist."""
+    layer = _layer(layers, head[0], "--head LAYER,HEAD")
+    _check_head("--head", head, layer.site.heads)
+    return layer
+
+
+def _check_head(option: str, head: Head, heads: int) -> None:
+    if not 0 <= head[1] < heads:
+        raise InputError(
+            f"expected {option} LAYER,HEAD with a head from 0 to {heads - 1} in layer {head[0]}, found {head[1]}"
+        )
+
+
+def _over_training(
+    checkpoints: Sequence[KeptWeights], head: Head | None, images: Images, given: ModelOptions
+) -> tuple[tuple[kept.CheckpointRow, ...], kept.CheckpointArrays | None]:
+    """The head with all kept weights, or at most CHECKPOINTS of them, evenly spaced and with the first and last."""
+    if head is None or not checkpoints:
+        return (), None
+    chosen = np.linspace(0, len(checkpoints) - 1, min(len(checkpoints), CHECKPOINTS)).round().astype(int)
+    rows, maps = [], []
+    for weights in (checkpoints[index] for index in chosen):
+        model = load(
+            f"epoch-{weights.epochs}={weights.file}",
+            image_size=given.image_size, mean=given.mean, std=given.std, device=images.device,
+        )  # fmt: skip
+        layer = _layer_of_head(attention_maps(model, images), head)
+        on_prefix = float(layer.prefix[:, head[1]].mean())
+        rows.append(kept.CheckpointRow(weights.epochs, weights.file.name, on_prefix, len(checkpoints)))
+        maps.append(as_array(layer.maps[:, head[1]]))
+    return tuple(rows), kept.CheckpointArrays(np.stack(maps, 1))
+
+
+def _head_matrix(
+    model: Model, images: Images, head: Head | None
+) -> tuple[tuple[kept.MatrixRow, ...], kept.MatrixArrays | None]:
+    """Scores and weights of a head (layer, head) on the first image; nothing where no head is given.
+
+    Raises InputError for a layer or head that is not there, UnsupportedError for a layer in which not every token
+    attends to every token.
+    """
+    if head is None:
+        return (), None
+    layer, number = layer_of(model, head[0]), head[1]
+    _check_head("--matrix", head, layer.heads)
+    name, layout = f"blocks.{layer.index}.attention", model.anatomy.layout
+    if layer.windows != 1 or layer.queries != layer.keys or f"{name}.scores" not in model.places().names:
+        raise UnsupportedError(
+            f"expected --matrix with a layer in which every token attends to every token, found layer {layer.index} of "
+            f"{model.alias} with {layer.queries} queries, {layer.keys} keys and {layer.windows} windows; try --query"
+        )
+    captured = capture(model, images[:1], [f"{name}.scores", f"{name}.weights"])
+    scores, weights = (captured[f"{name}.{stage}"][0, number].float().cpu() for stage in ("scores", "weights"))
+    received = weights.mean(0)
+    prefix = layout.prefix if layout is not None and layout.tokens == len(weights) else ()
+    row = kept.MatrixRow(
+        layer.index, number, len(weights), prefix, float(weights.diagonal().mean()), int(received.argmax()),
+        float(received.max()), float(scores[scores.isfinite()].std()),
+    )  # fmt: skip
+    return (row,), kept.MatrixArrays(scores.numpy(), weights.numpy())
+
+
+def _windows(
+    model: Model, images: Images
+) -> tuple[tuple[kept.WindowRow, ...], kept.WindowArrays | None, tuple[FieldRow, ...], FieldArrays | None]:
+    """The windows of each layer that has some, and the receptive field; nothing for other models."""
+    try:
+        layers = window_layers(model, images) if model.anatomy.family == "windowed" else ()
+    except UnsupportedError:  # windows whose place in the image is not known
+        layers = ()
+    if not layers:
+        return (), None, (), None
+    rows, reach = [], {}
+    for index, layer in enumerate(layers):
+        own, size = layer.windows, layer.windows.resolution
+        patch = tuple(max(length // 2 - 1, 0) for length in size)  # above and to the left of the centre
+        stage = [each for each in layers[: index + 1] if each.windows.resolution == size]
+        seen = reached(stage, torch.tensor([patch[0] * size[1] + patch[1]]))[0]
+        reach[index] = seen.view(size).numpy()
+        rows.append(
+            kept.WindowRow(
+                layer.site.layer, size, own.window, layer.shift, own.count, layer.padding, layer.pairs, layer.reach,
+                (patch[0], patch[1]), layer.new,
+            )
+        )  # fmt: skip
+    maps = kept.WindowArrays(
+        part={index: layer.part.numpy() for index, layer in enumerate(layers)},
+        reach=reach,
+        mask={index: layer.allowed[-1].numpy() for index, layer in enumerate(layers)},
+    )
+    return tuple(rows), maps, *field_rows({(model.alias, model.alias): receptive_field(model, images)})
 
 
 def as_array(values: Tensor) -> NDArray[np.float32]:

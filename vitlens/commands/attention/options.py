@@ -1,12 +1,13 @@
 """The options of `vitlens attention`."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from vitlens.commands.scaffold.flags import bundle, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, one_model
 from vitlens.commands.scaffold.parsing import two_counts
 
-_VIEWS = "Views (layers, heads, rows and columns from 0)"
+_view = partial(option, default=None, shown=False, panel="Views (layers, heads, rows and columns from 0)")
 
 
 def _patch(name: str, text: str) -> tuple[int, int]:
@@ -27,49 +28,24 @@ class AttentionOptions:
     model: str = one_model()
     images: tuple[str, ...] = images_option()
     data: str | None = data_option()
-    layer: int | None = option(
-        "--layer",
-        "Layer whose heads are drawn large (default: the last).",
-        default=None,
-        metavar="N",
-        shown=False,
-        panel=_VIEWS,
+    layer: int | None = _view("--layer", "Layer whose heads are drawn large (default: the last).", metavar="N")
+    query: tuple[int, int] | None = _view(
+        "--query", "Attention of this patch, layer by layer.", metavar="ROW,COL", parse=_patch
     )
-    query: tuple[int, int] | None = option(
-        "--query",
-        "Attention of this patch, layer by layer.",
-        default=None,
-        metavar="ROW,COL",
-        parse=_patch,
-        shown=False,
-        panel=_VIEWS,
+    key: tuple[int, int] | None = _view(
+        "--key", "Attention to this patch, layer by layer.", metavar="ROW,COL", parse=_patch
     )
-    key: tuple[int, int] | None = option(
-        "--key",
-        "Attention to this patch, layer by layer.",
-        default=None,
-        metavar="ROW,COL",
-        parse=_patch,
-        shown=False,
-        panel=_VIEWS,
-    )
-    head: tuple[int, int] | None = option(
+    head: tuple[int, int] | None = _view(
         "--head",
         "One head over the training of a run with --keep-every; --query and --key show its number too.",
-        default=None,
         metavar="LAYER,HEAD",
         parse=_head,
-        shown=False,
-        panel=_VIEWS,
     )
-    matrix: tuple[int, int] | None = option(
+    matrix: tuple[int, int] | None = _view(
         "--matrix",
         "All scores and weights of one head on the first image, as N x N heat maps.",
-        default=None,
         metavar="LAYER,HEAD",
         parse=_head,
-        shown=False,
-        panel=_VIEWS,
     )
     model_options: ModelOptions = bundle(ModelOptions)
     run: RunOptions = bundle(RunOptions)

@@ -12,6 +12,7 @@ from vitlens.commands.scaffold.explorer.record import ExplorerArrays, ExplorerRo
 from vitlens.commands.scaffold.maps.on_object import OnObjectRow
 from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
 from vitlens.commands.scaffold.receptive.record import FieldArrays, FieldRow
+from vitlens.commands.scaffold.sheets import file_names
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Pixels
 from vitlens.uncertainty import Estimate
@@ -31,8 +32,6 @@ class LayerRow:
     module: str = col("module")
     kind: str = col("kind")
     heads: int = col("heads")
-    queries: int = col("queries")
-    keys: int = col("keys")
     map: Size = col("map (rows, columns)")
     reading: str = col("row shown")
     prefix_mass: float = col(
@@ -99,11 +98,6 @@ class LayoutRow:
         default=None,
     )
 
-    @property
-    def whole(self) -> bool:
-        """Whether the patches cover the images exactly, so that a figure can show the image cut into them."""
-        return self.image_size == (self.grid[0] * self.patch_size[0], self.grid[1] * self.patch_size[1])
-
 
 @dataclass(frozen=True)
 class PatchRow:
@@ -159,17 +153,16 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class WindowRow:
-    """One layer in windows. map, window, shift: in patches; parts: sets of patches that attend to the same patches;
-    padding: places without a patch; pairs: ordered pairs of patches that meet; new: of them those that do not meet in
-    the layer before (None: none before on this map); reach: patches of its stage's first map on which one patch
-    depends, mean over patches; patch: the one whose reach the arrays hold."""
+    """One layer in windows. map, window, shift: in patches; padding: places without a patch; pairs: ordered pairs of
+    patches that meet; new: of them those that do not meet in the layer before (None: none before on this map); reach:
+    patches of its stage's first map on which one patch depends, mean over patches; patch: the one whose reach the
+    arrays hold."""
 
     layer: int = col("layer")
     map: Size = col("map")
     window: Size = col("window")
     shift: Size = col("shift")
     windows: int = col("windows")
-    parts: int = col("parts")
     padding: int = col("padded places")
     pairs: int = col("pairs that meet")
     reach: float = col(
@@ -179,30 +172,25 @@ class WindowRow:
     new: int | None = col("of them new", default=None)
 
 
+Square: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None))]
 Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
 LayerMeans: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
 
 @dataclass(frozen=True)
 class AttentionArrays:
-    """images: pixels; layer: by row of the table of layers, maps (images, heads, rows, columns)."""
+    """images: pixels; layer: by row of the table of layers, maps (images, heads, rows, columns); rollout: up to each
+    layer (images, layers, rows, columns); similarity: cosine of each pair of position embeddings (patches, patches)."""
 
     images: Pixels
     layer: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
+    rollout: Maps | None = None
+    similarity: Square | None = None
 
-
-@dataclass(frozen=True)
-class DevelopmentArrays:
-    """rollout: up to each layer, maps (images, layers, rows, columns)."""
-
-    rollout: Maps
-
-
-@dataclass(frozen=True)
-class PositionArrays:
-    """similarity: cosine of each pair of position embeddings (patches, patches)."""
-
-    similarity: Annotated[NDArray[np.floating], Form("f", (None, None))]
+    @property
+    def pixels(self) -> NDArray[np.floating]:
+        """The images in [0, 1]."""
+        return np.asarray(self.images / np.float32(255))
 
 
 @dataclass(frozen=True)
@@ -224,8 +212,8 @@ class CheckpointArrays:
 class MatrixArrays:
     """Scores (-inf where masked) and weights of one head (query, key)."""
 
-    scores: Annotated[NDArray[np.floating], Form("f", (None, None))]
-    weights: Annotated[NDArray[np.floating], Form("f", (None, None))]
+    scores: Square
+    weights: Square
 
 
 @dataclass(frozen=True)
@@ -257,14 +245,17 @@ class AttentionRecord(Record):
     receptive_fields: tuple[FieldRow, ...] = table()
     explorer: tuple[ExplorerRow, ...] = table()
     maps: AttentionArrays | None = arrays("attention")
-    development: DevelopmentArrays | None = arrays("development")
-    positions: PositionArrays | None = arrays("positions")
     views: Mapping[str, ViewArrays] = arrays("view-{view}")
     checkpoints: CheckpointArrays | None = arrays("training")
     head_matrix: MatrixArrays | None = arrays("matrix")
     window_maps: WindowArrays | None = arrays("windows")
     field_maps: FieldArrays | None = arrays("receptive_fields")
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
+
+    @property
+    def names(self) -> list[str]:
+        """The images by the names of their files."""
+        return file_names([row.image for row in self.shown])
 
 
 RECORD = AttentionRecord

@@ -1,160 +1,132 @@
 """The report of `vitlens attention`: what every head looks at, layer by layer, and the views that were asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from vitlens.charts import board, lines
-from vitlens.commands.attention import drawn
-from vitlens.commands.attention.record import AttentionRecord, LayerRow, WindowRow
+from vitlens.charts import Picture, board, images, intervals, lines
+from vitlens.commands.attention.record import AttentionRecord, LayerRow
 from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, without_explorer
 from vitlens.commands.scaffold.maps.information import FIXED, UNIFORM
-from vitlens.commands.scaffold.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow, mass_of
+from vitlens.commands.scaffold.maps.on_object import ATTENTION, HEAD, OnObjectRow, mass_of
 from vitlens.commands.scaffold.mixed_heads import mixed_heads_words
-from vitlens.commands.scaffold.position_order import PAIRS
-from vitlens.commands.scaffold.receptive.report import draw_depth
-from vitlens.record import by, col
+from vitlens.commands.scaffold.receptive.report import draw_depth, draw_maps
+from vitlens.commands.scaffold.sheets import DRAWN, EACH
+from vitlens.figures.attention import attention_grid, attention_overlays
+from vitlens.figures.development import development
+from vitlens.figures.positions import position_maps
+from vitlens.figures.views import images_on_a_page, panel_view, shared_scale
+from vitlens.figures.walkthrough.matrices import head_matrices
+from vitlens.figures.windows.layout import windows_and_shift
 from vitlens.report.claims import Claim, above, below, found
 from vitlens.report.explorer import Explorer
-from vitlens.report.prose import listed, say
-from vitlens.report.sections import Chart, Overview, Report, Section
-from vitlens.uncertainty import Estimate, Side, apart
+from vitlens.report.prose import say
+from vitlens.report.sections import Chart, Overview, Report, Section, other_sheets
+from vitlens.uncertainty import Estimate, Side
 
 ORDERED: Final = -0.2  # correlation of similarity with distance, at or below which embeddings follow the positions
 COLLAPSED: Final = 0.95  # cosine similarity, from which on maps are the same to the eye
 FEWEST: Final = 20  # images, below which nothing is claimed
 _ROWS: Final = 8  # layers of the first page's table
+_LAYERS: Final = 6  # maps in a row of the picture
+_DEVELOPED: Final = 12  # images in the figure of attention and rollout
 
 
 @dataclass(frozen=True)
-class LayerShown:
-    """One layer on the first page."""
+class Stage:
+    """Layers with equal heads and maps: all of a ViT, one stage of a Swin; indices: of the record's layers."""
 
-    layer: int = col("layer")
-    share: Estimate | None = col("attention on the object")
-    of_baseline: Estimate | None = col("of a map that ignores the image")
-    pointing: Estimate | None = col("highest point on the object")
-    information: Estimate = col("information")
-
-
-@dataclass(frozen=True)
-class StageRow:
-    """The layers in windows on one map: the first, and the layer that connects most patches that it does not."""
-
-    first: WindowRow = col("first layer")
-    last: WindowRow = col("last layer")
-    connects: int | None = col("connecting layer", default=None)
-    shift: str = col("its shift", default="")
-    share: float | None = col("new pairs", unit="fraction", default=None)
+    number: int
+    record: Any
+    indices: range
 
 
 def claims(record: AttentionRecord) -> Iterator[Claim]:
     """Which layers attend to the object, which maps are uniform, fixed or alike, and whether positions are known."""
     if record.images >= FEWEST:
         yield from _on_object(record)
-        yield from _information(record)
-        yield from _collapse(record)
+        yield from _information(record.layers, record.aliases[0])
     for row in record.layout:
         if row.distance is not None:
-            yield Claim(
+            yield found(
                 "position embeddings", row.model,
-                say(
-                    "Near patches of **{{ model }}** have {{ how }} similar position embeddings than far ones "
-                    "(correlation with distance {{ effect|value }}).",
-                    model=row.model, effect=row.distance, how="more" if row.distance.value <= ORDERED else "no more",
-                ),
-                effect=row.distance, kind="answer", place="position_maps",
+                "Near patches of **{{ model }}** have {{ how }} similar position embeddings than far ones (correlation "
+                "with distance {{ effect|value }}).",
+                row.distance, given={"model": row.model, "how": "more" if row.distance.value <= ORDERED else "no more"},
+                kind="answer", place="position_maps",
             )  # fmt: skip
 
 
 def _on_object(record: AttentionRecord) -> Iterator[Claim]:
-    """In how many layers attention lies on the object beyond maps that ignore the image, and whether rollout does."""
+    """In how many layers attention lies on the object beyond maps that ignore the image."""
     rows, (alias,) = mass_of(record.on_object, ATTENTION), record.aliases
     if not rows:
         return
     more = [row for row in rows if above(row.difference, 0.0, len(rows))]
     lead = max(more or rows, key=lambda row: row.difference.value)
-    yield Claim(
+    yield found(
         "attention on the object", alias,
-        say(
-            "In {{ more|length }} of {{ n }} layers a larger share of attention lies on the object than of the best "
-            "map that ignores the image; the lead is largest in layer {{ lead.layer }}, {{ lead.estimate|alone }} "
-            "beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
-            more=more, n=len(rows), lead=lead,
-        ),
+        "In {{ more|length }} of {{ n }} layers a larger share of attention lies on the object than of the best map "
+        "that ignores the image; the lead is largest in layer {{ lead.layer }}, {{ lead.estimate|alone }} beside "
+        "{{ lead.of_baseline|value }} of {{ lead.baseline }}.",
+        lead.difference, given={"more": more, "n": len(rows), "lead": lead}, kind="answer", evidence="attributed",
         title=say("{{ more|length }} of {{ n }} layers of {{ alias }} attend to the object beyond baselines",
                   more=more, n=len(rows), alias=alias),
-        effect=lead.difference, kind="answer", evidence="attributed", place="object",
+        place="object",
     )  # fmt: skip
-    rollouts = mass_of(record.on_object, ROLLOUT)
-    moved = apart(rollouts[-1].estimate, rollouts[0].estimate) if len(rollouts) > 1 else Side.UNDECIDED
-    if moved is not Side.UNDECIDED:
-        yield Claim(
-            "rollout on the object", alias,
-            say(
-                "The share of the rollout on the object {{ how }} with depth, from {{ first.estimate|value }} after "
-                "layer {{ first.layer }} to {{ last.estimate|value }} after layer {{ last.layer }}.",
-                how="rises" if moved is Side.ABOVE else "falls", first=rollouts[0], last=rollouts[-1],
-            ),
-            effect=rollouts[-1].estimate, reference=rollouts[0].estimate.value, kind="fact", evidence="attributed",
-            place="object",
-        )  # fmt: skip
 
 
-def _information(record: AttentionRecord) -> Iterator[Claim]:
-    """The sharpest layer; the layers whose maps are uniform, expected of early ones alone, or fixed to places."""
-    rows, (alias,) = record.layers, record.aliases
-    flat = [row for row in rows if below(row.information, UNIFORM, len(rows))]
-    sharp = max(rows, key=lambda row: row.information.value)
-    yield Claim(
+def _information(rows: Sequence[LayerRow], alias: str) -> Iterator[Claim]:
+    """The sharpest layer; the layers whose maps are uniform, fixed to places, or, up to the last, all alike."""
+    tests, sharp = len(rows), max(rows, key=lambda row: row.information.value)
+    yield found(
         "information", alias,
-        say(
-            "The mean map of the heads is sharpest in layer {{ row.layer }}, with {{ row.information|alone }}.",
-            row=sharp,
-        ),
+        "The mean map of the heads is sharpest in layer {{ row.layer }}, with {{ effect|alone }}.",
+        sharp.information, given={"row": sharp}, kind="answer", evidence="attributed", place="layers",
         title=say("Attention of {{ alias }} is sharpest in layer {{ row.layer }}", alias=alias, row=sharp),
-        effect=sharp.information, kind="answer", evidence="attributed", place="layers",
     )  # fmt: skip
-    if flat:
-        most = max(flat, key=lambda row: row.information.value)
-        late = any(row.layer >= rows[len(rows) // 2].layer for row in flat)
-        yield found(
-            "uniform maps", alias,
-            "The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: at most {{ effect|value }}.",
-            most.information, given={"layers": [row.layer for row in flat]}, reference=UNIFORM,
-            kind="hidden fault" if late else "expected fact", evidence="attributed", place="layers",
-        )  # fmt: skip
-    fixed = [row for row in rows if above(row.by_place, FIXED, len(rows)) and (row.information.low or 0.0) >= UNIFORM]
-    if fixed:
-        lead = max(fixed, key=lambda row: row.by_place.value if row.by_place else 0.0)
-        yield found(
-            "fixed places", alias,
-            "The mean maps of {{ layers|ranges }} are nearly the same for every image: in layer {{ lead.layer }} other "
-            "images explain {{ effect|value }} of the information.",
-            lead.by_place or Estimate(0.0), given={"layers": [row.layer for row in fixed], "lead": lead},
-            reference=FIXED, kind="hidden fault", evidence="attributed", place="layers",
-        )  # fmt: skip
-
-
-def _collapse(record: AttentionRecord) -> Iterator[Claim]:
-    """The layers, from one on to the last, whose mean maps hardly differ from the layer before."""
-    sharp = [row for row in record.layers if not below(row.information, UNIFORM, len(record.layers))]
+    flat = [row for row in rows if below(row.information, UNIFORM, tests)]
+    yield from _of_layers(
+        "uniform maps", alias, flat, max((row.information for row in flat), key=_value, default=None), UNIFORM,
+        "The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: at most {{ effect|value }}.",
+        kind="hidden fault" if any(row in rows[len(rows) // 2 :] for row in flat) else "expected fact",
+    )  # fmt: skip
+    fixed = [row for row in rows if above(row.by_place, FIXED, tests) and (row.information.low or 0.0) >= UNIFORM]
+    yield from _of_layers(
+        "fixed places", alias, fixed, max((row.by_place for row in fixed), key=_value, default=None), FIXED,
+        "The mean maps of {{ layers|ranges }} are nearly the same for every image: other images explain up to "
+        "{{ effect|value }} of the information.",
+    )  # fmt: skip
     same: list[LayerRow] = []
-    for row in reversed(sharp):
-        if not above(row.previous, COLLAPSED, len(record.layers)):
+    for row in reversed([row for row in rows if row not in flat]):
+        if not above(row.previous, COLLAPSED, tests):
             break
         same.append(row)
-    if len(same) > 1:
-        least = min(same, key=lambda row: row.previous.value if row.previous else 0.0)
+    yield from _of_layers(
+        "collapse", alias, same if len(same) > 1 else [], min((row.previous for row in same), key=_value, default=None),
+        COLLAPSED,
+        "The maps collapse with depth: in {{ layers|ranges }} each mean map has a cosine similarity of at least "
+        "{{ effect|value }} to that of the layer before.",
+    )  # fmt: skip
+
+
+def _value(estimate: Estimate | None) -> float:
+    return 0.0 if estimate is None else estimate.value
+
+
+def _of_layers(
+    question: str, alias: str, rows: Sequence[LayerRow], effect: Estimate | None, limit: float, template: str,
+    kind: str = "hidden fault",
+) -> Iterator[Claim]:  # fmt: skip
+    """What holds for the maps of some layers; effect: the extreme of theirs."""
+    if rows and effect is not None:
         yield found(
-            "collapse", record.aliases[0],
-            "The maps collapse with depth: in {{ layers|ranges }} each mean map has a cosine similarity of at least "
-            "{{ effect|value }} to that of the layer before.",
-            least.previous or Estimate(0.0), given={"layers": [row.layer for row in same]}, reference=COLLAPSED,
-            kind="hidden fault", evidence="attributed", place="layers",
+            question, alias, template, effect, given={"layers": [row.layer for row in rows]}, reference=limit,
+            kind=kind, evidence="attributed", place="layers",
         )  # fmt: skip
 
 
@@ -164,20 +136,13 @@ def unknown(record: AttentionRecord) -> Iterator[str]:
         yield mixed_heads_words(record.mixed_heads)
     yield (
         "High attention to a patch does not show that the prediction depends on it, nor which information is taken "
-        "from "
-        "it: `vitlens ablate` removes heads, `vitlens explain` patches."
+        "from it: `vitlens ablate` removes heads, `vitlens explain` patches."
     )
-    if record.images < FEWEST:
-        yield say(
-            "{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about the {{ heads }} heads: `vitlens stats` "
-            "measures "
-            "them on a data set.",
-            n=record.images, heads=sum(row.heads for row in record.layers),
-        )  # fmt: skip
-    else:
-        yield say(
-            "These are means over {{ n }} images; `vitlens stats` measures every head on a data set.", n=record.images
-        )
+    yield say(
+        "{% if few %}{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about heads{% else %}These are means over "
+        "{{ n }} images{% endif %}: `vitlens stats` measures every head on a data set.",
+        n=record.images, few=record.images < FEWEST,
+    )  # fmt: skip
     if not record.on_object:
         yield "No masks of objects are known, so no map is held against the object."
     yield from without_explorer(record.explorer)
@@ -188,115 +153,121 @@ def explorer(record: AttentionRecord) -> Explorer | None:
     return explorer_of(record, Shown(record.maps.images, [row.image for row in record.shown])) if record.maps else None
 
 
-def _layers_shown(record: AttentionRecord) -> list[LayerShown]:
-    masses = mass_of(record.on_object, ATTENTION)
-    every = [(row, masses[at] if masses else None) for at, row in enumerate(record.layers)]
-    chosen = sorted({round(at) for at in np.linspace(0, len(every) - 1, min(len(every), _ROWS))})
-    return [
-        LayerShown(row.layer, mass and mass.estimate, mass and mass.of_baseline, row.pointing, row.information)
-        for row, mass in (every[at] for at in chosen)
-    ]
+def _spread(rows: Sequence[Any], most: int) -> list[int]:
+    """The numbers of at most so many rows, evenly spaced, with the first and the last."""
+    return sorted({round(at) for at in np.linspace(0, len(rows) - 1, min(len(rows), most))})
 
 
 def _masses(kind: str, record: AttentionRecord) -> list[OnObjectRow]:
     return mass_of(record.on_object, kind) if record.images >= FEWEST else []
 
 
-def _pointing(record: AttentionRecord) -> str:
-    """The layer whose mean map is best in the pointing game."""
-    best = max(
-        (row for row in record.layers if row.pointing), key=lambda row: row.pointing.value if row.pointing else 0.0
-    )
-    return say(
-        "In the pointing game the mean map of layer {{ row.layer }} is best: its highest point lies on the object in "
-        "{{ row.pointing|alone }} of the images, that of {{ row.baseline }} in {{ row.of_baseline|value }}.",
-        row=best,
-    )
+def pictures(record: AttentionRecord) -> Iterator[Picture]:
+    """The first DRAWN images, EACH a sheet, each with the mean map of at most _LAYERS layers."""
+    if record.maps is None:
+        return
+    for at, (name, image) in enumerate(zip(record.names[:DRAWN], record.maps.pixels)):
+        yield Picture(image, row=name, column="image", sheet=at // EACH)
+        for index in _spread(record.layers, _LAYERS):
+            own = 100 * record.maps.layer[index][at].mean(0)
+            yield Picture(image, own, name, f"layer {record.layers[index].layer}", sheet=at // EACH)
 
 
-def _changes(record: AttentionRecord) -> str:
-    """Where heads are most alike, and between which layers the mean map changes least."""
-    alike = max((row for row in record.layers if row.heads > 1), key=lambda row: row.alike.value, default=None)
-    near = max((row for row in record.layers if row.previous), key=lambda row: row.previous.value, default=None)  # type: ignore[union-attr]
-    return say(
-        "{% if alike is not none %}Heads are most alike in layer {{ alike.layer }}, with a cosine similarity of "
-        "{{ alike.alike|value }}. {% endif %}{% if near is not none %}The mean map changes least from the layer "
-        "before to "
-        "layer {{ near.layer }} ({{ near.previous|value }}).{% endif %}",
-        alike=alike, near=near,
+def _stages(record: AttentionRecord) -> Iterator[Stage]:
+    """The layers in sequences of equal heads and maps."""
+    shapes = [(row.heads, row.map) for row in record.layers]
+    starts = [at for at in range(len(shapes)) if at == 0 or shapes[at] != shapes[at - 1]]
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(shapes)]), start=1):
+        yield Stage(number, record, range(start, end))
+
+
+def _draw_heads(rows: Sequence[Stage], _: str) -> Figure:
+    """Every head of one stage on the first image."""
+    record, indices = rows[0].record, rows[0].indices
+    return attention_grid(
+        maps=np.stack([record.maps.layer[index][0] for index in indices]), image=record.maps.pixels[0],
+        query=record.layers[indices[0]].reading.removeprefix("the "),
+        numbers=[record.layers[index].layer for index in indices],
     )  # fmt: skip
 
 
-def _structure(record: AttentionRecord) -> str:
-    """Layers and heads, what is not in the maps, and which layers have none."""
-    most = max(record.layers, key=lambda row: row.prefix_mass)
-    parts = [
-        say("{{ layers|ranges }}, as {{ reason }}", layers=[row.layer for row in rows], reason=reason)
-        for reason, rows in by(record.without_map, "reason").items()
-    ]
-    return say(
-        "{{ n }} layers with {{ heads }} heads in all{% if most.prefix_mass %}; attention to CLS and registers, at "
-        "most "
-        "{{ most.prefix_mass|percent(1) }} (layer {{ most.layer }}), is not in the maps{% endif %}.{% if parts %} "
-        "Without a map in the image: {{ parts }}.{% endif %}",
-        n=len(record.layers), heads=sum(row.heads for row in record.layers), most=most,
-        parts=listed(parts) if parts else "",
+def _draw_layer(record: Any, _: str) -> Figure:
+    """Every head of --layer, by default the last, on the images that fit on a page."""
+    known, chosen = [row.layer for row in record.layers], record.options.get("layer")
+    index = known.index(chosen) if chosen in known else len(known) - 1
+    maps, row = record.maps.layer[index], record.layers[index]
+    part = slice(0, images_on_a_page(row.heads))
+    return attention_overlays(
+        images=record.maps.pixels[part], maps=maps[part], layer=row.layer, names=record.names[part],
+        scale=shared_scale(list(maps.swapaxes(0, 1))), query=row.reading.removeprefix("the "),
     )  # fmt: skip
 
 
-def _window_stages(record: AttentionRecord) -> Iterator[StageRow]:
-    for rows in by(record.windows, "map").values():
-        connects = next((row for row in rows if row.new), None)
-        if connects is None or connects.new is None:
-            yield StageRow(rows[0], rows[-1])
-        else:
-            shift = "x".join(map(str, connects.shift))
-            yield StageRow(rows[0], rows[-1], connects.layer, shift, connects.new / connects.pairs)
-
-
-def _window_words(record: AttentionRecord) -> str:
-    """What each stage's windows hold, and what its later layers connect."""
-    return " ".join(
-        say(
-            "Layer {{ row.first.layer }} cuts {{ grid }} patches into {{ row.first.windows }} "
-            "window{{ row.first.windows|s }} of {{ window }}{% if row.first.padding %}, {{ row.first.padding }} of "
-            "their places padding{% endif %}"
-            "{% if row.connects is not none %}; layer {{ row.connects }}, shifted by {{ row.shift }}, makes "
-            "{{ row.share|percent }} of its pairs meet anew, and the reach grows from {{ row.first.reach|number }} to "
-            "{{ row.last.reach|number }} patches{% else %}; no later layer connects others{% endif %}.",
-            row=row, grid="x".join(map(str, row.first.map)), window="x".join(map(str, row.first.window)),
-        )
-        for row in list(_window_stages(record))[:3]
+def _draw_development(record: Any, title: str) -> Figure:
+    """The mean map of each layer, and the rollout up to it, of the first images."""
+    part = slice(0, _DEVELOPED)
+    means = np.stack([record.maps.layer[index][part].mean(1) for index in range(len(record.layers))], 1)
+    return development(
+        images=record.maps.pixels[part], attention=means, rollout=record.maps.rollout[part],
+        numbers=[row.layer for row in record.layers], title=title,
     )  # fmt: skip
 
 
-_PICTURE: Final = (
-    "The image, then the mean map of the heads in every layer, of deep models in evenly spaced ones. All panels "
-    "share one "
-    "colour scale."
-)
+def _draw_over_training(record: Any, title: str) -> Figure:
+    """One head with the weights of each checkpoint."""
+    part = slice(0, images_on_a_page(len(record.training)))
+    return panel_view(
+        images=record.maps.pixels[part], maps=list(record.checkpoints.maps[part].swapaxes(0, 1)),
+        titles=[f"epoch {row.epochs}" if row.epochs else "untrained" for row in record.training],
+        title=title, names=record.names[part],
+    )  # fmt: skip
 
 
-def _view_words(view: str, record: AttentionRecord) -> str:
-    """The layer in which the patch attends to itself most, or in which it receives most."""
-    rows = drawn.rows_of_view(view, record)
-    if view == "query":
-        most = max(rows, key=lambda row: row.itself)
-        return say("It attends to itself most in layer {{ row.layer }}: {{ row.itself|percent(1) }}.", row=most)
-    most = max(rows, key=lambda row: row.received or 0.0)
-    return say(
-        "It receives most attention in layer {{ row.layer }}, {{ row.received|number }} in sum over all patches; with "
-        "uniform attention that is about one.",
-        row=most,
-    )
+def _draw_windows(record: Any, _: str) -> Figure:
+    """Two layers after one another: the first pair of which the second connects something, else the first two."""
+    own, arrays = record.windows, record.window_maps
+    pairs = [at for at in range(1, len(own)) if own[at].map == own[at - 1].map]
+    at = next((place for place in pairs if own[place].new), pairs[0] if pairs else 1)
+    before = at - 1 if own[at - 1].map == own[at].map else at
+    return windows_and_shift(
+        image=record.maps.pixels[0], plain=arrays.part[before], shifted=arrays.part[at],
+        reached_before=arrays.reach[before], reached_after=arrays.reach[at], mask=arrays.mask[at],
+        patch=own[at].patch, layers=(own[before].layer, own[at].layer),
+    )  # fmt: skip
 
 
-def _ranks(record: AttentionRecord) -> str:
-    """The rank correlation of similarity and nearness: of all pairs, in rows and in columns."""
-    (row,) = record.layout
-    parts = [say("{{ what }} {{ each|value }}", what=PAIRS[key], each=each) for key, each in (row.ranks or {}).items()]
-    return f"Rank correlation of similarity and nearness: {listed(parts)}." if parts else ""
+def _draw_view(view: str, of_head: bool, record: Any, title: str) -> Figure:
+    """The attention of a patch, or to it, layer by layer: the mean of heads, or the chosen head."""
+    rows, arrays = getattr(record, view), record.views[view]
+    maps = arrays.head if of_head else arrays.mean
+    part = slice(0, images_on_a_page(len(rows)))
+    return panel_view(
+        images=record.maps.pixels[part], maps=[own[part] for own in maps.values()],
+        titles=[f"layer {rows[index].layer}" for index in maps], title=title, names=record.names[part],
+        patches=[(rows[index].row, rows[index].column) for index in maps], smooth=False,
+    )  # fmt: skip
 
+
+def _view_chart(view: str, words: str, of_head: bool) -> Chart:
+    """The mean of heads, or the chosen head in the layers that have it."""
+    name = "head {{ record.options.head[1] }}" if of_head else "mean of heads"
+    return Chart(
+        f"{view}_head" if of_head else view, partial(_draw_view, view, of_head),
+        f"Attention {words} the outlined patch, layer by layer ({name}), on the first images. All panels share one "
+        "colour scale; layers without the head are left out.",
+        title=f"Attention {words} the patch in row {{{{ record.{view}[0].row }}}}, "
+              f"column {{{{ record.{view}[0].column }}}}, {name}",
+        only=lambda record: not of_head or bool(record.views[view].head), whole=True,
+    )  # fmt: skip
+
+
+_PICTURE: Final = Chart(
+    "layers", images(scale="joint", label="attention (%)"),
+    "The image, then the mean map of the heads in every layer, of deep models in evenly spaced ones. All panels share "
+    "one colour scale.",
+    title="Attention of {{ record.aliases[0] }} to each patch, mean of heads",
+    rows=lambda record: list(pictures(record)),
+)  # fmt: skip
 
 REPORT: Final = Report(
     AttentionRecord,
@@ -304,31 +275,28 @@ REPORT: Final = Report(
     unknown=unknown,
     explorer=explorer,
     title="Attention of {{ record.aliases[0] }}, layer by layer",
-    picture=Chart(
-        "layers", drawn.draw_pictures, _PICTURE, title="Attention of {{ record.aliases[0] }} to each patch, mean of "
-                                                       "heads",
-        rows=lambda record: [each for each in drawn.pictures(record) if each.sheet == 0],
+    picture=_PICTURE,
+    glance=Overview(
+        lambda record: [record.layers[at] for at in _spread(record.layers, _ROWS)],
+        ("layer", "pointing", "of_baseline", "information"),
     ),
-    glance=Overview(_layers_shown, ("layer", "share", "of_baseline", "pointing", "information")),
     sections=(
         Section(
             "Which layers attend to the object?", partial(_masses, ATTENTION),
-            opening=_pointing, columns=("layer", "baseline", "difference"),
+            columns=("layer", "estimate", "baseline", "of_baseline", "difference"),
             charts=(Chart(
-                "object", lines("layer", "share", of="what"),
-                "Share of the map on the object by layer, with its interval, of attention and of rollout, beside the "
-                "best "
-                "map that ignores the image.",
-                title="Attention and rollout on the object, by layer", rows=drawn.shares,
+                "object", intervals("layer", "estimate", "of_baseline", titles=("attention", "best baseline")),
+                "Share of the layer's attention on the object, with its interval, beside that of the best map that "
+                "ignores the image.",
+                title="Attention on the object, by layer",
             ),),
         ),
         Section(
             "Which heads attend to the object?", partial(_masses, HEAD),
             columns=("layer", "head", "estimate", "difference"),
             order=lambda row: -row.difference.value,
-            opening="Layer {{ first.layer }}, head {{ first.head }} leads: {{ first.estimate|alone }} of its map "
-                    "lies on the "
-                    "object, beside {{ first.of_baseline|value }} of {{ first.baseline }}.",
+            opening="Layer {{ first.layer }}, head {{ first.head }} leads: {{ first.estimate|alone }} of its map lies "
+                    "on the object, beside {{ first.of_baseline|value }} of {{ first.baseline }}.",
             charts=(Chart(
                 "object_heads",
                 board("difference", titles=lambda _: "beyond maps that ignore the image", signed=True,
@@ -340,7 +308,7 @@ REPORT: Final = Report(
         ),
         Section(
             "How do the maps change over the layers?", lambda record: record.layers if record.images >= FEWEST else (),
-            opening=_changes, columns=("layer", "by_place", "alike", "previous"),
+            columns=("layer", "prefix_mass", "information", "by_place", "alike", "previous"),
             charts=(Chart(
                 "information", lines("layer", "information"),
                 "Information of the mean map of each layer, with its interval; low maps are nearly uniform.",
@@ -348,67 +316,49 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "What does every head show in the first image?", lambda record: drawn.stages(record)[:3],
-            opening=_structure,
-            columns=("layers", "kind", "heads", "map", "reading"),
-            charts=(Chart(
-                "heads", drawn.grid,
-                "Map of every head, layers down and heads across, of the first image. All panels share one colour "
-                "scale.",
-                title="Every head on the first image", each="number",
-            ),),
+            "What does every head show?", lambda record: list(_stages(record)) if record.maps else [],
+            opening="{% if record.without_map %}{{ record.without_map|map(attribute='layer')|list|ranges }} have no "
+                    "map in the image: {{ record.without_map[0].reason|whole }}.{% endif %}",
+            charts=(
+                Chart(
+                    "heads", _draw_heads,
+                    "Map of every head, layers down and heads across, of the first image. All panels share one colour "
+                    "scale.",
+                    title="Every head on the first image", each="number",
+                ),
+                Chart(
+                    "layer", _draw_layer,
+                    "Every head of {% if record.options.layer is none %}the last layer{% else %}layer "
+                    "{{ record.options.layer }}{% endif %} on the first images. All panels share one colour scale.",
+                    title="Every head of one layer", whole=True,
+                ),
+                Chart(
+                    "development", _draw_development,
+                    "Left: mean map of each layer; right: rollout up to that layer, of the first images. Each map has "
+                    "its own colours: compare places.",
+                    title="Attention by layer (left) and rollout up to a layer (right)",
+                    only=lambda record: record.maps.rollout is not None, whole=True,
+                ),
+            ),
         ),
+        other_sheets(_PICTURE),
         Section(
-            "What do the heads of the later stages show?", lambda record: drawn.stages(record)[3:],
-            columns=("layers", "kind", "heads", "map", "reading"),
-            charts=(Chart(
-                "heads_late", drawn.grid, "Map of every head of these layers, of the first image, on one colour scale.",
-                title="Every head of later stages on the first image", each="number",
-            ),),
-        ),
-        Section(
-            "What does one layer show in several images?", lambda record: [record] if record.maps else [],
-            charts=(Chart(
-                "layer", drawn.large,
-                "Every head of {% if record.options.layer is none %}the last layer{% else %}layer "
-                "{{ record.options.layer }}{% endif %} on the first images. All panels share one colour scale.",
-                title="Every head of one layer",
-            ),),
-        ),
-        Section(
-            "How does attention develop over the layers?", lambda record: [record] if record.development else [],
-            charts=(Chart(
-                "development", drawn.developed,
-                "Left: mean map of each layer; right: rollout up to that layer, of the first images. Each map has "
-                "its own "
-                "colours: compare places.",
-                title="Attention by layer (left) and rollout up to a layer (right)",
-            ),),
-        ),
-        Section(
-            "What do the other images show?", lambda record: [each for each in drawn.pictures(record) if each.sheet],
-            charts=(Chart(
-                "layers_more", drawn.draw_pictures, _PICTURE,
-                title="Attention of {{ record.aliases[0] }} to each patch, mean of heads", each="sheet",
-            ),),
-        ),
-        Section(
-            "Which patches can attend to which?", "windows", opening=_window_words,
+            "Which patches can attend to which?", "windows",
+            opening="Patches attend within {{ first.windows }} window{{ first.windows|s }} in layer {{ first.layer }}; "
+                    "a shift connects new pairs, so the reach grows over the layers of one map.",
             columns=("layer", "map", "window", "shift", "new", "reach"),
             charts=(Chart(
-                "windows", drawn.windows,
+                "windows", _draw_windows,
                 "Parts of two layers' windows by colour; patches on which the dot depends after the first (clear) and "
                 "second (orange); which places of the last window may attend.",
-                title="Windows and shift", rows=lambda record: [record] if len(record.windows) > 1 else [],
+                title="Windows and shift", only=lambda record: len(record.windows) > 1, whole=True,
             ),),
         ),
         Section(
             "How far does a patch see?", "receptive_fields", columns=("title", "distance", "uniform", "half", "seen"),
             opening="The middle patch depends on {{ first.seen|percent(1) }} of the pixels after {{ first.title }}, "
-                    "and on "
-                    "{{ rows[-1].seen|percent(1) }} after {{ rows[-1].title }}; mean distance {{ "
-                    "first.distance|value }} "
-                    "and {{ rows[-1].distance|value }}.",
+                    "and on {{ rows[-1].seen|percent(1) }} after {{ rows[-1].title }}; mean distance "
+                    "{{ first.distance|value }} and {{ rows[-1].distance|value }}.",
             charts=(
                 Chart(
                     "receptive_field", lambda rows, _: draw_depth(rows),
@@ -417,69 +367,59 @@ REPORT: Final = Report(
                     title="Effective receptive field by layer",
                 ),
                 Chart(
-                    "receptive_maps", drawn.field_maps,
+                    "receptive_maps", lambda record, _: draw_maps(record.receptive_fields, record.field_maps),
                     "Norm of the gradient at each pixel. Each map has its own colours, by the square root; pixels "
-                    "without "
-                    "any gradient are grey.",
-                    title="Effective receptive field, layer by layer", rows=drawn.whole,
+                    "without any gradient are grey.",
+                    title="Effective receptive field, layer by layer", whole=True,
                 ),
             ),
         ),
         Section(
             "Where does the patch in row {{ rows[0].row }}, column {{ rows[0].column }} attend?", "query",
-            opening=partial(_view_words, "query"),
             columns=("layer", "grid", "itself", "prefix", "head_prefix", "padding"),
-            charts=tuple(drawn.view_charts("query", "of")),
+            charts=(_view_chart("query", "of", False), _view_chart("query", "of", True)),
         ),
         Section(
             "Who attends to the patch in row {{ rows[0].row }}, column {{ rows[0].column }}?", "key",
-            opening=partial(_view_words, "key"),
+            opening="With uniform attention a patch receives about one, in sum over all patches.",
             columns=("layer", "grid", "itself", "prefix", "received", "head_received"),
-            charts=tuple(drawn.view_charts("key", "to")),
+            charts=(_view_chart("key", "to", False), _view_chart("key", "to", True)),
         ),
         Section(
             "How did the head change over the training?", "training", columns=("epochs", "file", "prefix_mass"),
-            opening="{{ rows|length }} of {{ first.kept }} checkpoints of L{{ record.options.head[0] }}.H"
-                    "{{ record.options.head[1] }}.",
             charts=(Chart(
-                "head_over_training", drawn.over_training,
+                "head_over_training", _draw_over_training,
                 "Map of the head with the weights of each checkpoint, on the first images. All panels share one colour "
                 "scale.",
-                title="Head L{{ record.options.head[0] }}.H{{ record.options.head[1] }} over training",
-                rows=drawn.whole,
+                title="Head L{{ record.options.head[0] }}.H{{ record.options.head[1] }} over training", whole=True,
             ),),
         ),
         Section(
             "Which tokens attend to which in {{ rows[0].name }}?", "matrix",
             opening="A token attends to itself with {{ first.itself|percent(1) }} on average; token {{ first.most }} "
-                    "receives most, {{ first.received|percent(1) }} of each row. The scores have a standard "
-                    "deviation of "
-                    "{{ first.deviation|number }}.",
+                    "receives most, {{ first.received|percent(1) }} of each row. The scores have a standard deviation "
+                    "of {{ first.deviation|number }}.",
             charts=(Chart(
-                "matrix", drawn.matrix,
-                "Scores and weights on the first image: a row a query, a column a key. Bright columns are tokens "
-                "that all "
-                "attend to; a bright diagonal is attention to itself.",
-                title="{{ record.matrix[0].name }}: scores and weights of all pairs of tokens",
-                rows=drawn.whole,
+                "matrix",
+                lambda record, title: head_matrices(
+                    scores=record.head_matrix.scores, weights=record.head_matrix.weights,
+                    prefix=record.matrix[0].prefix, title=title,
+                ),
+                "Scores and weights on the first image: a row a query, a column a key. Bright columns are tokens that "
+                "all attend to; a bright diagonal is attention to itself.",
+                title="{{ record.matrix[0].name }}: scores and weights of all pairs of tokens", whole=True,
             ),),
         ),
         Section(
             "Do the position embeddings follow the places of the patches?",
-            lambda record: record.layout if record.positions else [], opening=_ranks,
+            lambda record: record.layout if record.maps and record.maps.similarity is not None else [],
+            columns=("grid", "distance", "ranks"),
             charts=(Chart(
-                "position_maps", drawn.positions,
+                "position_maps",
+                lambda record, _: position_maps(similarity=record.maps.similarity, grid=record.layout[0].grid),
                 "Cosine similarity of each position embedding with all others, a map for each patch at its place; "
                 "ring: the patch itself.",
-                title="Similarity of position embeddings", rows=drawn.whole,
-            ),),
-        ),
-        Section(
-            "How is an image cut into patches?", lambda record: [row for row in record.layout if row.whole],
-            columns=("grid", "patch_size", "image_size", "prefix"),
-            charts=(Chart(
-                "patches", drawn.patches, "The first image, and the patches into which the model cuts it, by number.",
-                title="The image and its patches", rows=drawn.whole,
+                title="Similarity of position embeddings", whole=True,
             ),),
         ),
     ),

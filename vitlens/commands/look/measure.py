@@ -10,11 +10,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitlens.analysis.heads.labels import FAULTY
+from vitlens.analysis.heads.labels import MIXED
+from vitlens.analysis.heads.specialisation import Given
 from vitlens.attribution.look import Look, look
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.look.options import LookOptions
@@ -23,11 +25,12 @@ from vitlens.commands.look.report import digits_words
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.explorer.measure import explored
 from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.head_words import head_words
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.predictions import PredictionRow
 from vitlens.commands.scaffold.publish import publish, read
-from vitlens.commands.scaffold.sheets import DRAWN
+from vitlens.commands.scaffold.sheets import DRAWN, file_names
 from vitlens.data.decode import Header
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images
@@ -42,11 +45,9 @@ from vitlens.models.sources.on_disk import vits_on_disk
 from vitlens.names import BUNDLED
 
 SHOWN: Final = 4  # images
+PLACED: Final = frozenset(("position", "sink"))  # labels that one image cannot tell apart
 _SIDES: Final = (16, 36)  # columns of a picture, at least and at most
 _BAR: Final = 20  # characters of a probability of 1
-_UPPER: Final = "▀"
-
-Pixels = NDArray[np.floating[Any]]  # (height, width, 3) in [0, 1]
 MOST: Final = 8  # images of a run, unless --limit says otherwise
 _SMALL: Final = 30_000_000  # parameters, below which one thread is fastest on a few images
 ANOTHER: Final = "--model timm:NAME (see vitlens models) takes another"
@@ -77,7 +78,7 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
     with RunFolder.create(
         "look",
         name_parts=(model.alias, Path(options.images[0]).stem if len(split) == 1 else "images"),
-        title=f"{model.alias} looks at {_title(split)}",
+        title=f"{model.alias} looks at {Path(split.names[0]).name if len(split) == 1 else f'{len(split)} images'}",
         out=run.out,
         overwrite=run.overwrite,
         config=settings(options, run, models=(model,), split=split),
@@ -86,13 +87,19 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
         with one_thread() if model.parameter_count() < _SMALL else nullcontext(), autocast(model.device, run.precision):
             seen = look(model, batch.images, batch_size=run.batch_size, seed=run.seed)
             explorer, weights = explored(model, batch.images[:DRAWN])
+        maps, method = seen.maps.float().numpy(), ATTRIBUTIONS[seen.method]
+        pixels = split.source.read(torch.arange(len(split))).numpy()
+        row = LookRow(
+            chosen, model.classes == DIGITS, seen.method, method.title, seen.note, len(split), len(seen.places),
+            seen.replace if seen.places else None,
+        )  # fmt: skip
         folder.keep(
             LookRecord(
-                look=(_look_row(model, seen, chosen, len(split)),),
-                predictions=tuple(map(PredictionRow.of, _files(split), seen.names, seen.probabilities.tolist())),
-                heads=tuple(_head_rows(seen)),
+                look=(row,),
+                predictions=tuple(map(PredictionRow.of, split.names, seen.names, seen.probabilities.tolist())),
+                heads=tuple(_head_rows(seen, file_names(split.names))),
                 explorer=(explorer,),
-                maps=_arrays(split, seen),
+                maps=LookArrays(pixels, maps[:, 0], maps[:, 1] if maps.shape[1] > 1 else None),
                 explorer_arrays={} if weights is None else {model.alias: weights},
             )
         )
@@ -127,21 +134,24 @@ def given_images(given: Sequence[str], model: Model, run: RunOptions) -> Split:
     What is no image is one line on stderr each. Raises DataError where none is left.
     """
     most = run.limit or MOST
-    files, faults = _listed(given)
-    readable: list[Path] = []
+    files: list[Path] = []
+    readable: list[str] = []
+    faults: list[str] = []
+    for path in given:
+        try:
+            files += list_images([Path(path).expanduser()]).paths
+        except DataError as error:
+            faults.append(str(error))
     tried = 0
     while len(readable) < most and tried < len(files):
         part = files[tried : tried + most]
         tried += len(part)
-        for file, header in zip(part, probe(part)):
-            if isinstance(header, Header):
-                readable.append(file)
-            else:
-                faults.append(f"{file}: {header}")
-    readable = readable[:most]
+        headers = list(zip(part, probe(part)))
+        readable += [str(file) for file, header in headers if isinstance(header, Header)]
+        faults += [f"{file}: {header}" for file, header in headers if not isinstance(header, Header)]
     if not readable:
         raise DataError(f"expected at least one image, found none: {'; '.join(faults[:3])}")
-    split = load_split(model, options=replace(run, limit=None, quiet=True), images=[str(file) for file in readable])
+    split = load_split(model, options=replace(run, limit=None, quiet=True), images=readable[:most])
     faults += [f"{skipped.file}: {skipped.reason}" for skipped in split.skipped]
     more = (f"the first {len(split)} of {len(files)} files",) if tried < len(files) else ()
     lines = [*(f"left out {fault}" for fault in faults), *(f"looks at {each}; --limit N takes more" for each in more)]
@@ -150,49 +160,23 @@ def given_images(given: Sequence[str], model: Model, run: RunOptions) -> Split:
     return replace(split, notes=(*split.notes, *more))
 
 
-def _listed(given: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """All files, in order, and a line for each path that holds none."""
-    files: list[Path] = []
-    faults: list[str] = []
-    for path in given:
-        try:
-            files += list_images([Path(path).expanduser()]).paths
-        except DataError as error:
-            faults.append(str(error))
-    return files, faults
-
-
-def _title(split: Split) -> str:
-    return Path(split.files[0]).name if split.files and len(split) == 1 else f"{len(split)} images"
-
-
-def _files(split: Split) -> Sequence[str]:
-    return split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
-
-
-def _look_row(model: Model, seen: Look, chosen: str, images: int) -> LookRow:
-    method, given = ATTRIBUTIONS[seen.method], [one for layer in seen.labels for one in layer]
-    faulty = sum(one.label in FAULTY for one in given)
-    return LookRow(
-        chosen, model.classes == DIGITS, seen.method, method.title, method.signed, seen.note, images, len(seen.places),
-        len(given), faulty, seen.replace if seen.places else None,
-    )  # fmt: skip
-
-
-def _arrays(split: Split, seen: Look) -> LookArrays:
-    maps = seen.maps.float().numpy()
-    pixels = split.source.read(torch.arange(len(split))).numpy()
-    return LookArrays(pixels, maps[:, 0], maps[:, 1] if maps.shape[1] > 1 else None)
-
-
-def _head_rows(seen: Look) -> Iterator[LookHeadRow]:
+def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[LookHeadRow]:
     """Every head for every image, the head that matters most first."""
-    for number in range(len(seen.names)):
+    for number, name in enumerate(names):
         for each in seen.heads(number, most=len(seen.places)):
-            effect = (number, each.layer, each.head, each.delta_loss, each.probability)
-            given = each.given
-            own = () if given is None else (given.label, given.best, given.other or None, given.score)
-            yield LookHeadRow(*effect, *own)
+            yield LookHeadRow(
+                number, name, each.layer, each.head, each.delta_loss, each.probability,
+                attends_to(each.given, len(names)), None if each.given is None else each.given.label,
+            )  # fmt: skip
+
+
+def attends_to(given: Given | None, images: int) -> str:
+    """What a head attends to, in a few words; images: that its label rests on."""
+    if given is None:
+        return "not labelled"
+    if images == 1 and ({given.best, given.other} if given.label == MIXED else {given.label}) <= PLACED:
+        return "the same few places for all patches (fixed, or chosen by this image)"
+    return head_words(given.label, given.best, given.other or None, given.score)
 
 
 def print_look(record: LookRecord, console: Console | None = None) -> None:
@@ -201,51 +185,39 @@ def print_look(record: LookRecord, console: Console | None = None) -> None:
     (row,) = record.look
     if row.digits:
         console.print(Text(digits_words(record.aliases[0]).replace("**", ""), style="bold"), soft_wrap=True)
-    names = record.names
-    for index, name in enumerate(names[:SHOWN]):
+    for index, name in enumerate(record.names[:SHOWN]):
         console.print(Text(for_terminal(name), style="bold"))
         for line in _pictures(record, index, console):
             console.print(line, no_wrap=True, overflow="crop")
-        console.print(_classes(record, index))
-        console.print(_heads(record, index, row.images) if row.heads else Text("no heads to ablate"))
-    if len(names) > SHOWN:
-        console.print(f"the report shows all {len(names)} images", markup=False, highlight=False)
+        classes, heads = (Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim") for _ in range(2))
+        classes.show_header = False
+        predicted = record.predictions[index]
+        for label, share in predicted.top_classes:
+            bar = Text("█" * round(_BAR * share), style="cyan")
+            classes.add_row(Text(f"{100 * share:5.1f} %"), Text(for_terminal(label)), bar)
+        console.print(classes)
+        for title in ("head", f"without it, of {100 * predicted.probability_1:.1f} %", "attends to"):
+            heads.add_column(title)
+        for each in record.heads_of(index):
+            heads.add_row(each.name, f"{100 * each.probability:.1f} %", Text(each.attends))
+        console.print(heads if row.heads else Text("no heads to ablate"))
+    if len(record.names) > SHOWN:
+        console.print(f"the report shows all {len(record.names)} images", markup=False, highlight=False)
     if row.note:
         console.print(Text(row.note), soft_wrap=True)
 
 
-def _classes(record: LookRecord, index: int) -> Table:
-    """The most probable classes with bars."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, share in record.predictions[index].top_classes:
-        bar = "█" * round(_BAR * share)
-        table.add_row(Text(f"{100 * share:5.1f} %"), Text(for_terminal(name)), Text(bar, style="cyan"))
-    return table
-
-
-def _heads(record: LookRecord, index: int, images: int) -> Table:
-    """The heads that matter most, and what they attend to."""
-    share = record.predictions[index].probability_1
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("head", f"without it, of {100 * share:.1f} %", "attends to"):
-        table.add_column(title)
-    for each in record.heads_of(index):
-        table.add_row(each.name, f"{100 * each.probability:.1f} %", Text(each.words(images)))
-    return table
-
-
 def _pictures(record: LookRecord, index: int, console: Console) -> Iterator[Text]:
     """The image and its maps beside one another, two pixels a character; none where there is no room or no colour."""
-    arrays = record.maps
-    if arrays is None:
+    if record.maps is None:
         return
-    maps = [arrays.prediction[index], *([] if arrays.runner_up is None else [arrays.runner_up[index]])]
+    maps = [own[index] for own in record.maps.named.values()]
     side = min(_SIDES[1], (console.width - 2) // (1 + len(maps)) - 2)
     if not console.is_terminal or console.color_system not in ("truecolor", "256") or side < _SIDES[0]:
         return
     from vitlens.figures.overlay import Scale, blend
 
-    picture = arrays.pixels[index] / np.float32(255)
+    picture = record.maps.pixels[index] / np.float32(255)
     panels = [picture.transpose(1, 2, 0)]
     for values in maps:
         positive = np.clip(np.nan_to_num(values), 0, None)
@@ -257,20 +229,13 @@ def _pictures(record: LookRecord, index: int, console: Console) -> Iterator[Text
         line = Text()
         for panel in small:
             for upper, lower in zip(panel[row], panel[row + 1]):
-                line.append(_UPPER, style=f"rgb({_rgb(upper)}) on rgb({_rgb(lower)})")
+                line.append("▀", style=" on ".join(f"rgb({','.join(map(str, each))})" for each in (upper, lower)))
             line.append("  ")
         yield line
 
 
-def _reduced(pixels: Pixels, width: int) -> Pixels:
-    """Pixels averaged to this width, and a height in proportion."""
+def _reduced(pixels: NDArray[np.floating[Any]], width: int) -> NDArray[np.uint8]:
+    """Pixels (height, width, 3) in [0, 1] at this width, and an even height in proportion."""
     height = max(2, round(pixels.shape[0] * width / pixels.shape[1] / 2) * 2)
-    rows, columns = (
-        np.minimum(np.arange(count * 4) * size // (count * 4), size - 1)
-        for count, size in ((height, pixels.shape[0]), (width, pixels.shape[1]))
-    )
-    return np.asarray(pixels[rows][:, columns].reshape(height, 4, width, 4, 3).mean((1, 3)))
-
-
-def _rgb(pixel: Pixels) -> str:
-    return ",".join(str(round(255 * float(value))) for value in pixel)
+    image = Image.fromarray((255 * pixels).round().astype(np.uint8))
+    return np.asarray(image.resize((width, height), Image.Resampling.BOX))

@@ -5,6 +5,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,6 @@ from vitlens.names import Readout
 from vitlens.uncertainty import bootstrap_mean, student_mean
 
 DEFAULT_METHODS: Final = tuple(name for name, entry in ATTENTION_METHODS.items() if entry.default)
-_MARKED: Final = 0.5  # of tied maxima: more on the object, and the map is marked as a hit
 KEPT: Final = 2000  # images whose maps are kept as arrays
 
 
@@ -48,7 +48,10 @@ def measure(options: RolloutOptions) -> Path | None:
     chained = any(attention_method(way.method).needs == "chain" for way in ways)
     run = Run("rollout", options, needs=None if chained else "attention")
     model, split = run.model, run.split
-    ways = _supported(model, ways, requested=bool(options.method))
+    classless = [way for way in ways if not attention_method(way.method).gradients]
+    if len(classless) < len(ways) and (options.method or not classless):
+        model.require_classifier()
+    ways = ways if model.has_classifier else classless
     targets = chosen_targets(options.target, model, split)
     (first,) = split.pick(torch.arange(1)).batches(1, device=model.device)
     require_possible(model, first.images, ways)
@@ -61,28 +64,22 @@ def measure(options: RolloutOptions) -> Path | None:
             print_left_out(drawn, len(split), quiet=run.run.quiet, more="maps of all are in arrays/")
             (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
             row, arrays = explored(model, shown.images)
+            masks, hits = split.masks, None
+            if masks is not None:  # where most of the tied maxima lie on the object
+                hits = np.stack([(pointing_hits(own, masks) > 0.5)[:KEPT].numpy() for own in maps.unbind(1)], 1)
+                masks = masks[:drawn]
+            pixels = split.source.read(torch.arange(drawn)).numpy()
             return RolloutRecord(
                 methods=tuple(_map_rows(model, split, ways, maps, readout)),
                 pairs=tuple(_pair_rows(split, ways, maps)),
                 shown=tuple(_image_rows(model, split, logits, targets)),
                 explorer=(row,),
                 mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, shown.images))),
-                maps=_arrays(split, maps, drawn),
+                maps=RolloutArrays(pixels, maps[:KEPT].numpy(), None if masks is None else masks.numpy(), hits),
                 explorer_arrays={} if arrays is None else {model.alias: arrays},
             )
 
         return folder.publish(record)
-
-
-def _supported(model: Model, ways: Sequence[MethodSettings], *, requested: bool) -> list[MethodSettings]:
-    """The ways; for a model without a classifier those that need no class.
-
-    Raises UnsupportedError where others were requested, or none is left.
-    """
-    classless = [way for way in ways if not attention_method(way.method).gradients]
-    if len(classless) < len(ways) and (requested or not classless):
-        model.require_classifier()
-    return list(ways) if model.has_classifier else classless
 
 
 def _maps(
@@ -106,12 +103,10 @@ def _map_rows(
 ) -> Iterator[MapRow]:
     """Each kind of map, with the pointing game where masks are known."""
     named = [(way.name, maps[:, index]) for index, way in enumerate(ways)]
-    pointing = (
-        []
-        if split.masks is None
-        else on_object_rows(model.alias, named, "pointing", split.masks, groups=split.groups, sources=sources(split))
-    )
-    hits = {row.maps: row for row in pointing}
+    hits = {}
+    if split.masks is not None:
+        found = on_object_rows(model.alias, named, "pointing", split.masks, groups=split.groups, sources=sources(split))
+        hits = {row.maps: row for row in found}
     groups = None if split.groups is None else split.groups.numpy()
     for way, (name, own) in zip(ways, named):
         told, hit = information_row(name, own, groups), hits.get(name)
@@ -140,25 +135,11 @@ def _name(way: MethodSettings) -> str:
 
 def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> Iterator[ImageRow]:
     """The prediction of each image, and the target class; None where the model has no classifier."""
-    files = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
+    files = split.names[:KEPT]
     if not model.has_classifier:
-        yield from map(ImageRow, files[:KEPT])
+        yield from map(ImageRow, files)
         return
     confidence, predicted = logits.softmax(-1).max(-1)
     classes = predicted if targets is None else targets
-    for index, file in enumerate(files[:KEPT]):
-        yield ImageRow(
-            file,
-            model.classes[int(predicted[index])],
-            round(float(confidence[index]), 4),
-            model.classes[int(classes[index])],
-        )
-
-
-def _arrays(split: Split, maps: Tensor, drawn: int) -> RolloutArrays:
-    shown = torch.arange(drawn)
-    images, kept = split.source.read(shown).numpy(), maps[:KEPT].numpy()
-    if split.masks is None:
-        return RolloutArrays(images, kept)
-    hits = [pointing_hits(own, split.masks) > _MARKED for own in maps.unbind(1)]
-    return RolloutArrays(images, kept, split.masks[shown].numpy(), torch.stack(hits, 1)[:KEPT].numpy())
+    for file, most, chance, target in zip(files, predicted, confidence, classes):
+        yield ImageRow(file, model.classes[int(most)], round(float(chance), 4), model.classes[int(target)])

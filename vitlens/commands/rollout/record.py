@@ -18,10 +18,10 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class MapRow:
-    """One kind of map, means over images. maps: its name in metrics ("rollout-mean"); name: in figures;
-    method, fusion: its parts; zero: how many maps are zero everywhere; readout: the tokens whose row is read (None: the
-    model's own); of_baseline: the pointing game of the best map that
-    ignores the image; difference: paired over images. None where there are no masks, or too few images."""
+    """One kind of map, means over images. maps: its name in metrics ("rollout-mean"); name: in figures; method, fusion:
+    its parts; zero: how many maps are zero everywhere; readout: the tokens whose row is read (None: the model's own);
+    of_baseline: the pointing game of the best map that ignores the image; difference: paired over images. None where
+    there are no masks, or too few images."""
 
     model: str = col("model")
     maps: str = col("name in metrics")
@@ -29,8 +29,7 @@ class MapRow:
     method: str = col("method")
     zero: int = col("zero everywhere")
     information: Estimate = col(
-        "information",
-        term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map",
+        "information", term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map"
     )
     fusion: Fusion | None = col("fusion of heads", default=None)
     readout: Readout | None = col("readout", default=None)

@@ -1,7 +1,8 @@
 """Which of many images figures draw, on how many sheets, and the note on those that they leave out."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 EACH: Final = 6  # images on a sheet, and in all those drawn of a data set
@@ -14,6 +15,12 @@ def sheets(name: str, count: int, each: int) -> list[tuple[str, slice]]:
         return [(name, slice(0, count))]
     starts = range(0, count, each)
     return [(f"{name}_{number}", slice(at, min(at + each, count))) for number, at in enumerate(starts, start=1)]
+
+
+def file_names(files: Sequence[str]) -> list[str]:
+    """Images by the names of their files, with a number where these repeat."""
+    names = [Path(file).name for file in files]
+    return [f"{at}: {name}" if names.count(name) > 1 else name for at, name in enumerate(names)]
 
 
 def left_out_words(drawn: int, total: int) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The report of `vitlens stats`: what each head attends to, how far and how sharply, and how two models differ."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -75,13 +75,15 @@ def _rank(head: HeadRow) -> tuple[object, ...]:
     return (not head.is_clear, -(head.score.value if head.score else 0.0), head.model, head.layer, head.head)
 
 
-def _labelled(record: StatsRecord) -> list[HeadRow]:
-    return [head for head in heads_shown(record) if head.label is not None and head.model in record.offsets]
+def _labelled(record: StatsRecord, model: int) -> list[HeadRow]:
+    """The heads of the model of this number that have a label."""
+    known = [head for head in heads_shown(record) if head.label is not None and head.model in record.offsets]
+    return [head for head in known if head.model == record.aliases[model]] if model < len(record.aliases) else []
 
 
-def _offsets(rows: Sequence[HeadRow], title: str, record: StatsRecord) -> Figure:
-    labelled = by(rows, "layer")
-    ratios = record.offsets[rows[0].model].ratio
+def _offsets(model: int, record: StatsRecord, title: str) -> Figure:
+    labelled = by(_labelled(record, model), "layer")
+    ratios = record.offsets[record.aliases[model]].ratio
     return specialisation_matrix(
         ratios=[ratios.get(layer) for layer in labelled],
         labels=[[row.label if row.label in LABELS else UNLABELLED for row in own] for own in labelled.values()],
@@ -89,6 +91,10 @@ def _offsets(rows: Sequence[HeadRow], title: str, record: StatsRecord) -> Figure
         layers=list(labelled),
         title=title,
     )
+
+
+def _has_offsets(model: int, record: StatsRecord) -> bool:
+    return bool(_labelled(record, model))
 
 
 def _sharpest(record: StatsRecord) -> str:
@@ -221,11 +227,11 @@ REPORT: Final = Report(
     definitions=definitions,
     picture=Chart(
         "specialisation",
-        _offsets,
+        partial(_offsets, 0),
         "Mean weight of keys by their offset from the query, which is in the middle, for every head. Frame and code "
         "name its pattern, the number is the score.",
-        title="What every head of {{ first.model }} attends to",
-        rows=lambda record: [head for head in _labelled(record) if head.model == record.aliases[0]], whole=True,
+        title="What every head of {{ record.aliases[0] }} attends to",
+        only=partial(_has_offsets, 0), whole=True,
     ),
     glance=(
         *(Glance("means", "statistics", key=name, title=title_of(name),
@@ -252,10 +258,9 @@ REPORT: Final = Report(
             "What does each head attend to?", heads_shown, opening=_unclear, about=("attention health",), order=_rank,
             columns=("model", "layer", "head", "label", "best", "score"),
             charts=(Chart(
-                "specialisation_other", _offsets,
+                "specialisation_other", partial(_offsets, 1),
                 "Mean weight of keys by their offset from the query, which is in the middle, for every head.",
-                title="What every head of {{ first.model }} attends to", whole=True,
-                rows=lambda record: [head for head in _labelled(record) if head.model != record.aliases[0]],
+                title="What every head of {{ record.aliases[1] }} attends to", only=partial(_has_offsets, 1), whole=True,
             ),),
         ),
         Section(

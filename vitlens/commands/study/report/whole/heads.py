@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.commands.ablate.record import UnitRow
-from vitlens.commands.attention.drawn import pixels
 from vitlens.commands.scaffold.maps.on_object import HEAD, OnObjectRow
 from vitlens.commands.scaffold.sheets import sheets
 from vitlens.commands.stats.record import HeadRow
@@ -129,7 +128,7 @@ def _maps(study: Study, alias: str) -> tuple[NDArray[np.floating] | None, Maps]:
     if attention is None or attention.record.maps is None:
         return None, {}
     maps, layers = attention.record.maps.layer, attention.record.layers
-    return pixels(attention.record)[0], {
+    return attention.record.maps.pixels[0], {
         (row.layer, head): one for index, row in enumerate(layers) for head, one in enumerate(maps[index][0])
     }
 
