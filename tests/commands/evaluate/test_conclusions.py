@@ -10,10 +10,9 @@ import torch
 from tests.first_page import check_first_page
 from vitlens.analysis.answers.evaluate import Evaluation, calibration_error
 from vitlens.cli.main import run
-from vitlens.commands.evaluate.claims import misjudged
 from vitlens.commands.evaluate.measure import predicted_rows, recorded
 from vitlens.commands.evaluate.record import EvaluateRecord
-from vitlens.commands.evaluate.report import REPORT
+from vitlens.commands.evaluate.report import REPORT, misjudged
 from vitlens.commands.scaffold.publish import read_folder
 from vitlens.commands.scaffold.requirements import Requirement, outcomes, requirements_of
 from vitlens.errors import InputError

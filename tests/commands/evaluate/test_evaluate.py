@@ -84,7 +84,7 @@ def test_two_models_are_paired_and_the_report_can_be_written_again(models: dict[
     assert pair.p == pair.p_holm
     check_first_page(REPORT(record))
     files = {file: file.read_bytes() for file in (path, *(out / "figures").iterdir())}
-    assert len(files) >= 5
+    assert len(files) >= 4
     for file in files:
         file.unlink()
     report(out)

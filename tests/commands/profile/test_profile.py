@@ -9,8 +9,7 @@ from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.parts import PRODUCTS, parameters_by_part
 from vitlens.analysis.cost.profile import profile
 from vitlens.cli.main import run as command_line
-from vitlens.commands.profile.measure import speed_row
-from vitlens.commands.profile.models import default_sizes
+from vitlens.commands.profile.measure import default_sizes, speed_row
 from vitlens.commands.profile.record import ProfileRecord
 from vitlens.commands.profile.report import REPORT
 from vitlens.commands.scaffold.publish import read_folder
@@ -89,7 +88,7 @@ def test_patch_sizes_of_a_preset_stand_side_by_side(tmp_path):
     sweeps = {(row.model, row.sweep) for row in record.tokens}
     assert sweeps == {("vit-mini", "patch-size"), ("resnet20", "image-size")}
     assert record.metric("exponent/vit-mini/patch-size/products").value == pytest.approx(2)
-    assert (tmp_path / "out" / "figures" / "growth_patches.png").is_file()
+    assert (tmp_path / "out" / "figures" / "growth_patch-size.png").is_file()
 
 
 def test_a_trained_model_is_taken_as_it_is(tiny_vit, tmp_path):

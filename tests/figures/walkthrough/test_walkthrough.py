@@ -8,8 +8,13 @@ from tests.figures.reading import colour_at, cut_off, pixels, texts
 from vitlens.errors import InputError
 from vitlens.figures.patches import in_order
 from vitlens.figures.style import MAGNITUDE, SIGNED
-from vitlens.figures.walkthrough.embedding import patch_embedding, sum_of_vectors
-from vitlens.figures.walkthrough.matrices import head_matrices, matrix_with_row, token_vectors, weighted_values
+from vitlens.figures.walkthrough.matrices import (
+    head_matrices,
+    patch_embedding,
+    token_vectors,
+    weighted_values,
+    weights_with_row,
+)
 
 TOKENS, DIM, GRID = 25, 12, (4, 6)
 
@@ -46,10 +51,7 @@ def test_matrices_of_other_shapes_are_refused(weights):
 def test_a_row_over_the_image_is_the_querys(image, weights):
     weights[3] = 0.0
     weights[3, 1 + 2 * 6 + 5] = 1.0  # the patch in row 2, column 5
-    figure = matrix_with_row(
-        matrix=weights, query=3, image=image, grid=GRID, prefix=("cls",), label="w", signed=False, title="t",
-        row_title="row",
-    )  # fmt: skip
+    figure = weights_with_row(weights=weights, query=3, image=image, grid=GRID, prefix=("cls",), title="t")
     over = figure.axes[1].images[0].get_array()
     height, width = over.shape[:2]
     bright = np.linalg.norm(over - np.array(colormaps[MAGNITUDE](1.0)[:3]), axis=-1)
@@ -78,7 +80,6 @@ def test_every_figure_is_drawn_whole(random, image, weights):
             patch=image[:, :8, :8], filters=random.normal(size=(5, 3, 8, 8)), responses=[3.0, -2.0, 1.0, 0.5, 0.1],
             numbers=[1, 20, 3, 4, 100], embedded=rows, convolved=rows, title="patch embedding",
         ),
-        sum_of_vectors(parts=[("embedding", rows[0]), ("position", rows[1]), ("sum", rows[0] + rows[1])], title="sum"),
         token_vectors(panels=[("queries", rows), ("keys", rows)], marked=[0, 3], prefix=("cls",), title="vectors"),
         weighted_values(weights=weights[0], values=rows, output=weights[0] @ rows, title="values"),
     ]  # fmt: skip

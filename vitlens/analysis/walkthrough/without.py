@@ -20,13 +20,13 @@ from vitlens.shapes import Images, Logits
 
 Change = Literal["none", "no-positions", "unscaled", "patches-zero", "prefix-zero", "prefix-unread", "mean-read"]
 CHANGES: Final[dict[Change, str]] = {
-    "none": "the model as it is",
-    "no-positions": "no position is added to the patches",
-    "unscaled": "no layer divides its scores by sqrt(d)",
-    "patches-zero": "the patches after the last block are zero",
-    "prefix-zero": "CLS and other prefix tokens after the last block are zero",
-    "prefix-unread": "no patch attends to CLS or another prefix token, in any layer",
-    "mean-read": "the mean of the patches is read in the place of CLS",
+    "none": "as it is",
+    "no-positions": "patches without positions",
+    "unscaled": "scores not scaled",
+    "patches-zero": "last block: patches zero",
+    "prefix-zero": "last block: prefix tokens zero",
+    "prefix-unread": "patches do not attend to CLS",
+    "mean-read": "mean of patches read as CLS",
 }
 
 

@@ -6,32 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import (
-    Evaluation,
-    accuracy,
-    calibration,
-    calibration_by_prediction,
-    calibration_error,
-    confusion,
-    evaluate,
-    per_class,
-    require_labels,
-    top_k,
-)
+from vitlens.analysis.answers import evaluate as answers
+from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate, require_labels
 from vitlens.analysis.answers.pairs import pairs
+from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
-from vitlens.commands.evaluate.record import (
-    ClassRow,
-    ConfusionRow,
-    EvaluateRecord,
-    PredictedClassRow,
-    PredictionArrays,
-    ScoreRow,
-)
 from vitlens.commands.scaffold.budgets import trainings_of
 from vitlens.commands.scaffold.calibration import calibration_rows
 from vitlens.commands.scaffold.load import read_as
@@ -42,7 +23,7 @@ from vitlens.data.split import Split
 from vitlens.uncertainty import accuracy_difference, bootstrap_mean, holm
 
 MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
-SHOWN: Final = 12  # images of a prediction grid
+SHOWN: Final = 12  # errors that are drawn
 
 
 def measure(options: EvaluateOptions) -> Path | None:
@@ -62,9 +43,7 @@ def measure(options: EvaluateOptions) -> Path | None:
             lambda: replace(
                 recorded(evaluations, classes=len(run.split.classes), seed=seed),
                 training=trainings_of(run.models),
-                predictions={
-                    each.alias: _arrays(each, split, seed=seed) for each, split in zip(evaluations, run.splits)
-                },
+                predictions={each.alias: _arrays(each, split) for each, split in zip(evaluations, run.splits)},
             )
         )
 
@@ -79,54 +58,53 @@ def _evaluations(run: Run[Any]) -> Iterator[Evaluation]:
         yield replace(part, logits=logits, labels=labels, groups=split.groups)
 
 
-def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> EvaluateRecord:
+def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> rows.EvaluateRecord:
     """The rows of models on the same images. classes: those of the data."""
-    return EvaluateRecord(
+    return rows.EvaluateRecord(
         scores=tuple(_score(each, seed) for each in evaluations),
         per_class=tuple(
-            ClassRow(each.alias, score.name, score.n, score.accuracy)
-            for each in evaluations for score in per_class(each, count=classes, seed=seed)
+            rows.ClassRow(each.alias, score.name, score.n, score.accuracy)
+            for each in evaluations for score in answers.per_class(each, count=classes, seed=seed)
         ),
         by_prediction=tuple(row for each in evaluations for row in predicted_rows(each, seed)),
         confusion=tuple(row for each in evaluations for row in _confusion_rows(each)),
         calibration=tuple(
             row for each in evaluations
-            for row in calibration_rows(each.alias, calibration(each.probabilities, each.labels))
+            for row in calibration_rows(each.alias, answers.calibration(each.probabilities, each.labels))
         ),
         pairs=tuple(_pair_rows(evaluations, seed)),
     )  # fmt: skip
 
 
-def _score(evaluation: Evaluation, seed: int) -> ScoreRow:
+def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
     groups = None if evaluation.groups is None else evaluation.groups.numpy()
     losses = F.cross_entropy(evaluation.logits, evaluation.labels, reduction="none").numpy()
     excess = evaluation.probabilities.amax(-1).double() - evaluation.correct.double()
     many = len(evaluation.classes) >= MANY_CLASSES
-    top5 = top_k(evaluation.logits, evaluation.labels, k=5) if many else None
-    return ScoreRow(
+    top5 = answers.top_k(evaluation.logits, evaluation.labels, k=5) if many else None
+    return rows.ScoreRow(
         evaluation.alias,
         accuracy(evaluation.correct, groups=evaluation.groups, seed=seed),
         bootstrap_mean(losses, groups=groups, seed=seed, unit="nats"),
-        calibration_error(evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed),
+        answers.calibration_error(evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed),
         bootstrap_mean(excess.numpy(), groups=groups, seed=seed),
         None if top5 is None else accuracy(top5, groups=evaluation.groups, seed=seed),
     )
 
 
 def _pair_rows(evaluations: Sequence[Evaluation], seed: int) -> Iterator[PairRow]:
-    known = {each.alias: each for each in evaluations}
+    correct = {each.alias: each.correct.numpy() for each in evaluations}
     groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
     for pair in pairs(evaluations):
-        first, second = (known[alias].correct.numpy() for alias in (pair.first, pair.second))
-        gain = accuracy_difference(first, second, groups=groups, seed=seed)
+        gain = accuracy_difference(correct[pair.first], correct[pair.second], groups=groups, seed=seed)
         yield PairRow(**asdict(pair), difference=gain)
 
 
-def predicted_rows(evaluation: Evaluation, seed: int) -> list[PredictedClassRow]:
+def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClassRow]:
     """Confidence against accuracy of the images that are predicted as each class."""
-    classes = list(calibration_by_prediction(evaluation, seed=seed))
+    classes = list(answers.calibration_by_prediction(evaluation, seed=seed))
     return [
-        PredictedClassRow(
+        rows.PredictedClassRow(
             evaluation.alias, each.name, each.n, each.confidence, each.accuracy, replace(each.gap, n=each.n), each.p,
             p_holm,
         )
@@ -134,30 +112,19 @@ def predicted_rows(evaluation: Evaluation, seed: int) -> list[PredictedClassRow]
     ]  # fmt: skip
 
 
-def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
+def _confusion_rows(evaluation: Evaluation) -> Iterator[rows.ConfusionRow]:
     names = evaluation.classes
-    counts = confusion(evaluation.labels, evaluation.predictions, count=len(names))
+    counts = answers.confusion(evaluation.labels, evaluation.predictions, count=len(names))
     for truth, prediction in counts.nonzero().tolist():
-        yield ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
+        yield rows.ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
 
 
-def _arrays(evaluation: Evaluation, split: Split, *, seed: int) -> PredictionArrays:
+def _arrays(evaluation: Evaluation, split: Split) -> rows.PredictionArrays:
     probability, prediction = evaluation.probabilities.max(-1)
-    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
-    random = order[:SHOWN].sort().values
     wrong = (~evaluation.correct).nonzero().flatten()
     surest = wrong[probability[wrong].argsort(descending=True, stable=True)[:SHOWN]]
-    return PredictionArrays(
-        classes=np.array(evaluation.classes),
-        label=evaluation.labels.numpy(),
-        prediction=prediction.numpy(),
-        probability=probability.numpy(),
-        random=random.numpy(),
-        random_pixels=_pixels(split, random),
-        surest_errors=surest.numpy(),
-        surest_errors_pixels=_pixels(split, surest),
-    )
-
-
-def _pixels(split: Split, indices: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    return split.source.read(indices).numpy() if len(indices) else np.zeros((0, 3, *split.size), np.uint8)
+    pixels = split.source.read(surest).numpy() if len(surest) else np.zeros((0, 3, *split.size), np.uint8)
+    return rows.PredictionArrays(
+        np.array(evaluation.classes), evaluation.labels.numpy(), prediction.numpy(), probability.numpy(),
+        surest.numpy(), pixels,
+    )  # fmt: skip

@@ -75,15 +75,13 @@ _Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
 
 @dataclass(frozen=True)
 class PredictionArrays:
-    """Every prediction of one model, as indices into classes, and the pixels of a few images. random: indices of images
-    drawn at random; surest_errors: of the errors with the highest confidence, highest first."""
+    """Every prediction of one model, as indices into classes. surest_errors: indices of the errors with the highest
+    confidence, highest first, with their pixels."""
 
     classes: ClassNames
     label: _Indices
     prediction: _Indices
     probability: _Shares
-    random: _Indices
-    random_pixels: Pixels
     surest_errors: _Indices
     surest_errors_pixels: Pixels
 

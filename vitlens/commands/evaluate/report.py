@@ -1,227 +1,182 @@
 """The report of `vitlens evaluate`: how accurate models are, where they err, and whether their confidence is right."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from math import sqrt
+from typing import Final
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from vitlens.charts import Picture, bars, images
-from vitlens.commands.evaluate.claims import FEWEST, claims, differs, gain, leans, misjudged
-from vitlens.commands.evaluate.record import ClassRow, ConfusionRow, EvaluateRecord, PredictedClassRow, PredictionArrays
+from vitlens.commands.evaluate.record import ConfusionRow, EvaluateRecord, PredictedClassRow, ScoreRow
 from vitlens.commands.scaffold.calibration import DRAWN, ENOUGH, FEW, diagram
+from vitlens.commands.scaffold.pairs import PairRow
 from vitlens.commands.scaffold.trainings import differences
+from vitlens.commands.scaffold.worst_class import worst_of
 from vitlens.figures.confusion import confusion_matrix
 from vitlens.record import by
-from vitlens.report.claims import above, below
-from vitlens.report.findings import SMALLEST
+from vitlens.report.claims import Claim, found, judge
+from vitlens.report.findings import FOUND, SMALLEST, clear
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import LEVEL, Estimate, Side, apart
+from vitlens.uncertainty import LEVEL, Estimate
 
-_GRID: Final = 12  # images of a grid of one model; of several each has a row of half as many
-_SMALL: Final = 0.5  # of the classes that have few images, from which on it is said
+FEWEST: Final = 20  # images, of a model or a class, below which nothing is claimed
 _PICTURED: Final = 3  # models
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """The predictions of one model."""
-
-    model: str
-    predictions: PredictionArrays
-
-
-def _matrices(record: EvaluateRecord) -> list[_Matrix]:
-    return [_Matrix(alias, record.predictions[alias]) for alias in record.aliases if alias in record.predictions]
-
-
-def _grid(record: EvaluateRecord, chosen: str) -> Iterator[Picture]:
-    """The random images, or the errors of highest confidence, of each model, with what it predicts."""
-    known = _matrices(record)[:_PICTURED]
-    for each in known:
-        own: Any = each.predictions
-        names = [str(name) for name in own.classes]
-        places = getattr(own, chosen)[: _GRID if len(known) == 1 else _GRID // 2]
-        for place, pixels in zip(places.tolist(), getattr(own, f"{chosen}_pixels")):
-            yield Picture.predicted(
-                pixels / np.float32(255), names[own.prediction[place]], float(own.probability[place]),
-                names[own.label[place]], row=each.model if len(known) > 1 else "",
+def claims(record: EvaluateRecord) -> Iterator[Claim]:
+    """Which model is better, what is judged of each, and where its confidence and its classes are worst."""
+    if record.images >= FEW:
+        yield from _which(record)
+    for score in record.scores:
+        if len(record.scores) > 1:
+            yield _accuracy(record, score)
+        error = score.calibration_error
+        if (error.n or 0) >= ENOUGH:
+            yield judge("calibration", score.model, error, "calibration", because="expected calibration error")
+        else:
+            because = say("expected calibration error of fewer than {{ n }} images, which bins bias upwards", n=ENOUGH)
+            yield Claim("calibration", score.model, state="inconclusive", limit="calibration", because=because)
+        yield from _confidence(record, score)
+        own = [(row, row.accuracy) for row in record.per_class if row.model == score.model and row.n >= FEWEST]
+        worst = worst_of(own, score.accuracy)
+        if worst is not None:
+            yield found(
+                "worst class", score.model,
+                "**{{ row.model }}** classifies images of class {{ row.class_name }} worst: {{ effect }}, beside "
+                "{{ overall|value }} of all images.",
+                replace(worst[1], n=worst[0].n), given={"row": worst[0], "overall": score.accuracy},
+                reference=score.accuracy.value, place="per_class",
             )  # fmt: skip
 
 
-def _picture(record: EvaluateRecord) -> list[Picture]:
-    """The errors with the highest confidence; random images where there is no error."""
-    return list(_grid(record, "surest_errors")) or list(_grid(record, "random"))
+def _best(record: EvaluateRecord) -> ScoreRow:
+    return max(record.scores, key=lambda row: row.accuracy.value)
 
 
-def _confusion(rows: Sequence[_Matrix], _: str) -> Figure:
-    """The counts among classes that are a label or a prediction of at least one image."""
-    known = rows[0].predictions
-    label, prediction = known.label.astype(np.int64), known.prediction.astype(np.int64)
-    present, places = np.unique(np.concatenate([label, prediction]), return_inverse=True)
-    size = len(present)
-    flat: NDArray[np.int64] = places[: len(label)] * size + places[len(label) :]
-    counts = np.bincount(flat, minlength=size * size).reshape(size, size)
-    return confusion_matrix(counts=counts, classes=[str(known.classes[at]) for at in present], model=rows[0].model)
+def gain(row: PairRow, of: str) -> Estimate:
+    """The difference of accuracy of a pair as one of its models minus the other."""
+    difference = row.difference or Estimate(0.0, unit="points")
+    if row.first == of:
+        return difference
+    low, high = (None if end is None else -end for end in (difference.high, difference.low))
+    return replace(difference, value=-difference.value, low=low, high=high)
 
 
-def _confused(record: EvaluateRecord) -> list[ConfusionRow]:
-    wrong = [row for row in record.confusion if row.truth != row.prediction]
-    return sorted(wrong, key=lambda row: -row.count) if record.images >= FEWEST else []
+def differs(row: PairRow) -> bool:
+    """Whether the two models differ significantly, and by more than is too small to matter."""
+    return row.p_holm <= LEVEL and abs(gain(row, row.first).value) >= SMALLEST
 
 
-def _most_confused(record: EvaluateRecord) -> str:
-    """The most frequent confusion of each model."""
-    rows = by(_confused(record), "model")
-    parts = [
-        say("**{{ r.model }}** predicts {{ r.prediction }} for {{ r.count }} image{{ r.count|s }} of {{ r.truth }}",
-            r=own[0])
-        for own in rows.values()
-    ]  # fmt: skip
-    if max((row.count for row in _confused(record)), default=0) < 2:
-        return "No confusion occurs twice."
-    return f"Most often {listed(parts[:_PICTURED])}."
-
-
-def _classes(record: EvaluateRecord) -> list[ClassRow]:
-    """Accuracy by class, the lowest mean over models first; none where no class has enough images."""
-    known = [row for row in record.per_class if row.accuracy is not None]
-    if max((row.n for row in known), default=0) < FEWEST:
-        return []
-    means = {name: np.mean([row.accuracy.value for row in own if row.accuracy])
-             for name, own in by(known, "class_name").items()}  # fmt: skip
-    return sorted(known, key=lambda row: means[row.class_name])
-
-
-def _lowest(record: EvaluateRecord) -> str:
-    """The lowest and the highest accuracy of a class, and whether their intervals overlap."""
-    rows = list(by(_classes(record), "model").items())[:_PICTURED]
-    ends = [(alias, *(choose(own, key=lambda row: row.accuracy.value) for choose in (min, max))) for alias, own in rows]
-    parts = [
-        say(
-            "**{{ alias }}** recognises class {{ low.class_name }} worst, {{ low.accuracy|alone }} of {{ low.n }} "
-            "images, and {{ high.class_name }} best, {{ high.accuracy|alone }}", alias=alias, low=low, high=high,
-        )
-        for alias, low, high in ends
-    ]  # fmt: skip
-    together = all(apart(low.accuracy, high.accuracy) is not Side.BELOW for _, low, high in ends)
-    more = " The intervals of the worst and the best class overlap, so they may differ by chance." if together else ""
-    return f"{'; '.join(parts)}.{more}"
-
-
-def _paired(record: EvaluateRecord) -> str:
-    """Which images one of two models alone classifies correctly."""
-    parts = [
-        say(
-            "{{ r.first }} alone is correct on {{ r.only_first_right }} images, {{ r.second }} alone on "
-            "{{ r.only_second_right }}, both on {{ r.both_right }}", r=row,
-        )
-        for row in record.pairs
-    ]  # fmt: skip
-    significant = [row for row in record.pairs if differs(row)]
-    small = [row for row in record.pairs if row.p_holm <= LEVEL and not differs(row)]
-    more = say(
-        "{% if small %} {{ small|length }} difference{{ small|s }} {{ small|are }} significant but below "
-        "{{ smallest }} points, too small to matter.{% endif %}"
-        "{% if several %} {{ significant|length }} of {{ several }} pairs differ significantly.{% endif %}",
-        significant=significant, small=small, smallest=SMALLEST,
-        several=len(record.pairs) if len(record.pairs) > 1 else 0,
-    )  # fmt: skip
-    return " ".join(filter(None, [f"{'; '.join(parts)}." if len(parts) <= _PICTURED else "", more]))
-
-
-def _believed(record: EvaluateRecord) -> str:
-    """The calibration of each model, and over- or underconfidence of enough images."""
-    judged = record.images >= ENOUGH
-    parts = [
-        say(
-            "**{{ s.model }}** has an expected calibration error of {{ s.calibration_error|alone }}{% if judged %}; "
-            "{% if clear %}it is {{ leans }}, by {{ size|points|value }}{% else %}it is not significantly over- or "
-            "underconfident{% endif %}{% endif %}.",
-            s=s, judged=judged, leans=leans(s.confidence_gap),
-            size=replace(s.confidence_gap, value=abs(s.confidence_gap.value)),
-            clear=above(s.confidence_gap, 0.0) or below(s.confidence_gap, 0.0),
-        )
-        for s in record.scores[:_PICTURED]
-    ]  # fmt: skip
-    few = say("{{ n }} images are too few to judge over- or underconfidence.", n=record.images)
-    return " ".join([*parts, *([] if judged else [few])])
-
-
-def _predicted(record: EvaluateRecord) -> list[PredictedClassRow]:
-    return [row for row in record.by_prediction if row.n >= FEWEST]
-
-
-def _leaning(record: EvaluateRecord) -> str:
-    """In how many predicted classes of each model confidence differs from accuracy."""
-    parts = []
-    for model, rows in by(_predicted(record), "model").items():
-        wrong = misjudged(rows)
-        parts.append(
-            say("{{ k or 'none' }} of {{ rows|length }} of **{{ model }}**{% if wrong %}, most for class "
-                "{{ wrong[0].class_name }}{% endif %}", k=len(wrong), rows=rows, model=model, wrong=wrong)
+def _which(record: EvaluateRecord) -> Iterator[Claim]:
+    """The answer: the accuracy of one model, or the best of several and which others it exceeds."""
+    top = _best(record)
+    pairs = {row.second if row.first == top.model else row.first: row
+             for row in record.pairs if top.model in (row.first, row.second)}  # fmt: skip
+    alike = [other for other, row in pairs.items() if not differs(row)]
+    given = {"top": top, "n": record.images, "right": record.images - record.errors, "pairs": pairs, "alike": alike}
+    if not pairs:
+        yield Claim(
+            "top-1 accuracy", top.model,
+            say("**{{ top.model }}** classifies {{ top.accuracy }} of the images correctly.", **given),
+            title=say("{{ top.model }} classifies {{ right }} of {{ n }} images correctly", **given),
+            effect=top.accuracy, kind="answer",
         )  # fmt: skip
-    shown = listed(parts[:_PICTURED])
-    return say("Of predicted classes with at least {{ n }} images, confidence differs significantly from accuracy in "
-               "{{ shown }}.", n=FEWEST, shown=shown)  # fmt: skip
+    for other, row in pairs.items():
+        if differs(row):
+            given |= {"other": other, "row": row, "size": gain(row, top.model)}
+            yield Claim(
+                "which is better", f"{top.model} and {other}",
+                say("**{{ top.model }}** classifies more images correctly than **{{ other }}**: "
+                    "{{ top.accuracy|value }}, {{ size }} more (McNemar's exact test, p = {{ row.p_holm|number }}).",
+                    **given),
+                title=say("{% if not alike %}{{ top.model }} classifies more images correctly than {% if pairs|length "
+                          "> 1 %}the {{ pairs|length }} other models{% else %}{{ other }}{% endif %}{% endif %}",
+                          **given),
+                effect=gain(row, top.model), p=row.p_holm, kind="answer",
+            )  # fmt: skip
+    if alike:
+        row = pairs[alike[0]]
+        yield Claim(
+            "no difference", top.model,
+            say("**{{ top.model }}** has the highest accuracy, {{ top.accuracy|alone }}, but no significant lead over "
+                "{{ alike|names }}{% if pairs|length == 1 %}: {{ size|alone }}, p = {{ row.p_holm|number }}"
+                "{% endif %}.", row=row, size=gain(row, top.model), **given),
+            title=say("{{ top.model }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy", **given),
+            kind="answer",
+        )  # fmt: skip
 
 
-def _bins(record: EvaluateRecord) -> list[Any]:
-    """The bins of confidence, with the record that holds the models' errors."""
-    return [record] if record.images >= DRAWN else []
+def _accuracy(record: EvaluateRecord, score: ScoreRow) -> Claim:
+    """The judgement of a model beside the best that was compared."""
+    top, because = _best(record), say("fewer than {{ few }} images do not order models; raise --limit", few=FEW)
+    if record.images < FEW:
+        return Claim("accuracy", score.model, state="inconclusive", limit="accuracy", because=because)
+    if score is top:
+        because = say("top-1 accuracy {{ own }}, the highest of the models compared", own=score.accuracy)
+        return Claim("accuracy", score.model, state="pass", limit="accuracy", because=because)
+    row = next(row for row in record.pairs if {row.first, row.second} == {score.model, top.model})
+    because = say("difference from {{ best }}", best=top.model)
+    return judge("accuracy", score.model, gain(row, score.model), "accuracy", because=because)
 
 
-def _reliability(rows: Sequence[EvaluateRecord], _: str) -> Figure:
-    (record,) = rows
-    shown = record.aliases[:_PICTURED]
-    errors = {row.model: row.calibration_error.value for row in record.scores}
-    return diagram([row for row in record.calibration if row.model in shown], errors)
+def misjudged(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
+    """The predicted classes, of enough images, whose confidence differs from their accuracy, also after the correction
+    for their number, those with the most images too few or too many correct first."""
+    known = [r for r in rows if r.n >= FEWEST and r.p_holm <= FOUND and 100 * abs(r.gap.value) >= SMALLEST]
+    return sorted((row for row in known if clear(row.gap, 0.0)), key=lambda row: -abs(row.gap.value) * row.n)
 
 
-def _gap(record: EvaluateRecord) -> Estimate | None:
-    return gain(record.pairs[0], record.aliases[0]) if len(record.pairs) == 1 else None
+def _leans(gap: Estimate) -> str:
+    return "overconfident" if gap.value > 0 else "underconfident"
+
+
+def _calibrated(rows: Sequence[PredictedClassRow]) -> bool:
+    """Whether these predicted classes together show neither over- nor underconfidence."""
+    count = sum(row.n for row in rows)
+    if not count:
+        return False
+    mean = sum(row.n * row.gap.value for row in rows) / count
+    ends = [(row.n, row.gap.low, row.gap.high) for row in rows]
+    halves = [n * (high - low) / 2 for n, low, high in ends if low is not None and high is not None]
+    return abs(mean) <= max(sqrt(sum(each**2 for each in halves)) / count, SMALLEST / 100)
+
+
+def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
+    """The predicted class whose confidence misleads most; and over all images, unless that class explains it."""
+    rows = [row for row in record.by_prediction if row.model == score.model]
+    leaning = misjudged(rows)
+    explained = bool(leaning) and _calibrated([row for row in rows if row not in leaning])
+    if leaning:
+        row = leaning[0]
+        yield found(
+            "confidence by class", score.model,
+            "**{{ row.model }}** is {{ leans }} where it predicts class {{ row.class_name }}: mean confidence "
+            "{{ row.confidence|percent(1) }}, accuracy {{ row.accuracy|percent(1) }} of {{ row.n }} images"
+            "{% if several %}; {{ leaning|length }} of {{ rows|length }} predicted classes differ like this{% endif %}"
+            "{% if explained %}; its other predictions together show none{% endif %}.",
+            row.gap,
+            given={"row": row, "leans": _leans(row.gap), "rows": rows, "leaning": leaning,
+                   "several": len(leaning) > 1, "explained": explained},
+            kind="hidden fault", p=row.p_holm, place="calibration",
+        )  # fmt: skip
+    gap = score.confidence_gap
+    if not explained and (gap.n or 0) >= ENOUGH and 100 * abs(gap.value) >= SMALLEST:
+        yield found(
+            "confidence", score.model,
+            "**{{ model }}** is {{ leans }}: mean confidence minus accuracy is {{ effect|points }}.",
+            gap, given={"model": score.model, "leans": _leans(gap)}, kind="hidden fault", place="calibration",
+        )  # fmt: skip
 
 
 def unknown(record: EvaluateRecord) -> Iterator[str]:
     """What could overturn these numbers, the most serious first."""
-    n = record.images
+    n, trained = record.images, differences(record.training)
     if n < FEW:
         scores = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores])
         yield say("{{ n }} image{{ n|s }} {{ n|are }} too few to judge a model: {{ scores }}.", n=n, scores=scores)
-    yield from _trainings(record)
-    for row in record.pairs:
-        if row.p_holm > LEVEL and row.only_first_right + row.only_second_right:
-            yield say(
-                "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence that they are equal: "
-                "the difference may be anything from {{ gap.low|number(1) }} to {{ gap.high|number(1) }} points.",
-                r=row, gap=gain(row, row.first),
-            )  # fmt: skip
-            break
-    few = [row for row in record.per_class if row.model == record.aliases[0] and 0 < row.n < FEW]
-    classes = len({row.class_name for row in record.per_class if row.n})
-    if n >= FEW and len(few) > _SMALL * classes:
-        yield say(
-            "{{ few|length }} of {{ classes }} classes have fewer than {{ limit }} images: another sample could make "
-            "another class the worst.", few=few, classes=classes, limit=FEW,
-        )  # fmt: skip
-    yield say(
-        "The images are a sample of {{ n }}, and of each model one training was evaluated: other data or another seed "
-        "may give another order.", n=n,
-    ) if record.pairs else (
-        "One training was evaluated on images of one kind: other data, or another seed, may give another accuracy."
-    )  # fmt: skip
-    yield (
-        "The calibration error is a mean over bins, which few images bias upwards: models with overlapping intervals "
-        "are not ordered by it."
-    )
-
-
-def _trainings(record: EvaluateRecord) -> Iterator[str]:
-    """That models were trained differently, or that this is not known."""
-    trained = differences(record.training)
     if trained:
         parts = [
             say("{{ what }} {{ values }}", what=Marked(each.what.replace("_", " ")),
@@ -232,12 +187,75 @@ def _trainings(record: EvaluateRecord) -> Iterator[str]:
             f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this as "
             "well as from their architectures."
         )
-    unknown = [budget.model for budget in record.training if not budget.known]
-    if unknown and record.pairs:
+    strange = [budget.model for budget in record.training if not budget.known]
+    if strange and record.pairs:
         yield say(
             "How {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained is not known here, so "
-            "trainings may differ as much as architectures.", names=unknown,
+            "trainings may differ as much as architectures.", names=strange,
         )  # fmt: skip
+    for row in [row for row in record.pairs if row.p_holm > LEVEL and row.only_first_right + row.only_second_right][:1]:
+        yield say(
+            "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence that they are equal: "
+            "the difference may be anything from {{ gap.low|number(1) }} to {{ gap.high|number(1) }} points.",
+            r=row, gap=gain(row, row.first),
+        )  # fmt: skip
+    yield say(
+        "The images are a sample of {{ n }}, and of each model one training was evaluated: other data or another seed "
+        "may give {{ 'another order' if pairs else 'another accuracy' }}.", n=n, pairs=record.pairs,
+    )  # fmt: skip
+
+
+def _errors(record: EvaluateRecord) -> list[Picture]:
+    """The errors with the highest confidence, of several models a row each."""
+    known = {alias: record.predictions[alias] for alias in record.aliases[:_PICTURED] if alias in record.predictions}
+    return [
+        Picture.predicted(
+            pixels / np.float32(255), str(own.classes[own.prediction[at]]), float(own.probability[at]),
+            str(own.classes[own.label[at]]), row=alias if len(known) > 1 else "",
+        )
+        for alias, own in known.items()
+        for at, pixels in list(zip(own.surest_errors, own.surest_errors_pixels))[: 12 if len(known) == 1 else 6]
+    ]  # fmt: skip
+
+
+def _confusion(rows: Sequence[ConfusionRow], _: str) -> Figure:
+    """The counts among classes that are a label or a prediction of at least one image."""
+    names = list(dict.fromkeys([*(row.truth for row in rows), *(row.prediction for row in rows)]))
+    counts = np.zeros((len(names), len(names)), np.int64)
+    for row in rows:
+        counts[names.index(row.truth), names.index(row.prediction)] = row.count
+    return confusion_matrix(counts=counts, classes=names, model=rows[0].model)
+
+
+def _confused(record: EvaluateRecord) -> list[ConfusionRow]:
+    return [row for row in record.confusion if row.truth != row.prediction and record.images >= FEWEST]
+
+
+def _paired(row: PairRow) -> str:
+    words = "{{ first }} alone is correct on {{ only_first_right }} images, {{ second }} alone on "
+    words += "{{ only_second_right }}, both on {{ both_right }}."
+    small = " This difference is significant, but too small to matter."
+    return words + small if row.p_holm <= LEVEL and not differs(row) else words
+
+
+def _leaning(record: EvaluateRecord) -> str:
+    """In how many predicted classes of each model confidence differs from accuracy."""
+    rows = by([row for row in record.by_prediction if row.n >= FEWEST], "model")
+    parts = [
+        say("{{ k or 'none' }} of {{ n }} of **{{ model }}**", k=len(misjudged(own)), n=len(own), model=model)
+        for model, own in rows.items()
+    ]
+    return say(
+        "{% if parts %}Of predicted classes with at least {{ n }} images, confidence differs significantly from "
+        "accuracy in {{ shown }}.{% else %}No class is predicted for {{ n }} images, enough to judge its confidence."
+        "{% endif %}", n=FEWEST, parts=parts, shown=listed(parts[:_PICTURED]),
+    )  # fmt: skip
+
+
+def _reliability(rows: Sequence[EvaluateRecord], _: str) -> Figure:
+    (record,) = rows
+    shown = [row for row in record.calibration if row.model in record.aliases[:_PICTURED]]
+    return diagram(shown, {row.model: row.calibration_error.value for row in record.scores})
 
 
 REPORT: Final = Report(
@@ -247,15 +265,14 @@ REPORT: Final = Report(
     title="Accuracy of {{ record.aliases|join(', ') }}",
     picture=Chart(
         "surest_errors", images(),
-        "{% if record.errors %}The errors with the highest confidence, highest first, with the true class below: the "
-        "worst, "
-        "not typical ones. Labels may be wrong.{% else %}Images with their predictions, none of "
-        "them wrong.{% endif %}",
-        title="{% if record.errors %}Errors with the highest confidence{% else %}Predictions{% endif %}",
-        rows=_picture,
+        "The errors with the highest confidence, highest first, with the true class below: the worst, not typical "
+        "ones. Labels may be wrong.",
+        title="Errors with the highest confidence", rows=_errors,
     ),
     glance=(
-        Glance("scores", "accuracy", question="accuracy", difference=_gap),
+        Glance("scores", "accuracy", question="accuracy", difference=lambda record: (
+            gain(record.pairs[0], record.aliases[0]) if len(record.pairs) == 1 else None
+        )),
         Glance("scores", "top5"),
         Glance("scores", "cross_entropy"),
         Glance("scores", "calibration_error", question="calibration"),
@@ -265,11 +282,15 @@ REPORT: Final = Report(
         Section(
             "Which model is correct on which images?",
             lambda record: record.pairs if record.images >= FEWEST else (),
-            opening=_paired, about=("accuracy",),
+            says=_paired, about=("accuracy",),
             columns=("first", "second", "difference", "only_first_right", "only_second_right", "p_holm"),
         ),
         Section(
-            "Which classes are recognised worst?", _classes, opening=_lowest,
+            "Which classes are recognised worst?",
+            lambda record: [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST],
+            order=lambda row: row.accuracy.value,
+            opening="The lowest accuracy is that of **{{ first.model }}** on class {{ first.class_name }}, "
+            "{{ first.accuracy|alone }} of {{ first.n }} images; the highest is {{ rows[-1].accuracy|value }}.",
             columns=("model", "class_name", "n", "accuracy"),
             charts=(Chart(
                 "per_class", bars("class_name", "accuracy", of="model"),
@@ -279,38 +300,27 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "Which classes are confused?", _confused, opening=_most_confused,
+            "Which classes are confused?", _confused, order=lambda row: -row.count,
+            opening="Most often **{{ first.model }}** predicts {{ first.prediction }} for {{ first.truth }}: "
+            "{{ first.count }} image{{ first.count|s }}.",
             columns=("model", "truth", "prediction", "count"),
             charts=(Chart(
                 "confusion", _confusion,
                 "Images by true class (rows) and predicted class (columns); colour: share of the row. Classes that "
                 "do not occur are left out.",
-                title="Confusions of {{ first.model }}", rows=lambda record: _matrices(record)[:_PICTURED],
-                each="model",
+                title="Confusions of {{ first.model }}", each="model",
+                rows=lambda record: [row for row in record.confusion if row.model in record.aliases[:_PICTURED]],
             ),),
         ),
         Section(
-            "Is the confidence right?", lambda record: record.scores if record.images >= FEWEST else (),
-            opening=_believed, about=("calibration",),
+            "Is the confidence right?", lambda record: record.by_prediction if record.images >= FEWEST else (),
+            opening=_leaning, about=("calibration",), order=lambda row: (row.p_holm, row.p),
+            columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),
             charts=(Chart(
                 "calibration", _reliability,
                 "Accuracy against confidence in bins, with the share of images below; bars under the dashed line are "
                 "overconfident, hollow ones hold few images.",
-                title="Accuracy against confidence", rows=_bins,
-            ),),
-        ),
-        Section(
-            "For which predicted classes is it wrong?", _predicted, opening=_leaning,
-            order=lambda row: (row.p_holm, row.p),
-            columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),
-        ),
-        Section(
-            "What are typical predictions?", lambda record: list(_grid(record, "random")),
-            opening="These images were drawn at random: they are too few to judge a model by.",
-            charts=(Chart(
-                "predictions", images(),
-                "Images with prediction and probability; blue: correct, red: wrong, with the true class below.",
-                title="Predictions for random images",
+                title="Accuracy against confidence", rows=lambda record: [record] if record.images >= DRAWN else [],
             ),),
         ),
     ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,31 +13,27 @@ from vitlens.analysis.cost.latency import LONGEST, TimedBatch, latencies
 from vitlens.analysis.cost.memory import process_peak
 from vitlens.analysis.cost.parts import PARTS, PRODUCTS, STAGE, in_order
 from vitlens.analysis.cost.profile import Profile, profile, tokens_of
-from vitlens.commands.profile.models import load_for_cost, sized
+from vitlens.commands.profile import record as rows
 from vitlens.commands.profile.options import ProfileOptions
-from vitlens.commands.profile.record import (
-    Cost,
-    CostRow,
-    ExponentRow,
-    LeftOutSizeRow,
-    MachineRow,
-    PartRow,
-    ProfileRecord,
-    Size,
-    SpeedRow,
-    Sweep,
-    TokensRow,
-)
+from vitlens.commands.scaffold.load import load_models
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.run import Run
-from vitlens.devices import autocast, device_name
+from vitlens.devices import autocast, device_name, resolve_device
+from vitlens.errors import InputError
+from vitlens.models.assembly import default_classes
+from vitlens.models.loading import untrained
 from vitlens.models.model import Model
+from vitlens.models.naming import parse_models, require_rule
 from vitlens.models.resizing import untrained_at
+from vitlens.models.sources.registry import source_of
+from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.uncertainty import Estimate, median_of
 
-_LARGEST: Final = {"cpu": 64, "other": 1024}  # batch, without --batch-sizes
-_IMAGES: Final = {"cpu": 1, "other": 32}  # at a time for growth: one image does not occupy a GPU
+_FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # of the model's own image side
+_LARGEST: Final = {True: 64, False: 1024}  # batch on a CPU and elsewhere, without --batch-sizes
+_IMAGES: Final = {True: 1, False: 32}  # at a time for growth: one image does not occupy a GPU
+Variants = Mapping[str, Mapping[str, rows.Size]]
 
 
 def measure(options: ProfileOptions) -> Path | None:
@@ -45,57 +42,86 @@ def measure(options: ProfileOptions) -> Path | None:
     Models without weights of their own are untrained. Raises InputError (or one of its kind) before anything is
     written.
     """
-    variants: Mapping[str, Sequence[str]] = {}
-
-    def load(given: RunOptions) -> tuple[Model, ...]:
-        nonlocal variants
-        loaded, variants = load_for_cost(options, given)
-        return loaded
-
-    run = Run("profile", options, images=False, load=load)
+    variants = _variants(options)
+    run = Run("profile", options, images=False, load=lambda given: _loaded(options, given, variants))
     for model in run.models:
         for size in options.sizes:
             untrained_at(model, size)  # refuses a size that does not fit before anything is measured
     device = run.model.device
     requested = options.batch_sizes or (() if run.run.batch_size is None else (run.run.batch_size,))
-    batches = requested or tuple(2**power for power in range(_LARGEST[_kind(device)].bit_length()))
+    batches = requested or tuple(2**power for power in range(_LARGEST[device.type == "cpu"].bit_length()))
     longest = None if requested else LONGEST
     arithmetic = "fp32" if isinstance(autocast(device, run.run.precision), nullcontext) else "bf16"
     with run.folder("Cost of") as folder:
         steps = len(run.models) * (1 + len(batches))
         with progress("Measuring", steps, unit="measurements", quiet=run.run.quiet) as advance:
-            costs: list[Profile] = []
+            costs: dict[Model, Profile] = {}
             for model in run.models:
-                costs.append(profile(model, batch_sizes=(), precision=arithmetic))
+                costs[model] = profile(model, batch_sizes=(), precision=arithmetic)
                 advance(1)
             timed = latencies(run.models, batches, precision=arithmetic, longest=longest, advance=advance)
-        grown = list(growth(run.models, variants, options.sizes, precision=arithmetic))
-        points = tuple(row for row in grown if isinstance(row, TokensRow))
-        pairs = list(zip(run.models, costs))
-        machine = MachineRow(device_name(device), torch.get_num_threads(), arithmetic, longest, process_peak())
+        grown = list(_growth(run.models, variants, options.sizes, precision=arithmetic))
+        points = tuple(row for row in grown if isinstance(row, rows.TokensRow))
+        machine = rows.MachineRow(device_name(device), torch.get_num_threads(), arithmetic, longest, process_peak())
         return folder.publish(
-            lambda: ProfileRecord(
+            lambda: rows.ProfileRecord(
                 machine=(machine,),
-                costs=tuple(cost_row(model, cost) for model, cost in pairs),
-                parts=tuple(row for model, cost in pairs for row in part_rows(model.alias, cost)),
-                speed=tuple(
-                    speed_row(model.alias, each) for model, own in zip(run.models, timed) for each in own
-                ),
+                costs=tuple(_cost_row(model, cost) for model, cost in costs.items()),
+                parts=tuple(row for model, cost in costs.items() for row in _part_rows(model.alias, cost)),
+                speed=tuple(speed_row(model.alias, each) for model, own in zip(run.models, timed) for each in own),
                 tokens=points,
-                left_out=tuple(row for row in grown if isinstance(row, LeftOutSizeRow)),
-                exponents=tuple(exponent_rows(points)),
+                left_out=tuple(row for row in grown if isinstance(row, rows.LeftOutSizeRow)),
+                exponents=tuple(_exponent_rows(points)),
             )
-        )  # fmt: skip
+        )
 
 
-def _kind(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else "other"
+def _variants(options: ProfileOptions) -> Variants:
+    """By alias of each ViT preset that is built with several patch sizes: these, by alias, as alias-p4 and so on."""
+    require_rule(options.models)
+    named, sizes = parse_models(options.models), options.patch_sizes
+    words = {f"{height}" if height == width else f"{height}x{width}": (height, width) for height, width in sizes}
+    found = {
+        model.alias: {f"{model.alias}-p{word}": size for word, size in words.items()}
+        for model in named if sizes and model.name in VIT_PRESETS and not model.weights
+    }  # fmt: skip
+    if sizes and not found:
+        raise InputError(
+            f"expected a preset of a ViT with --patch-size, found {', '.join(model.name for model in named)}; "
+            f"try {next(iter(VIT_PRESETS))}, or --sizes for any model"
+        )
+    return found if options.model_options.weights is None else {}
 
 
-def cost_row(model: Model, cost: Profile) -> CostRow:
-    """The totals of one model."""
+def _loaded(options: ProfileOptions, run: RunOptions, variants: Variants) -> tuple[Model, ...]:
+    """The models; one without weights of its own (a preset, a name of a hub) stays untrained."""
+    given = options.model_options
+    if given.weights is not None:
+        return load_models(options.models, model_options=given, options=run)
+    loaded: list[Model] = []
+    for model in parse_models(options.models):
+        for alias, size in variants.get(model.alias, {}).items():
+            variant = untrained(
+                model.name,
+                classes=default_classes(VIT_PRESETS[model.name].classes),
+                image_size=given.image_size,
+                seed=run.seed,
+                alias=alias,
+                overrides={"patch_size": [*size]},
+            )
+            variant.provenance = replace(variant.provenance, weights="random")
+            loaded.append(variant.to(resolve_device(run.device)).eval().requires_grad_(False))
+        if model.alias not in variants:
+            source = source_of(model.name)
+            bare = not model.weights and (source is None or source.weights != "own")
+            own = replace(given, random_weights=True) if bare else given
+            loaded += load_models([model], model_options=own, options=run)
+    return tuple(loaded)
+
+
+def _cost_row(model: Model, cost: Profile) -> rows.CostRow:
     one_sequence, products = model.anatomy.layout is not None, cost.flops.get(PRODUCTS, 0)
-    return CostRow(
+    return rows.CostRow(
         model=model.alias,
         family=model.anatomy.family,
         untrained=model.provenance.weights == "random",
@@ -112,64 +138,78 @@ def cost_row(model: Model, cost: Profile) -> CostRow:
     )
 
 
-def part_rows(alias: str, cost: Profile) -> Iterator[PartRow]:
+def _part_rows(alias: str, cost: Profile) -> Iterator[rows.PartRow]:
     """The parts of one model in the order of a forward pass."""
+    totals = [sum(each.values()) for each in (cost.parameters, cost.flops)]
     for part in in_order({*cost.parameters, *cost.flops}):
         meaning = PARTS[STAGE if part.startswith(f"{STAGE} ") else part]
-        yield PartRow(alias, part, meaning, cost.parameters.get(part, 0), cost.flops.get(part, 0))
+        parameters, flops = cost.parameters.get(part, 0), cost.flops.get(part, 0)
+        yield rows.PartRow(alias, part, meaning, parameters, flops, parameters / totals[0], flops / totals[1])
 
 
-def speed_row(alias: str, timed: TimedBatch) -> SpeedRow:
+def speed_row(alias: str, timed: TimedBatch) -> rows.SpeedRow:
     """The passes of one model at one batch size."""
     quartiles, time = timed.latency, _median(timed)
     low, high = (None if end is None else 1000 * quartiles.images / end for end in (time.high, time.low))
     rate = Estimate(1000 * quartiles.images / time.value, low, high, time.n, "images/s")
-    return SpeedRow(alias, quartiles.images, time, rate, quartiles.high / quartiles.low, timed.device_bytes)
+    return rows.SpeedRow(alias, quartiles.images, time, rate, quartiles.high / quartiles.low, timed.device_bytes)
 
 
 def _median(timed: TimedBatch) -> Estimate:
     return median_of([1000 * second for second in timed.seconds], unit="ms")
 
 
-def growth(
-    models: Sequence[Model], variants: Mapping[str, Sequence[str]], sizes: Sequence[Size], *, precision: str
-) -> Iterator[TokensRow | LeftOutSizeRow]:
+def _growth(
+    models: Sequence[Model], variants: Variants, sizes: Sequence[rows.Size], *, precision: str
+) -> Iterator[rows.TokensRow | rows.LeftOutSizeRow]:
     """Cost at each number of tokens, by patch size or image size; or a size at which a model does not run."""
-    by_alias = {model.alias: model for model in models}
-    several = {base: names for base, names in variants.items() if len(names) > 1}
-    for base, names in several.items():
-        for name in names:
-            yield _point(base, "patch-size", by_alias[name], precision)
-    repatched = {name for names in several.values() for name in names}
+    bases = {alias: base for base, names in variants.items() if len(names) > 1 for alias in names}
     for model in models:
-        if model.alias in repatched and not sizes:
+        if model.alias in bases:
+            yield _point(bases[model.alias], "patch-size", model, precision)
+    for model in models:
+        if model.alias in bases and not sizes:
             continue
-        for size, resized in sized(model, sizes):
-            if isinstance(resized, str):  # the reason why it does not run
-                yield LeftOutSizeRow(model.alias, "image-size", size, resized)
+        for size in sizes or default_sizes(model):
+            try:
+                resized = untrained_at(model, size)
+            except InputError as error:  # of a default size: those of --sizes were tried before
+                yield rows.LeftOutSizeRow(model.alias, "image-size", size, str(error))
             else:
                 yield _point(model.alias, "image-size", resized, precision)
 
 
-def _point(alias: str, sweep: Sweep, model: Model, precision: str) -> TokensRow:
-    flops, images = flops_by_part(model), _IMAGES[_kind(model.device)]
+def default_sizes(model: Model) -> list[rows.Size]:
+    """From half to double the model's own size, in whole patches (without patches, in steps of 8 px or less)."""
+    sides, layout = model.input_size, model.anatomy.layout
+    units = layout.patch_size if layout is not None else tuple(map(_step, sides))
+    height, width = (
+        [max(1, round(side / unit * factor)) * unit for factor in _FACTORS] for side, unit in zip(sides, units)
+    )
+    return list(dict.fromkeys(zip(height, width)))
+
+
+def _step(side: int) -> int:
+    return next((unit for unit in (8, 4, 2) if side % unit == 0 and side // unit >= 4), 1)
+
+
+def _point(alias: str, sweep: rows.Sweep, model: Model, precision: str) -> rows.TokensRow:
+    flops, images = flops_by_part(model), _IMAGES[model.device.type == "cpu"]
     ((timed,),) = latencies([model], [images], precision=precision)
-    return TokensRow(
-        alias, sweep, model.input_size, tokens_of(model), sum(flops.values()), flops.get(PRODUCTS, 0), images,
-        _median(timed),
-    )  # fmt: skip
+    total, products = sum(flops.values()), flops.get(PRODUCTS, 0)
+    return rows.TokensRow(alias, sweep, model.input_size, tokens_of(model), total, products, images, _median(timed))
 
 
-def exponent_rows(points: Sequence[TokensRow]) -> Iterator[ExponentRow]:
+def _exponent_rows(points: Sequence[rows.TokensRow]) -> Iterator[rows.ExponentRow]:
     """The exponents of latency, FLOPs and attention products; none without attention, or for one number of tokens."""
     for model, sweep in dict.fromkeys((row.model, row.sweep) for row in points):
         own = [row for row in points if (row.model, row.sweep) == (model, sweep)]
         tokens = [row.tokens for row in own]
-        costs: dict[Cost, list[float]] = {
+        costs: dict[rows.Cost, list[float]] = {
             "latency": [row.latency.value for row in own],
             "flops": [row.flops for row in own],
             "products": [row.products for row in own],
         }
         for cost, values in costs.items():
             if len(set(tokens)) > 1 and min(values) > 0:
-                yield ExponentRow(model, sweep, cost, exponent(tokens, values), min(tokens), max(tokens))
+                yield rows.ExponentRow(model, sweep, cost, exponent(tokens, values), min(tokens), max(tokens))

@@ -62,13 +62,15 @@ class CostRow:
 
 @dataclass(frozen=True)
 class PartRow:
-    """One part of one model."""
+    """One part of one model, and its shares of the model's own."""
 
     model: str = col("model")
     part: str = col("part")
     meaning: str = col("what it is")
     parameters: int = col("parameters")
     flops: int = col("FLOPs", unit="FLOPs")
+    of_parameters: float | None = col("share of parameters", unit="fraction", default=None)
+    of_flops: float | None = col("share of FLOPs", unit="fraction", default=None)
 
 
 @dataclass(frozen=True)

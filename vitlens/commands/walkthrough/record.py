@@ -19,9 +19,8 @@ class WalkRow:
 
     named: whether the user named it; patch_values: of one patch, in three colours; prefix: tokens before the patches;
     readout: what the classifier reads; scale: as the model has it, expected_scale: 1 / sqrt(head_dim); product, score,
-    weight: of the pair; times_uniform: the weight over that of uniform attention; the deviations: over all pairs;
-    largest, unscaled_largest: weights of the query's row, with and without scaling; entropy, unscaled_entropy: of the
-    row; prefix_mass: of the row on prefix tokens; the norms: at the query's token.
+    weight: of the pair; times_uniform: the weight over that of uniform attention; largest, unscaled_largest: weights of
+    the query's row, with and without scaling; prefix_mass: of the row on prefix tokens; output_norm: at the query.
     """
 
     image: str
@@ -50,12 +49,8 @@ class WalkRow:
     score: float
     weight: float
     times_uniform: float
-    products_deviation: float
-    scores_deviation: float
     largest: float
     unscaled_largest: float
-    entropy: float
-    unscaled_entropy: float
     prefix_mass: float
     output_norm: float
 
@@ -67,18 +62,20 @@ class WalkRow:
 
 @dataclass(frozen=True)
 class StepRow:
-    """One step computed again by hand: the largest difference from the model's own, None where it was not (note: why),
-    and the largest value."""
+    """One step computed again by hand. difference: the largest from the model's own, None where it was not (note: why);
+    largest: the largest value."""
 
-    step: StepName
-    largest: float
-    note: str
-    difference: float | None = None
-
-    @property
-    def relative(self) -> float | None:
-        """The difference as a share of the largest value."""
-        return None if self.difference is None else self.difference / max(self.largest, 1e-12)
+    step: StepName = col("step")
+    largest: float = col("largest value")
+    difference: float | None = col("difference", default=None)
+    relative: float | None = col(
+        "largest difference",
+        term="by hand minus the model's own, as a share of the largest value of the step",
+        default=None,
+    )
+    formula: str = col("by hand", default="")
+    compared: str = col("compared with", default="")
+    note: str | None = col("note", default=None)
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,7 @@ class HeadEntropyRow:
 @dataclass(frozen=True)
 class PermutationRow:
     """The patches in another order, with or without positions: the largest difference of the patches after the last
-    block from the same permutation of the plain run's, of the logits, and the largest value of the patches; prediction
-    and probability: None without a classifier."""
+    block from the same permutation of the plain run's, of the logits, and the largest value of the patches."""
 
     positions: bool
     difference: float
@@ -151,39 +147,32 @@ class ReversalRow:
 
 
 Vectors: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
-Vector: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None,))]
 
 
 @dataclass(frozen=True)
 class HeadArrays:
     """The steps of the head. pixels: the image as the model saw it; order: of the permuted patches; queries, keys and
-    values (tokens, numbers); products, scores and weights (query, key); of the followed query: unscaled, its weights
-    without scaling (key,), and output (numbers,)."""
+    values (tokens, numbers); scores and weights (query, key)."""
 
     pixels: Pixels
     order: Annotated[NDArray[np.integer[Any]], Form("i", (None,))]
     queries: Vectors
     keys: Vectors
     values: Vectors
-    products: Vectors
     scores: Vectors
     weights: Vectors
-    unscaled: Vector
-    output: Vector
 
 
 @dataclass(frozen=True)
 class EmbeddingArrays:
     """The patch embedding: embedded: by hand, convolved: by the convolution (patches, dim); filters: those with the
-    strongest response to the key's patch (n, 3, height, width), responses: these, numbers: theirs; position: what is
-    added to that patch (dim,), None where no fixed vector is."""
+    strongest response to the key's patch (n, 3, height, width), responses: these, numbers: theirs."""
 
     embedded: Vectors
     convolved: Vectors
     filters: Annotated[NDArray[np.floating[Any]], Form("f", (None, 3, None, None))]
-    responses: Vector
+    responses: Annotated[NDArray[np.floating[Any]], Form("f", (None,))]
     numbers: Annotated[NDArray[np.integer[Any]], Form("i", (None,))]
-    position: Vector | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Matrices of numbers as heat maps: scores and weights of all pairs of tokens, and vectors of all tokens."""
+"""Figures of one head: the patch embedding, scores and weights of all pairs of tokens, and vectors of all tokens."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,12 +10,15 @@ from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
+from vitlens.figures.board import without_frames
 from vitlens.figures.inputs import Array, as_array, as_image
 from vitlens.figures.overlay import Scale, blend, colour_bar, joint_scale
 from vitlens.figures.style import (
     BLUE,
+    GREY,
     MAGNITUDE,
     SIGNED,
+    SMALL,
     VERMILLION,
     WIDE,
     heading,
@@ -54,26 +57,21 @@ def head_matrices(*, scores: ArrayLike, weights: ArrayLike, prefix: Sequence[str
 
 
 @styled
-def matrix_with_row(
-    *, matrix: ArrayLike, query: int, image: ArrayLike, grid: tuple[int, int], prefix: Sequence[str], label: str,
-    signed: bool, title: str, row_title: str,
-) -> Figure:  # fmt: skip
-    """A matrix (query, key) with one query's row marked, and that row over the image, patch by patch.
-
-    image: (3, height, width) in [0, 1]; signed: colours centred at 0 (scores), else from 0 up (weights).
-    """
-    values = as_array(matrix, name="matrix", axes=("query", "key"))
-    picture = as_image(image)
+def weights_with_row(
+    *, weights: ArrayLike, query: int, image: ArrayLike, grid: tuple[int, int], prefix: Sequence[str], title: str
+) -> Figure:
+    """Weights (query, key) with one query's row marked, and that row over the image (3, height, width), patch by
+    patch."""
+    values = 100 * as_array(weights, name="weights", axes=("query", "key"))
     figure = sheet(WIDE, 3.5)
     left, right = figure.subplots(1, 2)
-    draw_matrix(left, values, signed=signed, label=label)
+    draw_matrix(left, values, signed=False, label="weight (%)")
     name_tokens(left, prefix)
-    tokens = values.shape[1]
-    left.add_patch(Rectangle((-0.5, query - 0.5), tokens, 1, fill=False, edgecolor=VERMILLION, linewidth=1.2))
+    _outline(left, query, values.shape[1])
     row = values[query, len(prefix) :].reshape(grid)
-    right.imshow(blend(picture, row, scale=joint_scale(row[None]), smooth=False))
-    right.set_title(row_title)
-    _without_ticks(right)
+    right.imshow(blend(as_image(image), row, scale=joint_scale(row[None]), smooth=False))
+    right.set_title("its row, over the image")
+    without_frames([right])
     heading(figure, title)
     return figure
 
@@ -130,6 +128,43 @@ def weighted_values(*, weights: ArrayLike, values: ArrayLike, output: ArrayLike,
     return figure
 
 
+@styled
+def patch_embedding(
+    *, patch: ArrayLike, filters: ArrayLike, responses: Sequence[float], numbers: Sequence[int], embedded: ArrayLike,
+    convolved: ArrayLike, title: str,
+) -> Figure:  # fmt: skip
+    """A patch (3, height, width) in [0, 1], filters (n, 3, height, width) with their responses, and all numbers of all
+    patches as the convolution gives them against unfold and a linear map.
+
+    Each filter is drawn as a picture, its weights divided by its largest: 0 is grey. numbers: of the filters.
+    """
+    weights = as_array(np.reshape(filters, (len(responses), -1)), name="filters", axes=("filters", "weights"))
+    shape = np.shape(filters)
+    figure = sheet(WIDE, 2.7)
+    columns = (len(responses) + 1) // 2
+    grid = figure.add_gridspec(2, columns + 3, width_ratios=[1.6, *[0.9] * columns, 0.35, 2.6])
+    first = figure.add_subplot(grid[:, 0])
+    first.imshow(as_image(patch).transpose(1, 2, 0), interpolation="nearest")
+    first.set_title("one patch")
+    for index, (response, number) in enumerate(zip(responses, numbers, strict=True)):
+        axes = figure.add_subplot(grid[index // columns, 1 + index % columns])
+        most = float(np.abs(weights[index]).max()) or 1.0
+        axes.imshow(0.5 + weights[index].reshape(shape[1:]).transpose(1, 2, 0) / (2 * most), interpolation="nearest")
+        axes.set_title(f"filter {number}\n{response:+.2f}", fontsize=SMALL)
+    without_frames(figure.axes)
+    axes = figure.add_subplot(grid[:, -1])
+    ours: Array = as_array(embedded, name="embedded", axes=("patches", "dim")).ravel()
+    own: Array = as_array(convolved, name="convolved", axes=("patches", "dim")).ravel()
+    low, high = float(min(own.min(), ours.min())), float(max(own.max(), ours.max()))
+    axes.plot([low, high], [low, high], color=GREY, linewidth=0.8)
+    axes.plot(own, ours, ".", color=BLUE, markersize=1.5, alpha=0.4, rasterized=True)
+    axes.set_xlabel("convolution")
+    axes.set_ylabel("unfold and linear")
+    axes.set_title(f"{own.size:,} numbers")
+    heading(figure, title)
+    return figure
+
+
 def draw_matrix(axes: Axes, values: Array, *, signed: bool, label: str) -> None:
     """Fill axes with a matrix and give it a colour bar; up to the 99.5th percentile, with an arrow beyond."""
     finite = values[np.isfinite(values)]
@@ -163,9 +198,3 @@ def name_tokens(axes: Axes, prefix: Sequence[str], *, keys: bool = True) -> None
 
 def _outline(axes: Axes, token: int, numbers: int) -> None:
     axes.add_patch(Rectangle((-0.5, token - 0.5), numbers, 1, fill=False, edgecolor=VERMILLION, linewidth=1.2))
-
-
-def _without_ticks(axes: Axes) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
