@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitlens.analysis.robustness.curve import Outcome, halving_epsilon, paired, robust_by_class
+from vitlens.analysis.robustness.curve import Outcome, halving_epsilon, paired
 from vitlens.errors import InputError
 from vitlens.uncertainty import mcnemar
 
@@ -76,15 +76,6 @@ def test_pairs_are_mcnemars_tests_corrected_together():
 def test_other_images_are_no_pair():
     with pytest.raises(InputError, match="two models under one attack"):
         paired([(outcome([1, 2]), outcome([1, 2, 4]))])
-
-
-def test_by_class():
-    labels = torch.tensor([0, 0, 0, 1, 1, 3])
-    scores = robust_by_class(outcome([0, 1, 4, INF, 2, INF]), labels, ("a", "b", "c", "d"), epsilon=2 / 255)
-    assert [score.n for score in scores] == [3, 2, 0, 1]
-    assert [None if one.accuracy is None else one.accuracy.value for one in scores] == pytest.approx(
-        [1 / 3, 0.5, None, 1]
-    )
 
 
 def test_the_epsilon_that_halves_every_model():

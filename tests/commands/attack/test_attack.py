@@ -146,7 +146,8 @@ def test_what_changes_inside_is_recorded(folder):
     arrays = record.examples["vit-digits"]
     assert np.abs(arrays.change).max() <= 32 / 255 + 1e-3
     assert arrays.answers.shape == arrays.probability.shape
-    np.testing.assert_allclose(arrays.before.sum((1, 2)), 1, rtol=1e-4)
+    assert arrays.before.min() >= 0
+    assert arrays.before.max() > 0
 
 
 def test_the_report_claims_nothing_of_four_images_and_shows_what_there_is(folder):
@@ -156,8 +157,7 @@ def test_the_report_claims_nothing_of_four_images_and_shows_what_there_is(folder
     assert {verdict.state for verdict in document.verdicts if verdict.subject.startswith("robustness")} <= {
         "inconclusive"
     }
-    names = [figure.name for figure in document.figures]  # C&W finds nothing in three steps: no distances
-    assert names == ["examples", "curves", "pairs"]
+    assert [figure.name for figure in document.figures] == ["examples", "curves", "pairs"]
     assert all(len(table.rows) <= 8 and len(table.columns) <= 6 for each in document.sections for table in each.tables)
     assert 0 < len(document.first.unknown) <= 5
 
@@ -269,7 +269,7 @@ def test_several_processes_give_the_results_of_one(tmp_path, monkeypatch, tiny_v
     same_arrays(tmp_path / "one", tmp_path / "0", "tiny-vit")
 
 
-def test_corruptions_and_classes_of_labelled_images(tmp_path):
+def test_corruptions_of_labelled_images(tmp_path):
     options = AttackOptions(
         (), attacks=("fgsm",), epsilons=(2.0, 8.0), inside=False, transfer=False, self_checks="few", baseline="other"
     )
@@ -283,14 +283,12 @@ def test_corruptions_and_classes_of_labelled_images(tmp_path):
         assert len(own) == 7 * 5
         assert row.mean_error.value == pytest.approx(1 - np.mean(own))
         assert row.lost.value == pytest.approx(100 * (row.clean.value - np.mean(own)))
-        classes = [each for each in record.by_class if each.model == row.model]
-        assert sum(each.clean.value * each.clean.n for each in classes) == pytest.approx(40 * row.clean.value)
     assert not record.transfer
     document = REPORT(record)
     states = {verdict.subject: verdict.state for verdict in document.verdicts}
     assert states["common corruptions of cnn-digits"] in ("pass", "warn", "fail")
     assert states["common corruptions of other"] == "inconclusive"  # at chance: nothing to lose
-    assert [figure.name for figure in document.figures] == ["curves", "pairs", "distances", "corruptions"]
+    assert [figure.name for figure in document.figures] == ["curves", "pairs", "corruptions"]
 
 
 def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vit):

@@ -95,9 +95,9 @@ def test_rungs_that_differ_in_more_images_than_there_are_stand_once():
 
 
 def test_a_model_with_no_correct_image_costs_nothing():
-    idle = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", True, 1, 1, 0, 0, 0, None, 0, 0, 0.0)
+    idle = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", 1, 1, 0, 0, None, 0, 0, 0.0)
     assert pass_seconds(idle) == 0.0
-    busy = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", True, 1, 1, 9, 9, 0, None, 20, 10, 8.0)
+    busy = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", 1, 1, 9, 0, None, 20, 10, 8.0)
     assert pass_seconds(busy) == pytest.approx(0.2)  # 20 passes forward, 10 of them also backward
 
 

@@ -1,4 +1,4 @@
-"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, pairs, classes.
+"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, pairs.
 
 One number per image determines all of these: an image is robust at epsilon if the model predicts it correctly and no
 attempt up to epsilon changed that. So an image broken at one epsilon is broken at every larger one, and no curve rises.
@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import ClassScore, accuracy
+from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.errors import InputError
-from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar, median_of
 
 ROUNDING = 1e-6  # pixel units: by how much a stored epsilon may differ from the one tried
@@ -108,19 +107,6 @@ def _tested(first: Outcome, second: Outcome, epsilon: float, seed: int) -> Paire
     p = mcnemar(only_first, only_second)
     name = "clean" if epsilon == 0 else first.name
     return PairedOutcome(name, epsilon, first.alias, second.alias, only_first, only_second, difference, p, p)
-
-
-def robust_by_class(
-    outcome: Outcome, labels: Labels, classes: Sequence[str], *, epsilon: float, seed: int = 0
-) -> tuple[ClassScore, ...]:
-    """Robust accuracy at one epsilon (0: clean) of each class, on the images that have it as label."""
-    robust, scores = outcome.robust(epsilon), []
-    for index, name in enumerate(classes):
-        members = labels == index
-        n = int(members.sum())
-        groups = None if outcome.groups is None else outcome.groups[members]
-        scores.append(ClassScore(name, n, accuracy(robust[members], groups=groups, seed=seed) if n else None))
-    return tuple(scores)
 
 
 def halving_epsilon(outcomes: Sequence[Outcome]) -> float:

@@ -1,6 +1,6 @@
 """The options of `vitlens attack`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,62 +32,37 @@ class AttackOptions:
 
     attacks: names of the registry; epsilons: of L∞ attacks, in 1/255, 0 for the clean accuracy; epsilons_l2: of L2
     attacks, in pixel units; single_epsilons: by L∞ attack that is run at one epsilon alone, in 1/255; steps: for all,
-    or by attack (None: each attack's default); restarts: of attacks with a random start; downwards: from the largest
-    epsilon to the first at which an image is still classified correctly; predicted: use the models' predictions as
-    labels; resume: the folder of a stopped run of the same models, data and options; transfer: also test each model on
-    the adversarial images of the others; inside: also measure maps, attention and block outputs; corruptions: also
-    common corruptions; self_checks: whether every attack is checked in every way, or three checks a model are made;
-    baseline: alias of the model to which mean corruption errors are relative (None: the first CNN, else the first
-    model); patch_side: px of the patch attack's square (None: a quarter of the shorter side); patch_anywhere: the
-    square need not be aligned with a ViT's patches.
+    or by attack (None: each attack's default); predicted: use the models' predictions as labels; resume: the folder of
+    a stopped run of the same models, data and options; self_checks: whether every attack is checked in every way, or
+    three checks a model are made; baseline: an alias (None: the first CNN, else the first model); patch_side: px.
     """
 
     models: tuple[str, ...] = several_models()
     data: str | None = data_option()
     images: tuple[str, ...] = images_option()
     attacks: tuple[str, ...] = option(
-        "--attack",
-        f"Comma-separated: {', '.join(ATTACKS)}.",
-        default=COMMAND_ATTACKS,
-        metavar="LIST",
-        parse=_attacks,
+        "--attack", f"Comma-separated: {', '.join(ATTACKS)}.", default=COMMAND_ATTACKS, metavar="LIST", parse=_attacks
     )
     epsilons: tuple[float, ...] = option(
-        "--epsilon",
-        "Of L∞ attacks, in 1/255; 0: the clean accuracy.",
-        default=EPSILONS_255,
-        metavar="LIST",
+        "--epsilon", "Of L∞ attacks, in 1/255; 0: the clean accuracy.", default=EPSILONS_255, metavar="LIST",
         parse=amounts,
-    )
+    )  # fmt: skip
     epsilons_l2: tuple[float, ...] = option(
-        "--epsilon-l2",
-        "Of L2 attacks, distances in pixel units.",
-        default=EPSILONS_L2,
-        metavar="LIST",
-        parse=amounts,
+        "--epsilon-l2", "Of L2 attacks, distances in pixel units.", default=EPSILONS_L2, metavar="LIST", parse=amounts
     )
     single_epsilons: Mapping[str, float] | None = option(
-        "--single-epsilon",
-        "Of L∞ attacks to run at one epsilon alone: low-frequency=8.",
-        default=None,
-        metavar="LIST",
-        parse=named_amounts,
-        shown=False,
-    )
+        "--single-epsilon", "Of L∞ attacks to run at one epsilon alone: low-frequency=8.", default=None, metavar="LIST",
+        parse=named_amounts, shown=False,
+    )  # fmt: skip
     steps: int | Mapping[str, int] | None = option(
-        "--steps",
-        "Of attacks with steps; of some alone: pgd=20,cw=50.",
-        default=None,
-        metavar="N",
-        parse=count_or_counts,
-        shown="each attack's own",
-    )
+        "--steps", "Of attacks with steps; of some alone: pgd=20,cw=50.", default=None, metavar="N",
+        parse=count_or_counts, shown="each attack's own",
+    )  # fmt: skip
     restarts: int = option("--restarts", "Of attacks with a random start.", default=RESTARTS, metavar="N")
     downwards: bool = option(
-        "--downwards",
-        "Try the largest epsilon first, down to where an image stays correct: faster, less strict.",
+        "--downwards", "Try the largest epsilon first, down to where an image stays correct: faster, less strict.",
         default=False,
-    )
+    )  # fmt: skip
     predicted: bool = predicted_option()
     resume: Path | None = option("--resume", "Go on with a run that was stopped.", default=None, metavar="FOLDER")
     transfer: bool = option(
@@ -98,27 +73,17 @@ class AttackOptions:
     )
     corruptions: bool = option("--corruptions/--no-corruptions", "Also common corruptions.", default=True, panel=_MORE)
     self_checks: SelfChecks = option(
-        "--self-checks",
-        "all, or few: gradients, more steps of the strongest attack, one step against many.",
-        default="all",
-        panel=_MORE,
-    )
+        "--self-checks", "all, or few: gradients, more steps of the strongest attack, one step against many.",
+        default="all", panel=_MORE,
+    )  # fmt: skip
     baseline: str | None = option(
-        "--baseline",
-        "Model that mean corruption errors are relative to.",
-        default=None,
-        metavar="ALIAS",
-        shown="the first CNN",
-        panel=_MORE,
-    )
+        "--baseline", "Model that mean corruption errors are relative to.", default=None, metavar="ALIAS",
+        shown="the first CNN", panel=_MORE,
+    )  # fmt: skip
     patch_side: int | None = option(
-        "--patch-side",
-        "Side of the patch attack's square.",
-        default=None,
-        metavar="PX",
-        shown="a quarter of the shorter side",
-        panel=_PATCH,
-    )
+        "--patch-side", "Side of the patch attack's square.", default=None, metavar="PX",
+        shown="a quarter of the shorter side", panel=_PATCH,
+    )  # fmt: skip
     patch_anywhere: bool = option(
         "--patch-anywhere", "The square need not be aligned with a ViT's patches.", default=False, panel=_PATCH
     )
@@ -126,13 +91,65 @@ class AttackOptions:
     run: RunOptions = bundle(RunOptions)
 
     def __post_init__(self) -> None:
-        _require_amounts(self)
-        _require_counts(self)
-        _require_attacks(self)
+        """Raise InputError for options of which no run can be made, UnknownNameError for an unknown attack."""
+        singles = self.single_epsilons or {}
+        for name, epsilons, example in (
+            ("--epsilon", self.epsilons, EPSILONS_255),
+            ("--epsilon-l2", self.epsilons_l2, EPSILONS_L2),
+            ("--single-epsilon", tuple(singles.values()), EPSILONS_255),
+        ):
+            most = float("inf") if name == "--epsilon-l2" else UNIT
+            wrong = [epsilon for epsilon in epsilons if not 0 <= epsilon <= most or epsilon == float("inf")]
+            if wrong:
+                unit = "of at least 0, in pixel units" if name == "--epsilon-l2" else f"from 0 to {most:g}, in 1/255"
+                typed = ",".join(f"{each:g}" for each in example)
+                raise InputError(f"expected {name} {unit}, found {wrong[0]:g}; e.g. {name} {typed}")
+        self._require_counts()
+        if not self.attacks:
+            raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
+        for name in self.attacks:
+            if name not in ATTACKS:
+                raise UnknownNameError("attack", name, ATTACKS)
+            if not self.epsilons_of(name):
+                typed = {"linf": "--epsilon", "l2": "--epsilon-l2"}[ATTACKS[name].norm]
+                raise InputError(f"expected {typed} with a number above 0 for {name}, found none; e.g. {typed} 1,2,4")
+        known = [name for name in self.attacks if ATTACKS[name].norm == "linf"]
+        for name, epsilon in singles.items():
+            if name not in known or epsilon == 0:
+                raise InputError(
+                    f"expected --single-epsilon above 0 of L∞ attacks of --attack, found {name}={epsilon:g}; "
+                    f"try {', '.join(known) or 'another --attack'}"
+                )
+        bounded = [name for name in self.attacks if ATTACKS[name].kind == "budget"]
+        if self.downwards and all(len(self.epsilons_of(name)) == 1 for name in bounded):
+            names = ", ".join(self.attacks)
+            raise InputError(f"expected --downwards with an attack at several epsilons, found {names}; leave it out")
+
+    def _require_counts(self) -> None:
+        """Raise InputError for no steps, restarts or patch, and for steps or a patch of an attack that is not run."""
+        steps = self.steps if isinstance(self.steps, Mapping) else {} if self.steps is None else {"": self.steps}
+        for name, count in steps.items():
+            if name and name not in self.attacks:
+                known = ", ".join(self.attacks)
+                raise InputError(f"expected --steps for attacks of --attack, found {name}; try {known}")
+            if count < 1:
+                raise InputError(f"expected --steps of at least 1, found {count}; leave it out for each attack's own")
+        if self.restarts < 1:
+            raise InputError(f"expected --restarts of at least 1, found {self.restarts}")
+        if self.patch_side is not None and self.patch_side < 1:
+            raise InputError(f"expected --patch-side of at least 1 px, found {self.patch_side}")
+        patched = any(name in ATTACKS and ATTACKS[name].norm == "patch" for name in self.attacks)
+        if not patched and (self.patch_side is not None or self.patch_anywhere):
+            raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
 
     def steps_for(self, attack: str) -> int | None:
         """The number of steps of this attack; None for its default."""
         return self.steps.get(attack) if isinstance(self.steps, Mapping) else self.steps
+
+    def epsilons_of(self, attack: str) -> tuple[float, ...]:
+        """Epsilons of this attack in pixel units, rising, without 0; a patch has one size."""
+        axes = {"linf": self.linf_of(attack), "l2": self.l2}
+        return axes.get(ATTACKS[attack].norm, (1.0,))
 
     def linf_of(self, attack: str) -> tuple[float, ...]:
         """Epsilons of this L∞ attack in pixel units, rising, without 0."""
@@ -148,79 +165,3 @@ class AttackOptions:
     def l2(self) -> tuple[float, ...]:
         """Epsilons of L2 attacks in pixel units, rising, without 0."""
         return tuple(sorted({epsilon for epsilon in self.epsilons_l2 if epsilon > 0}))
-
-
-def _require_amounts(options: AttackOptions) -> None:
-    """Raise InputError for an epsilon below 0 or above the largest possible change of an image."""
-    singles = tuple((options.single_epsilons or {}).values())
-    for name, epsilons, most, example in (
-        ("--epsilon", options.epsilons, UNIT, EPSILONS_255),
-        ("--epsilon-l2", options.epsilons_l2, float("inf"), EPSILONS_L2),
-        ("--single-epsilon", singles, UNIT, EPSILONS_255),
-    ):
-        wrong = [epsilon for epsilon in epsilons if not 0 <= epsilon <= most or epsilon == float("inf")]
-        if wrong:
-            unit = "of at least 0, in pixel units" if name == "--epsilon-l2" else f"from 0 to {most:g}, in 1/255"
-            raise InputError(f"expected {name} {unit}, found {wrong[0]:g}; e.g. {name} {_listed(example)}")
-
-
-def _require_counts(options: AttackOptions) -> None:
-    """Raise InputError for no steps, restarts or patch, and for steps or a patch of an attack that is not run."""
-    for name in options.steps if isinstance(options.steps, Mapping) else ():
-        if name not in options.attacks:
-            known = ", ".join(options.attacks)
-            raise InputError(f"expected --steps for attacks of --attack, found {name}; try {known}")
-    for steps in _numbers_of_steps(options):
-        if steps < 1:
-            raise InputError(f"expected --steps of at least 1, found {steps}; leave it out for each attack's own")
-    if options.restarts < 1:
-        raise InputError(f"expected --restarts of at least 1, found {options.restarts}")
-    if options.patch_side is not None and options.patch_side < 1:
-        raise InputError(f"expected --patch-side of at least 1 px, found {options.patch_side}")
-    patched = any(name in ATTACKS and ATTACKS[name].norm == "patch" for name in options.attacks)
-    if not patched and (options.patch_side is not None or options.patch_anywhere):
-        raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
-
-
-def _numbers_of_steps(options: AttackOptions) -> Iterator[int]:
-    if isinstance(options.steps, Mapping):
-        yield from options.steps.values()
-    elif options.steps is not None:
-        yield options.steps
-
-
-def _require_attacks(options: AttackOptions) -> None:
-    """Raise UnknownNameError for an unknown attack, InputError for one without an epsilon above 0, for a single epsilon
-    of another attack, and for --downwards where no attack has several epsilons."""
-    if not options.attacks:
-        raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
-    for name in options.attacks:
-        if name not in ATTACKS:
-            raise UnknownNameError("attack", name, ATTACKS)
-        option_name, epsilons = _epsilons(name, options)
-        if not epsilons:
-            raise InputError(
-                f"expected {option_name} with a number above 0 for {name}, found none; e.g. {option_name} 1,2,4"
-            )
-    known = [name for name in options.attacks if ATTACKS[name].norm == "linf"]
-    for name, epsilon in (options.single_epsilons or {}).items():
-        if name not in known or epsilon == 0:
-            raise InputError(
-                f"expected --single-epsilon above 0 of L∞ attacks of --attack, found {name}={epsilon:g}; "
-                f"try {', '.join(known) or 'another --attack'}"
-            )
-    bounded = [name for name in options.attacks if ATTACKS[name].kind == "budget"]
-    if options.downwards and not any(len(_epsilons(name, options)[1]) > 1 for name in bounded):
-        names = ", ".join(options.attacks)
-        raise InputError(f"expected --downwards with an attack at several epsilons, found {names}; leave it out")
-
-
-def _epsilons(name: str, options: AttackOptions) -> tuple[str, tuple[float, ...]]:
-    """The option for an attack's epsilons, and those above 0; a patch has one size."""
-    axes = {"linf": ("--epsilon", options.linf_of(name)), "l2": ("--epsilon-l2", options.l2)}
-    return axes.get(ATTACKS[name].norm, ("", (1.0,)))
-
-
-def _listed(amounts: Sequence[float]) -> str:
-    """Numbers as they are typed: "0.25,0.5,1"."""
-    return ",".join(f"{amount:g}" for amount in amounts)

@@ -19,7 +19,7 @@ from vitlens.uncertainty import Estimate, wilson
 Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 State: TypeAlias = Literal["passed", "inconclusive", "failed"]
 PerImage: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
-ShareMaps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
+Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
 JUDGED: Final = 1.0  # 255ths: the epsilon at which robustness is judged
 AXES: Final[Mapping[NormName, str]] = {"linf": "1/255", "l2": "pixel units", "patch": "share of the pixels"}
 _ROBUST: Final = "the share of all images that are classified correctly when clean and under every perturbation found"
@@ -43,12 +43,14 @@ def epsilon_words(epsilon: float, norm: NormName) -> str:
     return f"{epsilon:g}/255" if norm == "linf" else f"an L2 distance of {epsilon:g}"
 
 
+_IN_WORDS: Final = property(lambda row: epsilon_words(row.epsilon, row.norm))
+
+
 @dataclass(frozen=True)
 class AttackedModelRow:
     """One model over all attacks. robust: under the strongest attack at 1/255, None where none was run; halfway: the
     first block whose outputs for a clean and an adversarial image differ at least half as much as for two images;
-    baseline: the model that errors under corruptions are relative to; lost: clean accuracy minus the mean accuracy
-    under corruptions, paired over images."""
+    baseline: the model that errors under corruptions are relative to; lost: paired over images."""
 
     model: str = col("model")
     clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
@@ -83,21 +85,12 @@ class AttackCurveRow:
     accuracy: Estimate = col(
         "robust accuracy", better="higher", metric="robust_accuracy/{model}/{attack}/{epsilon:g}", term=_ROBUST
     )
-
-    @property
-    def at(self) -> str:
-        """Its epsilon in words."""
-        return epsilon_words(self.epsilon, self.norm)
+    at = _IN_WORDS
 
     @property
     def panel(self) -> str:
         """The attack with its unit, the title of a panel."""
         return f"{self.title} ({AXES[self.norm]})"
-
-    @property
-    def family(self) -> str:
-        """The norm with its unit, the title of a panel."""
-        return f"{ {'linf': 'L∞ attacks', 'l2': 'L2 attacks'}.get(self.norm, 'a patch') } ({AXES[self.norm]})"
 
 
 def strongest(curves: Iterable[AttackCurveRow], epsilon: float | None = None) -> AttackCurveRow | None:
@@ -110,9 +103,9 @@ def strongest(curves: Iterable[AttackCurveRow], epsilon: float | None = None) ->
 @dataclass(frozen=True)
 class AttackRow:
     """One attack on one model: settings, results and cost. attack: its name in metrics; name: in the registry; right:
-    images that the model classifies correctly before it; survived: those that are still correct at the largest epsilon;
-    broken: those for which a perturbation was found; median: None where it is larger than all that were tried;
-    forwards, backwards: images passed through the model; seconds: of all processes together."""
+    images that the model classifies correctly before it; broken: those for which a perturbation was found; median: None
+    where it is larger than all that were tried; forwards, backwards: images passed through the model; seconds: of all
+    processes together."""
 
     model: str = col("model")
     attack: str = col("name in metrics")
@@ -121,11 +114,9 @@ class AttackRow:
     norm: NormName = col("norm")
     kind: Literal["budget", "minimum"] = col("kind")
     source: str = col("source")
-    gradients: bool = col("uses gradients")
     steps: int = col("steps")
     restarts: int = col("restarts")
     right: int = col("correct images")
-    survived: int = col("still correct")
     broken: int = col("fooled")
     median: Estimate | None = col(
         "median smallest perturbation", better="higher", metric="median_distance/{model}/{attack}", default=None,
@@ -153,11 +144,7 @@ class RobustPairRow:
     difference: Estimate = col("first minus second", metric="robust_difference/{first}/{second}/{attack}/{epsilon:g}")
     p: float = col("p")
     p_holm: float = col("p (Holm)")
-
-    @property
-    def at(self) -> str:
-        """Its epsilon in words."""
-        return epsilon_words(self.epsilon, self.norm)
+    at = _IN_WORDS
 
     @property
     def test(self) -> str:
@@ -168,18 +155,6 @@ class RobustPairRow:
     def models(self) -> str:
         """The two models, the name of a series."""
         return f"{self.first} − {self.second}"
-
-
-@dataclass(frozen=True)
-class RobustClassRow:
-    """Accuracy of one model on the images of one class, clean and under the attack of the sample at its epsilon."""
-
-    model: str = col("model")
-    class_name: str = col("class")
-    attack: str = col("name")
-    epsilon: float = col("epsilon")
-    clean: Estimate = col("clean")
-    robust: Estimate = col("under attack")
 
 
 @dataclass(frozen=True)
@@ -194,11 +169,7 @@ class AttackSampleRow:
     epsilon: float = col("epsilon")
     n: int = col("images")
     fooled: int = col("fooled")
-
-    @property
-    def at(self) -> str:
-        """Its epsilon in words."""
-        return epsilon_words(self.epsilon, self.norm)
+    at = _IN_WORDS
 
 
 @dataclass(frozen=True)
@@ -257,14 +228,7 @@ class BlockDistanceRow:
     model: str = col("model")
     block: int = col("block")
     kind: Counterpart = col("counterpart")
-    distance: Estimate = col(
-        "1 − cosine", term="one minus the cosine between the outputs of a block for two images: 0 where they are alike"
-    )
-
-    @property
-    def panel(self) -> str:
-        """The model with its number of images, the title of a panel."""
-        return f"{self.model}, {self.distance.n} images"
+    distance: Estimate = col("1 − cosine")
 
 
 @dataclass(frozen=True)
@@ -277,11 +241,6 @@ class AttentionShiftRow:
     layer: int = col("layer")
     before: float = col("before")
     change: Estimate = col("after minus before")
-
-    @property
-    def none(self) -> float:
-        """No change, a line in the chart."""
-        return 0.0
 
 
 @dataclass(frozen=True)
@@ -314,17 +273,16 @@ class AttackedArrays:
 @dataclass(frozen=True)
 class AttackExampleArrays:
     """Some images that fooled one model: pixels, and change, the perturbation (images, 3, height, width); before,
-    after: maps by method that sum to 1 (images, rows, columns); answers: predicted classes, and probability: of these,
-    clean and adversarial (2, images); image: indices into the data."""
+    after: positive parts of maps (images, rows, columns); answers: predicted classes, and probability: of these, clean
+    and adversarial (2, images); image: indices into the data."""
 
     pixels: Annotated[NDArray[np.uint8], Form("u", (None, 3, None, None))]
     change: Annotated[NDArray[np.floating], Form("f", (None, 3, None, None))]
-    before: ShareMaps
-    after: ShareMaps
+    before: Maps
+    after: Maps
     answers: Annotated[NDArray[Any], Form("U", (2, None))]
     probability: Annotated[NDArray[np.floating], Form("f", (2, None))]
     image: Annotated[NDArray[np.integer], Form("iu", (None,))]
-    method: Annotated[NDArray[Any], Form("U")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +294,6 @@ class AttackRecord(Record):
     curves: tuple[AttackCurveRow, ...] = table()
     attacks: tuple[AttackRow, ...] = table()
     pairs: tuple[RobustPairRow, ...] = table()
-    by_class: tuple[RobustClassRow, ...] = table()
     sample: tuple[AttackSampleRow, ...] = table()
     transfer: tuple[TransferRow, ...] = table()
     checks: tuple[AttackCheckRow, ...] = table()

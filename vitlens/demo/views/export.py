@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from vitlens.commands.attack.measure import measured as attack_measured
+from vitlens.commands.attack.measure import measure as attack_measured
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.explain.measure import measured as explain_measured
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.look.measure import measured as look_measured
 from vitlens.commands.look.options import LookOptions
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.processes import join_run
 from vitlens.demo.pictures import Picture
 from vitlens.demo.views.attack import offered_attacks
 from vitlens.demo.views.explain import PREDICTED
@@ -132,8 +131,7 @@ def _attacked(picture: Picture, wanted: Wanted, run: RunOptions) -> Path:
         corruptions=False,
         run=run,
     )
-    processes, own = join_run(run)
-    path = attack_measured(options, (model,), picture.split(model), processes=processes, run=own)
+    path = attack_measured(options, (model,), picture.split(model))
     assert path is not None  # there is one process
     return path
 
