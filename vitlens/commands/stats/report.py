@@ -260,7 +260,8 @@ REPORT: Final = Report(
             charts=(Chart(
                 "specialisation_other", partial(_offsets, 1),
                 "Mean weight of keys by their offset from the query, which is in the middle, for every head.",
-                title="What every head of {{ record.aliases[1] }} attends to", only=partial(_has_offsets, 1), whole=True,
+                title="What every head of {{ record.aliases[1] }} attends to",
+                only=partial(_has_offsets, 1), whole=True,
             ),),
         ),
         Section(
