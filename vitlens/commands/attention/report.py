@@ -344,8 +344,8 @@ REPORT: Final = Report(
         other_sheets(_PICTURE),
         Section(
             "Which patches can attend to which?", "windows",
-            opening="Patches attend within {{ first.windows }} window{{ first.windows|s }} in layer {{ first.layer }}; "
-                    "a shift connects new pairs, so the reach grows over the layers of one map.",
+            opening="Layer {{ first.layer }} has {{ first.windows }} window{{ first.windows|s }}, without attention "
+                    "between them; new are pairs that the layer before does not connect.",
             columns=("layer", "map", "window", "shift", "new", "reach"),
             charts=(Chart(
                 "windows", _draw_windows,

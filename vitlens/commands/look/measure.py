@@ -165,8 +165,8 @@ def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[LookHeadRow]:
     for number, name in enumerate(names):
         for each in seen.heads(number, most=len(seen.places)):
             yield LookHeadRow(
-                number, name, each.layer, each.head, each.delta_loss, each.probability,
-                attends_to(each.given, len(names)), None if each.given is None else each.given.label,
+                number, each.layer, each.head, each.delta_loss, each.probability,
+                None if each.given is None else each.given.label, name, attends_to(each.given, len(names)),
             )  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def print_look(record: LookRecord, console: Console | None = None) -> None:
         for title in ("head", f"without it, of {100 * predicted.probability_1:.1f} %", "attends to"):
             heads.add_column(title)
         for each in record.heads_of(index):
-            heads.add_row(each.name, f"{100 * each.probability:.1f} %", Text(each.attends))
+            heads.add_row(each.name, f"{100 * each.probability:.1f} %", Text(each.attends or ""))
         console.print(heads if row.heads else Text("no heads to ablate"))
     if len(record.names) > SHOWN:
         console.print(f"the report shows all {len(record.names)} images", markup=False, highlight=False)

@@ -40,13 +40,13 @@ class LookHeadRow:
     has no place in the image."""
 
     number: int = col("number of the image")
-    image: str = col("image")
     layer: int = col("layer")
     head: int = col("head")
     delta_loss: float = col("rise of the loss without it", unit="nats")
     probability: float = col("probability without it", unit="fraction")
-    attends: str = col("attends to", unit="text")
     label: str | None = col("label", default=None)
+    image: str | None = col("image", default=None)
+    attends: str | None = col("attends to", unit="text", default=None)
 
     @property
     def name(self) -> str:
