@@ -292,7 +292,7 @@ def cell(value: Any, column: Column) -> Cell:
     if isinstance(value, int | float):
         return value
     if isinstance(value, Mapping):
-        return ", ".join(f"{finalize(key)} {finalize(each)}" for key, each in value.items())
+        return ", ".join(f"{finalize(key)} {finalize(each)}" for key, each in value.items()) or None
     if isinstance(value, list | tuple):
         return ", ".join(map(finalize, value))
     return finalize(value)

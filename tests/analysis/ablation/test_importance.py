@@ -159,20 +159,6 @@ def test_heads_that_are_not_there_are_nan() -> None:
     assert summarise(some).delta_loss.isnan().tolist() == [[False, True, True], [True, True, False]]
 
 
-def test_classes_are_means_over_their_images() -> None:
-    effects = made()
-    by_class = summarise(effects, classes=5).by_class
-    assert by_class is not None
-    assert by_class.images.tolist() == [10, 10, 10, 10, 0]
-    mine = effects.labels == 2
-    torch.testing.assert_close(by_class.loss[:, 2], effects.delta_loss[:, mine].mean(1))
-    torch.testing.assert_close(by_class.accuracy[:, 2], effects.delta_accuracy[:, mine].mean(1))
-    assert by_class.loss[:, 4].isnan().all()
-    assert summarise(effects).by_class is None
-    with pytest.raises(InputError, match="labels from 0 to 2, found 3"):
-        summarise(effects, classes=3)
-
-
 def test_first_order_is_ranked_against_the_exact_over_heads() -> None:
     effects = made()
     first = noise(len(UNITS), 40, seed=9)

@@ -81,12 +81,11 @@ def check_hidden(folder: Path, seed: int = 0) -> None:
     record, claims = ablated(folder, HIDDEN_HEAD, "--replace", "mean,resample", seed=seed)
     claim = claims["hidden by the mean"]
     assert claim.is_shown
-    row = max(record.hidden, key=lambda row: row.hidden.value)
+    row = max(record.heads, key=lambda row: row.hidden.value)
     assert row.unit == "L0.H1"
     assert row.unit in claim.says
-    assert (claim.effect, claim.p) == (row.hidden, row.p)
-    head = record.unit(row.unit)
-    assert row.hidden.value == pytest.approx(head.other_losses["resample"].value - head.loss.value, abs=1e-6)
+    assert (claim.effect, claim.p) == (row.hidden, row.hidden_p)
+    assert row.hidden.value == pytest.approx(row.other_losses["resample"].value - row.loss.value, abs=1e-6)
     assert [row.unit for row in without_effect(record)] == ["L0.H0", "L0.H2"]  # each is spare, as is any two
 
 
@@ -111,9 +110,9 @@ def test_the_loss_without_a_head_is_that_of_its_margin(tmp_path):
     record, _ = ablated(tmp_path, PLAIN)
     arrays = np.load(tmp_path / "data.npz")["images"][:, 0, 0, :2] / 127.5 - 1
     clean = [log1p(exp(-2.0 * abs(value))) for value in arrays[:, 0]]
-    assert record.unit("L0.H0").loss.value == pytest.approx(np.log(2) - np.mean(clean), abs=5e-3)
+    assert record.heads[0].loss.value == pytest.approx(np.log(2) - np.mean(clean), abs=5e-3)
     assert record.metric("cross_entropy/planted").value > np.mean(clean)
-    assert {row.label for row in record.labels} == {"uniform"}
+    assert {row.label for row in record.heads} == {"uniform"}
 
 
 def test_an_effect_is_judged_against_the_smallest_worth_reporting():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Effects, PerUnit, Unit, UnitsByImage
@@ -35,15 +35,6 @@ class MeanChange:
     p_holm: PerUnit
 
 
-@dataclass(frozen=True)
-class EffectsByClass:
-    """Mean changes by true class, NaN where a class has no image. images (classes,): how many it has."""
-
-    images: Int[Tensor, " classes"]
-    loss: Float[Tensor, "units classes"]
-    accuracy: Float[Tensor, "units classes"]
-
-
 @dataclass(frozen=True, repr=False)
 class Importance(Summary):
     """How much each unit matters: what the model loses without it (positive: the unit helps).
@@ -51,8 +42,8 @@ class Importance(Summary):
     n: images; replace: what replaced its output; loss: change of the mean cross-entropy, nats; accuracy: of accuracy,
     points; clean_loss, clean_accuracy: of the unchanged model, nats and fraction; first_order (units,): the mean
     estimate, nats (NaN where undefined), or None; rank_correlation: Spearman's, of it and the exact change of loss
-    over the heads (NaN where undefined); by_class: None if not computed; forward_equivalents: full forward passes
-    spent an image, a mean; note: a remark for a report, or "".
+    over the heads (NaN where undefined); forward_equivalents: full forward passes spent an image, a mean; note: a
+    remark for a report, or "".
     """
 
     units: tuple[Unit, ...]
@@ -64,7 +55,6 @@ class Importance(Summary):
     clean_accuracy: float
     first_order: PerUnit | None = None
     rank_correlation: float = float("nan")
-    by_class: EffectsByClass | None = None
     forward_equivalents: float = 0.0
     note: str = ""
 
@@ -139,13 +129,11 @@ def summarise(
     *,
     groups: Tensor | None = None,
     first: UnitsByImage | None = None,
-    classes: int = 0,
     seed: int = 0,
 ) -> Importance:
     """Means, intervals and tests of effects on all images.
 
-    groups (n,): of images that share a source; whole groups are drawn and flipped; first (units, n): from first_order;
-    classes: the number of classes, for by_class (0: not computed).
+    groups (n,): of images that share a source; whole groups are drawn and flipped; first (units, n): from first_order.
     """
     loss, accuracy = mean_changes(
         (effects.delta_loss, effects.delta_accuracy),
@@ -165,7 +153,6 @@ def summarise(
         float(effects.clean_correct.double().mean()),
         estimate,
         float("nan") if estimate is None else spearman(estimate[heads], loss.mean[heads]),
-        _by_class(effects, classes) if classes else None,
         effects.forward_equivalents,
         "; ".join(filter(None, (effects.note, *_remarks(effects, groups)))),
     )
@@ -247,12 +234,3 @@ def _remarks(effects: Effects, groups: Tensor | None) -> list[str]:
             "read the change of loss, and check that labels and classes match"
         )
     return notes
-
-
-def _by_class(effects: Effects, classes: int) -> EffectsByClass:
-    if int(effects.labels.min()) < 0 or int(effects.labels.max()) >= classes:
-        raise InputError(f"expected labels from 0 to {classes - 1}, found {int(effects.labels.max())}")
-    member = torch.nn.functional.one_hot(effects.labels.long(), classes).double()
-    images = member.sum(0)
-    loss, accuracy = (values @ member / images for values in (effects.delta_loss, effects.delta_accuracy))
-    return EffectsByClass(images.long(), loss, accuracy)

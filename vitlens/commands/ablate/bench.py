@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor
 from vitlens.analysis.ablation.effects import Unit
 from vitlens.analysis.ablation.importance import MeanChange
 from vitlens.analysis.ablation.joint import BatchOutcomes
-from vitlens.analysis.ablation.replacements import other_images
+from vitlens.analysis.ablation.replacements import MeanOutputs, means_of, other_images
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.archives import Form
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.scaffold.digests import batch_digest
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress.bar import progress
 from vitlens.commands.scaffold.progress.store import ProgressStore
 from vitlens.data.split import Split
 from vitlens.models.model import Model
@@ -38,6 +40,7 @@ class Bench:
     processes: Processes
     run: RunOptions
     store: ProgressStore
+    means: MeanOutputs | None = None
 
     @property
     def heads(self) -> tuple[Unit, ...]:
@@ -79,12 +82,43 @@ class Bench:
                 (donors, *_), *_ = self.split.pick(others[positions]).batches(len(positions), device=device)
             yield LabelledBatch(batch.images, self.labels[positions].to(device), int(batch.indices[0]), donors)
 
-    def memory(self, replace: Replacement, batch: "LabelledBatch") -> "BatchMemory | None":
+    def with_means(self) -> "Bench":
+        """The same with the mean outputs, where they are needed; without, one batch holds all images, whose clean pass
+        gives them."""
+        several, alone = self.options.curves or self.options.pairs, self.processes.count == 1
+        if "mean" not in self.options.replace or (alone and not several and len(self.split) <= self.batch_size):
+            return self
+        with progress("Mean outputs", len(self.split), quiet=self.run.quiet) as advance:
+
+            def images() -> Iterator[Tensor]:
+                for batch in self.batches():
+                    yield batch.images
+                    advance(len(batch.images) * self.processes.count)
+
+            means = means_of(self.model, images())
+        means.join(self.processes.total)
+        return replace(self, means=means)
+
+    def rounds(
+        self, what: str, removals: int, indices: Tensor | None = None
+    ) -> "Iterator[tuple[LabelledBatch, dict[str, Any]]]":
+        """`batches` with progress, each with what every measurement takes; removals: done on each image."""
+        total = removals * len(self.share(torch.arange(len(self.split)) if indices is None else indices))
+        with progress(what, total, unit="removals", quiet=self.run.quiet) as advance:
+            for batch in self.batches(indices):
+
+                def done(removed: int, images: int = len(batch.images)) -> None:
+                    advance(removed * images)
+
+                common = {"means": self.means, "donors": batch.donors, "seed": self.run.seed, "offset": batch.offset}
+                yield batch, {**common, "advance": done}
+
+    def memory(self, replacement: Replacement, batch: "LabelledBatch") -> "BatchMemory | None":
         """The stored outcomes of one batch with one replacement; None where nothing is stored."""
         if self.store.folder is None:
             return None
         digest = batch_digest(batch.images, batch.labels)
-        return BatchMemory(self.store, f"{replace}-{batch.offset}", digest, len(batch.labels))
+        return BatchMemory(self.store, f"{replacement}-{batch.offset}", digest, len(batch.labels))
 
 
 @dataclass(frozen=True)
@@ -122,11 +156,7 @@ class BatchMemory:
 
     def remember(self, sets: Sequence[tuple[Unit, ...]], outcomes: BatchOutcomes) -> None:
         """Store outcomes, completely or not at all."""
-        arrays = {
-            "loss": outcomes.loss.numpy(),
-            "correct": outcomes.correct.numpy(),
-            "cost": np.array(outcomes.cost),
-        }
+        arrays = {"loss": outcomes.loss.numpy(), "correct": outcomes.correct.numpy(), "cost": np.array(outcomes.cost)}
         self.store.remember(self._key(sets), self.digest, arrays)
 
     def _key(self, sets: Sequence[tuple[Unit, ...]]) -> str:

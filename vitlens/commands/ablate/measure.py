@@ -1,23 +1,31 @@
 """Exact ablation of every head, MLP and block of a model, and of several heads at once."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
-from vitlens.analysis.ablation.effects import Effects
+from vitlens.analysis.ablation.effects import Effects, Unit
 from vitlens.analysis.ablation.first_order import first_order
-from vitlens.analysis.ablation.importance import Importance, mean_changes, summarise
-from vitlens.analysis.ablation.pairs import Redundancy, Synergy
-from vitlens.analysis.ablation.replacements import MeanOutputs, means_of, replacement_for, replacement_note
+from vitlens.analysis.ablation.greedy import Greedy, greedy_order
+from vitlens.analysis.ablation.importance import Importance, mean_changes, spearman, summarise
+from vitlens.analysis.ablation.pairs import Pairs, Redundancy, RedundancyStream, pairwise, synergy
+from vitlens.analysis.ablation.removal import (
+    AblationCurve,
+    random_order,
+    removal_curves,
+    removal_matters,
+    share_removable,
+    steps,
+)
+from vitlens.analysis.ablation.replacements import replacement_for, replacement_note
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.commands.ablate.bench import Bench, estimate_of, finite, name_of
 from vitlens.commands.ablate.inside import head_labels, inside, pruned
@@ -26,24 +34,14 @@ from vitlens.commands.ablate.record import (
     FIRST_ORDER,
     AblatedModelRow,
     AblateRecord,
-    AgreementRow,
-    BrokenClassRow,
-    ClassHeadRow,
     EffectArrays,
-    HiddenRow,
+    HeadPairRow,
+    RedundancyArrays,
+    RemovalRow,
     UnitRow,
+    fewest_images,
     judged,
     smallest_effect,
-)
-from vitlens.commands.ablate.several import (
-    RemovalCurves,
-    UnitEffects,
-    curve_rows,
-    head_redundancy,
-    head_synergy,
-    heads_removed_in_order,
-    pair_rows,
-    redundancy_arrays,
 )
 from vitlens.commands.scaffold.digests import model_digest
 from vitlens.commands.scaffold.progress.bar import progress
@@ -56,8 +54,35 @@ from vitlens.names import Replacement
 from vitlens.processes import share_of
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
-OF_A_CLASS: Final = 20  # images from which on a class is compared
-_IMPORTANT: Final = 5  # heads whose most affected class is recorded
+POINTS: Final = 9  # of a removal curve
+REMOVAL_IMAGES: Final = 256  # images of curves and of pairs, at most: every point costs most of a forward pass
+RANDOM_ORDERS: Final = 2
+RERANKINGS: Final = 12  # of a greedy order
+SIMILAR: Final = 0.5  # linear CKA of two heads' outputs, from which on they are removed together
+_FEWEST: Final = 10  # images to rank on, and to test on; for fewer than twice as many images, both sets are all images
+
+
+@dataclass(frozen=True)
+class UnitEffects:
+    """The effects of all units on all images, with one replacement. first_order: (units, n)."""
+
+    effects: Effects
+    first_order: Tensor
+    importance: Importance
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Heads removed in order: the points of the curves; removable: the share of heads that can be removed at a cost of
+    one point of accuracy, None where the accuracy without any head is not shown to be lower; greedy: the forward passes
+    an image of --greedy."""
+
+    curves: tuple[RemovalRow, ...] = ()
+    removable: Estimate | None = None
+    greedy: float | None = None
+
+
+Measured = Mapping[Replacement, UnitEffects]  # the main replacement first
 
 
 def measure(options: AblateOptions) -> Path | None:
@@ -68,8 +93,10 @@ def measure(options: AblateOptions) -> Path | None:
     is resumed.
     """
     run = Run("ablate", options, most=1)
-    options, reason = _with_replacements(options, len(run.split))
-    run.options = options
+    images = len(run.split)
+    chosen = tuple(replacement_for(images, name) for name in options.replace or (None,))
+    reason = "" if options.replace or chosen == ("mean",) else replacement_note(images, chosen[0])
+    run.options = options = replace(options, replace=chosen)
     labels = labels_of(run.model, run.split, predicted=options.predicted, doing="ablate", options=run.run)
     if reason and not run.run.quiet:
         print(reason, file=sys.stderr)  # noqa: T201
@@ -84,28 +111,46 @@ def measure(options: AblateOptions) -> Path | None:
         store = ProgressStore(None if place is None else place / PROGRESS, run.processes.index)
         bench = Bench(run.model, run.split, labels, units, options, run.processes, run.run, store)
         with autocast(run.model.device, run.run.precision):
-            results = _results(bench)
+            bench = bench.with_means()
+            measured = {name: _unit_effects(bench, name) for name in options.replace}
+            main, several = measured[bench.replacement], len(bench.heads) > 1
+            ranked = several and main.importance.is_ranked("head")  # without a ranking there is no order of removal
+            removal = _heads_in_order(bench, main) if options.curves and ranked else Removal()
+            redundancy = _head_redundancy(bench) if options.pairs and several else None
+            pairs, remark = _heads_in_pairs(bench, main.importance, redundancy) if redundancy else ([], "")
+            known = head_labels(bench) if run.first and bench.heads else {}
 
         def record() -> AblateRecord:
             assert writing.folder is not None
             saved = options.save or writing.folder.place("pruned")
-            return _record(bench, results, reason, saved)
+            cut, small = pruned(bench, main.importance, saved) if options.prune is not None else (None, ())
+            parts, undone = inside(bench) if options.patch else ({}, ())
+            notes = (*(each.importance.note for each in measured.values()), remark)
+            rows = tuple(_unit_rows(bench, measured, known))
+            row = replace(
+                _model_row(bench, measured, removal, [row for row in rows if row.kind == "head"]),
+                parameters_cut=cut,
+                reason=reason,
+                notes=tuple(dict.fromkeys(note for note in notes if note and note != reason)),
+                undone=undone,
+            )
+            return AblateRecord(
+                ablated=(row,),
+                units=rows,
+                curves=removal.curves,
+                pairs=tuple(pairs),
+                pruned=small,
+                effects={name: _arrays(each) for name, each in measured.items()},
+                redundancy=RedundancyArrays(np.array([*map(name_of, redundancy.units)]), redundancy.matrix.numpy())
+                if redundancy
+                else None,
+                **parts,
+            )
 
         report = writing.publish(record)
         if report is not None:
             store.forget()
         return report
-
-
-def _with_replacements(options: AblateOptions, images: int) -> tuple[AblateOptions, str]:
-    """The options with their default replacement chosen, and the reason for another one than the mean, or "".
-
-    Raises InputError for too few images for a replacement of the options.
-    """
-    if options.replace:
-        return replace(options, replace=tuple(replacement_for(images, name) for name in options.replace)), ""
-    default = replacement_for(images, None)
-    return replace(options, replace=(default,)), "" if default == "mean" else replacement_note(images, default)
 
 
 def _identity(run: Run[AblateOptions]) -> dict[str, object]:
@@ -123,123 +168,31 @@ def _identity(run: Run[AblateOptions]) -> dict[str, object]:
     }
 
 
-@dataclass(frozen=True)
-class AblationResults:
-    """What all processes contribute to. effects: by replacement; the others: None where they were not measured."""
-
-    effects: Mapping[Replacement, UnitEffects]
-    removal: RemovalCurves | None
-    redundancy: Redundancy | None
-    pairs: Synergy | None
-
-
-def _results(bench: Bench) -> AblationResults:
-    options, means = bench.options, mean_outputs(bench)
-    effects = {name: unit_effects(bench, name, means) for name in options.replace}
-    main = effects[bench.replacement]
-    several = len(bench.heads) > 1
-    ranked = several and main.importance.is_ranked("head")  # without a ranking there is no order of removal
-    removal = heads_removed_in_order(bench, main, means) if options.curves and ranked else None
-    redundancy = head_redundancy(bench) if options.pairs and several else None
-    pairs = head_synergy(bench, main.importance, redundancy, means) if redundancy is not None else None
-    return AblationResults(effects, removal, redundancy, pairs)
-
-
-def _record(bench: Bench, results: AblationResults, reason: str, saved: Path) -> AblateRecord:
-    """The record; labels, activation patching and pruning are measured here, by the first process alone."""
-    main = results.effects[bench.replacement]
-    smallest = smallest_effect(main.importance.clean_loss)
-    units = tuple(unit_rows(bench, results.effects, smallest))
-    heads = [row for row in units if row.kind == "head"]
-    with autocast(bench.model.device, bench.run.precision):
-        labels = tuple(head_labels(bench)) if heads else ()
-    parts = inside(bench) if bench.options.patch else {}
-    undone = parts.pop("undone", ())
-    cut, small = pruned(bench, main.importance, saved) if bench.options.prune is not None else (None, {})
-    row = _model_row(bench, results, smallest, heads)
-    notes = (*(each.importance.note for each in results.effects.values()), results.pairs.note if results.pairs else "")
-    return AblateRecord(
-        ablated=(
-            replace(
-                row,
-                parameters_cut=cut,
-                reason=reason,
-                notes=tuple(dict.fromkeys(note for note in notes if note and note != reason)),
-                undone=undone,
-            ),
-        ),
-        units=units,
-        labels=labels,
-        agreement=tuple(_agreement_rows(results.effects)),
-        hidden=tuple(hidden_by_mean(bench, results.effects)),
-        curves=tuple(curve_rows(results.removal)) if results.removal else (),
-        pairs=tuple(pair_rows(bench, main.importance, results.pairs, results.redundancy)),
-        classes=tuple(_class_rows(bench, main.importance)),
-        broken=tuple(_broken_classes(bench, main.importance)),
-        effects={name: _arrays(each) for name, each in results.effects.items()},
-        redundancy=redundancy_arrays(results.redundancy) if results.redundancy else None,
-        **parts,
-        **small,
-    )
-
-
-def mean_outputs(bench: Bench) -> MeanOutputs | None:
-    """The mean outputs over the data; None where they are not needed, or where one batch holds all images, whose clean
-    pass gives them."""
-    options, split = bench.options, bench.split
-    alone = bench.processes.count == 1 and len(split) <= bench.batch_size
-    if "mean" not in options.replace or (alone and not options.curves and not options.pairs):
-        return None
-    with progress("Mean outputs", len(split), quiet=bench.run.quiet) as advance:
-        means = means_of(bench.model, _images(bench, advance))
-    means.join(bench.processes.total)
-    return means
-
-
-def _images(bench: Bench, advance: Callable[[int], None]) -> Iterator[Tensor]:
-    for batch in bench.batches():
-        yield batch.images
-        advance(len(batch.images) * bench.processes.count)
-
-
-def unit_effects(bench: Bench, replacement: Replacement, means: MeanOutputs | None) -> UnitEffects:
+def _unit_effects(bench: Bench, replacement: Replacement) -> UnitEffects:
     """The effects of all units on all images, and the first-order estimates, gathered from all processes."""
-    parts: list[Effects] = []
-    estimates: list[Tensor] = []
-    total = len(share_of(bench.split, bench.processes)) * len(bench.units)
-    title, seed = f"Removing each unit ({replacement})", bench.run.seed
-    with progress(title, total, unit="removals", quiet=bench.run.quiet) as advance:
-        for batch in bench.batches():
-            inputs = (bench.model, batch.images, batch.labels, bench.units)
-            parts.append(
-                measure_effects(
-                    *inputs, replace=replacement, means=means, donors=batch.donors, seed=seed, offset=batch.offset,
-                    advance=lambda units: advance(units * len(batch.images)),  # noqa: B023
-                    memory=bench.memory(replacement, batch),
-                )
-            )  # fmt: skip
-            estimates.append(first_order(*inputs, replace=replacement, means=means, donors=batch.donors))
+    parts, estimates = [], []
+    for batch, common in bench.rounds(f"Removing each unit ({replacement})", len(bench.units)):
+        inputs = (bench.model, batch.images, batch.labels, bench.units)
+        memory = bench.memory(replacement, batch)
+        parts.append(measure_effects(*inputs, replace=replacement, memory=memory, **common))
+        estimates.append(first_order(*inputs, replace=replacement, means=bench.means, donors=batch.donors))
     estimate = bench.processes.gathered(torch.cat(estimates, 1).T.contiguous()).T
     effects = Effects.join(parts).gathered(bench.processes)
-    importance = summarise(
-        effects,
-        groups=bench.groups(),
-        first=estimate,
-        classes=len(bench.model.classes) if bench.split.classes else 0,  # labels are columns of the logits
-        seed=seed,
-    )
+    importance = summarise(effects, groups=bench.groups(), first=estimate, seed=bench.run.seed)
     return UnitEffects(effects, estimate, importance)
 
 
-def unit_rows(bench: Bench, measured: Mapping[Replacement, UnitEffects], smallest: Estimate) -> Iterator[UnitRow]:
+def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int], str]) -> Iterator[UnitRow]:
     """One row for each unit, with its effects and their tests."""
     main = measured[bench.replacement].importance
+    smallest, hidden = smallest_effect(main.clean_loss), _hidden_by_mean(bench, measured)
     for index, unit in enumerate(main.units):
         looks = len(main.of_kind(unit.kind))
         losses = {name: estimate_of(each.importance.loss, index, main.n, "nats") for name, each in measured.items()}
         tests = {name: finite(each.importance.loss.p_holm[index]) for name, each in measured.items()}
         shown = {name: judged(losses[name], tests[name], smallest, looks) for name in measured}
         others = [name for name in measured if name != bench.replacement]
+        change, p = hidden.get(index, (None, None))
         yield UnitRow(
             model=bench.model.alias,
             unit=name_of(unit),
@@ -247,6 +200,7 @@ def unit_rows(bench: Bench, measured: Mapping[Replacement, UnitEffects], smalles
             layer=unit.layer,
             head=unit.head,
             part=unit.kind if unit.head is None else str(unit.head),
+            label=None if unit.head is None else labels.get((unit.layer, unit.head)),
             replace=bench.replacement,
             loss=losses[bench.replacement],
             p=tests[bench.replacement],
@@ -257,20 +211,36 @@ def unit_rows(bench: Bench, measured: Mapping[Replacement, UnitEffects], smalles
             other_losses={name: losses[name] for name in others},
             other_p={name: p for name in others if (p := tests[name]) is not None},
             other_effects={name: shown[name] for name in others},
+            hidden=change,
+            hidden_p=p,
         )
 
 
-def _model_row(bench: Bench, results: AblationResults, smallest: Estimate, heads: Sequence[UnitRow]) -> AblatedModelRow:
-    main, groups, seed = results.effects[bench.replacement], bench.groups(), bench.run.seed
-    rho = main.importance.rank_correlation
-    forwards = {
-        name: Estimate(each.importance.forward_equivalents, n=each.importance.n, unit="forwards")
-        for name, each in results.effects.items()
+def _hidden_by_mean(bench: Bench, measured: Measured) -> dict[int, tuple[Estimate, float | None]]:
+    """The rise of the loss under resampling minus that under mean ablation, of each head, where both were measured."""
+    heads = [index for index, unit in enumerate(bench.units) if unit.kind == "head"]
+    if not heads or not {"mean", "resample"} <= measured.keys():
+        return {}
+    apart = measured["resample"].effects.delta_loss[heads] - measured["mean"].effects.delta_loss[heads]
+    (change,) = mean_changes((apart,), families=["head"] * len(heads), groups=bench.groups(), seed=bench.run.seed)
+    return {
+        index: (estimate_of(change, row, len(bench.split), "nats"), finite(change.p_holm[row]))
+        for row, index in enumerate(heads)
     }
-    removal, count = results.removal, len(heads)
-    if removal is not None and removal.greedy is not None:
-        forwards["greedy"] = Estimate(removal.greedy.forward_equivalents, unit="forwards")  # type: ignore[index]
-    without = sum(row.effect == "no effect" for row in heads)
+
+
+def _model_row(bench: Bench, measured: Measured, removal: Removal, heads: Sequence[UnitRow]) -> AblatedModelRow:
+    main, groups, seed, count = measured[bench.replacement], bench.groups(), bench.run.seed, len(heads)
+    forwards: dict[str, Estimate] = {
+        name: Estimate(each.importance.forward_equivalents, n=each.importance.n, unit="forwards")
+        for name, each in measured.items()
+    }
+    if removal.greedy is not None:
+        forwards["greedy"] = Estimate(removal.greedy, unit="forwards")
+    own = main.importance.of_kind("head")
+    rankings = {name: each.importance.loss.mean[own] for name, each in measured.items() if each is not main}
+    rhos: dict[str, float] = {name: spearman(main.importance.loss.mean[own], each) for name, each in rankings.items()}
+    rhos[FIRST_ORDER] = main.importance.rank_correlation
     return AblatedModelRow(
         model=bench.model.alias,
         replace=bench.replacement,
@@ -278,84 +248,21 @@ def _model_row(bench: Bench, results: AblationResults, smallest: Estimate, heads
         cross_entropy=bootstrap_mean(
             main.effects.clean_loss.numpy(), groups=None if groups is None else groups.numpy(), seed=seed, unit="nats"
         ),
-        smallest=smallest,
+        smallest=smallest_effect(main.importance.clean_loss),
         matter=Estimate(sum(row.matters for row in heads) / count, n=count) if heads else None,
-        without_effect=Estimate(without / count, n=count) if heads and len(bench.split) > 1 else None,
-        rank_correlation=Estimate(rho, n=count, unit="") if np.isfinite(rho) else None,
-        removable=None if removal is None else removal.removable,
-        forwards=forwards,  # type: ignore[arg-type]
+        without_effect=Estimate(sum(row.effect == "no effect" for row in heads) / count, n=count)
+        if heads and len(bench.split) > 1
+        else None,
+        rank_correlation={name: Estimate(rho, n=count, unit="") for name, rho in rhos.items() if np.isfinite(rho)},
+        removable=removal.removable,
+        forwards=forwards,
     )
-
-
-def _agreement_rows(measured: Mapping[Replacement, UnitEffects]) -> Iterator[AgreementRow]:
-    """Spearman's correlation of the rankings of heads by each replacement and by the first-order estimate."""
-    main = next(iter(measured.values())).importance
-    heads = main.of_kind("head")
-    if not heads:
-        return
-    rankings: dict[str, Any] = {name: each.importance.loss.mean[heads].numpy() for name, each in measured.items()}
-    if main.first_order is not None and not main.first_order[heads].isnan().any():
-        rankings[FIRST_ORDER] = main.first_order[heads].numpy()
-    for one, two in combinations(rankings, 2):
-        constant = len(heads) < 2 or np.ptp(rankings[one]) == 0 or np.ptp(rankings[two]) == 0
-        rho = None if constant else finite(spearmanr(rankings[one], rankings[two]).statistic)
-        yield AgreementRow(one, two, len(heads), rho)
-
-
-def hidden_by_mean(bench: Bench, measured: Mapping[Replacement, UnitEffects]) -> Iterator[HiddenRow]:
-    """The rise of the loss under resampling minus that under mean ablation, where both were measured."""
-    if not {"mean", "resample"} <= measured.keys():
-        return
-    one, two = measured["resample"].effects, measured["mean"].effects
-    heads = [index for index, unit in enumerate(one.units) if unit.kind == "head"]
-    if not heads:
-        return
-    apart = (one.delta_loss - two.delta_loss)[heads]
-    (change,) = mean_changes(
-        (apart,), families=["head"] * len(heads), groups=bench.groups(), seed=bench.run.seed
-    )  # fmt: skip
-    for row, index in enumerate(heads):
-        hidden = estimate_of(change, row, len(bench.split), "nats")
-        yield HiddenRow(name_of(one.units[index]), hidden, finite(change.p_holm[row]))
-
-
-def _class_rows(bench: Bench, importance: Importance) -> Iterator[ClassHeadRow]:
-    """For each class the head whose removal raises the loss most; no rows where heads are not ranked."""
-    by_class = importance.by_class
-    if by_class is None or not importance.is_ranked("head"):
-        return
-    heads = importance.of_kind("head")
-    for index in by_class.images.nonzero().flatten().tolist():
-        if by_class.loss[heads, index].isnan().all():
-            continue
-        worst = heads[int(by_class.loss[heads, index].nan_to_num(nan=-1e9).argmax())]
-        yield ClassHeadRow(
-            bench.model.classes[index], int(by_class.images[index]), name_of(importance.units[worst]),
-            float(by_class.loss[worst, index]), float(by_class.accuracy[worst, index]),
-        )  # fmt: skip
-
-
-def _broken_classes(bench: Bench, importance: Importance) -> Iterator[BrokenClassRow]:
-    """For each of the most important heads the class whose loss rises most, among classes of enough images."""
-    by_class = importance.by_class
-    if by_class is None or not importance.is_ranked("head"):
-        return
-    known = (by_class.images >= OF_A_CLASS).nonzero().flatten()
-    if len(known) < 2:
-        return
-    for unit in importance.ranking("head")[:_IMPORTANT]:
-        index = importance.units.index(unit)
-        worst = int(known[by_class.loss[index, known].argmax()])
-        yield BrokenClassRow(
-            name_of(unit), bench.model.classes[worst], int(by_class.images[worst]), len(known),
-            float(by_class.loss[index, worst]), float(by_class.accuracy[index, worst]),
-        )  # fmt: skip
 
 
 def _arrays(measured: UnitEffects) -> EffectArrays:
     effects = measured.effects
     return EffectArrays(
-        units=np.array([name_of(unit) for unit in effects.units]),
+        units=np.array([*map(name_of, effects.units)]),
         delta_loss=effects.delta_loss.float().numpy(),
         correct=effects.correct.numpy(),
         clean_loss=effects.clean_loss.float().numpy(),
@@ -363,3 +270,113 @@ def _arrays(measured: UnitEffects) -> EffectArrays:
         labels=effects.labels.numpy(),
         first_order=measured.first_order.float().numpy(),
     )
+
+
+def _heads_in_order(bench: Bench, measured: UnitEffects) -> Removal:
+    """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other."""
+    every = torch.arange(len(bench.split))
+    ranked, tested = (every[0::2], every[1::2]) if len(every) >= 2 * _FEWEST else (every, every)
+    tested = tested[:REMOVAL_IMAGES]
+    orders = dict(_orders(bench, measured, ranked))
+    greedy = _greedy(bench, ranked[:REMOVAL_IMAGES]) if bench.options.greedy else None
+    if greedy is not None:
+        orders["greedy"] = greedy.order
+    removed = steps(len(bench.heads), points=POINTS)
+    parts = [
+        removal_curves(
+            bench.model, batch.images, batch.labels, orders, removed=removed, replace=bench.replacement, **common
+        )
+        for batch, common in bench.rounds("Removing heads in order", len(orders) * len(removed), tested)
+    ]
+    joined = [AblationCurve.join([part[name] for part in parts]) for name in orders]
+    curves = [replace(curve, outcomes=curve.outcomes.gathered(bench.processes)) for curve in joined]
+    rows = tuple(
+        RemovalRow(name, count, count / len(curve.order), right, loss)
+        for name, curve in zip(orders, curves)
+        for count, right, loss in zip(curve.removed, curve.accuracy(), curve.loss.tolist())
+    )
+    groups, least = bench.groups(tested), curves[0]
+    matters = removal_matters(least, groups=groups)
+    removable = share_removable(least, groups=groups, seed=bench.run.seed) if matters else None
+    return Removal(rows, removable, None if greedy is None else greedy.forward_equivalents)
+
+
+def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
+    effects, estimates = (each[:, ranked].mean(1) for each in (measured.effects.delta_loss, measured.first_order))
+    units = measured.effects.units
+    heads = [index for index, unit in enumerate(units) if unit.kind == "head"]
+    by_effect = sorted(heads, key=lambda index: float(effects[index]))
+    yield "least first", tuple(units[index] for index in by_effect)
+    yield "most first", tuple(units[index] for index in reversed(by_effect))
+    if not estimates[heads].isnan().any():
+        yield FIRST_ORDER, tuple(units[index] for index in sorted(heads, key=lambda index: float(estimates[index])))
+    for number in range(RANDOM_ORDERS):
+        yield f"random {number}", random_order(bench.heads, seed=bench.run.seed + number)
+
+
+def _greedy(bench: Bench, chosen: Tensor) -> Greedy:
+    heads, device = bench.heads, bench.model.device
+    (batch,) = bench.split.pick(chosen).batches(len(chosen), device=device)
+    labels, every = bench.labels[chosen].to(device), max(1, len(heads) // RERANKINGS)
+    with progress("Ranking heads again", len(heads), unit="heads", quiet=bench.run.quiet) as advance:
+        return greedy_order(
+            bench.model, batch.images, labels, heads, every=every, replace=bench.replacement, means=bench.means,
+            advance=advance,
+        )  # fmt: skip
+
+
+def _head_redundancy(bench: Bench) -> Redundancy:
+    """The similarity of the outputs of each pair of heads."""
+    stream = RedundancyStream(bench.model)
+    for batch in bench.batches(torch.arange(len(bench.split))[:REMOVAL_IMAGES]):
+        stream.add(batch.images)
+    stream.join(bench.processes.total)
+    return stream.result()
+
+
+def _similar(redundancy: Redundancy, images: int, *, most: int) -> list[tuple[Unit, Unit]]:
+    """The pairs of heads with the most similar outputs, which may each do the work of the other; none for so few images
+    that no test of these pairs can be significant."""
+    if images < fewest_images(max(most, 1)):
+        return []
+    above = redundancy.matrix.triu(1).nan_to_num(nan=0.0)
+    order = above.flatten().argsort(descending=True, stable=True)[:most].tolist()
+    places = [divmod(index, len(redundancy.units)) for index in order]
+    return [(redundancy.units[one], redundancy.units[two]) for one, two in places if float(above[one, two]) >= SIMILAR]
+
+
+def _heads_in_pairs(bench: Bench, importance: Importance, redundancy: Redundancy) -> tuple[list[HeadPairRow], str]:
+    """The most important heads removed in pairs, where heads are ranked, and those of the most similar outputs; and a
+    remark."""
+    most = bench.options.pairs
+    top = importance.ranking("head")[: max(2, most)] if importance.is_ranked("head") else ()
+    alike = _similar(redundancy, len(bench.split), most=most)
+    wanted = dict.fromkeys(tuple(sorted(pair, key=bench.heads.index)) for pair in (*combinations(top, 2), *alike))
+    if not wanted:
+        return [], ""
+    units = tuple(dict.fromkeys(unit for pair in wanted for unit in pair))
+    pairs = [(units.index(first), units.index(second)) for first, second in wanted]
+    chosen = torch.arange(len(bench.split))[:REMOVAL_IMAGES]
+    joined = Pairs.join([
+        pairwise(bench.model, batch.images, batch.labels, units, pairs=pairs, replace=bench.replacement, **common)
+        for batch, common in bench.rounds("Removing pairs of heads", len(units) + len(pairs), chosen)
+    ])  # fmt: skip
+    gathered = replace(joined, outcomes=joined.outcomes.gathered(bench.processes))
+    found = synergy(gathered, groups=bench.groups(chosen), seed=bench.run.seed)
+    places = {unit: place for place, unit in enumerate(redundancy.units)}
+    rows = [
+        HeadPairRow(
+            first=name_of(units[one]),
+            second=name_of(units[two]),
+            pair=f"{name_of(units[one])} and {name_of(units[two])}",
+            chosen="importance" if {units[one], units[two]} <= set(top) else "similarity",
+            first_alone=float(found.alone[one]),
+            second_alone=float(found.alone[two]),
+            both=float(found.both[index]),
+            synergy=estimate_of(found.change, index, found.n, "nats"),
+            p=finite(found.change.p_holm[index]),
+            similarity=finite(redundancy.matrix[places[units[one]], places[units[two]]]),
+        )
+        for index, (one, two) in enumerate(pairs)
+    ]
+    return rows, found.note

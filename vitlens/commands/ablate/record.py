@@ -8,24 +8,21 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.heads.labels import LABELS
 from vitlens.archives import Form
-from vitlens.commands.scaffold.head_words import head_words
 from vitlens.names import Replacement, UnitKind
 from vitlens.record import Record, arrays, col, table
 from vitlens.uncertainty import LEVEL, Estimate, widened
 
 Judged = Literal["effect", "no effect", "undecided"]
 
-FIRST_ORDER: Final = "first-order"  # the name of the gradient estimate among rankings and orders of removal
+FIRST_ORDER: Final = "first-order"  # the gradient estimate among rankings and orders of removal
 LOSS: Final = 0.01  # nats: the probability of the label falls by 1 %, in the geometric mean over images
 OF_CLEAN: Final = 0.01  # of the clean loss: for models with a high one
-REPLACED: Final[dict[Replacement, str]] = {
+REPLACED: Final[Mapping[str, str]] = {
     "mean": "its mean over the data",
     "zero": "zero",
     "resample": "its output on another image",
 }
-CORRUPTED: Final = {"blur": "blurred", "shuffle": "tiles shuffled", "noise": "with noise"}  # a corrupted copy, in words
 
 
 def smallest_effect(clean_loss: float) -> Estimate:
@@ -58,7 +55,8 @@ def fewest_images(units: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class AblatedModelRow:
     """The model: unchanged, and over all its units. reason: why another replacement than the mean was chosen; notes:
-    remarks of the measurements; undone: why patching, logit lens or contributions are missing."""
+    remarks of the measurements; undone: why patching, logit lens or contributions are missing; rank_correlation:
+    Spearman's, of the heads by the main replacement and by another one or "first-order", where it is defined."""
 
     model: str = col("model")
     replace: Replacement = col("replaced by")
@@ -72,9 +70,7 @@ class AblatedModelRow:
         "heads that change the loss significantly", metric="heads_that_matter/{model}", default=None
     )
     without_effect: Estimate | None = col("heads without effect", metric="heads_without_effect/{model}", default=None)
-    rank_correlation: Estimate | None = col(
-        "rank correlation of the first-order estimate", metric="rank_correlation/{model}/first-order", default=None
-    )
+    rank_correlation: Mapping[str, Estimate] = col("rank correlation", metric="rank_correlation/{model}/{key}")
     removable: Estimate | None = col(
         "heads removable within 1 point of accuracy", metric="removable_share/{model}", default=None
     )
@@ -89,7 +85,8 @@ class AblatedModelRow:
 class UnitRow:
     """The effect of removing one unit. part: the head's number, "mlp" or "block"; p, accuracy_p: of sign flips, after
     Holm's correction over the units of the kind, None for fewer than two images; first_order: the gradient estimate of
-    the rise; others: with the other replacements, by name."""
+    the rise; label: what a head attends to, as `vitlens stats` labels it; others: with the other replacements, by name;
+    hidden: the rise under resampling minus that under the mean, paired over images, where both were measured."""
 
     model: str = col("model")
     unit: str = col("unit")
@@ -97,6 +94,7 @@ class UnitRow:
     layer: int = col("layer")
     head: int | None = col("head", default=None)
     part: str = col("part")
+    label: str | None = col("attends to", default=None)
     replace: Replacement = col("replaced by")
     loss: Estimate = col(
         "rise of the loss",
@@ -113,6 +111,8 @@ class UnitRow:
     other_losses: Mapping[Replacement, Estimate] = col("rise of the loss, replaced by")
     other_p: Mapping[Replacement, float] = col("p (Holm), replaced by")
     other_effects: Mapping[Replacement, Judged] = col("shown, replaced by")
+    hidden: Estimate | None = col("hidden by the mean", default=None)
+    hidden_p: float | None = col("p of what is hidden (Holm)", default=None)
 
     @property
     def name(self) -> str:
@@ -129,27 +129,6 @@ class UnitRow:
         """The rise of the loss with each replacement, the main one first, and whether it is significant."""
         others = {name: (loss, self.other_p.get(name, 1.0) <= LEVEL) for name, loss in self.other_losses.items()}
         return {self.replace: (self.loss, self.matters), **others}
-
-
-@dataclass(frozen=True)
-class AgreementRow:
-    """Spearman's correlation of two rankings of the heads, by replacement or "first-order"; None: undefined."""
-
-    first: str = col("ranking by")
-    second: str = col("and by")
-    heads: int = col("heads")
-    rank_correlation: float | None = col("Spearman's correlation", default=None)
-
-
-@dataclass(frozen=True)
-class ClassHeadRow:
-    """The head without which the loss of one class rises most, nats and points; not tested."""
-
-    class_name: str = col("class")
-    images: int = col("images")
-    unit: str = col("unit")
-    loss: float = col("rise of the loss", unit="nats")
-    accuracy: float = col("accuracy lost", unit="points")
 
 
 @dataclass(frozen=True)
@@ -191,49 +170,6 @@ class HeadPairRow:
 
 
 @dataclass(frozen=True)
-class HeadLabelRow:
-    """What one head attends to, as `vitlens stats` labels it. score: the highest of a label; best: that label; other,
-    other_score: the highest among those that contradict it."""
-
-    layer: int = col("layer")
-    head: int = col("head")
-    label: str = col("attends to")
-    score: Estimate = col("score")
-    best: str = col("best pattern")
-    other: str | None = col("next pattern", default=None)
-    other_score: float | None = col("next score", default=None)
-
-    @property
-    def words(self) -> str:
-        """What the head attends to, in a few words: its label, or the patterns that explain some of it."""
-        if self.label in LABELS and LABELS[self.label].function:
-            return self.label
-        return head_words(self.label, self.best, self.other, self.score.value)
-
-
-@dataclass(frozen=True)
-class HiddenRow:
-    """One head replaced by its output on another image, minus the same head replaced by its mean: the rise of the loss
-    that the mean hides, paired over images; p: after Holm's correction over the heads."""
-
-    unit: str = col("unit")
-    hidden: Estimate = col("hidden by the mean")
-    p: float | None = col("p (Holm)", default=None)
-
-
-@dataclass(frozen=True)
-class BrokenClassRow:
-    """The class whose loss rises most without one of the most important heads, among `classes` of enough images."""
-
-    unit: str = col("unit")
-    class_name: str = col("class")
-    images: int = col("images")
-    classes: int = col("classes compared")
-    loss: float = col("rise of the loss", unit="nats")
-    accuracy: float = col("accuracy lost", unit="points")
-
-
-@dataclass(frozen=True)
 class PatchingRow:
     """One clean and one corrupted image. target, other: the classes of the logit difference, whose value is given for
     each image; grid (rows, columns), prefix: the model's tokens, None where they are unknown; corruption: what was done
@@ -253,22 +189,16 @@ class PatchingRow:
 
 @dataclass(frozen=True)
 class LensRow:
-    """Accuracy of the classifier on the residual stream after `depth` blocks (0: the embedding); example: what it gives
-    the classes of one image, the first, of which the first is its final prediction."""
+    """Accuracy of the classifier on the residual stream after `depth` blocks (0: the embedding)."""
 
     depth: int = col("blocks passed")
     accuracy: Estimate = col("accuracy of the logit lens")
-    example: Mapping[str, float] = col("probability on the first image")
-
-    @property
-    def layer(self) -> int:
-        """The layer after which it is read; -1 for the embedding."""
-        return self.depth - 1
 
 
 @dataclass(frozen=True)
 class ContributionRow:
-    """What one part adds to the label's logit directly, the mean over images; "rest": embedding and biases."""
+    """What one part adds to the label's logit directly, the mean over images; "rest": embedding and biases. Their sum
+    is the logit."""
 
     unit: str = col("unit")
     part: Literal["head", "MLP", "rest"] = col("part")
@@ -278,31 +208,15 @@ class ContributionRow:
 
 
 @dataclass(frozen=True)
-class LogitRow:
-    """The logit that the contributions sum to. largest_gap: between an image's sum and its logit."""
-
-    images: int = col("images")
-    logit: float = col("logit of the label")
-    largest_gap: float = col("largest difference from the sum")
-
-
-@dataclass(frozen=True)
 class PrunedRow:
-    """The whole or the pruned model. time: the median of a batch of `images` images with its quartiles."""
+    """The whole or the pruned model. time: the median of a batch with its quartiles; cut: the heads pruned."""
 
     model: Literal["whole", "pruned"] = col("model")
     heads: int = col("heads")
     parameters: int = col("parameters", better="lower")
     accuracy: Estimate = col("top-1 accuracy", better="higher")
     time: Estimate = col("time of a batch (quartiles)", better="lower")
-
-
-@dataclass(frozen=True)
-class PrunedHeadsRow:
-    """The heads that were pruned from one layer."""
-
-    layer: int = col("layer")
-    heads: tuple[int, ...] = col("heads")
+    cut: tuple[str, ...] = col("heads cut", default=())
 
 
 _Floats = Annotated[NDArray[np.floating], Form("f", (None,))]
@@ -353,19 +267,12 @@ class AblateRecord(Record):
     command: ClassVar[str] = "ablate"
     ablated: tuple[AblatedModelRow, ...] = table()
     units: tuple[UnitRow, ...] = table()
-    labels: tuple[HeadLabelRow, ...] = table()
-    agreement: tuple[AgreementRow, ...] = table()
-    hidden: tuple[HiddenRow, ...] = table()
     curves: tuple[RemovalRow, ...] = table()
     pairs: tuple[HeadPairRow, ...] = table()
-    classes: tuple[ClassHeadRow, ...] = table()
-    broken: tuple[BrokenClassRow, ...] = table()
     patching: tuple[PatchingRow, ...] = table()
     lens: tuple[LensRow, ...] = table()
     contributions: tuple[ContributionRow, ...] = table()
-    logit: tuple[LogitRow, ...] = table()
     pruned: tuple[PrunedRow, ...] = table()
-    pruned_heads: tuple[PrunedHeadsRow, ...] = table()
     effects: Mapping[str, EffectArrays] = arrays("effects-{replace}")
     redundancy: RedundancyArrays | None = arrays("redundancy")
     patched: PatchingArrays | None = arrays("patching")
@@ -383,14 +290,6 @@ class AblateRecord(Record):
     def of_kind(self, kind: UnitKind) -> tuple[UnitRow, ...]:
         """The units of one kind."""
         return tuple(row for row in self.units if row.kind == kind)
-
-    def unit(self, unit: str) -> UnitRow:
-        """One unit by its name."""
-        return next(row for row in self.units if row.unit == unit)
-
-    def label(self, row: UnitRow) -> HeadLabelRow | None:
-        """What a head attends to; None where it has no label."""
-        return next((each for each in self.labels if (each.layer, each.head) == (row.layer, row.head)), None)
 
 
 def is_ranked(rows: Sequence[UnitRow]) -> bool:
