@@ -88,7 +88,7 @@ def test_rollout_and_explain_add_their_maps_and_predictions(tiny_vit, tiny_cnn, 
     model = load(str(tiny_vit))
     batch = vitlens.images(pictures, model)
     np.testing.assert_allclose(rolled.images[1].maps["relevance"], vitlens.relevance(model, batch)[1], rtol=1e-5)
-    assert rolled.images[0].facts[0].startswith(f"prediction: {model.classes[int(model(batch)[0].argmax())]}, ")
+    assert rolled.images[0].facts[0].startswith(f"{model.classes[int(model(batch)[0].argmax())]} (")
     both = ("explain", str(tiny_cnn), str(tiny_vit), "--images", str(pictures), "--method", "gradcam,relevance")
     document = document_of(tmp_path / "two", *both)
     assert document.explorer.model == "tiny-vit"
