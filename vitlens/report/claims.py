@@ -28,7 +28,7 @@ class Claim:
     question: what is asked ("calibration"); subject: of what ("vit-digits"); says: the sentence, finished; title: the
     same in at most twelve words, for the report's title, "" where it cannot be one; state: the judgement, "" where none
     is made; effect, p: the number; limit: its name in limits.toml; evidence: counted, read off gradients and maps, or
-    measured after something was changed: only then a sentence may name a cause; place: the section that shows it;
+    measured after something was changed: only then a sentence may name a cause; place: the figure that shows it;
     reference: the value that the effect would have if there were nothing; kind: whether it was asked for; because: what
     was judged, or why it could not be.
     """

@@ -17,7 +17,7 @@ from typing import Any, Final
 from jinja2 import Environment, StrictUndefined, Template
 
 from vitlens.display import protected, shortened, visible
-from vitlens.report.numbers import in_ranges, in_time, in_words, number, percent
+from vitlens.report.numbers import in_ranges, in_words, number, percent
 from vitlens.uncertainty import Estimate, in_points
 
 NAMED: Final = 5  # names of a list in a sentence
@@ -97,7 +97,6 @@ _FILTERS: Final = {
     "points": in_points,
     "ranges": lambda values: Marked(in_ranges(values)),
     "s": _by_count("", "s"),
-    "time": lambda value: Marked(in_time(value)),
     "value": value_of,
     "whole": lambda text: Marked(protected(visible(str(text)))),
 }
