@@ -315,3 +315,24 @@ def test_pictures_stand_in_their_rows_and_columns():
         assert len(shown_) >= 6
         titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
         assert titles == ["x", "y", "z"]
+
+
+def test_cells_stand_in_their_layer_and_head():
+    expected = np.array([[100 * row.fur.value for row in HEADS if row.layer == layer] for layer in range(3)])
+    for draw in (board("fur"), matrix("layer", "head", "fur")):
+        axes = draw(HEADS, "").axes[0]
+        np.testing.assert_allclose(np.asarray(axes.images[0].get_array()), expected)
+
+
+def test_curves_bands_bars_and_points_are_drawn_where_the_numbers_are():
+    rows = HEADS[:4]
+    (axes,) = lines("head", "fur")(rows, "").axes
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[row.head, 100 * row.fur.value] for row in rows])
+    (band,) = axes.collections
+    assert band.get_datalim(axes.transData).ymax == pytest.approx(90)
+    (axes,) = bars("head", "weight")(rows, "").axes
+    assert [bar.get_width() for bar in axes.patches] == [row.weight for row in rows]
+    (axes,) = scatter("weight", "fur")(rows, "").axes
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[row.weight, 100 * row.fur.value] for row in rows])
+    (axes,) = histogram("weight", bins=4)(rows, "").axes
+    assert max(point[1] for patch in axes.patches for point in patch.get_path().vertices) == 1

@@ -239,7 +239,7 @@ def test_differences_of_both_signs_are_said_and_small_samples_differ_in_nothing(
     assert (found.effect.value, found.effect.low, found.effect.high) == (20.0, 17.0, 23.0)
     assert "depends on the attack" in found.title
     (found,) = of(made(*curves, pairs=(pair_at(1.0, 12.0, p=0.3),)), "difference under attack")
-    assert found.title == "a and b are not shown to differ under attack"
+    assert found.title == "a and b do not differ significantly under attack"
 
 
 @pytest.mark.parametrize(("kept", "failed", "state"), [(20, 0, "pass"), (170, 0, "warn"), (20, 1, "inconclusive")])

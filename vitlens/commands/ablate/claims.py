@@ -185,7 +185,7 @@ def _hidden(record: AblateRecord) -> Iterator[Claim]:
         *others, head = [row for *_, row in sorted(found)]
         yield _claim(
             record, "hidden by the mean",
-            "**{{ head.unit }}** {% if spare %}has no effect{% else %}is not shown to have an effect{% endif %} where "
+            "**{{ head.unit }}** has no {% if not spare %}significant {% endif %}effect where "
             "its output is replaced by its mean ({{ head.loss|alone }}), but matters where it is replaced by that of "
             "another image ({{ other|alone }}){% if others %}; the same holds for {{ others|names }}{% endif %}.",
             head.hidden, p=head.hidden_p, kind="hidden fault", head=head, others=others,

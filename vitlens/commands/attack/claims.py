@@ -98,7 +98,7 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
             "none.{% endif %}"
         )
         title = (
-            "{{ first }} and {{ second }} {% if telling %}are not shown to differ{% else %}cannot be compared"
+            "{{ first }} and {{ second }} {% if telling %}do not differ significantly{% else %}cannot be compared"
             "{% endif %} under attack"
         )
         return replace(claim, says=say(says, **known), title=say(title, **known))

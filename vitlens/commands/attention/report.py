@@ -70,12 +70,12 @@ def _on_object(record: AttentionRecord) -> Iterator[Claim]:
     lead = max(more or rows, key=lambda row: row.difference.value)
     yield found(
         "attention on the object", alias,
-        "In {{ more|length }} of {{ n }} layers a larger share of attention lies on the object than of the best map "
-        "that ignores the image; the lead is largest in layer {{ lead.layer }}, {{ lead.estimate|alone }} beside "
-        "{{ lead.of_baseline|value }} of {{ lead.baseline }}.",
+        "In {{ more|length or 'none' }} of {{ n }} layers a significantly larger share of attention lies on the object "
+        "than of the best map that ignores the image; the gap is largest in layer {{ lead.layer }}, "
+        "{{ lead.estimate|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
         lead.difference, given={"more": more, "n": len(rows), "lead": lead}, kind="answer", evidence="attributed",
-        title=say("{{ more|length }} of {{ n }} layers of {{ alias }} attend to the object beyond baselines",
-                  more=more, n=len(rows), alias=alias),
+        title=say("{{ more|length or 'None' }} of {{ n }} layers of {{ alias }} attend{{ 's' if not more }} to the "
+                  "object significantly more than baselines", more=more, n=len(rows), alias=alias),
         place="object",
     )  # fmt: skip
 

@@ -301,8 +301,8 @@ REPORT: Final = Report(
         ),
         Section(
             "Which classes are confused?", _confused, order=lambda row: -row.count,
-            opening="Most often **{{ first.model }}** predicts {{ first.prediction }} for {{ first.truth }}: "
-            "{{ first.count }} image{{ first.count|s }}.",
+            opening="{% if first.count > 1 %}Most often **{{ first.model }}** predicts {{ first.prediction }} for "
+            "{{ first.truth }}: {{ first.count }} images.{% else %}No confusion occurs twice.{% endif %}",
             columns=("model", "truth", "prediction", "count"),
             charts=(Chart(
                 "confusion", _confusion,

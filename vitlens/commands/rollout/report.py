@@ -56,12 +56,12 @@ def _pointing(rows: Sequence[MapRow], alias: str) -> Iterator[Claim]:
     lead, worst = max(more or rows, key=_gain), min(rows, key=_gain)
     yield found(
         "pointing game", alias,
-        "{{ more|length or 'None' }} of {{ n }} kinds of map point at the object more often than maps that ignore the "
-        "image: {{ 'best' if more else 'the closest is' }} **{{ lead.name }}**, {{ lead.pointing|alone }} beside "
-        "{{ lead.of_baseline|value }} of {{ lead.baseline }}.",
+        "{{ more|length or 'None' }} of {{ n }} kinds of map point{{ 's' if not more }} at the object significantly "
+        "more often than maps that ignore the image: {{ 'best' if more else 'the closest is' }} **{{ lead.name }}**, "
+        "{{ lead.pointing|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
         lead.difference or Estimate(0.0), given={"more": more, "n": len(rows), "lead": lead},
-        title=say("{{ more|length or 'None' }} of {{ n }} kinds of map of {{ alias }} find{{ 's' if n == 1 }} the "
-                  "object beyond baselines", more=more, n=len(rows), alias=alias),
+        title=say("{{ more|length or 'None' }} of {{ n }} kinds of map of {{ alias }} find{{ 's' if not more }} the "
+                  "object significantly more often than baselines", more=more, n=len(rows), alias=alias),
         kind="answer", evidence="attributed", place="pointing",
     )  # fmt: skip
     if less:
@@ -84,8 +84,8 @@ def _information(rows: Sequence[MapRow], alias: str) -> Iterator[Claim]:
     yield found(
         "information", alias,
         "{% if flat %}{{ flat|names }} {{ flat|are }} nearly uniform (at most {{ most }} bits): only their highest "
-        "points tell patches apart, not their colours. {% endif %}**{{ sharp.name }}** holds most information, "
-        "{{ effect|alone }}.",
+        "points tell patches apart, not their colours. {% endif %}**{{ sharp.name }}** holds most information, {{ "
+        "effect|alone }}.",
         sharp.information,
         given={"flat": flat, "sharp": sharp, "most": max((row.information.value for row in flat), default=0.0)},
         title=say(
@@ -101,8 +101,8 @@ def _information(rows: Sequence[MapRow], alias: str) -> Iterator[Claim]:
         most = max(fixed, key=lambda row: row.by_place.value if row.by_place else 0.0)
         yield found(
             "fixed places", alias,
-            "The maps of {{ fixed|names }} are nearly the same for every image: other images explain "
-            "{{ effect|value }} of the information in {{ most.name }}.",
+            "The maps of {{ fixed|names }} are nearly the same for every image: other images explain {{ effect|value "
+            "}} of the information in {{ most.name }}.",
             most.by_place or Estimate(0.0), given={"fixed": fixed, "most": most}, reference=FIXED, kind="hidden fault",
             evidence="attributed", place="maps",
         )  # fmt: skip
@@ -180,9 +180,8 @@ def definitions(record: RolloutRecord) -> Iterator[tuple[str, str]]:
 
 _PICTURE: Final = Chart(
     "maps", images(),
-    "Each map over its image, from zero to its own maximum: compare places, not amounts. "
-    "{% if record.maps.masks is not none %}Outline: the object; mark: the map's highest point. {% endif %}"
-    "Crossed out: uniform maps.",
+    "Each map over its image, from zero to its own maximum: compare places, not amounts. {% if record.maps.masks is "
+    "not none %}Outline: the object; mark: the map's highest point. {% endif %}Crossed out: uniform maps.",
     title="Attention over all layers of {{ record.aliases[0] }}, by kind of map",
     rows=lambda record: list(pictures(record)),
 )  # fmt: skip
@@ -212,8 +211,8 @@ REPORT: Final = Report(
         Section(
             "Do the maps agree?", lambda record: record.pairs if record.images >= FEWEST else (),
             columns=("first", "second", "agreement"), order=lambda row: row.agreement.value,
-            opening="Least alike are {{ first.first }} and {{ first.second }}, with a rank correlation of "
-                    "{{ first.agreement|alone }}.",
+            opening="Least alike are {{ first.first }} and {{ first.second }}, with a rank correlation of {{ "
+                    "first.agreement|alone }}.",
         ),
         other_sheets(_PICTURE),
     ),
