@@ -26,7 +26,7 @@ def save_little() -> None:
 
     Nor does anything wait until it is on the disk, thousands of times 5 ms.
     """
-    from vitlens.commands.scaffold import publish
+    from vitlens.commands.run import publish
     from vitlens.files import write_atomically
 
     os.fsync = lambda _: None  # no test reads a folder after the machine has lost its power

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, read_run
 from vitlens.records import ArraysOf, Columns, Contents, MetricName, Record, TableOf, UntrustedName

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.train.measure import measure
 from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions
 

@@ -8,7 +8,7 @@ from tests.first_page import check_first_page
 from tests.saving import saved_figures
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.publish import read
 from vitlens.files import read_run
 from vitlens.records import MetricName, Record
 

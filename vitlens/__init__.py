@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from vitlens.attribution.explain import explain as explain
     from vitlens.attribution.look import look as look
     from vitlens.attribution.refinement import Refinement as Refinement
-    from vitlens.commands.scaffold.explorer.public import explorer as explorer
-    from vitlens.commands.scaffold.reading import read as read
+    from vitlens.commands.run.reading import read as read
+    from vitlens.commands.shared.explorer.public import explorer as explorer
     from vitlens.data.catalogue import load_data as load_data
     from vitlens.data.split import Split as Split
     from vitlens.lens.call import AttentionCall as AttentionCall
@@ -74,7 +74,7 @@ _HOMES = {
     "direct_logit_attribution": ("vitlens.analysis.patching.public", "direct_logit_attribution"),
     "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.explain", "explain"),
-    "explorer": ("vitlens.commands.scaffold.explorer.public", "explorer"),
+    "explorer": ("vitlens.commands.shared.explorer.public", "explorer"),
     "failures": ("vitlens.analysis.failures.diagnosis", "failures"),
     "features": ("vitlens.analysis.features.features", "features"),
     "images": ("vitlens.analysis.answers.pictures", "images"),
@@ -91,7 +91,7 @@ _HOMES = {
     "patch": ("vitlens.lens.places.patch", "patch"),
     "places": ("vitlens.lens.places.listing", "places"),
     "profile": ("vitlens.analysis.cost.profile", "profile"),
-    "read": ("vitlens.commands.scaffold.reading", "read"),
+    "read": ("vitlens.commands.run.reading", "read"),
     "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
     "replay": ("vitlens.lens.public", "replay"),
     "rollout": ("vitlens.analysis.attention.rollout", "rollout"),

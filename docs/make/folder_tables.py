@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Iterable
 
 from vitlens.commands.registry import COMMANDS, Command
-from vitlens.commands.scaffold.chapters.record import CHAPTERS
+from vitlens.commands.run.chapters.record import CHAPTERS
 from vitlens.records import ArraysOf, Contents, TableOf
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from vitlens.commands.scaffold.flags import Flag, flags_of
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.run.flags import Flag, flags_of
+from vitlens.commands.run.options import ModelOptions, RunOptions
 
 SHARED: Final = (ModelOptions, RunOptions)
 Option = tuple["dataclasses.Field[Any]", Any, Flag]

@@ -6,7 +6,7 @@ import pytest
 
 from vitlens.cli.main import run
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError
 
 

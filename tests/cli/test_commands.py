@@ -8,7 +8,7 @@ from vitlens.cli.main import run
 from vitlens.cli.words import one_option_per_image
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.train.options import TeacherOptions, Tuning
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from vitlens.cli.main import run
 from vitlens.commands.compare.options import CompareOptions
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 
 
 def test_defaults(stand_in):

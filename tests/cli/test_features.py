@@ -9,7 +9,7 @@ from vitlens.analysis.features.features import features
 from vitlens.analysis.features.knn import knn
 from vitlens.cli.main import run
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 
 
 def test_defaults(stand_in):

@@ -1,7 +1,7 @@
 """Rows of map checks built by hand."""
 
 from vitlens.analysis.faithfulness.cascade import RandomisedStage, judged_cascade
-from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD, MapCheck, Margin
+from vitlens.commands.shared.maps.rows import INSERTION, ROAD, MapCheck, Margin
 
 STAGES = ("head", "blocks 4 to 5", "blocks 2 to 3", "block 1", "block 0", "embedding")
 FALLING = (0.7, 0.3, 0.1, 0.0, 0.0, 0.0)

@@ -7,7 +7,7 @@ import pytest
 from tests.backing import unbacked
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.publish import read_folder
 from vitlens.models.loading import load
 from vitlens.models.saved import save
 from vitlens.report.document import Document

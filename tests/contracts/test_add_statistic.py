@@ -143,7 +143,7 @@ def test_every_view_shows_it(added):
     assert all("greatest_weight" in shown_in(view) for view in NEW["greatest_weight"].views)
     from vitlens.analysis.robustness.inside import shifts
     from vitlens.commands.compare.measure.maps import attention_numbers
-    from vitlens.commands.scaffold.options import RunOptions
+    from vitlens.commands.run.options import RunOptions
 
     batch = images((32, 48))
     assert "greatest_weight" in [one.name for one in shifts(ours(), batch, 1 - batch)]

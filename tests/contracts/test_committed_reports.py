@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.publish import read
 from vitlens.files import RunRecord, read_run
 
 REPORTS = Path(__file__).parents[2] / "reports"

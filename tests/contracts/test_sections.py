@@ -17,11 +17,11 @@ from jinja2 import nodes
 from vitlens.charts import Picture, bars, board, histogram, images, intervals, lines, matrix, scatter
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.report.comparison.changes import changes_between
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.publish import read_folder
-from vitlens.commands.scaffold.publish import report as make_again
-from vitlens.commands.scaffold.reading import read
-from vitlens.commands.scaffold.requirements import outcomes, requirements_of
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.run.publish import report as make_again
+from vitlens.commands.run.reading import read
+from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.errors import InputError
 from vitlens.record import Record, col, columns, table
 from vitlens.report.claims import Claim, contradictions, judge, shown, title_of

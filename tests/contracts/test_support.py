@@ -24,7 +24,7 @@ from vitlens.attribution.explain import methods_for
 from vitlens.attribution.look import look
 from vitlens.cli import main
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold import load as loading
+from vitlens.commands.run import load as loading
 from vitlens.commands.train.measure import start as train_start
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits

@@ -18,8 +18,8 @@ from tests.pages import page_problems
 from tests.saving import saved_figures
 from tests.whole_folder import whole_folder
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read_folder
 from vitlens.demo.badges import Badges, found_badges
 from vitlens.demo.limits import PASSES
 from vitlens.demo.markup import Card, Share, cards, classes_table, sentence

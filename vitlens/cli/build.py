@@ -17,8 +17,8 @@ import typer
 from vitlens.cli.terminal import print_note, print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
-from vitlens.commands.scaffold.conclusion import UNMET, Conclusion
-from vitlens.commands.scaffold.flags import Flag, flags_of
+from vitlens.commands.run.conclusion import UNMET, Conclusion
+from vitlens.commands.run.flags import Flag, flags_of
 
 _RUN: Final = "Run and report"
 _DEBUG: Final = inspect.Parameter(
@@ -101,14 +101,14 @@ def named_function(command: Command) -> Callable[[], None]:
 
 
 def _requirements(run: Any) -> Any:
-    from vitlens.commands.scaffold.requirements import requirements_of
+    from vitlens.commands.run.requirements import requirements_of
 
     return requirements_of(run.at_least, run.at_most)
 
 
 def _conclude(outcome: Path, requirements: Any, *, quiet: bool) -> bool:
     """Print how a run ended on standard error; whether its requirements hold."""
-    from vitlens.commands.scaffold.conclusion import conclusion_of
+    from vitlens.commands.run.conclusion import conclusion_of
 
     if quiet and not requirements:
         return True
@@ -172,7 +172,7 @@ def _as_text(default: Any) -> Any:
 
 def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
     """The options that were typed. Raises InputError for a text that cannot be read."""
-    from vitlens.commands.scaffold.options import RunOptions
+    from vitlens.commands.run.options import RunOptions
 
     made: dict[str, Any] = {}
     for field, annotation, flag in flags_of(kind):

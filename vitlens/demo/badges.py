@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitlens.commands.explain.conclusions import checks_of
-from vitlens.commands.scaffold.maps.judged import judged_maps
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.shared.maps.judged import judged_maps
 from vitlens.errors import VitlensError
 from vitlens.files import CONFIG
 from vitlens.models.model import Model

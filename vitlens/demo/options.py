@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.commands.scaffold.flags import argument, bundle, option
-from vitlens.commands.scaffold.options import ModelOptions, images_option
+from vitlens.commands.run.flags import argument, bundle, option
+from vitlens.commands.run.options import ModelOptions, images_option
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from PIL import Image
 
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 from vitlens.data.catalogue import load_data
 from vitlens.data.decode import Decoded, Header, UnreadableError, decode_file, decode_image, flatten, open_image
 from vitlens.data.digits import CLASSES as DIGITS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.run.describe import data_sentences
 from vitlens.demo.record import (
     CLASSES,
     HEADS_OFF,

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from vitlens.commands.scaffold.load import load_models
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.load import load_models
+from vitlens.commands.run.options import RunOptions
 from vitlens.data.decode import quiet_pillow
 from vitlens.demo.badges import found_badges
 from vitlens.demo.limits import UPLOAD_BYTES, VISITORS

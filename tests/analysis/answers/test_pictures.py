@@ -13,8 +13,8 @@ from torch import Tensor
 import vitlens
 from tests.lens.tiny import ours
 from vitlens.cli.main import run
-from vitlens.commands.scaffold.load import load_split
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.load import load_split
+from vitlens.commands.run.options import RunOptions
 from vitlens.errors import DataError
 from vitlens.models.model import Model
 from vitlens.preprocessing import Preprocessing

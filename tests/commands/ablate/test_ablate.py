@@ -19,8 +19,8 @@ from vitlens.commands.ablate.measure import measure
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import AblateRecord, fewest_images
 from vitlens.commands.ablate.report import REPORT
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.files import read_run

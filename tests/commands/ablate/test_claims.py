@@ -11,8 +11,8 @@ from vitlens.cli.main import run
 from vitlens.commands.ablate.claims import images_needed, without_effect
 from vitlens.commands.ablate.record import AblateRecord, UnitRow, judged, smallest_effect
 from vitlens.commands.ablate.report import REPORT
-from vitlens.commands.scaffold import publish
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run import publish
+from vitlens.commands.run.publish import read_folder
 from vitlens.report.claims import Claim, contradictions
 from vitlens.uncertainty import Estimate
 

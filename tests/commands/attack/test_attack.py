@@ -17,8 +17,8 @@ from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import AttackRecord, epsilon_words, typed_epsilon
 from vitlens.commands.attack.report import REPORT
 from vitlens.commands.attack.sweep import ModelAttack, evenly_spaced
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read_folder
 from vitlens.errors import DataError, InputError
 from vitlens.files import read_run
 from vitlens.models.loading import load

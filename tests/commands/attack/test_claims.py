@@ -20,7 +20,7 @@ from vitlens.commands.attack.record import (
     strongest,
 )
 from vitlens.commands.attack.report import REPORT
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.publish import read_folder
 from vitlens.recorded import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, contradictions, shown
 from vitlens.report.document import Document

@@ -20,10 +20,10 @@ from vitlens.commands.attention.measure import measure
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.attention.record import AttentionRecord, LayerRow, LayoutRow
 from vitlens.commands.attention.report import REPORT
-from vitlens.commands.scaffold.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.publish import read_folder
-from vitlens.commands.scaffold.sheets import DRAWN, sheets
+from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.shared.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
+from vitlens.commands.shared.sheets import DRAWN, sheets
 from vitlens.data.catalogue import load_data
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import read_arrays

@@ -13,8 +13,8 @@ from vitlens.commands.audit.measure import chapters
 from vitlens.commands.audit.measure.candidates import CandidateAttack
 from vitlens.commands.audit.record import BUDGET, CANDIDATES, UNTESTED
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.chapters.record import CHAPTERS
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.chapters.record import CHAPTERS
+from vitlens.commands.run.publish import read_folder
 from vitlens.records import Record
 from vitlens.report.document import Document
 

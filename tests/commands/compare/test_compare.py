@@ -43,11 +43,11 @@ from vitlens.commands.compare.record import (
 from vitlens.commands.compare.report import report
 from vitlens.commands.compare.report.panels import agreement_words
 from vitlens.commands.compare.report.summary import cell_names
-from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
-from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_EXAMPLES, FAILURES, REPAIRS
-from vitlens.commands.scaffold.failures.sections import TITLE
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read
+from vitlens.commands.shared.calibration import CALIBRATION_ERROR
+from vitlens.commands.shared.failures.rows import FAILURE_ARRAYS, FAILURE_EXAMPLES, FAILURES, REPAIRS
+from vitlens.commands.shared.failures.sections import TITLE
 from vitlens.data.shapes import CLASSES
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.files import read_run

@@ -27,10 +27,10 @@ from vitlens.commands.compare.record import (
     MapMethodRow,
 )
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.maps.rows import MapCheck
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read
+from vitlens.commands.shared.maps.rows import MapCheck
 from vitlens.files import read_run
 from vitlens.models.loading import untrained
 from vitlens.models.saved import save

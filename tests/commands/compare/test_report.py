@@ -9,9 +9,9 @@ from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import MAP_CHECKS, METHODS, RECORD, MapMethodRow, SeparationRow, SliceRow
 from vitlens.commands.compare.report.errors import separation_words
 from vitlens.commands.compare.report.summary import map_sentences, shared_errors, verdict
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, OnObjectRow
-from vitlens.commands.scaffold.maps.rows import MapCheck
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.shared.maps.on_object import ON_OBJECT, OnObjectRow
+from vitlens.commands.shared.maps.rows import MapCheck
 from vitlens.records import Record
 from vitlens.uncertainty import Estimate
 

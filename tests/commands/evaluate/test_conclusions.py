@@ -13,8 +13,8 @@ from vitlens.cli.main import run
 from vitlens.commands.evaluate.measure import predicted_rows, recorded
 from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.commands.evaluate.report import REPORT, misjudged
-from vitlens.commands.scaffold.publish import read_folder
-from vitlens.commands.scaffold.requirements import Requirement, outcomes, requirements_of
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.run.requirements import Requirement, outcomes, requirements_of
 from vitlens.errors import InputError
 from vitlens.recorded import Config, Data, ModelEntry
 from vitlens.report.claims import Claim

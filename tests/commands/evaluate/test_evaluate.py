@@ -9,8 +9,8 @@ from tests.first_page import check_first_page
 from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.evaluate.report import REPORT
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.publish import read, report
+from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.publish import read, report
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError, OutputError
 from vitlens.files import read_run

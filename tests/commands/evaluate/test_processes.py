@@ -15,7 +15,7 @@ from tests.waiting import HANGS
 from vitlens.cli.main import run as vitlens
 from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 from vitlens.errors import DataError, InputError, RunError
 from vitlens.files import read_run
 
@@ -87,7 +87,7 @@ def test_several_processes_give_the_results_of_one(
 def test_only_the_first_process_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vitlens.commands.scaffold.progress.bar.PATIENCE", 0.0)
+    monkeypatch.setattr("vitlens.commands.run.progress.bar.PATIENCE", 0.0)
     monkeypatch.setenv("TERM", "dumb")
     assert run_in_processes(2, lambda _: vitlens(command(tmp_path / "run")), monkeypatch) == [0, 0]
     printed = capsys.readouterr()

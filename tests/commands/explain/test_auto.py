@@ -15,8 +15,8 @@ from vitlens.commands.explain.measure import measure
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import METHODS
 from vitlens.commands.explain.report import report
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read
 from vitlens.data.digits import digits
 from vitlens.errors import InputError
 from vitlens.files import read_run

@@ -14,9 +14,9 @@ from vitlens.commands.explain.measure.verdict import Evidence, verdict
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import AGREEMENT, AGREEMENTS, CHECKS, CURVES, LEAGUE, SETTINGS, TURNED
 from vitlens.commands.explain.report import report
-from vitlens.commands.scaffold.maps.on_object import OnObjectRow
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read
+from vitlens.commands.shared.maps.on_object import OnObjectRow
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.files import read_run

@@ -20,11 +20,11 @@ from vitlens.commands.explain.record import LEAGUE
 from vitlens.commands.explain.report.league import leagues
 from vitlens.commands.explain.report.trust import trust_section
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.maps.findings import map_findings
-from vitlens.commands.scaffold.maps.judged import explanation_verdict, judged_maps
-from vitlens.commands.scaffold.maps.measured import map_checks
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read, read_folder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read, read_folder
+from vitlens.commands.shared.maps.findings import map_findings
+from vitlens.commands.shared.maps.judged import explanation_verdict, judged_maps
+from vitlens.commands.shared.maps.measured import map_checks
 from vitlens.data.digits import digits
 from vitlens.files import read_run
 from vitlens.models.loading import load

@@ -36,8 +36,8 @@ from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.explain.report import report
 from vitlens.commands.explain.report.evidence import agreement_words
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read
 from vitlens.data.digits import digits
 from vitlens.files import read_run
 from vitlens.models.loading import load

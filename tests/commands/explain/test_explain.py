@@ -19,10 +19,10 @@ from vitlens.commands.explain.measure import chosen_methods, measure
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import COMPLETENESS, IMAGES, LEAGUE, MAPS, METHODS, LeagueRow
 from vitlens.commands.explain.report.maps import map_figures
-from vitlens.commands.scaffold.maps.judged import judged_maps
-from vitlens.commands.scaffold.maps.rows import MapCheck
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read
+from vitlens.commands.shared.maps.judged import judged_maps
+from vitlens.commands.shared.maps.rows import MapCheck
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.files import read_run

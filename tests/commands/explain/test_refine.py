@@ -15,7 +15,7 @@ from vitlens.cli.main import run
 from vitlens.commands.explain.measure import chosen_methods
 from vitlens.commands.explain.options import RefineOptions
 from vitlens.commands.explain.record import COMPLETENESS, LEAGUE, MAPS, METHODS
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.publish import read_folder
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.loading import load

@@ -16,8 +16,8 @@ from vitlens.commands.features.record.rows import PROBE, DepthRow, FeatureDataRo
 from vitlens.commands.features.report.shown import retrieval_sections
 from vitlens.commands.features.report.space import space_sections
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.publish import read_folder
 from vitlens.data.split import InMemory, Split
 from vitlens.records import Record
 from vitlens.report.document import Document, Finding

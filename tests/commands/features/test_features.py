@@ -52,8 +52,8 @@ from vitlens.commands.features.record import (
     ZERO_SHOT,
 )
 from vitlens.commands.features.report import embedding, report
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read as typed
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read as typed
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.files import read_arrays, read_run

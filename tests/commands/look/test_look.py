@@ -18,8 +18,8 @@ from vitlens.commands.look.measure import attends_to, chosen_model, print_look
 from vitlens.commands.look.options import LookOptions
 from vitlens.commands.look.record import LookRecord
 from vitlens.commands.look.report import REPORT
-from vitlens.commands.scaffold.options import ModelOptions
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.options import ModelOptions
+from vitlens.commands.run.publish import read_folder
 from vitlens.errors import InputError
 from vitlens.models.loading import load
 

@@ -15,9 +15,9 @@ from vitlens.commands.predict.measure import measure
 from vitlens.commands.predict.options import PredictOptions
 from vitlens.commands.predict.record import PredictRecord
 from vitlens.commands.predict.report import REPORT
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.predictions import PredictionRow
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.errors import InputError
 from vitlens.models.loading import load
 from vitlens.recorded import Config, ModelEntry

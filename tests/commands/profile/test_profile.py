@@ -12,7 +12,7 @@ from vitlens.cli.main import run as command_line
 from vitlens.commands.profile.measure import default_sizes, speed_row
 from vitlens.commands.profile.record import ProfileRecord
 from vitlens.commands.profile.report import REPORT
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.publish import read_folder
 from vitlens.models.loading import load
 from vitlens.models.vit_config import VIT_PRESETS
 

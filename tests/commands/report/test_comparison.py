@@ -12,7 +12,7 @@ from tests.pages import page_problems
 from vitlens.cli.main import run
 from vitlens.commands.report.comparison.changes import changes_between
 from vitlens.commands.report.comparison.document import ComparedRuns, document
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.publish import read_folder
 from vitlens.uncertainty import mcnemar
 
 Evaluated = Callable[..., Path]

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitlens.cli.main import run
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.publish import read_folder
 from vitlens.display import without_machine_paths
 
 

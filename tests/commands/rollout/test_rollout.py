@@ -18,9 +18,9 @@ from vitlens.commands.rollout.measure import measure
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import ImageRow, MapRow, PairRow, RolloutRecord
 from vitlens.commands.rollout.report import REPORT
-from vitlens.commands.scaffold.maps.measured import on_object_rows
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.shared.maps.measured import on_object_rows
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.loading import load

@@ -14,8 +14,8 @@ from vitlens.analysis.heads.marks import marks, sinks_off_object
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold import publish
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run import publish
+from vitlens.commands.run.publish import read_folder
 from vitlens.commands.stats.record import StatsRecord
 from vitlens.models.model import Model
 from vitlens.report.claims import Claim

@@ -17,8 +17,8 @@ from vitlens.analysis.heads.labels import LABELS
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.publish import read
 from vitlens.commands.stats.measure import measure as stats
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import StatsRecord

@@ -13,8 +13,8 @@ import torch
 from tests.simulated_processes import run_in_processes
 from vitlens.analysis.attention.positions import position_similarity
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read, report
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read, report
 from vitlens.commands.stats import training
 from vitlens.commands.stats.measure import measure as stats
 from vitlens.commands.stats.options import StatsOptions

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read_folder
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.report import report

@@ -13,10 +13,10 @@ import torch
 import vitlens
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.memory import saved_for_training
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.progress.training import training_progress
-from vitlens.commands.scaffold.publish import read
-from vitlens.commands.scaffold.receptive.record import FIELDS
+from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.progress.training import training_progress
+from vitlens.commands.run.publish import read
+from vitlens.commands.shared.receptive.record import FIELDS
 from vitlens.commands.study.kinds import KINDS, Kind, Point
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.measure import trial as study_trial
@@ -212,7 +212,7 @@ def test_overwriting_takes_earlier_results_away(done, tmp_path):
     folder = tmp_path / "again"
     pooling(epochs=1, seeds=1, options=replace(OPTIONS, out=folder))
     assert read(read_run(folder)).rows(DESIGN)[0].seeds == 1
-    from vitlens.commands.scaffold.folder import RunFolder
+    from vitlens.commands.run.folder import RunFolder
 
     RunFolder.create("study", out=folder, overwrite=True)
     assert not [path for path in folder.glob("points/**/*") if path.is_file()]
@@ -278,7 +278,7 @@ def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, done):
 
 
 def test_another_study_is_not_resumed_as_one_of_points(done, tmp_path, monkeypatch):
-    from vitlens.commands.scaffold.folder import RunFolder
+    from vitlens.commands.run.folder import RunFolder
 
     whole = tmp_path / "whole"
     RunFolder.create("study", out=whole, config={"plan": {}})

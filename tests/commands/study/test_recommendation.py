@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.backing import unbacked
-from vitlens.commands.scaffold.pairs import PairRow
-from vitlens.commands.scaffold.trainings import TRAINING
+from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.trainings import TRAINING
 from vitlens.commands.study.report.whole import recommendation as module
 from vitlens.commands.study.report.whole.recommendation import choose_model, recommendation_section
 from vitlens.report.document import Document, Sentence

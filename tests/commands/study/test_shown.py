@@ -10,8 +10,8 @@ import torch
 import vitlens
 from tests.backing import unbacked
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import (

@@ -14,8 +14,8 @@ from PIL import Image
 import vitlens
 from tests.backing import unbacked
 from vitlens.cli.main import run
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.publish import read
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.measure.transfer import training
 from vitlens.commands.study.measure.transfer.setup import prepare
@@ -314,7 +314,7 @@ def test_shares_that_leave_a_class_with_one_image_are_left_out(tiny_vit, tmp_pat
 
 
 def test_the_report_is_made_again_from_a_copied_folder(done, tmp_path):
-    from vitlens.commands.scaffold.publish import report as publish_again
+    from vitlens.commands.run.publish import report as publish_again
 
     copy = tmp_path / "copy"
     copytree(done, copy, ignore=lambda *_: ["points", "figures"])

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from tests.backing import unbacked
 from vitlens.analysis.answers.seeds import accuracy_over_seeds
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.publish import read_folder
 from vitlens.commands.study.measure.points import write_comparisons
 from vitlens.commands.study.measure.transfer.results import PAIRS, _share_gaps, reached
 from vitlens.commands.study.options import StudyOptions

@@ -8,8 +8,8 @@ from PIL import Image
 
 from tests.whole_folder import whole_folder
 from vitlens.commands.attack import sweep
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read
 from vitlens.commands.study.measure import chapters, measure
 from vitlens.commands.study.measure.depth import USUAL
 from vitlens.commands.study.options import StudyOptions

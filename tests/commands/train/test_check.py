@@ -11,9 +11,9 @@ from PIL import Image
 from tests.backing import unbacked
 from vitlens.cli.main import run as vitlens
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.conclusion import Conclusion
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read, report
+from vitlens.commands.run.conclusion import Conclusion
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read, report
 from vitlens.commands.train.measure import measure
 from vitlens.commands.train.options import RecipeChanges, Shape, TeacherOptions, TrainOptions, Tuning
 from vitlens.commands.train.record import BATCH_LOSSES, CHECKS, CONSTANT_LOSS, FAILED_CHECKS, INITIAL_LOSS, LAYERS

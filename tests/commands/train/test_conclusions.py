@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.backing import unbacked
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.pairs import PAIRS, PairRow
-from vitlens.commands.scaffold.publish import read_folder
-from vitlens.commands.scaffold.trainings import Budget
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.shared.pairs import PAIRS, PairRow
+from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.train import record as record_module
 from vitlens.commands.train.conclusions import findings, gap_of, verdicts
 from vitlens.commands.train.gaps import gain, generalisation_gap, is_mixed

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.training_runs import train
 from tests.waiting import HANGS, wait_until
 from vitlens.cli.main import run as vitlens
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 from vitlens.training.checkpoint import read_checkpoint
 from vitlens.training.metrics import read_metrics
 

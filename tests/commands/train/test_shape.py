@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vitlens
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.train.measure import measure
 from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions
 from vitlens.devices import evaluating

@@ -9,8 +9,8 @@ import torch
 
 import vitlens
 from tests.training_runs import train
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read, report
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read, report
 from vitlens.commands.train.options import TeacherOptions
 from vitlens.commands.train.record import DISTILLATION
 from vitlens.data.digits import CLASSES

@@ -13,10 +13,10 @@ import torch
 import vitlens
 from tests.training_runs import train
 from tests.waiting import interrupt, interruptible
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.training import progress_line
-from vitlens.commands.scaffold.publish import read, report
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.training import progress_line
+from vitlens.commands.run.publish import read, report
 from vitlens.commands.train import measure as module
 from vitlens.commands.train.plan import TrainPlan
 from vitlens.commands.train.record import AUGMENTATION, FIRST_BATCH

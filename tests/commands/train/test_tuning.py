@@ -10,9 +10,9 @@ import torch
 
 import vitlens
 from tests.training_runs import train
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.pairs import PAIRS
-from vitlens.commands.scaffold.publish import read, report
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read, report
+from vitlens.commands.shared.pairs import PAIRS
 from vitlens.commands.train.options import Tuning
 from vitlens.commands.train.record import ACCURACY, COMPUTED, FINE_TUNED
 from vitlens.errors import InputError
@@ -117,7 +117,7 @@ def test_a_folder_without_parts_is_divided_and_stays_so(tmp_path):
     """A timm model that was trained here is not tested on what it was trained on."""
     from PIL import Image
 
-    from vitlens.commands.scaffold.load import load_split
+    from vitlens.commands.run.load import load_split
     from vitlens.data.digits import digits
 
     for batch in digits("test").limit(20).batches(1):

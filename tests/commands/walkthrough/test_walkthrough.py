@@ -12,7 +12,7 @@ from tests.whole_folder import whole_folder
 from vitlens.analysis.walkthrough.registry import STEPS
 from vitlens.analysis.walkthrough.without import CHANGES
 from vitlens.cli.main import run
-from vitlens.commands.scaffold.publish import read_folder
+from vitlens.commands.run.publish import read_folder
 from vitlens.commands.walkthrough.report import REPORT
 from vitlens.models.loading import load
 

@@ -6,7 +6,7 @@ import torch
 
 from tests.contracts.throw_away.options import BrightnessOptions
 from tests.contracts.throw_away.record import BrightnessArrays, BrightnessRecord, BrightnessRow, MeanRow
-from vitlens.commands.scaffold.run import Run
+from vitlens.commands.run.run import Run
 from vitlens.uncertainty import Estimate
 
 

@@ -16,10 +16,10 @@ from vitlens.analysis.ablation.replacements import MeanOutputs, means_of, other_
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.archives import Form
 from vitlens.commands.ablate.options import AblateOptions
-from vitlens.commands.scaffold.digests import batch_digest
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.progress.store import ProgressStore
+from vitlens.commands.run.digests import batch_digest
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress.store import ProgressStore
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import Replacement

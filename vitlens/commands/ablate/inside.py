@@ -18,8 +18,8 @@ from vitlens.analysis.patching.corruption import corrupt
 from vitlens.analysis.patching.patching import patch_parts
 from vitlens.commands.ablate.bench import Bench, LabelledBatch, finite, name_of
 from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
-from vitlens.commands.scaffold.head_words import head_words
-from vitlens.commands.scaffold.unseen import copy_training_images
+from vitlens.commands.run.unseen import copy_training_images
+from vitlens.commands.shared.head_words import head_words
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model

@@ -43,12 +43,12 @@ from vitlens.commands.ablate.record import (
     judged,
     smallest_effect,
 )
-from vitlens.commands.scaffold.digests import model_digest
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.progress.store import PROGRESS, ProgressStore
-from vitlens.commands.scaffold.resume import require_same
-from vitlens.commands.scaffold.run import Run
-from vitlens.commands.scaffold.targets import labels_of
+from vitlens.commands.run.digests import model_digest
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress.store import PROGRESS, ProgressStore
+from vitlens.commands.run.resume import require_same
+from vitlens.commands.run.run import Run
+from vitlens.commands.run.targets import labels_of
 from vitlens.devices import autocast
 from vitlens.names import Replacement
 from vitlens.processes import share_of

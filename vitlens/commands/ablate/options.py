@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.commands.scaffold.flags import bundle, choices, option
-from vitlens.commands.scaffold.options import (
+from vitlens.commands.run.flags import bundle, choices, option
+from vitlens.commands.run.options import (
     ModelOptions,
     RunOptions,
     data_option,

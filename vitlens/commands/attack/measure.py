@@ -32,13 +32,13 @@ from vitlens.commands.attack.sweep import (
     evenly_spaced,
     sweep_all,
 )
-from vitlens.commands.scaffold.digests import model_digest
-from vitlens.commands.scaffold.load import load_split
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.progress.store import PROGRESS, ProgressStore
-from vitlens.commands.scaffold.resume import require_same
-from vitlens.commands.scaffold.run import Run
-from vitlens.commands.scaffold.targets import labels_of
+from vitlens.commands.run.digests import model_digest
+from vitlens.commands.run.load import load_split
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress.store import PROGRESS, ProgressStore
+from vitlens.commands.run.resume import require_same
+from vitlens.commands.run.run import Run
+from vitlens.commands.run.targets import labels_of
 from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError
 from vitlens.models.model import Model

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from vitlens.attacks.defaults import COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS, UNIT
 from vitlens.attacks.registry import ATTACKS
-from vitlens.commands.scaffold.flags import bundle, option
-from vitlens.commands.scaffold.options import (
+from vitlens.commands.run.flags import bundle, option
+from vitlens.commands.run.options import (
     ModelOptions,
     RunOptions,
     data_option,
@@ -15,7 +15,7 @@ from vitlens.commands.scaffold.options import (
     predicted_option,
     several_models,
 )
-from vitlens.commands.scaffold.parsing import amounts, count_or_counts, named_amounts, one_of
+from vitlens.commands.run.parsing import amounts, count_or_counts, named_amounts, one_of
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import SelfChecks
 

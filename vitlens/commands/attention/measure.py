@@ -19,16 +19,16 @@ from vitlens.analysis.attention.windows import reached, window_layers
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.commands.attention import record as kept
 from vitlens.commands.attention.options import AttentionOptions
-from vitlens.commands.scaffold.explorer.measure import explored
-from vitlens.commands.scaffold.load import load_split
-from vitlens.commands.scaffold.maps.measured import information_row, on_object_rows
-from vitlens.commands.scaffold.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
-from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
-from vitlens.commands.scaffold.options import ModelOptions
-from vitlens.commands.scaffold.receptive.measure import field_rows
-from vitlens.commands.scaffold.receptive.record import FieldArrays, FieldRow
-from vitlens.commands.scaffold.run import Run
-from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, print_left_out
+from vitlens.commands.run.load import load_split
+from vitlens.commands.run.options import ModelOptions
+from vitlens.commands.run.run import Run
+from vitlens.commands.shared.explorer.measure import explored
+from vitlens.commands.shared.maps.measured import information_row, on_object_rows
+from vitlens.commands.shared.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
+from vitlens.commands.shared.mixed_heads import MixedHeadsRow
+from vitlens.commands.shared.receptive.measure import field_rows
+from vitlens.commands.shared.receptive.record import FieldArrays, FieldRow
+from vitlens.commands.shared.sheets import DRAWN, left_out_words, print_left_out
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.devices import autocast

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from functools import partial
 
-from vitlens.commands.scaffold.flags import bundle, option
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, one_model
-from vitlens.commands.scaffold.parsing import two_counts
+from vitlens.commands.run.flags import bundle, option
+from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, one_model
+from vitlens.commands.run.parsing import two_counts
 
 _view = partial(option, default=None, shown=False, panel="Views (layers, heads, rows and columns from 0)")
 

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.explorer.record import ExplorerArrays, ExplorerRow
-from vitlens.commands.scaffold.maps.on_object import OnObjectRow
-from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
-from vitlens.commands.scaffold.receptive.record import FieldArrays, FieldRow
-from vitlens.commands.scaffold.sheets import file_names
+from vitlens.commands.shared.explorer.record import ExplorerArrays, ExplorerRow
+from vitlens.commands.shared.maps.on_object import OnObjectRow
+from vitlens.commands.shared.mixed_heads import MixedHeadsRow
+from vitlens.commands.shared.receptive.record import FieldArrays, FieldRow
+from vitlens.commands.shared.sheets import file_names
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Pixels
 from vitlens.uncertainty import Estimate

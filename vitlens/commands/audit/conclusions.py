@@ -7,8 +7,8 @@ from typing import Final
 from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.parts import AuditPart, Parts
 from vitlens.commands.audit.record import UNTESTED
-from vitlens.commands.scaffold.failures.sections import findings_of
-from vitlens.commands.scaffold.requirements import RequirementOutcome, outcomes, requirements_of
+from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
+from vitlens.commands.shared.failures.sections import findings_of
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, State, Verdict

@@ -5,8 +5,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Final
 
-from vitlens.commands.scaffold.flags import bundle, option
-from vitlens.commands.scaffold.options import (
+from vitlens.commands.run.flags import bundle, option
+from vitlens.commands.run.options import (
     ModelOptions,
     RunOptions,
     data_option,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.chapters.record import ChapterRow, chapters_of
+from vitlens.commands.run.chapters.record import ChapterRow, chapters_of
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Verdict
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from vitlens.commands.scaffold.chapters.record import CHAPTERS, METRICS
-from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
+from vitlens.commands.run.chapters.record import CHAPTERS, METRICS
+from vitlens.commands.shared.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
 from vitlens.records import Contents, TableOf
 
 Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats"]

@@ -16,9 +16,9 @@ from vitlens.commands.compare.record import (
     DisturbedPairRow,
     HarderRow,
 )
-from vitlens.commands.scaffold.calibration import calibration_verdict
-from vitlens.commands.scaffold.maps.findings import map_findings, uniform_finding
-from vitlens.commands.scaffold.maps.judged import explanation_verdict
+from vitlens.commands.shared.calibration import calibration_verdict
+from vitlens.commands.shared.maps.findings import map_findings, uniform_finding
+from vitlens.commands.shared.maps.judged import explanation_verdict
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, Verdict

@@ -6,8 +6,8 @@ from typing import Final
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import MAP_CHECKS, METHODS, MapMethodRow
-from vitlens.commands.scaffold.maps.judged import JudgedMap, judged_maps
-from vitlens.commands.scaffold.maps.rows import MapCheck
+from vitlens.commands.shared.maps.judged import JudgedMap, judged_maps
+from vitlens.commands.shared.maps.rows import MapCheck
 from vitlens.records import Record
 
 _NO_CHECKS: Final = "this folder has no checks of its maps; run the command again"

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.scaffold.flags import bundle, choices, option
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, several_models
+from vitlens.commands.run.flags import bundle, choices, option
+from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, several_models
 from vitlens.schema import Untrusted
 
 

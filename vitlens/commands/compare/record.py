@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR
-from vitlens.commands.scaffold.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
-from vitlens.commands.scaffold.maps.on_object import ON_OBJECT
-from vitlens.commands.scaffold.maps.rows import MapCheck
-from vitlens.commands.scaffold.trainings import TRAINING
+from vitlens.commands.shared.calibration import CALIBRATION, CALIBRATION_ERROR
+from vitlens.commands.shared.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
+from vitlens.commands.shared.maps.on_object import ON_OBJECT
+from vitlens.commands.shared.maps.rows import MapCheck
+from vitlens.commands.shared.trainings import TRAINING
 from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 

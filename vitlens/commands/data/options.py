@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.commands.scaffold.flags import argument, option
+from vitlens.commands.run.flags import argument, option
 
 
 @dataclass(frozen=True)

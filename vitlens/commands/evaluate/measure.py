@@ -13,12 +13,12 @@ from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate, re
 from vitlens.analysis.answers.pairs import pairs
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
-from vitlens.commands.scaffold.budgets import trainings_of
-from vitlens.commands.scaffold.calibration import calibration_rows
-from vitlens.commands.scaffold.load import read_as
-from vitlens.commands.scaffold.pairs import PairRow
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.run import Run
+from vitlens.commands.run.load import read_as
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.run import Run
+from vitlens.commands.shared.budgets import trainings_of
+from vitlens.commands.shared.calibration import calibration_rows
+from vitlens.commands.shared.pairs import PairRow
 from vitlens.data.split import Split
 from vitlens.uncertainty import accuracy_difference, bootstrap_mean, holm
 

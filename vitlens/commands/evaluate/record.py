@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.calibration import CalibrationRow
-from vitlens.commands.scaffold.pairs import PairRow
-from vitlens.commands.scaffold.trainings import Budget
+from vitlens.commands.shared.calibration import CalibrationRow
+from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.trainings import Budget
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import ClassNames, Pixels
 from vitlens.uncertainty import Estimate

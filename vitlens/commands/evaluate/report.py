@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, bars, images
 from vitlens.commands.evaluate.record import ConfusionRow, EvaluateRecord, PredictedClassRow, ScoreRow
-from vitlens.commands.scaffold.calibration import DRAWN, ENOUGH, FEW, diagram
-from vitlens.commands.scaffold.pairs import PairRow
-from vitlens.commands.scaffold.trainings import differences
-from vitlens.commands.scaffold.worst_class import worst_of
+from vitlens.commands.shared.calibration import DRAWN, ENOUGH, FEW, diagram
+from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.trainings import differences
+from vitlens.commands.shared.worst_class import worst_of
 from vitlens.figures.confusion import confusion_matrix
 from vitlens.record import by
 from vitlens.report.claims import Claim, found, judge

@@ -10,9 +10,9 @@ from vitlens.analysis.faithfulness.steadiness import JUMPY
 from vitlens.commands.explain.choice_record import CHOICE
 from vitlens.commands.explain.evidence_record import SHIFTS, STABILITY, STEADY, SWAPPED
 from vitlens.commands.explain.record import CHECKS, LEAGUE, METHODS, SETTINGS, LeagueRow
-from vitlens.commands.scaffold.maps.findings import listed, map_findings, uniform_finding
-from vitlens.commands.scaffold.maps.judged import explanation_verdict
-from vitlens.commands.scaffold.maps.rows import BASELINES, MapCheck, Margin
+from vitlens.commands.shared.maps.findings import listed, map_findings, uniform_finding
+from vitlens.commands.shared.maps.judged import explanation_verdict
+from vitlens.commands.shared.maps.rows import BASELINES, MapCheck, Margin
 from vitlens.records import Record
 from vitlens.report.document import Finding, Verdict
 from vitlens.report.findings import finding

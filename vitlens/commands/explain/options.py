@@ -7,9 +7,9 @@ from vitlens.analysis.attention.defaults import REFINE_STEPS
 from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, COMPOSITES
 from vitlens.analysis.faithfulness.defaults import OTHER_SUBSTRATES, SUBSTRATE
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
-from vitlens.commands.scaffold.flags import bundle, choices, option
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
-from vitlens.commands.scaffold.parsing import layers_of, names_of
+from vitlens.commands.run.flags import bundle, choices, option
+from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, several_models
+from vitlens.commands.run.parsing import layers_of, names_of
 from vitlens.names import SUBSTRATES, Engine, Refining, Substrate, Upsampling
 from vitlens.schema import Untrusted
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from vitlens.analysis.features.defaults import PERPLEXITY, VOTERS
-from vitlens.commands.scaffold.flags import bundle, option
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
-from vitlens.commands.scaffold.parsing import counts, names_of
+from vitlens.commands.run.flags import bundle, option
+from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, several_models
+from vitlens.commands.run.parsing import counts, names_of
 from vitlens.names import OBJECTIVES, TEMPLATE_SETS, FeaturePool
 from vitlens.schema import Untrusted
 

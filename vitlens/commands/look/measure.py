@@ -22,15 +22,15 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.look.options import LookOptions
 from vitlens.commands.look.record import LookArrays, LookHeadRow, LookRecord, LookRow
 from vitlens.commands.look.report import digits_words
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.explorer.measure import explored
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.head_words import head_words
-from vitlens.commands.scaffold.load import load_models, load_split
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.predictions import PredictionRow
-from vitlens.commands.scaffold.publish import publish, read
-from vitlens.commands.scaffold.sheets import DRAWN, file_names
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import load_models, load_split
+from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.publish import publish, read
+from vitlens.commands.shared.explorer.measure import explored
+from vitlens.commands.shared.head_words import head_words
+from vitlens.commands.shared.predictions import PredictionRow
+from vitlens.commands.shared.sheets import DRAWN, file_names
 from vitlens.data.decode import Header
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from vitlens.commands.scaffold.flags import argument, bundle, option
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.run.flags import argument, bundle, option
+from vitlens.commands.run.options import ModelOptions, RunOptions
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.explorer.record import ExplorerArrays, ExplorerRow
-from vitlens.commands.scaffold.predictions import PredictionRow
-from vitlens.commands.scaffold.sheets import file_names
+from vitlens.commands.shared.explorer.record import ExplorerArrays, ExplorerRow
+from vitlens.commands.shared.predictions import PredictionRow
+from vitlens.commands.shared.sheets import file_names
 from vitlens.names import Replacement
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Pixels

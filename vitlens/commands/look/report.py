@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images
 from vitlens.commands.look.record import LookHeadRow, LookRecord
-from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, without_explorer
-from vitlens.commands.scaffold.predictions import for_images
-from vitlens.commands.scaffold.sheets import EACH
+from vitlens.commands.shared.explorer.report import Shown, explorer_of, without_explorer
+from vitlens.commands.shared.predictions import for_images
+from vitlens.commands.shared.sheets import EACH
 from vitlens.figures.overlay import is_constant
 from vitlens.report.claims import Claim
 from vitlens.report.explorer import Explorer

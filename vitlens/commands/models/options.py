@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitlens.commands.scaffold.flags import argument
+from vitlens.commands.run.flags import argument
 
 
 @dataclass(frozen=True)

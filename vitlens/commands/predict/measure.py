@@ -9,13 +9,13 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import answers
 from vitlens.commands.predict.options import PredictOptions
 from vitlens.commands.predict.record import FirstImages, PredictRecord
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import load_models, load_split
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.predictions import TOP, PredictionRow
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.publish import publish
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import load_models, load_split
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.publish import publish
+from vitlens.commands.shared.predictions import TOP, PredictionRow
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model

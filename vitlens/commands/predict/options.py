@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from vitlens.commands.scaffold.flags import bundle
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, one_model
+from vitlens.commands.run.flags import bundle
+from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, one_model
 
 
 @dataclass(frozen=True)

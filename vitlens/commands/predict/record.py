@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vitlens.commands.scaffold.predictions import PredictionRow
+from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.record import Record, arrays, table
 from vitlens.records import Pixels
 

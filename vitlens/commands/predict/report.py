@@ -9,7 +9,7 @@ import numpy as np
 
 from vitlens.charts import Picture, images
 from vitlens.commands.predict.record import PredictRecord
-from vitlens.commands.scaffold.predictions import for_images
+from vitlens.commands.shared.predictions import for_images
 from vitlens.report.claims import Claim, above
 from vitlens.report.prose import say
 from vitlens.report.sections import ROWS, Chart, Overview, Report, Section

@@ -15,10 +15,10 @@ from vitlens.analysis.cost.parts import PARTS, PRODUCTS, STAGE, in_order
 from vitlens.analysis.cost.profile import Profile, profile, tokens_of
 from vitlens.commands.profile import record as rows
 from vitlens.commands.profile.options import ProfileOptions
-from vitlens.commands.scaffold.load import load_models
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.run import Run
+from vitlens.commands.run.load import load_models
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.run import Run
 from vitlens.devices import autocast, device_name, resolve_device
 from vitlens.errors import InputError
 from vitlens.models.assembly import default_classes

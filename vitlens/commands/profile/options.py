@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from vitlens.commands.scaffold.flags import bundle, option
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions, several_models
-from vitlens.commands.scaffold.parsing import counts, many_side_lengths
+from vitlens.commands.run.flags import bundle, option
+from vitlens.commands.run.options import ModelOptions, RunOptions, several_models
+from vitlens.commands.run.parsing import counts, many_side_lengths
 from vitlens.errors import InputError
 
 

@@ -7,8 +7,8 @@ from vitlens.commands.report.comparison.changes import require_comparable
 from vitlens.commands.report.comparison.document import ComparedRuns, document
 from vitlens.commands.report.options import ReportOptions
 from vitlens.commands.report.sharing import share
-from vitlens.commands.scaffold.conclusion import Conclusion
-from vitlens.commands.scaffold.publish import PAGE, read_folder, report
+from vitlens.commands.run.conclusion import Conclusion
+from vitlens.commands.run.publish import PAGE, read_folder, report
 from vitlens.errors import InputError
 from vitlens.files import write_text
 from vitlens.report.layout import laid_out

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitlens.commands.scaffold.run_place import make_folder, require_plain
+from vitlens.commands.run.run_place import make_folder, require_plain
 from vitlens.display import without_machine_paths
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, RESULTS, read_any_json, read_arrays, read_run, write_arrays, write_json

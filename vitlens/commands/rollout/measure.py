@@ -16,12 +16,12 @@ from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_met
 from vitlens.analysis.faithfulness.localisation import pointing_hits
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import ImageRow, MapRow, PairRow, RolloutArrays, RolloutRecord
-from vitlens.commands.scaffold.explorer.measure import explored
-from vitlens.commands.scaffold.maps.measured import information_row, on_object_rows
-from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
-from vitlens.commands.scaffold.run import Run
-from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
-from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.commands.run.run import Run
+from vitlens.commands.run.targets import chosen_targets
+from vitlens.commands.shared.explorer.measure import explored
+from vitlens.commands.shared.maps.measured import information_row, on_object_rows
+from vitlens.commands.shared.mixed_heads import MixedHeadsRow
+from vitlens.commands.shared.sheets import DRAWN, EACH, print_left_out
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.lens.mixing import talking_heads

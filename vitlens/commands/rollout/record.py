@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.explorer.record import ExplorerArrays, ExplorerRow
-from vitlens.commands.scaffold.mixed_heads import MixedHeadsRow
+from vitlens.commands.shared.explorer.record import ExplorerArrays, ExplorerRow
+from vitlens.commands.shared.mixed_heads import MixedHeadsRow
 from vitlens.names import Fusion, Readout
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Masks, Pixels

@@ -8,10 +8,10 @@ import numpy as np
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.charts import Picture, images, intervals
 from vitlens.commands.rollout.record import ImageRow, MapRow, RolloutRecord
-from vitlens.commands.scaffold.explorer.report import Shown, explorer_of, without_explorer
-from vitlens.commands.scaffold.maps.information import FIXED, UNIFORM
-from vitlens.commands.scaffold.mixed_heads import mixed_heads_words
-from vitlens.commands.scaffold.sheets import EACH, file_names
+from vitlens.commands.shared.explorer.report import Shown, explorer_of, without_explorer
+from vitlens.commands.shared.maps.information import FIXED, UNIFORM
+from vitlens.commands.shared.mixed_heads import mixed_heads_words
+from vitlens.commands.shared.sheets import EACH, file_names
 from vitlens.figures.overlay import is_constant
 from vitlens.figures.style import RIGHT_SYMBOL, WRONG_SYMBOL
 from vitlens.report.claims import Claim, above, below, found

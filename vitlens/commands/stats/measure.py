@@ -15,7 +15,7 @@ from vitlens.analysis.heads.measure import BatchStatistics
 from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads
-from vitlens.commands.scaffold.run import Run
+from vitlens.commands.run.run import Run
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import (
     ChangeRow,

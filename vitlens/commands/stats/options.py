@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from vitlens.commands.scaffold.flags import bundle, option
-from vitlens.commands.scaffold.options import (
+from vitlens.commands.run.flags import bundle, option
+from vitlens.commands.run.options import (
     ModelOptions,
     RunOptions,
     data_option,

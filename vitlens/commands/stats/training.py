@@ -15,8 +15,8 @@ from vitlens.analysis.attention.positions import position_similarity
 from vitlens.analysis.heads.geometry import offset_counts, offset_sums
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.analysis.heads.statistics import Stream
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.run import Run
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.run import Run
 from vitlens.commands.stats.record import EpochRow, HeadEpochRow, PositionArrays
 from vitlens.devices import autocast
 from vitlens.errors import InputError

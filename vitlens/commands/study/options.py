@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vitlens.commands.scaffold.flags import argument, bundle, option
-from vitlens.commands.scaffold.options import (
+from vitlens.commands.run.flags import argument, bundle, option
+from vitlens.commands.run.options import (
     ModelOptions,
     RunOptions,
     data_option,

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.chapters.record import CHAPTERS, METRICS
-from vitlens.commands.scaffold.position_order import RANK_CORRELATION
-from vitlens.commands.scaffold.receptive.record import FIELD_MAPS, FIELDS
-from vitlens.commands.scaffold.trainings import TRAINING, TRAINING_IMAGES
+from vitlens.commands.run.chapters.record import CHAPTERS, METRICS
+from vitlens.commands.shared.position_order import RANK_CORRELATION
+from vitlens.commands.shared.receptive.record import FIELD_MAPS, FIELDS
+from vitlens.commands.shared.trainings import TRAINING, TRAINING_IMAGES
 from vitlens.commands.study.transfer.record import (
     MAP_ARRAYS,
     MOVED,

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from vitlens.commands.scaffold.pairs import PAIRS, PairRow
-from vitlens.commands.scaffold.worst_class import worst_class
+from vitlens.commands.shared.pairs import PAIRS, PairRow
+from vitlens.commands.shared.worst_class import worst_class
 from vitlens.commands.train.gaps import gain, generalisation_gap, is_mixed, last_tenth
 from vitlens.commands.train.record import (
     ACCURACY,

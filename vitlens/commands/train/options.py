@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from vitlens.commands.scaffold.flags import argument, bundle, choices, option
-from vitlens.commands.scaffold.options import RunOptions, data_option, model_file_option
-from vitlens.commands.scaffold.parsing import recipe_settings
+from vitlens.commands.run.flags import argument, bundle, choices, option
+from vitlens.commands.run.options import RunOptions, data_option, model_file_option
+from vitlens.commands.run.parsing import recipe_settings
 from vitlens.commands.train.shape import Shape
 from vitlens.errors import InputError
 from vitlens.models.sources.registry import describe_names

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from vitlens.commands.scaffold.options import RunOptions, begun_with
+from vitlens.commands.run.options import RunOptions, begun_with
 from vitlens.commands.train.options import TeacherOptions, TrainOptions, Tuning
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, read_run

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.pairs import PAIRS
-from vitlens.commands.scaffold.trainings import TRAINING_IMAGES, Budget
+from vitlens.commands.shared.pairs import PAIRS
+from vitlens.commands.shared.trainings import TRAINING_IMAGES, Budget
 from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.training.check.rows import BatchLossRow, CheckRow, LayerRow
 from vitlens.training.metrics import EpochMetrics

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from vitlens.commands.scaffold.flags import option
-from vitlens.commands.scaffold.parsing import side_lengths
+from vitlens.commands.run.flags import option
+from vitlens.commands.run.parsing import side_lengths
 from vitlens.names import Pooling
 
 _SHAPE: Final = "Shape (default: the preset's)"

@@ -14,8 +14,8 @@ from vitlens.analysis.walkthrough.registry import STEPS
 from vitlens.analysis.walkthrough.reversal import FLOOR, LENGTH, reversal
 from vitlens.analysis.walkthrough.reversal import STEPS as REVERSAL_STEPS
 from vitlens.analysis.walkthrough.without import CHANGES
-from vitlens.commands.scaffold.run import Run
-from vitlens.commands.scaffold.sheets import left_out_words, print_left_out
+from vitlens.commands.run.run import Run
+from vitlens.commands.shared.sheets import left_out_words, print_left_out
 from vitlens.commands.walkthrough import record as rows
 from vitlens.commands.walkthrough.options import WalkthroughOptions
 from vitlens.data.split import Split

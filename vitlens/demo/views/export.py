@@ -13,7 +13,7 @@ from vitlens.commands.explain.measure import measured as explain_measured
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.look.measure import measured as look_measured
 from vitlens.commands.look.options import LookOptions
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 from vitlens.demo.pictures import Picture
 from vitlens.demo.views.attack import offered_attacks
 from vitlens.demo.views.explain import PREDICTED

@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import publish
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import publish
 from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import Picture
 from vitlens.demo.record import (

@@ -8,14 +8,14 @@ from vitlens.commands.audit.measure.failing import write_own_failures
 from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.record import BUDGET, CANDIDATES, TABLES, UNTESTED
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.chapters.images import ChapterImages
-from vitlens.commands.scaffold.chapters.record import CHAPTERS
-from vitlens.commands.scaffold.chapters.running import metrics_of
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import load_models, load_split
-from vitlens.commands.scaffold.publish import publish, read_folder
-from vitlens.commands.scaffold.requirements import outcomes, requirements_of
+from vitlens.commands.run.chapters.images import ChapterImages
+from vitlens.commands.run.chapters.record import CHAPTERS
+from vitlens.commands.run.chapters.running import metrics_of
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import load_models, load_split
+from vitlens.commands.run.publish import publish, read_folder
+from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.errors import DataError, InputError, OutputError
 from vitlens.files import write_bytes
 from vitlens.models.naming import parse_models, require_rule

@@ -23,12 +23,12 @@ from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.record import CORRUPTIONS_PART, BudgetRow, CandidateRow, Part, UntestedRow
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import ExplainOptions
-from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder
-from vitlens.commands.scaffold.chapters.images import ChapterImages, as_typed
-from vitlens.commands.scaffold.chapters.record import ChapterRow
-from vitlens.commands.scaffold.chapters.running import ChapterRunner
-from vitlens.commands.scaffold.digests import content_digest
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.run.chapters.cache import ChapterCache, cache_folder
+from vitlens.commands.run.chapters.images import ChapterImages, as_typed
+from vitlens.commands.run.chapters.record import ChapterRow
+from vitlens.commands.run.chapters.running import ChapterRunner
+from vitlens.commands.run.digests import content_digest
+from vitlens.commands.run.publish import read
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split
 from vitlens.errors import UnsupportedError

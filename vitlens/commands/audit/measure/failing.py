@@ -10,9 +10,9 @@ from vitlens.analysis.failures.causal import Subject, sample_of
 from vitlens.analysis.failures.diagnosis import cells_for
 from vitlens.attribution.explain import explain, preferred_method
 from vitlens.commands.audit.record import FAILURE_MAPS, FailureMapRow
-from vitlens.commands.scaffold.failures.measure import write_failures
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.shared.failures.measure import write_failures
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 

@@ -11,9 +11,9 @@ from vitlens.commands.audit.parts import AuditPart, Parts, parts_of
 from vitlens.commands.audit.record import CANDIDATES, FAILURE_MAPS, UNTESTED
 from vitlens.commands.audit.report import answers
 from vitlens.commands.audit.report.limits import limits
-from vitlens.commands.scaffold.chapters.record import CHAPTERS_FOLDER, TITLES
-from vitlens.commands.scaffold.describe import data_sentences
-from vitlens.commands.scaffold.failures.sections import failure_sections
+from vitlens.commands.run.chapters.record import CHAPTERS_FOLDER, TITLES
+from vitlens.commands.run.describe import data_sentences
+from vitlens.commands.shared.failures.sections import failure_sections
 from vitlens.records import Record
 from vitlens.report.document import Document, Section, Sentence, Table
 from vitlens.report.numbers import number

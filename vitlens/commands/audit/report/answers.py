@@ -10,8 +10,8 @@ from vitlens.commands.audit.conclusions import consistency
 from vitlens.commands.audit.parts import AuditPart
 from vitlens.commands.audit.record import BUDGET, CANDIDATES, CandidateRow
 from vitlens.commands.explain.record import CHECKS, LEAGUE
-from vitlens.commands.scaffold.maps.judged import in_three_decimals
-from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD
+from vitlens.commands.shared.maps.judged import in_three_decimals
+from vitlens.commands.shared.maps.rows import INSERTION, ROAD
 from vitlens.records import Record
 from vitlens.report.document import Sentence
 from vitlens.report.numbers import in_words, number

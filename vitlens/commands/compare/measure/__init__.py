@@ -31,14 +31,14 @@ from vitlens.commands.compare.measure.shown import sheets_of, write_images
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import MAP_CHECKS, METHODS, PANELS, SEPARATIONS, MapMethodRow, SeparationRow
 from vitlens.commands.compare.report.maps import drawn_sheet, methods_words, sheet_images
-from vitlens.commands.scaffold.budgets import write_trainings
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import load_models, load_splits, read_as
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.publish import publish, read
-from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import load_models, load_splits, read_as
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.publish import publish, read
+from vitlens.commands.run.targets import chosen_targets
+from vitlens.commands.shared.budgets import write_trainings
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.files import write_atomically

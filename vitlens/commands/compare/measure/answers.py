@@ -21,8 +21,8 @@ from vitlens.commands.compare.record import (
     NumberSliceRow,
     SliceRow,
 )
-from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR, CalibrationRow, calibration_rows
-from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.shared.calibration import CALIBRATION, CALIBRATION_ERROR, CalibrationRow, calibration_rows
 from vitlens.uncertainty import Estimate
 
 TRAITS: Final = {**{name: measure.title for name, measure in MEASURES.items()}, OBJECT_SIZE: "object size"}

@@ -14,10 +14,10 @@ from vitlens.analysis.failures.rules import doubtful
 from vitlens.analysis.faithfulness.resampled import AnyMaps
 from vitlens.attribution.explain import explain
 from vitlens.commands.compare.measure.maps import Maps
-from vitlens.commands.scaffold.failures.measure import write_failures
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.shared.failures.measure import write_failures
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 

@@ -16,9 +16,9 @@ from vitlens.commands.compare.record import (
     HarderRow,
     ShapeBiasRow,
 )
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of
 from vitlens.data.shapes import CLASSES as SHAPES

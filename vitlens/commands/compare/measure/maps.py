@@ -15,9 +15,9 @@ from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.analysis.heads.statistics import over_heads
 from vitlens.attribution.explain import explain
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.targets import chosen_targets
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 

@@ -11,12 +11,12 @@ from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.attribution.explain import explain, preferred_methods, require_method
 from vitlens.attribution.registry import attribution
 from vitlens.commands.compare.measure.maps import sample
-from vitlens.commands.scaffold.maps.judged import judged_maps
-from vitlens.commands.scaffold.maps.measured import map_checks
-from vitlens.commands.scaffold.maps.rows import MapCheck
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.targets import chosen_targets
+from vitlens.commands.shared.maps.judged import judged_maps
+from vitlens.commands.shared.maps.measured import map_checks
+from vitlens.commands.shared.maps.rows import MapCheck
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model

@@ -16,9 +16,9 @@ from vitlens.commands.compare.record import (
     USABLE,
     MeanMapArrays,
 )
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.maps.measured import on_object_rows
-from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, OnObjectRow
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.shared.maps.measured import on_object_rows
+from vitlens.commands.shared.maps.on_object import ON_OBJECT, OnObjectRow
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean

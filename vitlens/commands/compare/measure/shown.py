@@ -18,7 +18,7 @@ from vitlens.commands.compare.record import (
     ComparedPixelArrays,
     SheetRow,
 )
-from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder
 from vitlens.data.split import Split
 
 

@@ -11,9 +11,9 @@ from vitlens.commands.compare.report.failures import explained_sections, failure
 from vitlens.commands.compare.report.harder import harder_sections, shape_bias_sections
 from vitlens.commands.compare.report.maps import side_by_side
 from vitlens.commands.compare.report.summary import pair_of, summary_sentences, summary_table
-from vitlens.commands.scaffold.describe import data_sentences
-from vitlens.commands.scaffold.maps.judged import judged_maps
-from vitlens.commands.scaffold.trainings import training_sentences
+from vitlens.commands.run.describe import data_sentences
+from vitlens.commands.shared.maps.judged import judged_maps
+from vitlens.commands.shared.trainings import training_sentences
 from vitlens.records import Record
 from vitlens.report.document import Document, Section, Sentence
 from vitlens.report.numbers import in_words

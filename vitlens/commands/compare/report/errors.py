@@ -16,7 +16,7 @@ from vitlens.commands.compare.record import (
 )
 from vitlens.commands.compare.report.maps import example_sheets
 from vitlens.commands.compare.report.summary import cell_counts, cell_names, pair_of
-from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR, reliability, undrawn
+from vitlens.commands.shared.calibration import CALIBRATION_ERROR, reliability, undrawn
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words, number

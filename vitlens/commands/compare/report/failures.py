@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.compare.record import METHODS
-from vitlens.commands.scaffold.failures.sections import failure_sections, findings_of
+from vitlens.commands.shared.failures.sections import failure_sections, findings_of
 from vitlens.records import Record
 from vitlens.report.document import Finding, Section
 

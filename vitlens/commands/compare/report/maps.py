@@ -24,7 +24,7 @@ from vitlens.commands.compare.record import (
 )
 from vitlens.commands.compare.report.panels import panels as single_panels
 from vitlens.commands.compare.report.summary import cell_counts, cell_names, map_sentences
-from vitlens.commands.scaffold.maps.judged import CHECK_WORDS, cascade_words, in_three_decimals, judged_maps
+from vitlens.commands.shared.maps.judged import CHECK_WORDS, cascade_words, in_three_decimals, judged_maps
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table, Tags, sentences
 

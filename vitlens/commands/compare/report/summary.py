@@ -18,8 +18,8 @@ from vitlens.commands.compare.record import (
     MapMethodRow,
     SliceRow,
 )
-from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
-from vitlens.commands.scaffold.maps.on_object import METHOD, ON_OBJECT
+from vitlens.commands.shared.calibration import CALIBRATION_ERROR
+from vitlens.commands.shared.maps.on_object import METHOD, ON_OBJECT
 from vitlens.records import Record
 from vitlens.report.document import Cell, Sentence, Table
 from vitlens.report.numbers import in_words, number

@@ -35,16 +35,16 @@ from vitlens.commands.explain.record import (
     MethodAgreementRow,
     MethodRow,
 )
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.explorer.measure import explorer_row
-from vitlens.commands.scaffold.explorer.record import EXPLORER, ExplorerRow
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import load_models, load_splits
-from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, OnObjectRow
-from vitlens.commands.scaffold.progress.bar import Advance, progress
-from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
-from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import load_models, load_splits
+from vitlens.commands.run.progress.bar import Advance, progress
+from vitlens.commands.run.publish import publish
+from vitlens.commands.run.targets import chosen_targets
+from vitlens.commands.shared.explorer.measure import explorer_row
+from vitlens.commands.shared.explorer.record import EXPLORER, ExplorerRow
+from vitlens.commands.shared.maps.on_object import ON_OBJECT, OnObjectRow
+from vitlens.commands.shared.sheets import DRAWN, EACH, print_left_out
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.shapes import Labels

@@ -34,11 +34,11 @@ from vitlens.commands.explain.record import (
     LeagueSettingsRow,
     MethodAgreementRow,
 )
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.maps.measured import map_checks, on_object_rows
-from vitlens.commands.scaffold.maps.on_object import OnObjectRow
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.shared.maps.measured import map_checks, on_object_rows
+from vitlens.commands.shared.maps.on_object import OnObjectRow
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.models.model import Model

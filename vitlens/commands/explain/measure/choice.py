@@ -20,9 +20,9 @@ from vitlens.commands.explain.choice_record import (
 )
 from vitlens.commands.explain.measure.evidence import EvidenceRows
 from vitlens.commands.explain.measure.subject import method_functions
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import Engine

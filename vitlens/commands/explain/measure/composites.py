@@ -31,9 +31,9 @@ from vitlens.commands.explain.evidence_record import (
 from vitlens.commands.explain.measure.evidence import EvidenceRows
 from vitlens.commands.explain.measure.subject import Subject
 from vitlens.commands.explain.options import AUTO, NONE
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import Advance, progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import Advance, progress
 from vitlens.devices import evaluating
 from vitlens.errors import DataError
 from vitlens.models.model import Model

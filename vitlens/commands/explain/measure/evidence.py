@@ -37,9 +37,9 @@ from vitlens.commands.explain.evidence_record import (
 )
 from vitlens.commands.explain.measure.subject import Subject
 from vitlens.commands.explain.measure.verdict import masked_groups
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
 from vitlens.errors import UnsupportedError
 from vitlens.records import TableOf
 from vitlens.uncertainty import Estimate, power_of

@@ -17,9 +17,9 @@ from vitlens.attribution.refinement import Refinement
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.measure.subject import quickly
 from vitlens.commands.explain.record import COMPLETENESS, MAPS, ExplainArrays, ExplainImageRow, MethodRow
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.progress.bar import Advance
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import Advance
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model

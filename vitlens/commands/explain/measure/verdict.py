@@ -8,7 +8,7 @@ from torch import Tensor
 from vitlens.analysis.answers.paired import intervals
 from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks
 from vitlens.analysis.faithfulness.localisation import has_edge
-from vitlens.commands.scaffold.maps.on_object import OnObjectRow
+from vitlens.commands.shared.maps.on_object import OnObjectRow
 from vitlens.data.split import Split
 from vitlens.uncertainty import Side
 

@@ -16,9 +16,9 @@ from vitlens.commands.explain.report.explorer import explain_explorer
 from vitlens.commands.explain.report.league import League, league_section, leagues
 from vitlens.commands.explain.report.maps import has_classifier, map_figures, methods_of, target_words
 from vitlens.commands.explain.report.trust import league_limits, trust_section
-from vitlens.commands.scaffold.describe import data_sentences
-from vitlens.commands.scaffold.explorer.report import explorer_sentences
-from vitlens.commands.scaffold.sheets import left_out_words
+from vitlens.commands.run.describe import data_sentences
+from vitlens.commands.shared.explorer.report import explorer_sentences
+from vitlens.commands.shared.sheets import left_out_words
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, Section, Sentence, Table, sentences
 from vitlens.report.findings import ranked

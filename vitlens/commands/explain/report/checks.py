@@ -9,8 +9,8 @@ import numpy as np
 from vitlens.analysis.faithfulness.cascade import Cascade, RandomisedStage
 from vitlens.commands.explain.record import COUNTERFACTUALS, SEARCH, SIZE_SEARCHED, TURNED
 from vitlens.commands.explain.report.league import League
-from vitlens.commands.scaffold.maps.judged import cascade_words, in_three_decimals
-from vitlens.commands.scaffold.maps.on_object import METHOD, on_object_table
+from vitlens.commands.shared.maps.judged import cascade_words, in_three_decimals
+from vitlens.commands.shared.maps.on_object import METHOD, on_object_table
 from vitlens.records import MetricName
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words

@@ -17,9 +17,9 @@ from vitlens.commands.explain.choice_record import (
 )
 from vitlens.commands.explain.report.league import SUBSTRATE_WORDS
 from vitlens.commands.explain.report.maps import best_sentences
-from vitlens.commands.scaffold.maps.findings import listed
-from vitlens.commands.scaffold.maps.judged import in_three_decimals
-from vitlens.commands.scaffold.maps.rows import BASELINES
+from vitlens.commands.shared.maps.findings import listed
+from vitlens.commands.shared.maps.judged import in_three_decimals
+from vitlens.commands.shared.maps.rows import BASELINES
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words, percent

@@ -18,8 +18,8 @@ from vitlens.commands.explain.evidence_record import (
     CompositeSetRow,
 )
 from vitlens.commands.explain.report.league import League
-from vitlens.commands.scaffold.maps.findings import listed
-from vitlens.commands.scaffold.maps.judged import in_three_decimals
+from vitlens.commands.shared.maps.findings import listed
+from vitlens.commands.shared.maps.judged import in_three_decimals
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words
 from vitlens.uncertainty import Estimate

@@ -20,9 +20,9 @@ from vitlens.commands.explain.evidence_record import (
     SwappedPairRow,
 )
 from vitlens.commands.explain.report.league import League
-from vitlens.commands.scaffold.maps.findings import listed
-from vitlens.commands.scaffold.maps.judged import in_three_decimals
-from vitlens.commands.scaffold.maps.rows import INSERTION, ROAD
+from vitlens.commands.shared.maps.findings import listed
+from vitlens.commands.shared.maps.judged import in_three_decimals
+from vitlens.commands.shared.maps.rows import INSERTION, ROAD
 from vitlens.report.document import Cell, Section, Sentence, Table
 from vitlens.report.numbers import number
 from vitlens.uncertainty import LEVEL

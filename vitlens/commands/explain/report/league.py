@@ -19,12 +19,12 @@ from vitlens.commands.explain.record import (
     LeagueSettingsRow,
     MethodAgreementRow,
 )
-from vitlens.commands.scaffold.maps.judged import (
+from vitlens.commands.shared.maps.judged import (
     JudgedMap,
     in_three_decimals,
     judged_maps,
 )
-from vitlens.commands.scaffold.maps.on_object import ON_OBJECT, OnObjectRow
+from vitlens.commands.shared.maps.on_object import ON_OBJECT, OnObjectRow
 from vitlens.names import Substrate
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table

@@ -11,8 +11,8 @@ import numpy as np
 from vitlens.commands.explain.conclusions import checks_of
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import IMAGES, MAPS, METHODS, ExplainArrays, ExplainImageRow, MethodRow
-from vitlens.commands.scaffold.maps.judged import judged_maps
-from vitlens.commands.scaffold.sheets import EACH, sheets
+from vitlens.commands.shared.maps.judged import judged_maps
+from vitlens.commands.shared.sheets import EACH, sheets
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Sentence
 

@@ -9,9 +9,9 @@ from vitlens.commands.explain.record import COUNTERFACTUALS, SEARCH, SIZE_SEARCH
 from vitlens.commands.explain.report.evidence import agreement_words, power_sentences
 from vitlens.commands.explain.report.league import League, curves_figure, league_figure, leagues
 from vitlens.commands.explain.report.maps import best_sentences, target_words
-from vitlens.commands.scaffold.maps.findings import listed
-from vitlens.commands.scaffold.maps.judged import CHECK_WORDS, JudgedMap, cascade_words, in_three_decimals
-from vitlens.commands.scaffold.maps.rows import INSERTION
+from vitlens.commands.shared.maps.findings import listed
+from vitlens.commands.shared.maps.judged import CHECK_WORDS, JudgedMap, cascade_words, in_three_decimals
+from vitlens.commands.shared.maps.rows import INSERTION
 from vitlens.records import Record
 from vitlens.report.document import Cell, Section, Sentence, Table
 from vitlens.report.numbers import number

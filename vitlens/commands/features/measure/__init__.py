@@ -22,12 +22,12 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import DATA, FEATURES, PRETRAINING
 from vitlens.commands.features.record.pretraining_rows import PretrainingRow
 from vitlens.commands.features.record.rows import FeatureDataRow, FeaturesRow
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import load_models
-from vitlens.commands.scaffold.processes import join_run
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.publish import publish
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import load_models
+from vitlens.commands.run.processes import join_run
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.publish import publish
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.lens.stages import embedding_stage, stages

@@ -39,8 +39,8 @@ from vitlens.commands.features.record.rows import (
     FeaturePairRow,
     MarkedErrorsRow,
 )
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model

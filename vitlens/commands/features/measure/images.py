@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.scaffold.load import load_splits, print_data
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.unseen import KnownTrainingImages, seen, training_images_of
+from vitlens.commands.run.load import load_splits, print_data
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.unseen import KnownTrainingImages, seen, training_images_of
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.holdout import describe_hold_out
 from vitlens.data.split import Split

@@ -16,8 +16,8 @@ from vitlens.commands.features.measure.images import SHOWN, FeatureSets, names_o
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import NO_ZERO_SHOT, PROMPTS, TEMPLATES, ZERO_SHOT
 from vitlens.commands.features.record.rows import NoZeroShotRow, PromptRow, TemplateRow
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.errors import ModelError
 from vitlens.lens.layers import probe_images

@@ -13,8 +13,8 @@ from vitlens.commands.features.measure.images import FeatureSets, sample
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import PATCH_NEIGHBOURS, SHARED
 from vitlens.commands.features.record.patch_rows import PatchesShare, PatchNeighboursRow
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.errors import DataError
 from vitlens.lens.stages import FeatureStage, embedding_stage, stages

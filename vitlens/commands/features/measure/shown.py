@@ -29,7 +29,7 @@ from vitlens.commands.features.measure.images import SHOWN, names_of, pixels, sa
 from vitlens.commands.features.record import HEADS, MATCHES, PATCHES, RETRIEVAL
 from vitlens.commands.features.record.patch_rows import MatchesRow, PatchColoursRow
 from vitlens.commands.features.record.rows import LastLayerHeadsRow, RetrievalRow
-from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder
 from vitlens.data.split import Split
 from vitlens.errors import UnsupportedError
 from vitlens.lens.stages import stages

@@ -22,8 +22,8 @@ from vitlens.commands.features.measure.patches import PatchSample
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import CKA, SIMILARITY, SPACE, TRUSTWORTHINESS
 from vitlens.commands.features.record.rows import SimilarityRow, SpaceRow
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.progress.bar import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import PROJECTIONS

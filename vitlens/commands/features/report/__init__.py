@@ -25,7 +25,7 @@ from vitlens.commands.features.report.limits import limits
 from vitlens.commands.features.report.pretraining import pretraining_sections
 from vitlens.commands.features.report.shown import head_sections, patch_sections, retrieval_sections
 from vitlens.commands.features.report.space import between_sentences, similarity_sections, space_sections
-from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.run.describe import data_sentences
 from vitlens.records import Record
 from vitlens.report.document import Document, Section, Sentence, Table
 from vitlens.report.findings import ranked

@@ -19,7 +19,7 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import HEADS, MATCHES, PATCHES, RETRIEVAL, RETRIEVAL_PRECISION
 from vitlens.commands.features.record.patch_rows import MatchesRow, PatchColoursRow
 from vitlens.commands.features.record.rows import LastLayerHeadsRow, RetrievalRow
-from vitlens.commands.scaffold.sheets import sheets
+from vitlens.commands.shared.sheets import sheets
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.chapters.record import chapters_of
+from vitlens.commands.run.chapters.record import chapters_of
 from vitlens.errors import InputError
 from vitlens.record import Record as Recorded
 from vitlens.records import Record

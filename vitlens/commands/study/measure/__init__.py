@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from vitlens.commands.scaffold.budgets import write_trainings
-from vitlens.commands.scaffold.chapters.images import ChapterImages
-from vitlens.commands.scaffold.chapters.record import CHAPTERS
-from vitlens.commands.scaffold.chapters.running import metrics_of
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import load_models, load_split
-from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.targets import require_labelled
+from vitlens.commands.run.chapters.images import ChapterImages
+from vitlens.commands.run.chapters.record import CHAPTERS
+from vitlens.commands.run.chapters.running import metrics_of
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import load_models, load_split
+from vitlens.commands.run.publish import publish
+from vitlens.commands.run.targets import require_labelled
+from vitlens.commands.shared.budgets import write_trainings
 from vitlens.commands.study.measure.chapters import Chapters, trained_first
 from vitlens.commands.study.measure.points import measure_points
 from vitlens.commands.study.measure.transfer import is_transfer, measure_transfer

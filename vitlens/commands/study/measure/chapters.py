@@ -17,12 +17,12 @@ from vitlens.commands.features.measure.images import default_bank
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.scaffold.chapters.cache import ChapterCache, cache_folder
-from vitlens.commands.scaffold.chapters.images import ChapterImages, as_typed
-from vitlens.commands.scaffold.chapters.running import ChapterRunner
-from vitlens.commands.scaffold.digests import content_digest
-from vitlens.commands.scaffold.load import load_models, load_splits
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.run.chapters.cache import ChapterCache, cache_folder
+from vitlens.commands.run.chapters.images import ChapterImages, as_typed
+from vitlens.commands.run.chapters.running import ChapterRunner
+from vitlens.commands.run.digests import content_digest
+from vitlens.commands.run.load import load_models, load_splits
+from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.study.measure.depth import FULL, PROFILED, USUAL, supported_methods
 from vitlens.commands.train.options import RecipeChanges, TrainOptions

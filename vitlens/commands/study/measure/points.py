@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.cost.memory import saved_for_training
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions, begun_with
-from vitlens.commands.scaffold.progress.training import training_progress
-from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.unseen import keep_training_images
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions, begun_with
+from vitlens.commands.run.progress.training import training_progress
+from vitlens.commands.run.publish import publish
+from vitlens.commands.run.unseen import keep_training_images
 from vitlens.commands.study.kinds import KINDS, SEEDS, Kind, Point, epochs_for
 from vitlens.commands.study.measure.fields import write_cut_image, write_point_fields
 from vitlens.commands.study.measure.positions import write_point_positions

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.position_order import PAIRS, RANK_CORRELATION
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.shared.position_order import PAIRS, RANK_CORRELATION
 from vitlens.commands.study.kinds import Kind, Point
 from vitlens.commands.study.measure.trial import StudySetup
 from vitlens.commands.study.record import POINTS_FOLDER, POSITION_MAPS, POSITION_ORDER, PositionRow, SimilarityArrays

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vitlens.analysis.answers.evaluate import evaluate
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.archives import Form, require_forms
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.study.kinds import Point
 from vitlens.data.shares import images_in, share_of
 from vitlens.data.split import Split

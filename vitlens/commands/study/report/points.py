@@ -5,8 +5,8 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from vitlens.commands.scaffold.describe import data_sentences
-from vitlens.commands.scaffold.receptive.report import field_section
+from vitlens.commands.run.describe import data_sentences
+from vitlens.commands.shared.receptive.report import field_section
 from vitlens.commands.study.kinds import KINDS
 from vitlens.commands.study.record import (
     ACCURACY,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vitlens.commands.scaffold.position_order import DEFINITION, PAIRS, RANK_CORRELATION
+from vitlens.commands.shared.position_order import DEFINITION, PAIRS, RANK_CORRELATION
 from vitlens.commands.study.record import POINTS, POSITION_MAPS, POSITION_ORDER, DesignRow, PositionRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences

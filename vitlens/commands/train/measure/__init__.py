@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
-from vitlens.commands.scaffold.budgets import augmentation_words
-from vitlens.commands.scaffold.conclusion import Conclusion
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import print_data
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.processes import join_run
-from vitlens.commands.scaffold.progress.bar import progress
-from vitlens.commands.scaffold.progress.training import training_progress
-from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.tracking.trackers import require_trackers
-from vitlens.commands.scaffold.tracking.watcher import TrackerWatcher
-from vitlens.commands.scaffold.unseen import keep_training_images
+from vitlens.commands.run.conclusion import Conclusion
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import print_data
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.processes import join_run
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress.training import training_progress
+from vitlens.commands.run.publish import publish
+from vitlens.commands.run.tracking.trackers import require_trackers
+from vitlens.commands.run.tracking.watcher import TrackerWatcher
+from vitlens.commands.run.unseen import keep_training_images
+from vitlens.commands.shared.budgets import augmentation_words
 from vitlens.commands.train.gaps import gain, generalisation_gap, is_mixed
 from vitlens.commands.train.measure.check import check
 from vitlens.commands.train.measure.compared import compare_ways

@@ -5,13 +5,13 @@ from dataclasses import asdict, replace
 from math import isfinite
 from typing import Final
 
-from vitlens.commands.scaffold.conclusion import Conclusion, conclusion_of
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import print_data
-from vitlens.commands.scaffold.processes import join_run
-from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.requirements import requirements_of
+from vitlens.commands.run.conclusion import Conclusion, conclusion_of
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import print_data
+from vitlens.commands.run.processes import join_run
+from vitlens.commands.run.publish import publish
+from vitlens.commands.run.requirements import requirements_of
 from vitlens.commands.train.measure.start import Start, prepare
 from vitlens.commands.train.options import TrainOptions, require_checkable
 from vitlens.commands.train.plan import plan_of

@@ -9,13 +9,13 @@ import torch
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy
 from vitlens.analysis.answers.pairs import pairs
-from vitlens.commands.scaffold.budgets import budget_of_run
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.pairs import PAIRS, PairRow
-from vitlens.commands.scaffold.processes import join_run
-from vitlens.commands.scaffold.publish import publish, read
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.processes import join_run
+from vitlens.commands.run.publish import publish, read
+from vitlens.commands.shared.budgets import budget_of_run
+from vitlens.commands.shared.pairs import PAIRS, PairRow
 from vitlens.commands.train.measure.distillation import predictions_of
 from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions
 from vitlens.commands.train.plan import TrainPlan

@@ -10,11 +10,11 @@ from torch import Tensor
 from vitlens.analysis.answers.classes import match_classes
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate
 from vitlens.analysis.answers.pairs import pairs
-from vitlens.commands.scaffold.budgets import budget_of, budget_of_run
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.pairs import PAIRS, PairRow
-from vitlens.commands.scaffold.progress.bar import progress
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.shared.budgets import budget_of, budget_of_run
+from vitlens.commands.shared.pairs import PAIRS, PairRow
 from vitlens.commands.train.measure.start import Start
 from vitlens.commands.train.options import TeacherOptions
 from vitlens.commands.train.record import (

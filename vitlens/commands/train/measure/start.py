@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.train.options import TeacherOptions, Tuning
 from vitlens.commands.train.plan import TrainPlan
 from vitlens.commands.train.record import FineTunedRow

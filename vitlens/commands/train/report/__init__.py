@@ -5,7 +5,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vitlens.commands.scaffold.trainings import training_sentences
+from vitlens.commands.shared.trainings import training_sentences
 from vitlens.commands.train.conclusions import findings, gain_of, gap_of, verdicts
 from vitlens.commands.train.plan import TrainPlan
 from vitlens.commands.train.record import (

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vitlens.commands.scaffold.pairs import PAIRS, pair_table
-from vitlens.commands.scaffold.trainings import training_sentences
+from vitlens.commands.shared.pairs import PAIRS, pair_table
+from vitlens.commands.shared.trainings import training_sentences
 from vitlens.commands.train.conclusions import findings, verdicts
 from vitlens.commands.train.record import (
     ACCURACY,

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vitlens.commands.scaffold.pairs import PAIRS, pair_table
+from vitlens.commands.shared.pairs import PAIRS, pair_table
 from vitlens.commands.train.record import DISTILLATION, STUDENT_AND_TEACHER, DistillationRow, StudentTeacherRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from vitlens.commands.scaffold.pairs import PAIRS
+from vitlens.commands.shared.pairs import PAIRS
 from vitlens.commands.train.conclusions import difference
 from vitlens.commands.train.record import ACCURACY, BEST_ACCURACY, HISTORY, TEST_ACCURACIES, WAYS
 from vitlens.records import Record

@@ -4,12 +4,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import print_data
-from vitlens.commands.scaffold.options import begun_with
-from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.unseen import keep_training_images
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import print_data
+from vitlens.commands.run.options import begun_with
+from vitlens.commands.run.publish import publish
+from vitlens.commands.run.unseen import keep_training_images
 from vitlens.commands.study.kinds import TRANSFER as KIND
 from vitlens.commands.study.measure.transfer.features import similar, write_probes, write_similarity
 from vitlens.commands.study.measure.transfer.inside import shown, write_attention

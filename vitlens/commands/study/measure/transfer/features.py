@@ -10,7 +10,7 @@ from vitlens.analysis.features.extraction import extract
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.probe import Probe, probe
 from vitlens.analysis.features.similarity import Similarity, similarity
-from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.study.measure.transfer.inside import models_of
 from vitlens.commands.study.measure.transfer.setup import TransferSetup
 from vitlens.commands.study.transfer.record import (

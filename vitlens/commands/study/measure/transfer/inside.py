@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlens.analysis.attention.change import Moved, attention_moved
 from vitlens.analysis.heads.measure import measure as measure_heads
-from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.study.measure.transfer.setup import TransferSetup
 from vitlens.commands.study.transfer.record import (
     CLASS_CHANGES,

@@ -6,7 +6,7 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import answers
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention_maps
-from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.study.measure.transfer.inside import shown
 from vitlens.commands.study.measure.transfer.setup import TransferSetup
 from vitlens.commands.study.transfer.record import MAP_ARRAYS, MAPS, MapArrays, MapRow

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
-from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.study.measure.points import write_comparisons
 from vitlens.commands.study.measure.transfer.setup import TransferSetup, place_of
 from vitlens.commands.study.measure.transfer.training import Done

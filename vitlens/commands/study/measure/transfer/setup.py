@@ -6,8 +6,8 @@ from typing import Final
 
 import torch
 
-from vitlens.commands.scaffold.load import load_models
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.run.load import load_models
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import POINTS_FOLDER
 from vitlens.commands.study.transfer.regimes import (

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitlens.analysis.answers.evaluate import evaluate
 from vitlens.analysis.cost.flops import flops_by_part
-from vitlens.commands.scaffold.progress.training import training_progress
+from vitlens.commands.run.progress.training import training_progress
 from vitlens.commands.study.measure.transfer.setup import TransferSetup, place_of, trainings
 from vitlens.commands.study.measure.trial import RESULT, Trial, read_trial, remove_spare, write_trial
 from vitlens.commands.study.transfer.regimes import DISTILLED, FROZEN, FULL, REGIMES, Regime

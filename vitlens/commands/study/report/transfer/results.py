@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.run.describe import data_sentences
 from vitlens.commands.study.record import DIFFERENCE, DIFFERENCES, RECIPES, TRIALS, ComparisonRow
 from vitlens.commands.study.report.transfer.facts import (
     TransferFacts,

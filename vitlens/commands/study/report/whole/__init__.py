@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from vitlens.commands.scaffold.chapters.record import CHAPTERS_FOLDER, TITLES
-from vitlens.commands.scaffold.describe import predicted_sentences
-from vitlens.commands.scaffold.trainings import TRAINING, budget_sentences
+from vitlens.commands.run.chapters.record import CHAPTERS_FOLDER, TITLES
+from vitlens.commands.run.describe import predicted_sentences
+from vitlens.commands.shared.trainings import TRAINING, budget_sentences
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import LEFT_OUT, left_out_words
 from vitlens.commands.study.report.whole.chapters import Study

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.chapters.record import ChapterRow, chapters_of
+from vitlens.commands.run.chapters.record import ChapterRow, chapters_of
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Finding, Section
 from vitlens.uncertainty import Estimate

@@ -7,9 +7,9 @@ from typing import Final
 from vitlens.commands.attack.record import RobustPairRow
 from vitlens.commands.compare.record import HARDENED, MAP_NUMBERS, METHODS, MapMethodRow
 from vitlens.commands.features.record import PROBE_ACCURACY
-from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
-from vitlens.commands.scaffold.maps.on_object import ATTENTION, mass_of
-from vitlens.commands.scaffold.trainings import TRAINING, differences
+from vitlens.commands.shared.calibration import CALIBRATION_ERROR
+from vitlens.commands.shared.maps.on_object import ATTENTION, mass_of
+from vitlens.commands.shared.trainings import TRAINING, differences
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence, Table
 from vitlens.report.numbers import in_words

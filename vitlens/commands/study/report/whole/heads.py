@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.commands.ablate.record import UnitRow
-from vitlens.commands.scaffold.maps.on_object import HEAD, OnObjectRow
-from vitlens.commands.scaffold.sheets import sheets
+from vitlens.commands.shared.maps.on_object import HEAD, OnObjectRow
+from vitlens.commands.shared.sheets import sheets
 from vitlens.commands.stats.record import HeadRow
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.names import Replacement

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from vitlens.commands.attack.record import AttackCurveRow
-from vitlens.commands.scaffold.trainings import TRAINING
+from vitlens.commands.shared.trainings import TRAINING
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.commands.study.report.whole.first_page import SUBJECTS
 from vitlens.commands.study.report.whole.heads import head_sentences

@@ -5,8 +5,8 @@ from typing import Final
 
 from vitlens.commands.explain.conclusions import checks_of
 from vitlens.commands.explain.record import LEAGUE
-from vitlens.commands.scaffold.describe import data_sentences
-from vitlens.commands.scaffold.trainings import TRAINING, differences
+from vitlens.commands.run.describe import data_sentences
+from vitlens.commands.shared.trainings import TRAINING, differences
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence
 from vitlens.report.glossary import GLOSSARY

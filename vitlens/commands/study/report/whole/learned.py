@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 from vitlens.commands.compare.record import HARDENED
 from vitlens.commands.explain.record import CHECKS, LEAGUE
-from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR
-from vitlens.commands.scaffold.maps.on_object import ATTENTION, ROLLOUT, mass_of
+from vitlens.commands.shared.calibration import CALIBRATION_ERROR
+from vitlens.commands.shared.maps.on_object import ATTENTION, ROLLOUT, mass_of
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence, Table
 from vitlens.report.numbers import in_words, percent

@@ -6,9 +6,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from vitlens.commands.scaffold.describe import data_sentences
-from vitlens.commands.scaffold.pairs import PairRow
-from vitlens.commands.scaffold.trainings import TRAINING, differences
+from vitlens.commands.run.describe import data_sentences
+from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.trainings import TRAINING, differences
 from vitlens.commands.study.report.decision import MARGIN, SEEN
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence, sentences

@@ -1,0 +1,51 @@
+"""Partial results are recalled as they were kept, refused for other inputs, and gone once a run has ended."""
+
+import numpy as np
+import pytest
+
+from vitlens.archives import Form
+from vitlens.commands.run.progress.store import ProgressStore
+from vitlens.errors import InputError
+
+FORMS = {"loss": Form("f", (2, 3)), "cost": Form("iu")}
+ARRAYS = {"loss": np.arange(6.0).reshape(2, 3), "cost": np.array(7)}
+
+
+def test_what_was_kept_is_recalled_by_its_key_and_process(tmp_path):
+    store = ProgressStore(tmp_path / "progress")
+    assert store.recall("pgd-0", "digest", FORMS) is None
+    store.remember("pgd-0", "digest", ARRAYS)
+    recalled = store.recall("pgd-0", "digest", FORMS)
+    assert recalled is not None
+    assert all((recalled[name] == array).all() for name, array in ARRAYS.items())
+    assert store.recall("pgd-1", "digest", FORMS) is None
+    assert ProgressStore(tmp_path / "progress", process=1).recall("pgd-0", "digest", FORMS) is None
+
+
+def test_other_inputs_and_other_forms_are_refused(tmp_path):
+    store = ProgressStore(tmp_path / "progress")
+    store.remember("pgd-0", "digest", ARRAYS)
+    with pytest.raises(InputError, match="found others"):
+        store.recall("pgd-0", "another", FORMS)
+    with pytest.raises(InputError, match=r"'loss' of shape \(2, 4\)"):
+        store.recall("pgd-0", "digest", FORMS | {"loss": Form("f", (2, 4))})
+
+
+def test_a_finished_run_leaves_nothing_but_what_is_not_its_own(tmp_path):
+    store = ProgressStore(tmp_path / "progress")
+    store.forget()
+    store.remember("pgd-0", "digest", ARRAYS)
+    store.forget()
+    assert not (tmp_path / "progress").exists()
+    store.remember("pgd-0", "digest", ARRAYS)
+    (tmp_path / "progress" / "notes.txt").touch()
+    store.forget()
+    assert [path.name for path in (tmp_path / "progress").iterdir()] == ["notes.txt"]
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path):
+    store = ProgressStore(None)
+    store.remember("pgd-0", "digest", ARRAYS)
+    assert store.recall("pgd-0", "digest", FORMS) is None
+    store.forget()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,228 @@
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitlens import files
+from vitlens.commands.run.folder import RunFolder, versions
+from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
+from vitlens.files import read_json, read_run, write_text
+from vitlens.uncertainty import Estimate
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    with RunFolder.create("evaluate", name_parts=("m", "d"), out=out, config={"seed": 3}) as folder:
+        assert read_run(out).status == "running"
+        folder.metric("accuracy", Estimate(0.5, 0.4, 0.6, 10))
+        folder.metric("calibration_error", Estimate(0.1, n=10))
+        folder.table("per_class", [{"class": "cat", "n": np.int64(5), "accuracy": None}])
+        folder.arrays("predictions", labels=np.arange(3))
+        assert read_run(out).results["metrics"] == {}  # nothing claims to be there before it is asked for
+        assert folder.record().status == "running"
+    record = read_run(out)
+    assert record.results.keys() == {"schema", "command", "status", "seconds", "metrics", "tables"}
+    assert (record.command, record.status, record.config["seed"]) == ("evaluate", "done", 3)
+    assert record.results["metrics"] == {
+        "accuracy": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "fraction"},
+        "calibration_error": {"value": 0.1, "n": 10, "unit": "fraction"},
+    }
+    assert record.table("per_class") == [{"class": "cat", "n": 5, "accuracy": None}]
+    assert record.arrays("predictions")["labels"].tolist() == [0, 1, 2]
+    assert record.config["versions"] == versions()
+    assert record.config["title"] == "Evaluate m d"
+    assert not list(out.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ValueError("x"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "failed")]
+)
+def test_an_exception_shows_in_the_status_and_goes_on(tmp_path: Path, error: BaseException, status: str) -> None:
+    def run() -> None:
+        with RunFolder.create("evaluate", out=tmp_path / "run") as folder:
+            folder.metric("kept", Estimate(1.0))
+            raise error
+
+    with pytest.raises(type(error)):
+        run()
+    record = read_run(tmp_path / "run")
+    assert record.status == status
+    assert record.results["metrics"] == {"kept": {"value": 1.0, "unit": "fraction"}}
+
+
+def test_a_full_disk_tells_the_first_error_and_never_looks_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    def run(error: Exception | None) -> None:
+        with RunFolder.create("evaluate", out=tmp_path / str(error)):
+            monkeypatch.setattr(files.os, "fsync", full)
+            if error:
+                raise error
+
+    with pytest.raises(StorageError, match="full"):
+        run(None)
+    assert read_run(tmp_path / "None").status == "running"
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="first"):
+        run(ValueError("first"))
+    assert read_run(tmp_path / "first").status == "running"
+
+
+def test_a_nan_is_refused_by_name_and_the_run_failed(tmp_path: Path) -> None:
+    def run() -> None:
+        with RunFolder.create("evaluate", out=tmp_path / "run") as folder:
+            folder.metric("accuracy/m", Estimate(float("nan")))
+
+    with pytest.raises(NonFiniteError, match="metrics/accuracy/m/value"):
+        run()
+    json.loads((tmp_path / "run" / "results.json").read_text())  # still JSON
+    assert read_run(tmp_path / "run").status == "running"
+
+
+def test_the_default_place_is_named_by_what_and_when(elsewhere: Path) -> None:
+    first = RunFolder.create("evaluate", name_parts=("vit-digits", "/some/where/my photos"))
+    second = RunFolder.create("evaluate", name_parts=("vit-digits", "/some/where/my photos"))
+    assert first.path != second.path
+    assert first.path.parent == Path("reports")
+    assert first.path.name.startswith("evaluate-vit-digits-my-photos-2")
+    train = RunFolder.create("train", name_parts=("vit-micro", "digits"))
+    assert train.path.parent == Path("runs")
+    assert train.path.name.startswith("vit-micro-digits-2")
+
+
+def test_an_existing_folder_is_kept_unless_asked(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with RunFolder.create("evaluate", out=out) as folder:
+        folder.arrays("old", x=np.ones(1))
+        write_text(out / "report.md", "old")
+        write_text(out / "notes.txt", "mine")
+        write_text(out / "figures" / "mine.txt", "mine")
+    before = (out / "results.json").read_text()
+    with pytest.raises(OutputError, match="--overwrite"):
+        RunFolder.create("evaluate", out=out)
+    assert (out / "results.json").read_text() == before
+    with RunFolder.create("rollout", out=out, overwrite=True):
+        assert read_run(out).status == "running"
+    assert read_run(out).command == "rollout"
+    assert not (out / "report.md").exists()
+    assert not (out / "arrays" / "old.npz").exists()
+    assert (out / "notes.txt").read_text() == (out / "figures" / "mine.txt").read_text() == "mine"
+
+
+def test_overwrite_takes_no_foreign_folder_and_follows_no_link(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    write_text(foreign / "config.json", "{}")
+    write_text(foreign / "model.safetensors", "precious")
+    with pytest.raises(OutputError, match="other files"):
+        RunFolder.create("evaluate", out=foreign, overwrite=True)
+    assert (foreign / "model.safetensors").read_text() == "precious"
+    run = RunFolder.create("evaluate", out=tmp_path / "run").path
+    write_text(tmp_path / "pictures" / "a.png", "precious")
+    (run / "figures").symlink_to(tmp_path / "pictures")
+    with pytest.raises(InputError, match="no link"):  # its figures would be written there
+        RunFolder.create("evaluate", out=run, overwrite=True)
+    assert (tmp_path / "pictures" / "a.png").read_text() == "precious"
+    (tmp_path / "empty").mkdir()
+    RunFolder.create("evaluate", out=tmp_path / "empty", overwrite=True)
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match="a file at"):
+            RunFolder.create("evaluate", out=tmp_path / "file", overwrite=overwrite)
+    with pytest.raises(OutputError, match="can be written"):
+        RunFolder.create("evaluate", out=tmp_path / "file" / "below")
+    with pytest.raises(OutputError, match="can be written"):
+        RunFolder.create("evaluate", out=tmp_path / ("x" * 300))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_read_only_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+        raise PermissionError(13, os.strerror(13))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)  # root may write anywhere, so the refusal is played
+    with pytest.raises(OutputError, match="Permission denied"):
+        RunFolder.create("evaluate", out=tmp_path / "run")
+
+
+def test_a_reopened_run_says_what_it_knows_itself_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    with RunFolder.create("ablate", out=tmp_path / "run", config={"command_line": "first", "data": {"images": 3}}):
+        pass
+    for name in (".mean-0-0123abcd.npz", ".results-89abcdef.json", ".mine"):
+        (tmp_path / "run" / name).touch()
+        os.utime(tmp_path / "run" / name, (0, 0))
+    (tmp_path / "run" / ".new-01234567.npz").touch()
+    with RunFolder.reopen(tmp_path / "run", config={"command_line": "second", "data": {"title": "x", "images": 3}}):
+        pass
+    assert sorted(path.name for path in (tmp_path / "run").glob(".*")) == [".mine", ".new-01234567.npz"]
+    config = read_run(tmp_path / "run").config
+    assert (config["command_line"], config["data"]) == ("first", {"title": "x", "images": 3})
+
+
+def test_a_reopened_run_keeps_its_results_and_its_time(tmp_path: Path) -> None:
+    with RunFolder.create("train", out=tmp_path / "run") as folder:
+        folder.metric("loss", Estimate(1.0))
+        folder.table("epochs", [{"epoch": 1}])
+    content = read_json(tmp_path / "run" / "results.json")
+    write_text(tmp_path / "run" / "results.json", json.dumps({**content, "seconds": 100.0}))
+    with RunFolder.reopen(tmp_path / "run") as folder:
+        assert read_run(tmp_path / "run").status == "running"
+        folder.metric("accuracy", Estimate(0.5))
+    record = read_run(tmp_path / "run")
+    assert record.results["metrics"].keys() == {"loss", "accuracy"}
+    assert record.table("epochs") == [{"epoch": 1}]
+    assert record.results["seconds"] > 100
+
+
+def test_the_clock_stops_when_the_run_is_finished(tmp_path: Path) -> None:
+    with RunFolder.create("evaluate", out=tmp_path / "run") as folder:
+        finished = folder.finish()
+        assert read_run(tmp_path / "run").status == "running"
+    assert read_run(tmp_path / "run").results == finished.results
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
+def test_a_run_that_came_to_nothing_does_not_block_its_retry(tmp_path: Path, error: BaseException) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(type(error)), RunFolder.create("ablate", out=out):
+        raise error
+    with RunFolder.create("ablate", out=out) as again:
+        again.metric("accuracy", Estimate(0.5))
+    assert read_run(out).status == "done"
+    with pytest.raises(OutputError, match="--overwrite"):
+        RunFolder.create("ablate", out=out)
+
+
+@pytest.mark.parametrize("left", ["a metric", "a table", "progress", "a file of the user's", "running"])
+def test_what_a_failed_run_left_of_use_is_not_taken_away(tmp_path: Path, left: str) -> None:
+    out = tmp_path / "out"
+    folder = RunFolder.create("ablate", out=out)
+    if left == "a metric":
+        folder.metric("accuracy", Estimate(0.5))
+    if left == "a table":
+        folder.table("rows", [{"a": 1}])
+    if left == "progress":
+        folder.arrays("part", values=[1])
+    if left == "a file of the user's":
+        (out / "sub").mkdir()
+        (out / "sub" / "notes.txt").write_text("mine")
+    if left != "running":
+        with pytest.raises(ValueError, match="x"), folder:
+            raise ValueError("x")
+    before = sorted(out.rglob("*"))
+    with pytest.raises(OutputError, match="--overwrite"):
+        RunFolder.create("ablate", out=out)
+    assert sorted(out.rglob("*")) == before

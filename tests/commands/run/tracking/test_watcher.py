@@ -1,0 +1,213 @@
+"""Trackers receive the values of the training, change nothing, and may fail without harm."""
+
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.test_loop import TEST, same, state, trained
+from tests.training.tiny import tiny_model, tiny_recipe
+from vitlens.analysis.heads.statistics import statistics
+from vitlens.cli.main import run
+from vitlens.commands.run.tracking import trackers as module
+from vitlens.commands.run.tracking.trackers import Tracker, require_trackers
+from vitlens.commands.run.tracking.watcher import EVERY_STEPS, TrackerWatcher, entropies, overlay
+from vitlens.errors import InputError
+from vitlens.lens.capture import capture_attention
+from vitlens.models import loading, saved
+from vitlens.training.metrics import StepMetrics, Watcher
+
+CONFIG = {"model": "tiny", "recipe": {"epochs": 3, "betas": [0.9, 0.999], "clip": None}}
+needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
+
+
+@pytest.fixture
+def heard() -> list[str]:
+    return []
+
+
+def watcher(folder: Path, heard: list[str], *names: Any) -> TrackerWatcher:
+    return TrackerWatcher(names or ("tensorboard",), folder, TEST, config=CONFIG, say=heard.append)
+
+
+def events(folder: Path) -> Any:
+    """All that TensorBoard would show of a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0})
+    found.Reload()
+    return found
+
+
+@needs_tensorboard
+def test_tensorboard_is_told_what_metrics_say(tmp_path, heard):
+    model, result = trained(tmp_path, watchers=[watcher(tmp_path, heard)])
+    found = events(tmp_path)
+    calls = {name: [(event.step, event.value) for event in found.Scalars(name)] for name in found.Tags()["scalars"]}
+    for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "gradient_norm"):
+        expected = [(metrics.step, getattr(metrics, name)) for metrics in result.history]
+        assert [step for step, _ in calls[f"epoch/{name}"]] == [5, 10, 15]
+        np.testing.assert_allclose([v for _, v in calls[f"epoch/{name}"]], [v for _, v in expected], rtol=1e-5)
+    for name in ("loss", "learning_rate", "gradient_norm", "images_per_second"):
+        assert [step for step, _ in calls[f"train/{name}"]] == [10]
+    images = next(TEST.batches(len(TEST))).images
+    table = statistics(model.eval(), images)
+    for rows, values in (("patches", table.normalised_entropy), ("cls", table.cls_normalised_entropy)):
+        for layer in range(2):
+            step, value = calls[f"attention_entropy/{rows}/layer_{layer:02}"][-1]
+            assert (step, value) == (15, pytest.approx(values[layer].mean().item(), rel=1e-5))
+    [picture] = found.Images("attention_rollout")
+    assert (picture.step, min(picture.width, picture.height) > 100) == (5, True)
+    assert heard == []
+
+
+@needs_tensorboard
+def test_tracking_changes_no_bit(tmp_path, heard):
+    alone, _ = trained(tmp_path / "alone")
+    seen, _ = trained(tmp_path / "seen", watchers=[watcher(tmp_path / "seen", heard)])
+    assert heard == []
+    assert same(state(seen), state(alone))
+    for name in (saved.WEIGHTS_FILE, "checkpoint/state.safetensors"):
+        if name == saved.WEIGHTS_FILE:
+            assert (tmp_path / "seen" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
+def test_entropy_is_that_of_the_weights_over_ln_of_the_keys():
+    model, images = tiny_model().eval(), next(TEST.batches(4)).images
+    found = dict(entropies(statistics(model, images)))
+    for layer, weights in enumerate(capture_attention(model, images).layers):
+        nats = -(weights * weights.log()).sum(-1) / math.log(weights.shape[-1])
+        assert found[f"attention_entropy/cls/layer_{layer:02}"] == pytest.approx(nats[:, :, 0].mean().item(), rel=1e-5)
+        expected = nats[:, :, 1:].mean().item()
+        assert found[f"attention_entropy/patches/layer_{layer:02}"] == pytest.approx(expected, rel=1e-5)
+    assert len(found) == 4
+
+
+def test_an_overlay_is_a_picture():
+    picture = overlay(tiny_model().eval(), next(TEST.batches(3)).images, title="after epoch 1")
+    assert picture.dtype == np.uint8
+    assert picture.shape[2] == 3
+    assert picture.std() > 10
+
+
+class Recording:
+    """A tracker's library that records its calls, and fails where requested."""
+
+    def __init__(self, *_: object, **settings: object) -> None:
+        self.settings, self.calls, self.fails = settings, [], ()
+
+    def __getattr__(self, name: str) -> Any:
+        def do(*values: object, **settings: object) -> None:
+            self.calls.append((name, settings.get("step")))
+            if name in self.fails:
+                raise ConnectionError("no route\nto host")
+
+        return do
+
+
+@pytest.fixture
+def backends(monkeypatch) -> dict[str, Recording]:
+    """Stand-ins for the libraries, which can be made to fail."""
+    from accelerate import tracking
+
+    made = {"tensorboard": Recording(), "wandb": Recording()}
+    monkeypatch.setattr(tracking, "TensorBoardTracker", lambda *_, **__: made["tensorboard"])
+    monkeypatch.setattr(tracking, "WandBTracker", lambda *_, **__: made["wandb"])
+    monkeypatch.setattr(module, "_wandb_settings", lambda _: {})
+    return made
+
+
+@pytest.mark.parametrize("failing", ["start", "store_init_configuration", "log", "log_images", "finish"])
+def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_training(failing, backends, tmp_path, heard):
+    backends["wandb"].fails = (failing,)
+    alone, _ = trained(tmp_path / "alone")
+    seen, _ = trained(tmp_path / "seen", watchers=[watcher(tmp_path / "seen", heard, "tensorboard", "wandb")])
+    assert same(state(seen), state(alone))
+    assert heard == ["wandb failed and is left out from here on (no route to host); the training goes on"]
+    names = [name for name, _ in backends["wandb"].calls]
+    assert names.count(failing) == 1
+    assert names[-1] == failing
+    whole = [name for name, _ in backends["tensorboard"].calls]
+    assert whole[:2] == ["start", "store_init_configuration"]
+    assert whole[-1] == "finish"
+    assert whole.count("log_images") == 1
+    assert [step for name, step in backends["tensorboard"].calls if name == "log"] == [5, 5, 10, 10, 10, 15, 15]
+
+
+def test_a_failure_to_measure_attention_does_not_stop_the_training(backends, tmp_path, heard, monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("in the statistics")
+
+    monkeypatch.setattr("vitlens.commands.run.tracking.watcher.statistics", broken)
+    trained(tmp_path, watchers=[watcher(tmp_path, heard)])
+    assert heard == ["attention failed and is left out from here on (in the statistics); the training goes on"]
+    assert [step for name, step in backends["tensorboard"].calls if name == "log"] == [5, 10, 10, 15]
+
+
+def test_a_cnn_is_tracked_without_attention(backends, tmp_path, heard):
+    cnn = loading.untrained("resnet20", classes=tiny_model().classes, image_size=(8, 12))
+    trained(tmp_path, cnn, recipe=tiny_recipe(epochs=1), watchers=[watcher(tmp_path, heard)])
+    assert heard == []
+    assert [name for name, _ in backends["tensorboard"].calls] == ["start", "store_init_configuration", "log", "finish"]
+
+
+def test_one_step_in_so_many(backends, tmp_path, heard):
+    tracking = watcher(tmp_path, heard)
+    assert isinstance(tracking, Watcher)
+    for step in range(1, 3 * EVERY_STEPS):
+        tracking.on_step(StepMetrics(step, 0, 1.0, 1e-3, 0.5, 100.0))
+    assert [step for name, step in backends["tensorboard"].calls if name == "log"] == [EVERY_STEPS, 2 * EVERY_STEPS]
+
+
+def test_a_tracker_without_values_writes_nothing(tmp_path, heard):
+    watcher(tmp_path, heard).close()
+    assert not list(tmp_path.iterdir())
+
+
+@needs_tensorboard
+def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(tmp_path, heard):
+    for steps in ((10, 20, 30), (20, 30, 40)):
+        tracker = Tracker("tensorboard", tmp_path, config=CONFIG, say=heard.append)
+        for step in steps:
+            tracker.log({"loss": float(steps[0])}, step=step)
+        tracker.close()
+    assert [(event.step, event.value) for event in events(tmp_path).Scalars("loss")] == [
+        (10, 10.0),
+        (20, 20.0),
+        (30, 20.0),
+        (40, 20.0),
+    ]
+
+
+def test_a_library_that_is_not_there_is_said_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    with pytest.raises(InputError, match="library of --track wandb, found it not installed; type pip install wandb"):
+        require_trackers(("wandb",))
+    out = tmp_path / "out"
+    assert run(["train", "vit-micro", "--track", "tensorboard", "--out", str(out), "--device", "cpu"]) == 2
+    assert "pip install tensorboard" in capsys.readouterr().err
+    assert run(["train", "vit-micro", "--track", "tensorbord", "--out", str(out)]) == 2
+    assert "did you mean 'tensorboard'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@needs_wandb
+@pytest.mark.slow  # W&B's service takes seconds to start and to write out
+def test_wandb_writes_offline_into_the_run(tmp_path, heard, monkeypatch):
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    torch.manual_seed(0)
+    folder = tmp_path / "run"
+    alone, _ = trained(tmp_path / "alone")
+    seen, _ = trained(folder, watchers=[watcher(folder, heard, "wandb")])
+    assert heard == []
+    assert same(state(seen), state(alone))
+    [file] = folder.glob("wandb/offline-run-*/*.wandb")
+    assert file.stat().st_size > 0
+    assert list(folder.glob("wandb/offline-run-*/files/media/images/*.png"))

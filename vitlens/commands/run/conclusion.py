@@ -1,0 +1,44 @@
+"""How a command ends: what it gives back where it judges what it wrote, and the lines that are printed; imports lazily.
+
+The command line imports this module before it knows whether a command runs at all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from vitlens.commands.run.requirements import Requirement
+
+UNMET: Final = 3  # exit code: done, but a requirement does not hold
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a command wrote, the lines for its end, and whether what it judges holds; code: the exit code otherwise."""
+
+    path: Path
+    lines: tuple[str, ...]
+    holds: bool
+    code: int = UNMET
+
+
+def conclusion_of(outcome: Path, requirements: Sequence["Requirement"]) -> Conclusion:
+    """That of a finished run: verdicts and findings of its report, and whether every requirement holds.
+
+    outcome: its folder, or a file in it.
+    """
+    from vitlens.commands.registry import COMMANDS
+    from vitlens.commands.run.publish import read_folder
+    from vitlens.commands.run.requirements import outcomes
+    from vitlens.files import RESULTS
+    from vitlens.report.terminal import summary_lines
+
+    folder = outcome if outcome.is_dir() else outcome.parent
+    if not (folder / RESULTS).is_file():
+        return Conclusion(outcome, (), not requirements)
+    record = read_folder(folder, escaped=False)
+    lines = summary_lines(COMMANDS[record.command].report(record))
+    judged = tuple(outcomes(requirements, record))
+    return Conclusion(outcome, (*lines, *(each.line for each in judged)), all(each.holds for each in judged))

@@ -1,0 +1,80 @@
+"""How a field of an options dataclass appears on the command line; free of torch and of Typer.
+
+A command's options are one frozen dataclass. Each field says in its metadata what its option is called, what its help
+is and how its text is read; `vitlens.cli.build` makes the command line of it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass
+from typing import Any, Final, Literal, get_type_hints
+
+from vitlens.commands.run.parsing import one_of
+from vitlens.errors import InputError
+
+_KEY: Final = "flag"
+Completion = Literal["model", "data", "kind"]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The option of one field, or its argument where name is empty.
+
+    name: "--epsilon", or "--probe/--no-probe" for a switch; parse: reads the text that was typed, given the option's
+    name and the text, where the field's type is not one that Typer reads; low, high: bounds of a number; shown: the
+    default in words, where the value says nothing; panel: the heading in --help.
+    """
+
+    name: str
+    help: str
+    metavar: str | None = None
+    panel: str | None = None
+    parse: Callable[[str, str], Any] | None = None
+    low: float | int | None = None
+    high: float | int | None = None
+    shown: str | bool = True
+    complete: Completion | None = None
+
+
+def option(name: str, help: str, *, default: Any = MISSING, **more: Any) -> Any:
+    """A field that an option sets; more: the other fields of Flag."""
+    return dataclasses.field(default=default, metadata={_KEY: Flag(name, help, **more)})
+
+
+def argument(metavar: str, help: str, *, default: Any = MISSING, **more: Any) -> Any:
+    """A field that an argument sets."""
+    return dataclasses.field(default=default, metadata={_KEY: Flag("", help, metavar, shown=False, **more)})
+
+
+def choices(name: str, help: str, known: tuple[str, ...], *, default: Any, **more: Any) -> Any:
+    """A field of several names, typed as a comma-separated list of known ones."""
+
+    def parse(option: str, text: str) -> tuple[str, ...]:
+        return one_of(option, text, known)
+
+    return option(name, help, default=default, parse=parse, metavar=more.pop("metavar", "LIST"), **more)
+
+
+def bundle(kind: type) -> Any:
+    """A field that is itself a dataclass of options."""
+    return dataclasses.field(default_factory=kind)
+
+
+def flags_of(kind: type) -> "Iterator[tuple[dataclasses.Field[Any], Any, Flag | None]]":
+    """The fields of an options dataclass, with their types and flags; None for a bundle."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        flag = field.metadata.get(_KEY)
+        if flag is not None or dataclasses.is_dataclass(hints[field.name]):
+            yield field, hints[field.name], flag
+
+
+def require_bounds(options: Any, *, source: str, hint: str) -> None:
+    """Raise InputError for a number in an options dataclass outside the bounds of its option."""
+    for field, _, flag in flags_of(type(options)):
+        value = getattr(options, field.name)
+        if flag is None or not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if (flag.low is not None and value < flag.low) or (flag.high is not None and value > flag.high):
+            bounds = f"from {flag.low}" if flag.high is None else f"from {flag.low} to {flag.high}"
+            raise InputError(f"expected {flag.name} {bounds} in {source}, found {value}; {hint}")

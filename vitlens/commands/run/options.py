@@ -1,0 +1,191 @@
+"""The options that commands share, one definition each; free of torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitlens.commands.run.flags import argument, choices, option, require_bounds
+from vitlens.commands.run.parsing import numbers, side_lengths
+from vitlens.models.sources.registry import describe_names
+from vitlens.names import DEFAULT_SEED, FORMATS, Precision
+from vitlens.schema import read_as
+
+_RUN = "Run and report"
+_MODEL = "Your own weights"
+_DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # the run options that change results
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run and where to write.
+
+    device: auto, cpu, cuda, cuda:N or mps; batch_size: images at a time (None: chosen to fit); limit: at most so many
+    images (None: all); out: the folder to write (None: a new one named by time); formats: of the figures; html:
+    whether report.html is written, too (None: as the registry says of the command); data_dir: where downloaded
+    data is kept; at_least, at_most: requirements, each METRIC=VALUE (run/requirements.py); command: the line that
+    was typed, for config.json.
+    """
+
+    limit: int | None = option(
+        "--limit", "At most N images, balanced over classes.", default=None, metavar="N", low=1, panel=_RUN
+    )
+    batch_size: int | None = option(
+        "--batch-size",
+        "Images in a batch (default: chosen to fit memory).",
+        default=None,
+        metavar="N",
+        low=1,
+        panel=_RUN,
+    )
+    device: str = option(
+        "--device", "Device: auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME", panel=_RUN
+    )
+    precision: Precision = option("--precision", "Floating-point precision.", default="auto", panel=_RUN)
+    seed: int = option("--seed", "Seed of every random number.", default=DEFAULT_SEED, metavar="N", low=0, panel=_RUN)
+    out: Path | None = option(
+        "--out", "Folder to write (default: a new one named by the time).", default=None, metavar="DIR", panel=_RUN
+    )
+    overwrite: bool = option("--overwrite", "Replace --out where it exists.", default=False, panel=_RUN)
+    formats: tuple[str, ...] = choices(
+        "--format", f"Formats of figures, comma-separated: {', '.join(FORMATS)}.", FORMATS, default=("png",), panel=_RUN
+    )
+    html: bool | None = option(
+        "--html/--no-html",
+        "Also write report.html, one file to send on (default: only look, study and walkthrough do).",
+        default=None,
+        shown=False,
+        panel=_RUN,
+    )
+    data_dir: Path = option(
+        "--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR", panel=_RUN
+    )
+    at_least: tuple[str, ...] = option(
+        "--at-least",
+        "Exit with code 3 unless a metric is at least VALUE, by the lower end of its interval; may be repeated. A name "
+        "without a model holds for every model.",
+        default=(),
+        metavar="METRIC=VALUE",
+        panel=_RUN,
+        shown=False,
+    )
+    at_most: tuple[str, ...] = option(
+        "--at-most",
+        "The same for a metric that must be at most VALUE, by the upper end.",
+        default=(),
+        metavar="METRIC=VALUE",
+        panel=_RUN,
+        shown=False,
+    )
+    quiet: bool = option("--quiet", "Print only errors and results.", default=False, panel=_RUN)
+    command: str = ""
+
+
+def model_file_option() -> Any:
+    """--model-file."""
+    return option(
+        "--model-file",
+        "Run your code: MODEL may be FILE.py:FUNCTION, whose function, called without arguments, returns "
+        "vitlens.wrap(module, ...), or a folder that was trained from it. Alone, it is the MODEL. May be repeated.",
+        default=(),
+        metavar="FILE.py:FUNCTION",
+        panel=_MODEL,
+        shown=False,
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a weights file does not say itself.
+
+    weights: a file for the one model named; random_weights: untrained ones; arch: the architecture of a weights file;
+    image_size: pixels (height, width); mean, std: per channel, in [0, 1]; classes: a file with one name a line;
+    model_file: each FILE.py:FUNCTION that a MODEL may name, as it runs the code of that file.
+    """
+
+    weights: Path | None = option(
+        "--weights", "Weights for MODEL, from a file.", default=None, metavar="FILE", panel=_MODEL
+    )
+    random_weights: bool = option(
+        "--random-weights", "Random, untrained weights (a sanity check).", default=False, panel=_MODEL
+    )
+    arch: str | None = option(
+        "--arch",
+        "Architecture of a weights file: a preset, timm:NAME or torchvision:NAME.",
+        default=None,
+        metavar="NAME",
+        panel=_MODEL,
+        complete="model",
+    )
+    image_size: tuple[int, int] | None = option(
+        "--image-size", "Input size in pixels.", default=None, metavar="N|HxW", parse=side_lengths, panel=_MODEL
+    )
+    mean: tuple[float, float, float] | None = option(
+        "--mean",
+        "Channel means of its normalisation, from 0 to 1.",
+        default=None,
+        metavar="R,G,B",
+        parse=numbers,
+        panel=_MODEL,
+    )
+    std: tuple[float, float, float] | None = option(
+        "--std",
+        "Channel standard deviations of its normalisation.",
+        default=None,
+        metavar="R,G,B",
+        parse=numbers,
+        panel=_MODEL,
+    )
+    classes: Path | None = option(
+        "--classes", "A file of class names, one a line.", default=None, metavar="FILE", panel=_MODEL
+    )
+    model_file: tuple[str, ...] = model_file_option()
+
+
+def begun_with(config: Mapping[str, object], options: RunOptions, source: str, *, hint: str) -> RunOptions:
+    """The options, with those that change results taken from a run's config.json. Raises InputError."""
+    written = config.get("options")
+    run = written.get("run") if isinstance(written, dict) else None
+    begun = read_as(RunOptions, run, source=f"the options in {source}", hint=hint)
+    require_bounds(begun, source=source, hint=hint)
+    return replace(options, **{name: getattr(begun, name) for name in _DECIDING})
+
+
+def one_model() -> Any:
+    """The argument MODEL."""
+    return argument(
+        "MODEL",
+        f"One model: {describe_names()}; see vitlens models.",
+        complete="model",
+    )
+
+
+def several_models() -> Any:
+    """The argument MODEL..."""
+    return argument(
+        "MODEL...",
+        "One or several models, each NAME, ALIAS=NAME or NAME@WEIGHTS; see vitlens models.",
+        complete="model",
+    )
+
+
+def data_option() -> Any:
+    """--data."""
+    return option(
+        "--data",
+        "A data set (digits, cifar10 ...), a folder of class folders or images, or an .npz; see vitlens data.",
+        default=None,
+        metavar="DATA",
+        shown=False,
+        complete="data",
+    )
+
+
+def images_option() -> Any:
+    """--images."""
+    return option("--images", "Image files, or folders of images.", default=(), metavar="PATH...", shown=False)
+
+
+def predicted_option() -> Any:
+    """--predicted."""
+    return option("--predicted", "Use the model's predictions as labels, for images without labels.", default=False)

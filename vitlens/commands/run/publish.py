@@ -1,0 +1,203 @@
+"""Figures, report.md and report.html from a run's folder alone: at each command's end, and by `vitlens report`."""
+
+import csv
+import errno
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.old_figures import remove_old_figures, shown_in
+from vitlens.commands.run.run_place import require_plain
+from vitlens.deadline import require_time
+from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
+from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
+from vitlens.record import Record as Recorded
+from vitlens.record import flat, read_record
+from vitlens.records import Record
+from vitlens.report.document import Document, FigureSpec
+from vitlens.report.markdown import markdown
+from vitlens.safe_paths import inside
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REPORT = "report.md"
+PAGE = "report.html"
+_DOTS_PER_INCH = 200
+_PIXELS = 250_000_000  # of a figure that a folder asks for
+
+
+def publish(folder: RunFolder) -> Path:
+    """Draw the figures of a run that ends now and write its report, from what lies in its folder alone.
+
+    Returns the path of report.md, or of report.html where the run's options ask for it. To be called last within the
+    folder's block.
+    """
+    record = read(folder.record())
+    document = COMMANDS[record.command].report(record)
+    save_figures(document, record, copy=True)
+    finished = read(folder.finish())
+    return _write(document, finished, folder.seconds, html=_asks_for_page(finished))
+
+
+def report(path: Path, *, html: bool = False) -> Path:
+    """Draw the figures of an earlier run and write its report.md again; returns the report's path.
+
+    html: write report.html, too, and return its path; this is also done where the folder holds one, which would
+    otherwise say something else than report.md. Figures that the earlier report.md showed and this one does not are
+    removed from figures/.
+
+    Raises InputError when the folder is no run, holds links, or contents that no report can be made of;
+    UnknownNameError when its command leaves no report.
+    """
+    run = read_run(path)
+    require_reporting(run)
+    require_plain(path)
+    with _foreign_contents(run):
+        record = read(run)
+        document = COMMANDS[run.command].report(record)
+        save_figures(document, record)
+        page = html or inside(path, PAGE).is_file()
+        before = shown_in(inside(path, REPORT))
+        written = _write(document, record, float(str(run.results["seconds"])), html=page)
+        remove_old_figures(path, before, keep={figure.name for figure in document.figures})
+        return written
+
+
+def read(run: RunRecord, *, escaped: bool = True) -> Any:
+    """The record of a run, typed as its command declares; escaped: names in it are escaped for display.
+
+    Those of a record class are as they were written, as they are escaped where they are put into a report.
+    """
+    kind = COMMANDS[run.command].recorded
+    if kind is not None:
+        return read_record(kind, run)
+    return Record(run, COMMANDS[run.command].contents, escaped=escaped)
+
+
+def read_folder(path: Path, *, escaped: bool = True) -> Any:
+    """The record of an earlier run's folder. Raises InputError and UnknownNameError as `report`."""
+    run = read_run(path)
+    require_reporting(run)
+    require_plain(path)
+    with _foreign_contents(run):
+        return read(run, escaped=escaped)
+
+
+def require_reporting(run: RunRecord) -> None:
+    """Raise UnknownNameError where the command of a run leaves no report."""
+    reporting = [word for word, command in COMMANDS.items() if command.reports]
+    if run.command not in reporting:
+        raise UnknownNameError("report of the command", run.command, reporting)
+
+
+def save_figures(document: Document, record: Record, *, copy: bool = False) -> None:
+    """Save every figure, one at a time, as png and in the run's other formats.
+
+    copy: copy the figures that chapters of this run have drawn, where they are there, rather than draw them again.
+    """
+    formats = tuple(dict.fromkeys(["png", *record.config.formats]))
+    for spec in document.figures:
+        require_time()
+        files = _files(record.folder, "figures", spec.name, formats)
+        chapter, name = spec.chapter
+        drawn = _files(record.folder, f"{chapter}/figures", name, formats) if copy and chapter else ()
+        if drawn and all(path.is_file() for path in drawn):
+            for path, source in zip(files, drawn, strict=True):
+                with write_atomically(path) as temporary:
+                    shutil.copyfile(source, temporary)
+        else:
+            _draw(spec, dict(zip(formats, files, strict=True)), record.folder)
+
+
+def _files(folder: Path, below: str, name: str, formats: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(inside(folder, below, named_file(name, f".{form}")) for form in formats)
+
+
+def _draw(spec: FigureSpec, files: Mapping[str, Path], folder: Path) -> None:
+    """Draw one figure into its files, by format."""
+    figure = spec.draw()
+    _require_bounded(figure, spec.name, folder)
+    _save(figure, files)
+
+
+def _save(figure: "Figure", files: Mapping[str, Path]) -> None:
+    from matplotlib import rc_context
+
+    for form, path in files.items():
+        # without a salt, the ids inside an svg are drawn at random
+        with write_atomically(path) as temporary, rc_context({"svg.hashsalt": "vitlens"}):
+            figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_undated(form))
+
+
+def _require_bounded(figure: "Figure", name: str, folder: Path) -> None:
+    """Refuse a figure that is larger than any report needs: its size may follow from numbers in a file."""
+    width, height = figure.get_size_inches()
+    if width * height * _DOTS_PER_INCH**2 > _PIXELS:
+        raise InputError(
+            f"expected a figure of at most {_PIXELS // 1_000_000} megapixels, found {name} of "
+            f"{width:.0f}x{height:.0f} inches asked for in {folder}; run the command again"
+        )
+
+
+def _write_tables(record: Recorded) -> None:
+    """Write every table as tables/NAME.csv, an interval as three columns."""
+    for name, rows in record.tables.items():
+        if rows:
+            text = StringIO()
+            cells = [flat(row) for row in rows]
+            writer = csv.DictWriter(text, list(dict.fromkeys(key for each in cells for key in each)))
+            writer.writeheader()
+            writer.writerows(cells)
+            whole = text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")  # lone bytes of names
+            write_text(inside(record.folder, "tables", named_file(name, ".csv")), whole)
+
+
+def _write(document: Document, record: Any, seconds: float, *, html: bool) -> Path:
+    """Write report.md and, with html, report.html; the path of the last."""
+    if isinstance(record, Recorded):
+        _write_tables(record)
+    path = inside(record.folder, REPORT)
+    write_text(path, markdown(document, record, seconds=seconds))
+    if not html:
+        return path
+    from vitlens.report.html import page
+
+    path = inside(record.folder, PAGE)
+    write_text(path, page(document, record, record.folder, seconds=seconds))
+    return path
+
+
+def _asks_for_page(record: Record) -> bool:
+    """Whether --html was given, or else the command writes report.html by default."""
+    run = record.config.options.get("run")
+    asked = run.get("html") if isinstance(run, Mapping) else None
+    return COMMANDS[record.command].html if asked is None else bool(asked)
+
+
+@contextmanager
+def _foreign_contents(run: RunRecord) -> Iterator[None]:
+    """Report an error inside as a fault of the folder's contents, which anyone may have written."""
+    try:
+        yield
+    except (InputError, StorageError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(reason.split())[:200]
+        raise InputError(
+            f"expected what vitlens {run.command} writes in {run.folder}, found contents of which no report can "
+            f"be made ({reason}); run the command again"
+        ) from error
+
+
+def _undated(form: str) -> dict[str, None]:
+    """No date inside the file, so that the same run draws the same bytes."""
+    return {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})

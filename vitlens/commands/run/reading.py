@@ -1,0 +1,165 @@
+"""`vitlens.read`: a report folder as Python values, without torch."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.publish import REPORT, read_folder
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.files import named_file, read_arrays
+from vitlens.record import Record as Recorded
+from vitlens.record import flat
+from vitlens.recorded import Config
+from vitlens.records import as_row
+from vitlens.safe_paths import inside
+from vitlens.summary import Line, Summary, as_text
+from vitlens.uncertainty import Estimate
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Value = TypeVar("Value", covariant=True)
+
+_SHOWN = 8  # metrics in the repr
+
+
+class ByName(Mapping[str, Value]):
+    """Values by name, of which an unknown one raises UnknownNameError; `get` gives the default instead."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a name, or the default where there is none."""
+        return self[name] if name in self else default  # noqa: SIM401  this is what it is
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class ArrayFiles(ByName[Mapping[str, NDArray[np.generic]]]):
+    """The files of arrays/ by name, each read when it is asked for: its arrays by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __getitem__(self, name: str) -> Mapping[str, NDArray[np.generic]]:
+        names = list(self)
+        if name not in names:
+            raise UnknownNameError("file of arrays", str(name), names)
+        return read_arrays(inside(self._folder, "arrays", named_file(name, ".npz")))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(path.stem for path in (self._folder / "arrays").glob("[!.]*.npz")))
+
+    def __repr__(self) -> str:
+        return as_text(f"{len(self)} files of arrays", [(name,) for name in self])
+
+
+class ReportFolder(Summary):
+    """The folder of a run, as `read` gives it; names in it are as they were written.
+
+    folder: its path; command: "ablate"; status: "done", "running", "failed" or "interrupted"; config: models, data,
+    options, versions; metrics: by name, each an `Estimate` (.value, .low, .high, .n, .unit); arrays: by file.
+    """
+
+    def __init__(self, folder: Path, *, unfinished: bool) -> None:
+        self._record = read_folder(folder, escaped=False)
+        self.folder = folder
+        self.command: str = self._record.command
+        self.status: str = self._record.status
+        self.config: Config = self._record.config
+        self.metrics: Mapping[str, Estimate] = NamedMetrics(self._record.metrics)
+        self.arrays: Mapping[str, Mapping[str, NDArray[np.generic]]] = ArrayFiles(folder)
+        if self.status != "done" and not unfinished:
+            raise InputError(
+                f"expected a finished run at {folder}, found one that is {self.status}; resume it with --resume, or "
+                "read what there is with unfinished=True"
+            )
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of its tables."""
+        return tuple(self._record.tables)
+
+    @property
+    def report(self) -> Path:
+        """The path of report.md. Raises InputError where there is none."""
+        path = self.folder / REPORT
+        if not path.is_file():
+            raise InputError(
+                f"expected {REPORT} in {self.folder}, found none; write it with vitlens report {self.folder}"
+            )
+        return path
+
+    def table(self, name: str) -> list[Any]:
+        """The rows of a table, each of the dataclass that the command declares. Raises UnknownNameError."""
+        if name not in self._record.tables:
+            raise UnknownNameError(f"table of {self.command}", name, self._record.tables)
+        return list(self._record.tables[name])
+
+    def to_pandas(self, name: str) -> "DataFrame":
+        """A table as a pandas DataFrame, a column for each field. Raises InputError where pandas is not installed."""
+        rows = self.table(name)
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("expected pandas for to_pandas, found none; type pip install pandas") from error
+        if isinstance(self._record, Recorded):
+            return pandas.DataFrame(list(map(flat, rows)))
+        table = next(table for table in COMMANDS[self.command].contents.tables if table.name == name)
+        columns = [field.name for field in fields(table.row)] if not rows else None
+        return pandas.DataFrame([as_row(table, row) for row in rows], columns=columns)
+
+    def summary(self) -> Iterator[Line]:
+        """The command, its status, the first metrics, the tables with their rows, and the files of arrays."""
+        yield Line("folder", str(self.folder))
+        yield Line("command", self.command)
+        yield Line("status", self.status)
+        yield Line("models", self._record.aliases)
+        for name in list(self.metrics)[:_SHOWN]:
+            yield Line(name, self.metrics[name])
+        if len(self.metrics) > _SHOWN:
+            yield Line("further metrics", len(self.metrics) - _SHOWN)
+        filled = {name: len(rows) for name, rows in self._record.tables.items() if rows}
+        yield Line("tables", ", ".join(f"{name} ({count})" for name, count in filled.items()))
+        yield Line("arrays", ", ".join(self.arrays))
+
+
+class NamedMetrics(ByName[Estimate]):
+    """Metrics by name; for an unknown name the error gives the nearest ones."""
+
+    def __init__(self, metrics: Mapping[str, Estimate]) -> None:
+        self._metrics = metrics
+
+    def __getitem__(self, name: str) -> Estimate:
+        if name not in self._metrics:
+            raise UnknownNameError("metric", str(name), self._metrics)
+        return self._metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __repr__(self) -> str:
+        rows = [(name, f"{estimate.value:.4g}", estimate.unit) for name, estimate in self._metrics.items()]
+        return as_text(f"{len(rows)} metrics", rows)
+
+
+def read(folder: str | Path, *, unfinished: bool = False) -> ReportFolder:
+    """The report of a run, as typed values: metrics, rows of tables, arrays; needs no torch.
+
+    folder: as a command printed it; unfinished: also of a run that is running, failed or was interrupted, whose later
+    tables are empty. Raises InputError, one line, where `vitlens report` does: for what is no run, is damaged, or was
+    written by another version.
+
+    >>> import vitlens
+    >>> run = vitlens.read("reports/stats-deit-tiny")
+    >>> run.command, run.status
+    ('stats', 'done')
+    """
+    return ReportFolder(Path(folder).expanduser(), unfinished=unfinished)

@@ -1,0 +1,172 @@
+"""A run of a command from its options: its processes, models, images and folder, and its report at the end."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import load_models, load_splits
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.processes import join_run
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.publish import publish
+from vitlens.data.split import Batch, Split
+from vitlens.devices import autocast
+from vitlens.errors import InputError
+from vitlens.models.model import Model
+from vitlens.processes import share_of
+from vitlens.record import Record
+
+Options = TypeVar("Options")
+
+
+class Run(Generic[Options]):
+    """What every command does before and after it measures.
+
+    models, splits: each model with its images, the same for all, preprocessed for it; options: as they were given; run:
+    its run options as they hold in this process; first: whether this process writes. needs: what the models are loaded
+    for, where that is not the command; most: models at most; images: whether the command takes any; limit, repeat: as
+    load_splits; load: gives the models, where that is not load_models. Raises InputError for more models,
+    and what loading raises.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        options: Options,
+        *,
+        needs: str | None = None,
+        most: int | None = None,
+        images: bool = True,
+        limit: int | None = None,
+        repeat: bool = False,
+        load: Callable[[RunOptions], tuple[Model, ...]] | None = None,
+    ) -> None:
+        given: Any = options
+        names = given.models if hasattr(given, "models") else (given.model,)
+        if most is not None and len(names) > most:
+            raise InputError(
+                f"expected at most {most} models for {command}, found {len(names)}; run vitlens {command} for each"
+            )
+        self.command, self.options = command, options
+        self.processes, self.run = join_run(given.run)
+        with self.processes.main_process_first():
+            self.models: tuple[Model, ...] = (
+                load(self.run)
+                if load
+                else load_models(names, command=needs or command, model_options=given.model_options, options=self.run)
+            )
+            self.splits: Sequence[Split] = (
+                load_splits(
+                    self.models,
+                    options=self.run,
+                    data=given.data,
+                    images=getattr(given, "images", ()),
+                    limit=limit,
+                    repeat=repeat,
+                )
+                if images
+                else ()
+            )
+        if len({len(split) for split in self.splits}) > 1:
+            raise InputError(f"expected the same images for all models, found {[len(each) for each in self.splits]}")
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.processes.is_first
+
+    @property
+    def model(self) -> Model:
+        """The first model."""
+        return self.models[0]
+
+    @property
+    def split(self) -> Split:
+        """The images of the first model."""
+        return self.splits[0]
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The models' aliases."""
+        return tuple(model.alias for model in self.models)
+
+    @cached_property
+    def shares(self) -> tuple[Split, ...]:
+        """The images of this process, for each model."""
+        return tuple(share_of(split, self.processes) for split in self.splits)
+
+    def batches(self, what: str, *, size: int | None = None) -> Iterator[tuple[Batch, ...]]:
+        """This process's images batch by batch, one batch a model, with progress and in the run's precision."""
+        device, wanted = self.model.device, self.run.batch_size or size or min(map(fitting_batch_size, self.models))
+        with progress(what, len(self.shares[0]), quiet=self.run.quiet) as advance:
+            for batches in zip(*(split.batches(wanted, device=device) for split in self.shares)):
+                with autocast(device, self.run.precision):
+                    yield batches
+                advance(len(batches[0].images))
+
+    def numbers(self, batch: Batch) -> Any:
+        """The numbers of a batch's images among those of all processes."""
+        return self.processes.index + batch.indices * self.processes.count
+
+    def folder(
+        self, title: str = "", *, resume: Path | None = None, **more: object
+    ) -> "AbstractContextManager[Writing]":
+        """The run's folder, a context manager; in all processes but the first one that writes nothing.
+
+        title: "Attention heads of", to which models and data are appended; resume: the folder of a stopped run, in
+        which this one goes on; more: further entries of config.json.
+        """
+        if not self.first:
+            return nullcontext(Writing(None))
+        split = self.splits[0] if self.splits else None
+        *before, last = self.aliases
+        named = f"{title} {', '.join(before)}{' and ' if before else ''}{last}"
+        config = settings(self.options, self.run, models=self.models, split=split, **more)
+        if resume is not None:
+            return _Entered(RunFolder.reopen(resume, needs={"data": None}, config=config))
+        return _Entered(
+            RunFolder.create(
+                self.command,
+                name_parts=(*self.aliases, *([split.name] if split else [])),
+                title=f"{named} on {split.title or split.name}" if split else named,
+                out=self.run.out,
+                overwrite=self.run.overwrite,
+                formats=self.run.formats,
+                config=config,
+            )
+        )
+
+
+class Writing:
+    """The folder of a run while it is open; None in all processes but the first."""
+
+    def __init__(self, folder: RunFolder | None) -> None:
+        self.folder = folder
+
+    def publish(self, made: Callable[[], Record]) -> Path | None:
+        """Write the record that `made` gives, and the report; returns its path, None where nothing is written."""
+        if self.folder is None:
+            return None
+        self.folder.keep(made())
+        return publish(self.folder)
+
+
+class _Entered(AbstractContextManager["Writing"]):
+    """A RunFolder as what a command sees of it."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> Writing:
+        return Writing(self._folder.__enter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._folder.__exit__(kind, error, trace)

@@ -1,0 +1,119 @@
+"""The attention explorer of a report, from its record; free of torch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.commands.shared.explorer.record import EXPLORER, EXPLORER_ARRAYS, LEVELS, ExplorerArrays, ExplorerRow
+from vitlens.display import protected, unprotected, visible
+from vitlens.record import Record as Recorded
+from vitlens.records import Record
+from vitlens.report.document import Sentence
+from vitlens.report.explorer import Explorer, ExplorerImage
+from vitlens.report.html.packing import restored
+from vitlens.report.prose import Marked, say
+
+Floats = NDArray[np.floating[Any]]
+_SPECIAL = {"cls": "CLS"}  # names of tokens that are written otherwise
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command adds to the measured attention.
+
+    pictures: (n, 3, height, width) uint8; names: of the n images; facts: what is said under each; maps: by name (n,
+    rows, columns), of as many first images as there are; labels, importance: of heads, as in `Explorer`.
+    """
+
+    pictures: NDArray[np.uint8]
+    names: Sequence[str]
+    facts: Sequence[Sequence[str]] = ()
+    maps: Mapping[str, Floats] = field(default_factory=dict)
+    labels: Sequence[Sequence[str]] = ()
+    importance: Floats | None = None
+
+
+def explorer_of(record: Any, shown: Shown) -> Explorer | None:
+    """The explorer of the first model that has one. A record class has it as the fields `explorer`, a table, and
+    `explorer_arrays`, by model."""
+    if isinstance(record, Recorded):
+        kept: Any = record
+        row = next((row for row in kept.explorer if row.model in kept.explorer_arrays), None)
+        return None if row is None else explorer(row, kept.explorer_arrays[row.model], shown)
+    alias = explored(record)
+    if alias is None:
+        return None
+    row = next(row for row in record.rows(EXPLORER) if row.model == alias)
+    return explorer(row, record.arrays(EXPLORER_ARRAYS, model=alias), shown)
+
+
+def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
+    """Why a model has no explorer, as a sentence of the first page."""
+    for row in rows:
+        if row.reason:
+            reason = Marked(protected(visible(row.reason)))  # a whole sentence, which is not to be shortened
+            yield say("There is no attention explorer of {{ model }}: {{ reason }}.", model=row.model, reason=reason)
+
+
+def explored(record: Record) -> str | None:
+    """The model whose explorer it is; None where there is none."""
+    kept = (row.model for row in record.rows(EXPLORER) if not row.reason)
+    return next((alias for alias in kept if record.has(EXPLORER_ARRAYS, model=alias)), None)
+
+
+def explorer_sentences(record: Record) -> Iterator[Sentence]:
+    """Why a model has no explorer."""
+    for row in record.rows(EXPLORER):
+        if row.reason:
+            yield Sentence(f"There is no attention explorer of {row.model}: {row.reason}.", says="setting")
+
+
+def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer:
+    """The explorer of one model's arrays."""
+    images = tuple(_image(row, arrays, shown, index) for index in range(min(row.images, len(shown.pictures))))
+    return Explorer(
+        row.model,
+        images,
+        row.keys,
+        tuple(_SPECIAL.get(token, token) for token in row.special),
+        row.queries,
+        labels=tuple(map(tuple, shown.labels)),
+        importance=None if shown.importance is None else np.asarray(shown.importance, float),
+        notes=tuple(_notes(row, len(shown.pictures))),
+    )
+
+
+def _image(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown, index: int) -> ExplorerImage:
+    rest, special = index - row.whole, len(row.special)
+    heads = means = None
+    if rest < 0:
+        heads = restored(arrays.heads[index], arrays.heads_most[index], special, LEVELS)
+    else:
+        means = restored(arrays.means[rest], arrays.means_most[rest], special, LEVELS)
+    return ExplorerImage(
+        Path(unprotected(shown.names[index])).name,
+        np.ascontiguousarray(shown.pictures[index].transpose(1, 2, 0)),
+        heads,
+        means,
+        arrays.rollout[index].astype(np.float32),
+        {name: np.asarray(maps[index]) for name, maps in shown.maps.items() if index < len(maps)},
+        tuple(unprotected(fact) for fact in shown.facts[index]) if index < len(shown.facts) else (),
+    )
+
+
+def _notes(row: ExplorerRow, drawn: int) -> Iterator[str]:
+    if row.images < drawn:
+        yield f"The explorer has the first {row.images} of {drawn} images."
+    if row.images > row.whole:
+        yield (
+            f"Of the first {row.whole} images every head is shown, of the other {row.images - row.whole} the mean over "
+            "the heads of each layer."
+        )
+    yield "Weights are kept in 8 bits: exact to 0.4 % of the largest weight of their row."
+    if row.queries != row.keys:
+        rows, columns = row.queries
+        yield f"The queries are pooled to {rows}x{columns}: each is the mean of several neighbouring patches."
