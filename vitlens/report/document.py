@@ -123,7 +123,8 @@ class Section:
 
     question: the one that it answers; leading: whether its sentences come before its figures (as in a summary) or
     after; panels: images one by one, of which some of the figures are sheets; step: whether it is one of a sequence,
-    through which a page leads with a slider; status: the judgement that stands beside its title.
+    through which a page leads with a slider; status: the judgement that stands beside its title; more: the file, from
+    the folder of the run, that says more.
     """
 
     title: str
@@ -135,6 +136,7 @@ class Section:
     panels: tuple[ImagePanel, ...] = ()
     step: bool = False
     status: State | Literal[""] = ""
+    more: str = ""
 
 
 @dataclass(frozen=True)

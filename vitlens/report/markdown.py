@@ -6,8 +6,8 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from vitlens.display import as_alternative, as_cell, as_code, as_code_block, as_markdown
+from vitlens.record import Record
 from vitlens.recorded import ModelEntry
-from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Finding, FirstPage, Section, Sentence, Table
 from vitlens.report.numbers import in_time, in_words
 
@@ -97,6 +97,8 @@ def _section(section: Section, numbers: dict[str, int], *, level: str = "##") ->
     paragraphs = list(_paragraphs(section.sentences))
     yield from paragraphs + figures if section.leading else figures + paragraphs
     yield from map(_table, section.tables)
+    if section.more:
+        yield f"[The whole chapter]({quote(section.more)})"
 
 
 def _paragraphs(sentences: tuple[Sentence, ...]) -> Iterator[str]:

@@ -139,13 +139,14 @@ class Report:
     """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
     of the first page, of pictures on several sheets the first; explorer: of its HTML page; title: where no claim can be
     one, a template over `record` and the run's own `title`; definitions: names and what they are, beside the terms of
-    the columns that are shown."""
+    the columns that are shown. A run of chapters takes finished parts from theirs: sections, picture and glance may be
+    functions of the record."""
 
     record: type[Record]
-    sections: tuple[Section, ...]
+    sections: tuple[Section | Callable[[Any], Iterator[page.Section]], ...]
     claims: Callable[[Any], Iterator[Claim]] = _nothing
-    picture: Chart | None = None
-    glance: tuple[Glance, ...] | Overview = ()
+    picture: Chart | Callable[[Any], FigureSpec | None] | None = None
+    glance: tuple[Glance, ...] | Overview | Callable[[Any], Table | None] = ()
     unknown: Callable[[Any], Iterator[str]] = _nothing
     title: str = "{{ title }}"
     explorer: Callable[[Any], Explorer | None] = _no_explorer
@@ -154,20 +155,21 @@ class Report:
     def __call__(self, record: Any) -> Document:
         """The whole report of a record."""
         claims = tuple(self.claims(record))
-        made = [part for section in self.sections if (part := _made(section, record, claims))]
+        parts = [part for section in self.sections for part in _parts(section, record, claims)]
+        own = [section for section in self.sections if isinstance(section, Section)]
         package = type(record).__module__.rpartition(".")[0]
         overview = (self.glance,) if isinstance(self.glance, Overview) else ()
-        answers, terms = shown(claims), tuple(dict.fromkeys(_terms((*self.sections, *overview), record)))
+        answers, terms = shown(claims), tuple(dict.fromkeys(_terms((*own, *overview), record)))
         images = data_sentences(replace(record, config=_shown(record.config)))
         first = FirstPage(
             tuple(_filled(claim.says) for claim in answers),
-            next(_figures(replace(self.picture, only=_on_first_sheet), record, ()), None) if self.picture else None,
-            _glanced(self.glance, record, claims),
+            self._picture(record),
+            self.glance(record) if callable(self.glance) else _glanced(self.glance, record, claims),
             tuple(map(_filled, list(self.unknown(record))[:5])),
         )
         return Document(
             title_of(claims, say(self.title, record=record, title=Marked(protected(visible(record.config.title))))),
-            tuple(made),
+            tuple(parts),
             verdicts=verdicts_of(claims),
             findings=findings_of(claims),
             first=first,
@@ -177,6 +179,11 @@ class Report:
             claims=claims,
             preface=images,
         )
+
+    def _picture(self, record: Any) -> FigureSpec | None:
+        if isinstance(self.picture, Chart):
+            return next(_figures(replace(self.picture, only=_on_first_sheet), record, ()), None)
+        return None if self.picture is None else self.picture(record)
 
 
 def _on_first_sheet(row: Any) -> bool:
@@ -201,8 +208,20 @@ def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
     return getattr(record, rows) if isinstance(rows, str) else rows(record)
 
 
-def _made(section: Section, record: Any, claims: Sequence[Claim]) -> page.Section | None:
-    rows = rows_of(section.rows, record)
+def _parts(
+    section: Section | Callable[[Any], Iterator[page.Section]], record: Any, claims: Sequence[Claim]
+) -> Iterator[page.Section]:
+    if not isinstance(section, Section):
+        yield from section(record)
+    elif whole := made(section, record, claims):
+        yield whole
+
+
+def made(
+    section: Section, record: Any, claims: Sequence[Claim] = (), rows: Sequence[Any] | None = None
+) -> page.Section | None:
+    """A section of a record, of these rows where they are given; None where there are no rows and nothing is said."""
+    rows = rows_of(section.rows, record) if rows is None else rows
     if not rows and not section.without:
         return None
     if section.order is not None:

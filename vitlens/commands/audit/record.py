@@ -1,11 +1,11 @@
-"""The record of `vitlens audit`: its chapters, how the attack was chosen, and what was not tested."""
+"""What `vitlens audit` records: its chapters, how the attack was chosen, and what was not tested."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
-from vitlens.commands.run.chapters.record import CHAPTERS, METRICS
-from vitlens.commands.shared.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
-from vitlens.records import Contents, TableOf
+from vitlens.commands.run.chapters import Chapter, Chaptered
+from vitlens.record import col, table
 
 Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats"]
 CandidateState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
@@ -14,19 +14,16 @@ CORRUPTIONS_PART: Final = "corruptions"  # of the two attack chapters, the one o
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """One way to attack the model, the strongest first.
+    """One way to attack the model, the strongest first. attacks: names of the registry; images: attacked; minutes: that
+    it may take here at most, None where an attack is not defined for the model; state: the chosen one, weaker than it,
+    longer than what is left of the budget, or not defined for so few classes."""
 
-    attacks: names of the registry; epsilons: in 1/255; images: attacked; minutes: that it may take here at most, None
-    where an attack is not defined for the model; state: the chosen one, one that is weaker than it, one that takes
-    longer than what is left, or one that is not defined for a model of so few classes.
-    """
-
-    attacks: tuple[str, ...]
-    restarts: int
-    epsilons: tuple[float, ...]
-    images: int
-    minutes: float | None
-    state: CandidateState
+    attacks: tuple[str, ...] = col("attacks")
+    restarts: int = col("restarts")
+    epsilons: tuple[float, ...] = col("epsilon, 1/255")
+    images: int = col("images")
+    minutes: float | None = col("minutes, at most")
+    state: CandidateState = col("state")
 
 
 @dataclass(frozen=True)
@@ -34,34 +31,43 @@ class BudgetRow:
     """The minutes of --budget, those that the other chapters took when they were made, and those left for the attack
     (a share of the budget is kept for it); pass_seconds: of one forward pass of one image, read from FGSM on all."""
 
-    minutes: float
-    others: float
-    left: float
-    pass_seconds: float
+    minutes: float = col("budget, minutes")
+    others: float = col("other chapters, minutes")
+    left: float = col("left for the attack, minutes")
+    pass_seconds: float = col("one forward pass", unit="s")
 
 
 @dataclass(frozen=True)
 class UntestedRow:
     """A chapter that was not run, and why."""
 
-    part: Part
-    reason: str
+    part: Part = col("chapter")
+    reason: str = col("reason", unit="text")
 
 
-@dataclass(frozen=True)
-class FailureMapRow:
-    """The attribution method of the maps by which failures are sorted into categories."""
+@dataclass(frozen=True, kw_only=True)
+class AuditRecord(Chaptered):
+    """One model, judged."""
 
-    model: str
-    method: str
+    command: ClassVar[str] = "audit"
+    attacks_considered: tuple[CandidateRow, ...] = table()
+    budget: tuple[BudgetRow, ...] = table()
+    untested: tuple[UntestedRow, ...] = table()
+
+    @property
+    def named(self) -> Mapping[str, Chapter]:
+        """The chapters that were run, by command, or by which one it is of several of a command."""
+        return {chapter.row.part or chapter.row.word: chapter for chapter in self.parts}
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the model's predictions were used as labels."""
+        return "evaluate" not in self.named
+
+    @property
+    def chosen(self) -> CandidateRow | None:
+        """The attack that was run."""
+        return next((row for row in self.attacks_considered if row.state == "chosen"), None)
 
 
-FAILURE_MAPS = TableOf("failure_maps", FailureMapRow)
-CANDIDATES = TableOf("attacks_considered", CandidateRow)
-BUDGET = TableOf("budget", BudgetRow)
-UNTESTED = TableOf("untested", UntestedRow)
-
-TABLES: Final[tuple[TableOf[Any], ...]] = (
-    CHAPTERS, CANDIDATES, BUDGET, UNTESTED, FAILURE_MAPS, *FAILURE_TABLES,
-)  # fmt: skip
-RECORD = Contents(metrics=METRICS, tables=TABLES, arrays=(FAILURE_ARRAYS,))
+RECORD = AuditRecord

@@ -1,21 +1,36 @@
-"""The figures and report.md of an earlier run, or its comparison with another; torch is not imported."""
+"""The figures and report.md of an earlier run, its comparison with another, or a copy; torch is not imported."""
 
 import shlex
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
-from vitlens.commands.report.comparison.changes import require_comparable
-from vitlens.commands.report.comparison.document import ComparedRuns, document
+import numpy as np
+
+from vitlens.commands.report.changes import require_comparable
 from vitlens.commands.report.options import ReportOptions
-from vitlens.commands.report.sharing import share
+from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.conclusion import Conclusion
 from vitlens.commands.run.publish import PAGE, read_folder, report
+from vitlens.commands.run.run_place import make_folder, require_plain
+from vitlens.display import without_machine_paths
 from vitlens.errors import InputError
-from vitlens.files import write_text
-from vitlens.report.layout import laid_out
+from vitlens.files import (
+    CONFIG,
+    RESULTS,
+    read_any_json,
+    read_arrays,
+    read_run,
+    write_arrays,
+    write_json,
+    write_text,
+)
 from vitlens.report.markdown import markdown
 from vitlens.report.terminal import summary_lines
 from vitlens.safe_paths import inside
 
+_KEPT: Final = ("arrays", "chapters")  # folders of a run; figures and reports are made anew
 COMPARISON = "comparison.md"
 COMPARISON_PAGE = "comparison.html"
 
@@ -40,16 +55,71 @@ def compared(before: Path, after: Path, *, html: bool = False) -> Conclusion:
     """
     first, second = read_folder(before), read_folder(after)
     require_comparable(first, second)
-    comparison = ComparedRuns.of(first, second)
     page_path = inside(second.folder, COMPARISON_PAGE)
     html = html or page_path.is_file()
     line = shlex.join(["vitlens", "report", "--compare", str(before), str(after), *(["--html"] if html else [])])
-    written = laid_out(document(comparison, line))
+    runs = compared_runs(first, second, line)
+    written = REPORT(runs)
     path = inside(second.folder, COMPARISON)
-    write_text(path, markdown(written, second))
+    write_text(path, markdown(written, runs))
     if html:
         from vitlens.report.html import page
 
         path = page_path
-        write_text(path, page(written, second, second.folder))
-    return Conclusion(path, tuple(summary_lines(written)), holds=not comparison.worse)
+        write_text(path, page(written, runs, second.folder))
+    return Conclusion(path, tuple(summary_lines(written)), holds=not runs.worse)
+
+
+def share(folder: Path, copy: Path) -> Path:
+    """Copy the records and arrays of a run, and of its chapters, to a new folder, absolute paths shortened.
+
+    Only the last two components of a path stay, e.g. "photos/cat.jpg". Returns the new folder, whose report is still to
+    be written. Raises InputError where the folder is no run or the copy lies within it, OutputError where the copy
+    cannot be made.
+    """
+    read_run(folder)
+    require_plain(folder)
+    if folder.resolve() in (copy.resolve(), *copy.resolve().parents):
+        raise InputError(f"expected --share with a folder outside {folder}, found {copy}")
+    make_folder(copy, overwrite=False)
+    try:
+        _copy(folder, copy)
+    except BaseException:
+        shutil.rmtree(copy, ignore_errors=True)  # nothing half-written looks whole
+        raise
+    return copy
+
+
+def _copy(folder: Path, copy: Path) -> None:
+    for name in (CONFIG, RESULTS):
+        content = read_any_json(inside(folder, name))
+        write_json(copy / name, _changed(content, without_machine_paths))
+    for place in (inside(folder, name) for name in _KEPT):
+        if not place.is_dir():
+            continue
+        for path in sorted(place.iterdir()):
+            if place.name == "arrays" and path.suffix == ".npz":
+                arrays = {key: _shortened(values) for key, values in read_arrays(path).items()}
+                write_arrays(inside(copy, place.name, path.name), arrays)
+            elif place.name == "chapters" and (path / RESULTS).is_file():
+                inside(copy, place.name, path.name).mkdir(parents=True)
+                _copy(path, inside(copy, place.name, path.name))
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """A value of JSON with every text in it changed, keys too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_changed(each, change) for each in value]
+    if isinstance(value, dict):
+        return {change(key): _changed(each, change) for key, each in value.items()}
+    return value
+
+
+def _shortened(values: Any) -> Any:
+    """Arrays of texts, e.g. names of files, with their paths shortened; others as they are."""
+    if values.dtype.kind != "U":
+        return values
+    texts = [without_machine_paths(str(each)) for each in values.flat]
+    return np.array(texts).reshape(values.shape) if texts else values

@@ -6,7 +6,7 @@ from math import isnan
 from typing import Literal
 
 from vitlens.errors import InputError, nearest
-from vitlens.records import Record
+from vitlens.record import Record
 from vitlens.uncertainty import Estimate
 
 Bound = Literal["at least", "at most"]

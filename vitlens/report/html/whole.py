@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from markupsafe import Markup
 
 from vitlens.files import named_file
-from vitlens.records import Record
+from vitlens.record import Record
 from vitlens.report.document import Document, FigureSpec, Finding, ImagePanel, Section, Sentence, Table, Tags
 from vitlens.report.glossary import Term
 from vitlens.report.html import pictures
@@ -86,6 +87,7 @@ class _Section:
     holds: str
     step: bool
     status: str
+    more: str
 
     @property
     def shown_anchor(self) -> str:
@@ -136,6 +138,7 @@ class _Page:
             _counted(figure=len(figures), panel=len(panels), table=len(tables)),
             section.step,
             section.status,
+            quote(section.more),
         )
 
     @property

@@ -1,0 +1,223 @@
+"""An audit: the chapters of one model, the strongest attack that fits the budget, and the file for JUnit."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from vitlens.analysis.answers.classes import label_columns
+from vitlens.attacks.algorithm import Setting, algorithm_of
+from vitlens.attacks.registry import ATTACKS
+from vitlens.attribution.explain import methods_for
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.attack.options import AttackOptions
+from vitlens.commands.audit.candidates import (
+    CANDIDATES,
+    FEWEST,
+    budget_row,
+    chosen,
+    considered,
+    pass_seconds,
+    robust_shares,
+)
+from vitlens.commands.audit.options import AuditOptions
+from vitlens.commands.audit.record import CORRUPTIONS_PART, AuditRecord, BudgetRow, CandidateRow, Part, UntestedRow
+from vitlens.commands.evaluate.options import EvaluateOptions
+from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
+from vitlens.commands.run.chapters import ChapterRow
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.digests import content_digest
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import load_models, load_split
+from vitlens.commands.run.publish import publish, read, read_folder
+from vitlens.commands.run.requirements import outcomes, requirements_of
+from vitlens.commands.stats.options import StatsOptions
+from vitlens.data.split import Split
+from vitlens.errors import DataError, InputError, OutputError, UnsupportedError
+from vitlens.files import read_run, write_bytes
+from vitlens.models.model import Model
+from vitlens.models.naming import ModelName, parse_models, require_rule
+from vitlens.report.junit import junit
+
+__all__ = ["measure"]
+
+EXPLAINED: Final = 50  # images on which the methods are checked
+NO_LABELS: Final = "it needs labelled images"
+_CHECKS: Final = "--verify --no-counterfactuals --composites none --other-substrates none --no-stability"
+
+
+class AuditChapters(ChapterRunner):
+    """Runs the chapters of an audit of one model; untested: those that could not be run.
+
+    images: those of the split. To be run in the order of the methods, as the attack has the time that the others leave.
+    """
+
+    def __init__(
+        self, path: Path, name: ModelName, model: Model, split: Split, images: ChapterImages, options: AuditOptions
+    ) -> None:
+        names = {as_typed(name): content_digest(model)}
+        cache = ChapterCache(cache_folder(), names, images.digest) if options.cache else None
+        super().__init__(path, options.run, cache)
+        self.model, self.split, self.images, self.options = model, split, images, options
+        self.name, self.alias = as_typed(name), name.alias
+        self.untested: list[UntestedRow] = []
+
+    @property
+    def _common(self) -> dict[str, Any]:
+        return {**self.images.options, "model_options": self.options.model_options}
+
+    def analyse(self) -> None:
+        """Accuracy, explanation, attention, and FGSM and corruptions on all images."""
+        if self.images.predicted:
+            self.untested.append(UntestedRow("evaluate", NO_LABELS))
+        else:
+            self.run(
+                "evaluate", self.alias, f"evaluate {self.name} {self.images.typed}",
+                lambda run: EvaluateOptions((self.name,), self.images.data, self.options.model_options, run),
+            )  # fmt: skip
+        self._explain()
+        self._stats()
+        self._corruptions()
+
+    def attack(self, *, others: float) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
+        """Run the strongest attack that fits; returns the budget and the attacks that were considered.
+
+        others: seconds that were spent outside the chapters.
+        """
+        quick = read(read_run(self.path / self.done[-1].folder))
+        (timed,) = quick.attacks
+        seconds, shares = pass_seconds(timed), robust_shares(quick.curves)
+        budget = budget_row(self.options.budget, others + sum(row.seconds for row in self.done), seconds)
+        rows = considered(
+            CANDIDATES,
+            images=len(self.split),
+            seconds=60 * budget.left,
+            one_pass=seconds,
+            shares=shares,
+            defined=self._is_defined,
+        )
+        candidate = chosen(rows)
+        if candidate.attacks != FEWEST:
+            self._attack(candidate)
+        return budget, rows
+
+    def _explain(self) -> None:
+        methods = tuple(name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied)
+        if not methods:
+            self._leave_out("explain", f"none of the methods that are checked is defined for {self.alias}")
+            return
+        limit = self.at_most(EXPLAINED)
+        line = f"explain {self.name} {self.images.typed} --method {','.join(methods)} {_CHECKS}"
+        self.run(
+            "explain", self.alias, f"{line} --limit {limit}",
+            lambda run: ExplainOptions(
+                (self.name,), method=methods, verify=True, counterfactuals=False, composites=("none",),
+                other_substrates=("none",), stability=False, run=replace(run, limit=limit), **self._common,
+            ),
+        )  # fmt: skip
+
+    def _stats(self) -> None:
+        reason = self.model.supports("stats")
+        if reason is not None:
+            self._leave_out("stats", reason.partition("; ")[0])
+            return
+        self.run(
+            "stats", self.alias, f"stats {self.name} {self.images.typed}",
+            lambda run: StatsOptions((self.name,), run=run, **self._common),
+        )  # fmt: skip
+
+    def _corruptions(self) -> None:
+        line = f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(FEWEST)} --no-inside"
+        self.run(
+            "attack", self.alias, line, lambda run: replace(self._attack_options(FEWEST), run=run),
+            part=CORRUPTIONS_PART,
+        )  # fmt: skip
+
+    def _attack(self, candidate: CandidateRow) -> ChapterRow:
+        attacks = (*FEWEST, *candidate.attacks)  # a single step takes no time, and the self-checks compare with it
+        epsilons = (0.0, *candidate.epsilons)
+        line = (
+            f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(attacks)} "
+            f"--epsilon {','.join(f'{each:g}' for each in epsilons)} --restarts {candidate.restarts} --no-corruptions "
+            f"--no-inside --limit {candidate.images}"
+        )
+        options = replace(
+            self._attack_options(attacks), epsilons=epsilons, restarts=candidate.restarts, corruptions=False
+        )
+        return self.run(
+            "attack", self.alias, line, lambda run: replace(options, run=replace(run, limit=candidate.images))
+        )  # fmt: skip
+
+    def _attack_options(self, attacks: Sequence[str]) -> AttackOptions:
+        predicted = self.images.predicted
+        return AttackOptions((self.name,), attacks=tuple(attacks), inside=False, predicted=predicted, **self._common)
+
+    def _is_defined(self, attack: str) -> bool:
+        setting = Setting(1, len(self.model.classes), self.split.size)
+        try:
+            algorithm_of(ATTACKS[attack], setting)
+        except UnsupportedError:
+            return False
+        return True
+
+    def _leave_out(self, part: Part, reason: str) -> None:
+        self.untested.append(UntestedRow(part, reason))
+
+
+def measure(options: AuditOptions) -> Path:
+    """Run all chapters, write the report and, if asked, the JUnit file; returns the report's path.
+
+    Raises InputError (or one of its kind) before anything is written for images that cannot be audited.
+    """
+    run = options.run
+    requirements = requirements_of(run.at_least, run.at_most)
+    _require_writable(options.junit)
+    require_rule((options.model,))
+    (name,) = parse_models((options.model,))
+    (model,) = load_models((name,), command="audit", model_options=options.model_options, options=run)
+    split = load_split(model, options=run, data=options.data, images=options.images)
+    if not len(split):
+        raise DataError(f"expected images to audit {model.alias} on, found none in {split.name}; see vitlens data")
+    predicted = options.predicted or split.labels is None
+    if not predicted:
+        label_columns(model.classes, split)  # classes that the model does not know are refused before any chapter
+    data = None if options.images else options.data or "digits"
+    images = ChapterImages(data, options.images, predicted)
+    with RunFolder.create(
+        "audit",
+        name_parts=(model.alias, split.name),
+        title=f"Audit of {model.alias} on {split.title or split.name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=settings(options, run, models=(model,), split=split),
+        formats=run.formats,
+    ) as folder:
+        chapters = AuditChapters(folder.path, name, model, split, images, options)
+        chapters.analyse()
+        budget, considered = chapters.attack(others=0.0)
+        folder.keep(
+            AuditRecord(
+                folder=folder.path, chapters=tuple(chapters.done), attacks_considered=considered, budget=(budget,),
+                untested=tuple(chapters.untested),
+            )
+        )  # fmt: skip
+        path = publish(folder)
+    if options.junit is not None:
+        record = read_folder(folder.path)
+        document, judged = COMMANDS["audit"].report(record), tuple(outcomes(requirements, record))
+        write_bytes(options.junit, junit(document, judged, suite="vitlens audit", seconds=folder.seconds))
+    return path
+
+
+def _require_writable(file: Path | None) -> None:
+    """Raise OutputError for a file in a folder that is not there, before anything is measured."""
+    if file is None:
+        return
+    if not str(file).strip() or file.is_dir():
+        raise InputError(f"expected a file for --junit, found {str(file)!r}; e.g. --junit audit.xml")
+    if not file.parent.is_dir():
+        raise OutputError(
+            f"expected a folder that is there for --junit, found none at {file.parent}; make it, or choose another"
+        )

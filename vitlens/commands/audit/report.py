@@ -1,0 +1,190 @@
+"""The report of `vitlens audit`: what of a model passes, what does not, and what was not tested."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from vitlens.attacks.registry import ATTACKS
+from vitlens.commands.audit.record import AuditRecord, CandidateRow
+from vitlens.commands.run.chapters import Question, answered
+from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
+from vitlens.report.claims import Claim, judge
+from vitlens.report.document import Section, Table
+from vitlens.report.prose import listed, say
+from vitlens.report.sections import ROWS, Report
+from vitlens.report.sections import Section as Declared
+from vitlens.report.verdicts import LIMITS
+from vitlens.uncertainty import Estimate
+
+FEW: Final = 30  # images below which the share of predictions that stay is not judged
+_ORDER: Final = ("fail", "warn", "inconclusive", "not tested", "pass")
+_LOST: Final = {  # chapter -> what is judged by it
+    "evaluate": ("calibration",),
+    "explain": ("explanation",),
+    "stats": ("attention health",),
+    "corruptions": ("robustness", "common corruptions"),
+}
+_QUESTIONS: Final = (
+    Question("Is it accurate?", ("evaluate",), "per_class"),
+    Question("Are its probabilities right?", ("evaluate",), "calibration"),
+    Question("Which map can be believed?", ("explain",), "checks"),
+    Question("How does it break under attack?", ("attack", "corruptions"), "curves"),
+    Question("How does it break under common corruptions?", ("corruptions",), "corruptions"),
+    Question("Which classes are confused?", ("evaluate",), "confusion"),
+    Question("Is its attention healthy?", ("stats",), "specialisation"),
+)
+
+
+def claims(record: AuditRecord) -> Iterator[Claim]:
+    """How many judgements pass, then each of them."""
+    judged = list(_judged(record))
+    states = Counter(claim.state for claim in judged if claim.state)
+    failing = [claim.question for claim in judged if claim.state == "fail"]
+    warned = [claim.question for claim in judged if claim.state == "warn"]
+    (alias,) = record.aliases
+    given = {"model": alias, "n": states.total(), "passed": states["pass"], "failing": failing, "warned": warned,
+             "rest": states["inconclusive"] + states["not tested"]}  # fmt: skip
+    yield Claim(
+        "release", alias,
+        say("**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in "
+            "{{ failing|names }}{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif %}{% if rest %}; {{ rest }}"
+            " {{ rest|are }} inconclusive or not tested{% endif %}.", **given),
+        title=say("{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is doubtful in "
+                  "{{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}", **given),
+        kind="answer",
+    )  # fmt: skip
+    yield from judged
+
+
+def _judged(record: AuditRecord) -> Iterator[Claim]:
+    yield _accuracy(record)
+    strong = "attack" in record.named
+    for name, chapter in record.named.items():
+        for claim in chapter.claims:
+            if claim.question == "accuracy" or (strong and name == "corruptions" and claim.question == "robustness"):
+                continue
+            claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
+            if name == "attack" and claim.question == "common corruptions":
+                continue
+            yield _without_labels(record, claim) if record.predicted else _one_step(claim) if not strong else claim
+    (alias,) = record.aliases
+    for row in record.untested:
+        yield from (Claim(lost, alias, state="not tested", because=row.reason) for lost in _LOST.get(row.part, ()))
+
+
+def _accuracy(record: AuditRecord) -> Claim:
+    """By --at-least or --at-most, as there is no other model to judge it by."""
+    (alias,) = record.aliases
+    if record.predicted:
+        return Claim("accuracy", alias, state="not tested", because="it needs labelled images")
+    own = record.metric(f"accuracy/{alias}")
+    asked = [each for each in requirement_outcomes(record) if each.metric == f"accuracy/{alias}"]
+    if not asked:
+        because = "there is no other model to judge it by: add `--at-least accuracy=VALUE`"
+        return Claim("accuracy", alias, state="not tested", effect=own, because=because)
+    because = ", ".join(f"{each.requirement.bound} {each.requirement.value:g}" for each in asked)
+    return Claim(
+        "accuracy", alias, say("**{{ m }}** classifies {{ own }} of the images correctly.", m=alias, own=own),
+        state="pass" if all(each.holds for each in asked) else "fail", effect=own, because=because,
+    )  # fmt: skip
+
+
+def _one_step(claim: Claim) -> Claim:
+    """Where FGSM alone fits the budget, it can show a model to be weak, not robust."""
+    if claim.question != "robustness" or claim.state not in ("pass", "warn"):
+        return claim
+    because = "no attack of several steps fits `--budget`, and one step shows no robustness"
+    return replace(claim, state="inconclusive", because=because)
+
+
+def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
+    """Corruptions are judged by the share of predictions that stay the same."""
+    claim = _one_step(claim) if "attack" not in record.named else claim
+    if claim.question != "common corruptions":
+        return claim
+    error = record.metrics.get(f"mean_error_on_corruptions/{record.aliases[0]}")
+    if error is None:
+        return claim
+    low, high = (None if end is None else 1 - end for end in (error.high, error.low))
+    stay, because = Estimate(1 - error.value, low, high, error.n), "predictions that corruptions leave as they are"
+    if (stay.n or 0) < FEW:
+        return Claim(claim.question, claim.subject, state="inconclusive", effect=stay, limit="consistency",
+                     because=because)  # fmt: skip
+    return judge(claim.question, claim.subject, stay, "consistency", because=because)
+
+
+def requirement_outcomes(record: AuditRecord) -> tuple[RequirementOutcome, ...]:
+    """What became of --at-least and --at-most."""
+    run = record.options.get("run", {})
+    asked = requirements_of(tuple(run.get("at_least", ())), tuple(run.get("at_most", ())))
+    return tuple(outcomes(asked, record))
+
+
+def unknown(record: AuditRecord) -> Iterator[str]:
+    """What could overturn the judgement, the most serious first."""
+    taken = record.chosen
+    tried = record.attacks_considered
+    stronger = [row for row in tried[: tried.index(taken)] if row.minutes] if taken else []
+    if taken and stronger:
+        yield say(
+            "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break more images than "
+            "{{ taken }}.", more=attack_words(stronger[0]), taken=attack_words(taken),
+        )  # fmt: skip
+    if record.predicted:
+        yield (
+            "No labels are used: accuracy and calibration are not tested, and attacks and corruptions are judged by "
+            "the share of the model's predictions that stay the same."
+        )
+    yield say(
+        "This holds for images like these {{ n }}; the intervals cover which of them were drawn, not other sources of "
+        "images and not another training of the model.", n=record.images,
+    )  # fmt: skip
+    if "explain" in record.named:
+        yield "A map that can be believed is no explanation of what defines a class."
+    yield "Images in use may change in other ways than by the corruptions that were tried."
+
+
+def attack_words(row: CandidateRow) -> str:
+    """ "AutoAttack (reduced) on 200 images"."""
+    return say(
+        "{{ titles }} on {{ n }} image{{ n|s }}", n=row.images,
+        titles=listed([say("{{ t }}", t=ATTACKS[name].title) for name in row.attacks]),
+    )  # fmt: skip
+
+
+def glance(record: AuditRecord) -> Table:
+    """The judgements, failing ones first."""
+    rows = sorted((claim for claim in _judged(record) if claim.state), key=lambda claim: _ORDER.index(claim.state))
+    cells = tuple(
+        (each.question, each.state, each.effect, LIMITS[each.limit].words if each.limit else None, each.because or None)
+        for each in rows[:ROWS]
+    )
+    return Table("", ("judged", "status", "value", "limit", "because"), cells)
+
+
+def _sections(record: AuditRecord) -> Iterator[Section]:
+    return answered(record.parts, _QUESTIONS)
+
+
+REPORT: Final = Report(
+    AuditRecord,
+    claims=claims,
+    unknown=unknown,
+    glance=glance,
+    title="Audit of {{ record.aliases[0] }}",
+    sections=(
+        Declared(
+            "Does it meet what was asked?", requirement_outcomes,
+            opening="{{ rows|selectattr('holds')|list|length }} of {{ rows|length }} requirement{{ rows|s }} hold"
+            "{% if rows|length == 1 %}s{% endif %}.",
+            columns=("metric", "holds", "because"),
+        ),
+        _sections,
+        Declared(
+            "Which attack was run?", "attacks_considered",
+            opening="The strongest that fits what the other chapters leave of the budget.",
+            columns=("attacks", "restarts", "epsilons", "images", "minutes", "state"),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,186 @@
+"""Chapters: runs of other commands, each in its own folder within the folder of a larger run, which reads them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.publish import read
+from vitlens.errors import UnknownNameError
+from vitlens.files import read_run
+from vitlens.record import Better, Record, col, table
+from vitlens.records import Contents
+from vitlens.report.claims import Claim
+from vitlens.report.document import Cell, Document, Section
+from vitlens.report.sections import SAID
+from vitlens.safe_paths import inside
+from vitlens.schema import Name
+from vitlens.uncertainty import Estimate
+
+CHAPTERS_FOLDER: Final = "chapters"
+TITLES: Final = {  # of the chapters, by command
+    "train": "Training",
+    "evaluate": "Accuracy",
+    "attention": "Attention",
+    "rollout": "Attention rollout and relevance",
+    "stats": "Statistics of the heads",
+    "ablate": "Ablation",
+    "explain": "Attribution maps",
+    "compare": "Comparison",
+    "attack": "Robustness",
+    "features": "Features",
+    "profile": "Cost",
+}
+
+
+@dataclass(frozen=True)
+class ChapterRow:
+    """One chapter. model: "" for all; part: which one it is, of several chapters of one command; cached: whether an
+    earlier run had made it; seconds: that it took when it was made."""
+
+    word: Name = col("command")
+    alias: str = col("model")
+    folder: str = col("folder", unit="text")
+    cached: bool = col("from the cache", default=False)
+    part: str = col("part", default="")
+    seconds: float = col("time", unit="s", default=0.0)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One chapter: its row in the larger run's record, and its own record, of which its report is made."""
+
+    row: ChapterRow
+    record: Any
+
+    @cached_property
+    def document(self) -> Document:
+        """Its report."""
+        return COMMANDS[self.row.word].report(self.record)
+
+    @property
+    def name(self) -> str:
+        """Its command, or which one it is of several chapters of one command."""
+        return self.row.part or self.row.word
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """All that its report claims."""
+        return self.document.claims
+
+    @property
+    def report(self) -> str:
+        """Its report.md, from the folder of the larger run."""
+        return f"{self.row.folder}/report.md"
+
+    def section(self, chart: str) -> Section | None:
+        """The section of its report that holds a chart, or the first page as one where its picture is that chart.
+
+        chart: the beginning of the figure's name; other figures of the section are left out. None: nothing has it.
+        """
+        document, first = self.document, self.document.first
+        if first is not None and first.picture is not None and first.picture.name.startswith(chart):
+            glance = () if first.glance is None else (first.glance,)
+            page = Section("", first.answer, glance, (first.picture,), leading=True)
+            return self._placed(page, chart)
+        held = (each for each in document.sections if any(f.name.startswith(chart) for f in each.figures))
+        found = next(held, None)
+        return None if found is None else self._placed(found, chart)
+
+    def _placed(self, section: Section, chart: str) -> Section:
+        """A section whose figures have the larger run's names and are those of the chart alone."""
+        name = self.row.folder.rpartition("/")[2].replace("-", "_", 1)
+        figures = tuple(
+            replace(each, name=f"{name}_{each.name}", chapter=(self.row.folder, each.name))
+            for each in section.figures
+            if each.name.startswith(chart)
+        )
+        return replace(section, figures=figures)
+
+    def glance(self, title: str) -> Mapping[str, Cell]:
+        """A line of its first page's table by the titles of the columns; empty where there is none."""
+        first = self.document.first
+        table = None if first is None else first.glance
+        lines = [] if table is None else [dict(zip(table.columns, row)) for row in table.rows if row[0] == title]
+        return lines[0] if lines else {}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question that chapters answer. names: of the chapters, the first that was run does; chart: the beginning of
+    the name of the figure that shows it."""
+
+    title: str
+    names: tuple[str, ...]
+    chart: str
+
+
+def answered(chapters: Sequence[Chapter], questions: Sequence[Question]) -> Iterator[Section]:
+    """A section for each question, from the report of each chapter of the first name that answers it: at most three
+    sentences, one chart and one table, and the way to the chapter."""
+    for question in questions:
+        for name in question.names:
+            own = [(chapter, section) for chapter in chapters
+                   if chapter.name == name and (section := chapter.section(question.chart)) is not None]  # fmt: skip
+            for chapter, section in own:
+                of = f" ({chapter.row.alias})" if len(own) > 1 else ""
+                yield replace(
+                    section, title=f"{question.title}{of}", sentences=section.sentences[:SAID],
+                    tables=section.tables[:1], figures=section.figures[:1], panels=(), more=chapter.report,
+                )  # fmt: skip
+            if own:
+                break
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chaptered(Record):
+    """A run of chapters: it has the metrics of all of them, under the same names."""
+
+    chapters: tuple[ChapterRow, ...] = table()
+
+    @cached_property
+    def parts(self) -> tuple[Chapter, ...]:
+        """The chapters with their records. Raises UnknownNameError for a command that is no chapter."""
+        for row in self.chapters:
+            if row.word not in TITLES:
+                raise UnknownNameError("chapter", row.word, TITLES)
+        return tuple(Chapter(row, read(read_run(inside(self.folder, row.folder)))) for row in self.chapters)
+
+    def of(self, word: str) -> tuple[Chapter, ...]:
+        """The chapters of one command."""
+        return tuple(each for each in self.parts if each.row.word == word)
+
+    def about(self, word: str, alias: str) -> Chapter | None:
+        """The chapter of one command about one model."""
+        return next((each for each in self.of(word) if each.row.alias == alias), None)
+
+    @property
+    def metrics(self) -> Mapping[str, Estimate]:
+        """Its own metrics and the chapters'; where two have the same one, the first's, as later ones use fewer
+        images."""
+        found = dict(super().metrics)
+        for name, number in self._of_chapters():
+            found.setdefault(name, number)
+        return found
+
+    def _of_chapters(self) -> Iterator[tuple[str, Estimate]]:
+        for chapter in self.parts:
+            if chapter.row.word != "train":  # evaluate measures the same images again
+                predicted = chapter.record.options.get("predicted", False)
+                yield from (
+                    (name, number)
+                    for name, number in chapter.record.metrics.items()
+                    if not (predicted and name.startswith("accuracy/"))  # 1 by construction
+                )
+
+    def better(self, name: str) -> Better | None:
+        """The better direction of a metric, its own or a chapter's."""
+        return super().better(name) or next(filter(None, (each.record.better(name) for each in self.parts)), None)
+
+    @classmethod
+    def contents(cls) -> Contents:
+        """What it writes: the metrics of every command that can be a chapter, too."""
+        own = super().contents()
+        others = (metric for word in TITLES for metric in COMMANDS[word].contents.metrics)
+        return replace(own, metrics=tuple(dict.fromkeys((*own.metrics, *others))))

@@ -1,0 +1,99 @@
+"""How a ViT works, a row for each stage of its layers: what heads attend to, and what breaks without them."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from vitlens.analysis.heads.labels import LABELS
+from vitlens.commands.ablate.record import LensRow, UnitRow
+from vitlens.commands.shared.maps.on_object import ATTENTION, OnObjectRow
+from vitlens.commands.stats.record import HeadRow, LayerRow
+from vitlens.record import col
+from vitlens.report.sections import Section
+from vitlens.uncertainty import Estimate
+
+STAGES: Final = 3  # early, middle, late
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """Some layers in a row. attends: heads by the one pattern that they follow; unclear: heads that follow none or
+    several; range: their attention distance, of that of uniform attention; object: attention on the object, the mean of
+    the layers; block, loss: the one whose removal costs most; lens: accuracy of the classifier on the residual stream
+    after them."""
+
+    model: str = col("model")
+    layers: str = col("layers")
+    heads: int = col("heads")
+    attends: Mapping[str, int] = col("attend to")
+    unclear: int = col("no single pattern")
+    range: float | None = col(
+        "distance, of uniform attention",
+        unit="fraction",
+        term="the mean distance in px from query to attended patch, divided by that of uniform attention",
+        default=None,
+    )
+    object: float | None = col("attention on the object", unit="fraction", default=None)
+    baseline: float | None = col("of the best map that ignores the image", unit="fraction", default=None)
+    block: str = col("block", default="")
+    loss: Estimate | None = col("rise of the loss without it", default=None)
+    lens: Estimate | None = col("label read after them", default=None)
+
+
+def stages(
+    model: str,
+    heads: Sequence[HeadRow],
+    layers: Sequence[LayerRow],
+    units: Sequence[UnitRow] = (),
+    lens: Sequence[LensRow] = (),
+    on_object: Sequence[OnObjectRow] = (),
+) -> Iterator[StageRow]:
+    """The stages of one model, from what the other commands measured of it."""
+    known = sorted({row.layer for row in heads})
+    for part in np.array_split(known, min(STAGES, len(known))):
+        own = [row for row in heads if row.layer in part]
+        clear = Counter(row.label for row in own if row.label in LABELS and row.is_clear)
+        blocks = [row for row in units if row.kind == "block" and row.layer in part]
+        worst = max(blocks, key=lambda row: row.loss.value, default=None)
+        placed = [row for row in on_object if (row.maps, row.score) == (ATTENTION, "mass") and row.layer in part]
+        yield StageRow(
+            model,
+            f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]),
+            len(own),
+            dict(clear.most_common()),
+            len(own) - sum(clear.values()),
+            _range(own, {row.layer: row.uniform_distance for row in layers}),
+            _mean([row.estimate.value for row in placed]),
+            _mean([row.of_baseline.value for row in placed]),
+            "" if worst is None else worst.unit,
+            None if worst is None else worst.loss,
+            next((row.accuracy for row in lens if row.depth == part[-1] + 1), None),
+        )
+
+
+def _range(heads: Sequence[HeadRow], uniform: Mapping[int, float | None]) -> float | None:
+    shares = [
+        row.statistics["distance"].value / far
+        for row in heads
+        if "distance" in row.statistics and (far := uniform.get(row.layer))
+    ]
+    return _mean(shares)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+HOW: Final = Section(
+    "How does {{ rows[0].model }} work?",
+    lambda record: record.stages,
+    says="**Layers {{ layers }}**: {% if attends %}{{ attends|counts }} of {{ heads }} heads{% if unclear %}, "
+    "{{ unclear }} follow no single pattern{% endif %}{% else %}none of {{ heads }} heads follows a single pattern"
+    "{% endif %}{% if row.range is not none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
+    "{% endif %}{% if row.loss %}; without block {{ row.block }} the loss rises by {{ row.loss|alone }}"
+    "{% endif %}{% if row.lens %}; after them the classifier reads {{ row.lens|value }} of the labels{% endif %}.",
+    columns=("layers", "attends", "object", "baseline", "loss", "lens"),
+)

@@ -1,0 +1,134 @@
+"""A whole study (presets are trained, all models evaluated and compared, the ViTs analysed), or a controlled
+comparison."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from vitlens.commands.run.chapter_runs import ChapterImages
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import load_models, load_split
+from vitlens.commands.run.publish import publish
+from vitlens.commands.run.targets import require_labelled
+from vitlens.commands.shared.budgets import budget_of, write_trainings
+from vitlens.commands.study.chapters import Chapters, trained_first
+from vitlens.commands.study.options import WHOLE, StudyOptions
+from vitlens.commands.study.record import LeftOutRow, StudyRecord
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.models.assembly import default_classes
+from vitlens.models.loading import untrained
+from vitlens.models.model import Model
+from vitlens.models.naming import ModelName, parse_models, require_rule
+from vitlens.models.support import require_supported
+from vitlens.names import BUNDLED
+from vitlens.training.recipe import equal_budgets
+
+__all__ = ["measure"]
+
+NEED_LABELS: Final = ("evaluate", "compare", "features")  # chapters that are left out without labels
+
+
+def measure(options: StudyOptions) -> Path:
+    """Train the presets, evaluate all models and analyse the ViTs; or train the points of one --kind, or adapt a model.
+
+    Returns the report's path. Raises UnsupportedError where none of the models can be analysed.
+    """
+    if options.resume is not None or options.kind not in (None, WHOLE):
+        if options.images or options.predicted:
+            option = f"--kind {options.kind}" if options.kind else "--resume"
+            raise InputError(
+                f"expected --data with {option}, which trains its models on labels, found "
+                f"{'--images' if options.images else '--predicted'}; leave it out"
+            )
+        from vitlens.commands.study.kinds.measure import measure_kind
+
+        return measure_kind(options)
+    if options.seeds is not None:
+        raise InputError(f"expected --kind with --seeds {options.seeds}, found a whole study; try --kind architecture")
+    return _measure_whole(options)
+
+
+def _measure_whole(options: StudyOptions) -> Path:
+    """Run all chapters, each a run folder of its own; returns the report's path."""
+    names = options.models or BUNDLED
+    require_rule(names)
+    named = parse_models(names)
+    if options.images and options.data:
+        raise InputError("expected --images or --data, found both; leave one out")
+    studied = _studied(named, options)
+    data = None if options.images else options.data or "digits"
+    images = ChapterImages(data, options.images, options.predicted)
+    labelled = not (options.images or options.predicted) or _are_labelled(named, images, options)
+    data_name = options.data or ("images" if options.images else "digits")
+    run = options.run
+    with RunFolder.create(
+        "study",
+        name_parts=(*(model.alias for model in named), data_name),
+        title=f"Study of {' and '.join(model.alias for model in named)} on {Path(data_name).name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=settings(options, run),
+        formats=run.formats,
+    ) as folder:
+        chapters = Chapters(folder.path, images, options.model_options, run, cache=options.cache, full=options.full)
+        presets = [model.name for model in named if trained_first(model, options.model_options)]
+        budgets = equal_budgets(presets, str(data), epochs=options.epochs, batch_size=run.batch_size)
+        ready = [chapters.trained(model, budgets[model.name]) if model.name in budgets else model for model in named]
+        models = chapters.load(ready)
+        chapters.check_ahead(models)
+        chapters.analyse(
+            ready, models, [name for name, model in zip(ready, named) if model in studied], labelled=labelled
+        )
+        left_out = () if labelled else tuple(map(LeftOutRow, NEED_LABELS))
+        if left_out and not run.quiet:
+            print(f"Left out, as they need labelled images: {', '.join(NEED_LABELS)}.", file=sys.stderr)  # noqa: T201
+        training = tuple(map(budget_of, models))
+        folder.keep(
+            StudyRecord(folder=folder.path, chapters=tuple(chapters.done), left_out=left_out, training=training)
+        )
+        return publish(folder)
+
+
+def _studied(named: Sequence[ModelName], options: StudyOptions) -> list[ModelName]:
+    """The models that are analysed; the others are compared with them.
+
+    Raises UnsupportedError where there is none, and for a model that cannot be compared.
+    """
+    models = [_unloaded_or_untrained(model, options) for model in named]
+    for model in models:
+        require_supported(model, "compare")
+    reasons = [model.supports("study") for model in models]
+    if all(reasons):
+        raise UnsupportedError(str(reasons[0]))
+    return [model for model, reason in zip(named, reasons) if reason is None]
+
+
+def _unloaded_or_untrained(model: ModelName, options: StudyOptions) -> Model:
+    """The model (of a preset: untrained), to ask which commands it supports."""
+    if trained_first(model, options.model_options):
+        return untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
+    return load_models([model], model_options=options.model_options, options=options.run)[0]
+
+
+def _are_labelled(named: Sequence[ModelName], images: ChapterImages, options: StudyOptions) -> bool:
+    """Whether the images have labels, checked before anything is written.
+
+    Raises InputError for a preset that would have to be trained on images without labels, DataError for such images
+    without --predicted.
+    """
+    presets = [model.name for model in named if trained_first(model, options.model_options)]
+    if presets:
+        if not images.images:
+            return True  # trained on them, so labelled
+        raise InputError(
+            f"expected trained models with --images, found {' and '.join(presets)}, trained on labelled data; try "
+            "vitlens study vit-digits --images ..., timm:NAME or a run folder"
+        )
+    (first,) = load_models([named[0]], model_options=options.model_options, options=options.run)
+    split = load_split(first, options=replace(options.run, quiet=True), **images.options)
+    if not images.predicted:
+        require_labelled(split, doing="study")
+    return split.labels is not None

@@ -1,0 +1,174 @@
+"""The report of a whole study: a first page written from all chapters, a section a question, and the chapters' links."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from vitlens.commands.run.chapters import Question, answered
+from vitlens.commands.shared.stages import HOW
+from vitlens.commands.shared.trainings import differences
+from vitlens.commands.study.record import StudyRecord
+from vitlens.record import by
+from vitlens.report.claims import Claim
+from vitlens.report.document import Cell, FigureSpec, Section, Table
+from vitlens.report.explorer import Explorer
+from vitlens.report.prose import listed, say
+from vitlens.report.sections import Report, made
+
+_TITLED: Final = 14  # words of a title of two claims
+_ORDER: Final = ("fail", "warn", "inconclusive", "pass", None)
+
+
+_BEFORE: Final = (
+    Question("Which model classifies better, and is its confidence right?", ("evaluate",), "calibration"),
+)  # fmt: skip
+_AFTER: Final = (
+    Question("Where does attention lie?", ("attention",), "object"),
+    Question("Which map can be believed?", ("explain",), "checks"),
+    Question("Why do the models fail?", ("compare",), "quarters"),
+    Question("Shape or texture?", ("compare",), "harder"),
+    Question("How do they break under attack?", ("attack",), "curves"),
+    Question("How do they break under common corruptions?", ("attack",), "corruptions"),
+    Question("What do the features know?", ("features",), "depth"),
+    Question("What do they cost?", ("profile",), "parts"),
+)  # fmt: skip
+# The sentences of the first page: the first claim of each chapter that answers what it was asked, by its questions
+# ((): any), in this order.
+_ANSWERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "evaluate": (), "compare": ("failures",), "attack": (), "explain": (), "ablate": (),
+}  # fmt: skip
+# The table of the first page: lines of the chapters' first pages.
+_GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
+    "evaluate": ("top-1 accuracy", "calibration error"),
+    "attack": ("robust accuracy at 1/255", "accuracy lost to corruptions"),
+    "features": ("linear probe",),
+    "profile": ("latency", "parameters"),
+}
+
+
+def claims(record: StudyRecord) -> Iterator[Claim]:
+    """The answers of the chapters, one each, then all that they judge."""
+    answers = [claim for word, asked in _ANSWERS.items() for claim in _answer(record, word, asked)]
+    if len(answers) > 1:
+        title = "; ".join(claim.title for claim in answers[:2] if claim.title)
+        answers[0] = replace(answers[0], title=title if len(title.split()) <= _TITLED else answers[0].title)
+    yield from answers
+    for chapter in record.parts:
+        if chapter.row.word != "train":  # evaluate judges the same models on the same images
+            for claim in chapter.claims:
+                if not any((claim.question, claim.subject) == (each.question, each.subject) for each in answers):
+                    yield replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
+
+
+def _answer(record: StudyRecord, word: str, asked: tuple[str, ...]) -> Iterator[Claim]:
+    for chapter in record.of(word)[:1]:
+        found = (
+            claim for claim in chapter.claims
+            if claim.says and (claim.question in asked if asked else claim.kind == "answer")
+        )  # fmt: skip
+        yield from (replace(claim, kind="answer") for claim in list(found)[:1])
+
+
+def _weakest(record: StudyRecord) -> Claim | None:
+    """Of the answers with an interval, the one that lies nearest to its reference."""
+    answers = [claim for claim in claims(record) if claim.kind == "answer" and claim.rank]
+    return min(answers, key=lambda claim: claim.rank, default=None)
+
+
+def unknown(record: StudyRecord) -> Iterator[str]:
+    """What could overturn the first page, the most serious first, and what would tell."""
+    trained, unequal = [row for row in record.training if row.epochs], differences(record.training)
+    weakest = _weakest(record)
+    if weakest is not None:
+        yield say("The weakest of these claims is that on {{ claim.question }}: {{ claim.effect }}.", claim=weakest)
+    yield say(
+        "{% if trained %}{{ trained|names }} {{ trained|are }} one training each: another seed can move accuracy by "
+        "points. {% endif %}{% if unequal %}The trainings differ in {{ what }}, so no difference is one between "
+        "architectures. {% endif %}Next: `vitlens study --kind data` trains a ViT and a CNN with several seeds.",
+        trained=[row.model for row in trained], unequal=unequal,
+        what=listed([say("{{ w }}", w=each.what.replace("_", " ")) for each in unequal]),
+    )  # fmt: skip
+    attack = record.of("attack")
+    if attack and attack[0].record.curves:
+        rows = attack[0].record.curves
+        yield say(
+            "Robustness was tested on {{ n }} images with {{ titles }}; stronger attacks (`--attack auto`) can only "
+            "lower it.", n=rows[0].accuracy.n, titles=listed([say("{{ t }}", t=t) for t in by(rows, "title")]),
+        )  # fmt: skip
+    if record.left_out:
+        yield say(
+            "Without labels these chapters are left out: {{ words|join(', ') }}.",
+            words=[row.chapter for row in record.left_out],
+        )  # fmt: skip
+    yield "Not tested: other data than these images, other sizes of the models, and images that people would change."
+
+
+def glance(record: StudyRecord) -> Table | None:
+    """Lines of the chapters' first pages, failing ones first."""
+    lines = [
+        line for word, titles in _GLANCED.items() for chapter in record.of(word)[:1] for title in titles
+        if (line := chapter.glance(title))
+    ]  # fmt: skip
+    names = ("metric", *record.studied, *(["difference"] if len(record.studied) == 2 else []), "status")
+    rows = sorted((tuple(line.get(name) for name in names) for line in lines), key=_urgency)
+    return Table("", names, tuple(rows)) if rows else None
+
+
+def _urgency(line: tuple[Cell, ...]) -> int:
+    return _ORDER.index(line[-1]) if line[-1] in _ORDER else len(_ORDER)
+
+
+def picture(record: StudyRecord) -> FigureSpec | None:
+    """Images that show the answer: both models' maps on the same images, or the surest errors."""
+    for chapter in (*record.of("compare"), *record.of("evaluate"), *record.of("attention")):
+        first = chapter.document.first
+        section = None if first is None or first.picture is None else chapter.section(first.picture.name)
+        if section is not None:
+            return section.figures[0]
+    return None
+
+
+def _how(record: StudyRecord) -> Iterator[Section]:
+    """How each ViT works, beside what it loses without each head."""
+    for alias, rows in by(record.stages, "model").items():
+        ablate, section = record.about("ablate", alias), made(HOW, record, rows=rows)
+        board = None if ablate is None else ablate.section("importance")
+        if section is not None:
+            yield replace(section, figures=() if board is None else board.figures, more=ablate.report if ablate else "")
+
+
+def explorer(record: StudyRecord) -> Explorer | None:
+    """The explorer of the first ViT, with its heads' labels and importance."""
+    for alias in record.vits:
+        attention, ablate = record.about("attention", alias), record.about("ablate", alias)
+        found = None if attention is None else attention.document.explorer
+        if found is None:
+            continue
+        weights = found.images[0].weights
+        if ablate is None or weights is None:
+            return found
+        layers, heads = weights.shape[:2]
+        importance, labels = np.full((layers, heads), np.nan), [[""] * heads for _ in range(layers)]
+        for row in ablate.record.heads:
+            if row.layer < layers and row.head < heads:
+                importance[row.layer, row.head], labels[row.layer][row.head] = row.loss.value, row.label or ""
+        return replace(found, labels=tuple(map(tuple, labels)), importance=importance)
+    return None
+
+
+REPORT: Final = Report(
+    StudyRecord,
+    claims=claims,
+    unknown=unknown,
+    picture=picture,
+    glance=glance,
+    explorer=explorer,
+    title="{{ title }}",
+    sections=(
+        lambda record: answered(record.parts, _BEFORE),
+        _how,
+        lambda record: answered(record.parts, _AFTER),
+    ),
+)
