@@ -41,7 +41,7 @@ Rows: TypeAlias = str | Callable[[Any], Sequence[Any]]  # the table of the recor
 Words: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # of a table in the body
 SAID: Final = 3  # sentences of a section
-_ORDER: Final = ("fail", "warn", "inconclusive", "not tested", "pass", "")
+ORDER: Final = ("fail", "warn", "inconclusive", "not tested", "pass", "")  # of states, the most urgent first
 
 
 def _every(_: Any) -> bool:
@@ -236,7 +236,7 @@ def made(
         figures,
         leading=True,
         step=section.step,
-        status=min(states, key=_ORDER.index) if states else "",
+        status=min(states, key=ORDER.index) if states else "",
     )
 
 
@@ -333,12 +333,12 @@ def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence
         if all(value is None for value in values.values()):
             continue
         states = {claim.state for claim in claims if each.question and claim.question == each.question and claim.state}
-        worst = min(states, key=_ORDER.index) if states else ""
+        worst = min(states, key=ORDER.index) if states else ""
         apart = each.difference(record) if each.difference else None
         gap = None if apart is None else in_points(apart)
         cells = [cell(values.get(model), column) for model in record.aliases]
         line = (each.title or column.title, *cells, *([gap] if len(cells) == 2 else []), worst or None)
-        lines.append((_ORDER.index(worst), line))
+        lines.append((ORDER.index(worst), line))
     if not lines:
         return None
     names = ("metric", *map(finalize, record.aliases), *(["difference"] if len(record.aliases) == 2 else []), "status")

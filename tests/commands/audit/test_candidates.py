@@ -5,7 +5,7 @@ import pytest
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.record import AttackRow
 from vitlens.commands.attack.sweep import CHECKED
-from vitlens.commands.audit.measure.candidates import (
+from vitlens.commands.audit.candidates import (
     CANDIDATES,
     FEWEST,
     CandidateAttack,

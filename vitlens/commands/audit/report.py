@@ -12,13 +12,12 @@ from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requ
 from vitlens.report.claims import Claim, judge
 from vitlens.report.document import Section, Table
 from vitlens.report.prose import listed, say
-from vitlens.report.sections import ROWS, Report
+from vitlens.report.sections import ORDER, ROWS, Report
 from vitlens.report.sections import Section as Declared
 from vitlens.report.verdicts import LIMITS
 from vitlens.uncertainty import Estimate
 
 FEW: Final = 30  # images below which the share of predictions that stay is not judged
-_ORDER: Final = ("fail", "warn", "inconclusive", "not tested", "pass")
 _LOST: Final = {  # chapter -> what is judged by it
     "evaluate": ("calibration",),
     "explain": ("explanation",),
@@ -29,8 +28,8 @@ _QUESTIONS: Final = (
     Question("Is it accurate?", ("evaluate",), "per_class"),
     Question("Are its probabilities right?", ("evaluate",), "calibration"),
     Question("Which map can be believed?", ("explain",), "checks"),
-    Question("How does it break under attack?", ("attack", "corruptions"), "curves"),
-    Question("How does it break under common corruptions?", ("corruptions",), "corruptions"),
+    Question("How does it break under attack?", ("attack", "corruptions"), "curves", ("robustness",)),
+    Question("How does it break under common corruptions?", ("corruptions",), "corruptions", ("common corruptions",)),
     Question("Which classes are confused?", ("evaluate",), "confusion"),
     Question("Is its attention healthy?", ("stats",), "specialisation"),
 )
@@ -48,7 +47,8 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
     yield Claim(
         "release", alias,
         say("**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in "
-            "{{ failing|names }}{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif %}{% if rest %}; {{ rest }}"
+            "{{ failing|names }}{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif "
+            "%}{% if rest %}; {{ rest }}"
             " {{ rest|are }} inconclusive or not tested{% endif %}.", **given),
         title=say("{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is doubtful in "
                   "{{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}", **given),
@@ -62,7 +62,9 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
     strong = "attack" in record.named
     for name, chapter in record.named.items():
         for claim in chapter.claims:
-            if claim.question == "accuracy" or (strong and name == "corruptions" and claim.question == "robustness"):
+            if claim.question in ("accuracy", "top-1 accuracy") or (
+                strong and name == "corruptions" and claim.question == "robustness"
+            ):
                 continue
             claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
             if name == "attack" and claim.question == "common corruptions":
@@ -155,7 +157,7 @@ def attack_words(row: CandidateRow) -> str:
 
 def glance(record: AuditRecord) -> Table:
     """The judgements, failing ones first."""
-    rows = sorted((claim for claim in _judged(record) if claim.state), key=lambda claim: _ORDER.index(claim.state))
+    rows = sorted((claim for claim in _judged(record) if claim.state), key=lambda claim: ORDER.index(claim.state))
     cells = tuple(
         (each.question, each.state, each.effect, LIMITS[each.limit].words if each.limit else None, each.because or None)
         for each in rows[:ROWS]
@@ -164,7 +166,7 @@ def glance(record: AuditRecord) -> Table:
 
 
 def _sections(record: AuditRecord) -> Iterator[Section]:
-    return answered(record.parts, _QUESTIONS)
+    return answered(record.parts, _QUESTIONS, list(_judged(record)))
 
 
 REPORT: Final = Report(

@@ -13,7 +13,7 @@ from vitlens.record import Better, Record, col, table
 from vitlens.records import Contents
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, Section
-from vitlens.report.sections import SAID
+from vitlens.report.sections import ORDER, SAID
 from vitlens.safe_paths import inside
 from vitlens.schema import Name
 from vitlens.uncertainty import Estimate
@@ -96,7 +96,11 @@ class Chapter:
             for each in section.figures
             if each.name.startswith(chart)
         )
-        return replace(section, figures=figures)
+        tables = tuple(
+            replace(each, caption=each.caption.replace(" tables/", f" {self.row.folder}/tables/"))
+            for each in section.tables
+        )
+        return replace(section, figures=figures, tables=tables)
 
     def glance(self, title: str) -> Mapping[str, Cell]:
         """A line of its first page's table by the titles of the columns; empty where there is none."""
@@ -109,25 +113,31 @@ class Chapter:
 @dataclass(frozen=True)
 class Question:
     """A question that chapters answer. names: of the chapters, the first that was run does; chart: the beginning of
-    the name of the figure that shows it."""
+    the name of the figure that shows it; about: the questions of the claims whose state it has, where not the chapter's
+    own."""
 
     title: str
     names: tuple[str, ...]
     chart: str
+    about: tuple[str, ...] = ()
 
 
-def answered(chapters: Sequence[Chapter], questions: Sequence[Question]) -> Iterator[Section]:
+def answered(
+    chapters: Sequence[Chapter], questions: Sequence[Question], claims: Sequence[Claim] = ()
+) -> Iterator[Section]:
     """A section for each question, from the report of each chapter of the first name that answers it: at most three
     sentences, one chart and one table, and the way to the chapter."""
     for question in questions:
         for name in question.names:
             own = [(chapter, section) for chapter in chapters
                    if chapter.name == name and (section := chapter.section(question.chart)) is not None]  # fmt: skip
+            states = [claim.state for claim in claims if claim.question in question.about and claim.state]
             for chapter, section in own:
                 of = f" ({chapter.row.alias})" if len(own) > 1 else ""
                 yield replace(
                     section, title=f"{question.title}{of}", sentences=section.sentences[:SAID],
                     tables=section.tables[:1], figures=section.figures[:1], panels=(), more=chapter.report,
+                    status=min(states, key=ORDER.index) if states else section.status,
                 )  # fmt: skip
             if own:
                 break
@@ -167,7 +177,7 @@ class Chaptered(Record):
     def _of_chapters(self) -> Iterator[tuple[str, Estimate]]:
         for chapter in self.parts:
             if chapter.row.word != "train":  # evaluate measures the same images again
-                predicted = chapter.record.options.get("predicted", False)
+                predicted = chapter.record.config.options.get("predicted", False)
                 yield from (
                     (name, number)
                     for name, number in chapter.record.metrics.items()

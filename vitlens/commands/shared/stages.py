@@ -39,8 +39,13 @@ class StageRow:
     object: float | None = col("attention on the object", unit="fraction", default=None)
     baseline: float | None = col("of the best map that ignores the image", unit="fraction", default=None)
     block: str = col("block", default="")
-    loss: Estimate | None = col("rise of the loss without it", default=None)
+    loss: Estimate | None = col("rise of the loss without its most important block", default=None)
     lens: Estimate | None = col("label read after them", default=None)
+
+    @property
+    def several(self) -> bool:
+        """Whether it is more than one layer."""
+        return not self.layers.isdecimal()
 
 
 def stages(
@@ -90,7 +95,8 @@ def _mean(values: Sequence[float]) -> float | None:
 HOW: Final = Section(
     "How does {{ rows[0].model }} work?",
     lambda record: record.stages,
-    says="**Layers {{ layers }}**: {% if attends %}{{ attends|counts }} of {{ heads }} heads{% if unclear %}, "
+    says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}{{ attends|counts }} of {{ heads "
+    "}} heads{% if unclear %}, "
     "{{ unclear }} follow no single pattern{% endif %}{% else %}none of {{ heads }} heads follows a single pattern"
     "{% endif %}{% if row.range is not none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
     "{% endif %}{% if row.loss %}; without block {{ row.block }} the loss rises by {{ row.loss|alone }}"

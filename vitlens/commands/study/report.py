@@ -1,4 +1,4 @@
-"""The report of a whole study: a first page written from all chapters, a section a question, and the chapters' links."""
+"""The report of a whole study: a page written from all its chapters, and a section a question with links to them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +22,8 @@ _ORDER: Final = ("fail", "warn", "inconclusive", "pass", None)
 
 
 _BEFORE: Final = (
-    Question("Which model classifies better, and is its confidence right?", ("evaluate",), "calibration"),
+    Question("Which model classifies better?", ("evaluate",), "surest_errors"),
+    Question("Is the confidence right?", ("evaluate",), "calibration"),
 )  # fmt: skip
 _AFTER: Final = (
     Question("Where does attention lie?", ("attention",), "object"),
@@ -44,7 +45,7 @@ _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
     "evaluate": ("top-1 accuracy", "calibration error"),
     "attack": ("robust accuracy at 1/255", "accuracy lost to corruptions"),
     "features": ("linear probe",),
-    "profile": ("latency", "parameters"),
+    "profile": ("latency, smallest batch", "parameters"),
 }
 
 
