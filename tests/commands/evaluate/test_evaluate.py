@@ -12,7 +12,7 @@ from vitlens.commands.evaluate.report import REPORT
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read, report
 from vitlens.data.cue_conflict import imagenet16
-from vitlens.errors import InputError, ModelError, NonFiniteError, OutputError
+from vitlens.errors import InputError, ModelError, NonFiniteError
 from vitlens.files import read_run
 from vitlens.labels import imagenet_classes
 from vitlens.models.loading import untrained
@@ -91,59 +91,51 @@ def test_two_models_are_paired_and_the_report_can_be_written_again(models: dict[
     assert {file: file.read_bytes() for file in files} == files
 
 
-def test_the_same_command_gives_the_same_results(models: dict[str, str], tmp_path: Path) -> None:
-    runs = []
-    for name in ("a", "b"):
-        evaluate([models["vit"]], data="digits", options=options(tmp_path / name))
-        record = read_run(tmp_path / name)
-        runs.append((record.results["metrics"], record.results["tables"]))
-    assert runs[0] == runs[1]
-    assert (tmp_path / "a/arrays/predictions-vit.npz").read_bytes() == (
-        tmp_path / "b/arrays/predictions-vit.npz"
-    ).read_bytes()
-
-
 def test_wrong_input_is_refused_before_anything_is_written(models: dict[str, str], tmp_path: Path) -> None:
-    classes = tmp_path / "classes.txt"
+    classes, conflicts = tmp_path / "classes.txt", tmp_path / "conflicts"
     classes.write_text("\n".join("abcdefghij"))
-    with pytest.raises(InputError, match=r"only in the data: '0'.*only in the model: 'a'"):
-        evaluate([models["vit"]], options=options(tmp_path / "run"), model_options=ModelOptions(classes=classes))
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "run").mkdir()
-    with pytest.raises(OutputError):
-        evaluate([models["vit"]], options=options(tmp_path / "run"))
+    conflict(conflicts / "cat" / "cat1-dog2.png")
+    broken = with_weights(tmp_path / "broken.safetensors", torch.nan)
+    for error, message, model, more in (
+        (
+            InputError,
+            r"in the data: '0'.*in the model: 'a'",
+            models["vit"],
+            {"model_options": ModelOptions(classes=classes)},
+        ),
+        (InputError, r"only in the data: 'cat', 'dog'.*--classes FILE", models["vit"], {"data": str(conflicts)}),
+        (ModelError, "expected finite weights", broken, {}),
+    ):
+        with pytest.raises(error, match=message):
+            evaluate([model], options=options(tmp_path / "run"), **more)
+        assert not (tmp_path / "run").exists()
 
 
-def test_a_model_whose_logits_overflow_fails_and_says_so(models: dict[str, str], tmp_path: Path) -> None:
-    broken = untrained("resnet20", classes=DIGITS)
+def conflict(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    Image.new("RGB", (32, 32), (10, 20, 200)).save(path)
+
+
+def with_weights(path: Path, value: float) -> str:
+    """A CNN whose classifier has these weights."""
+    model = untrained("resnet20", classes=DIGITS)
     state = {
-        name: torch.full_like(value, 3e38) if "fc" in name else value
-        for name, value in broken.module.state_dict().items()
+        name: torch.full_like(each, value) if "fc" in name else each for name, each in model.module.state_dict().items()
     }
-    save(broken, tmp_path / "broken.safetensors", state=state)
+    save(model, path, state=state)
+    return str(path)
+
+
+def test_a_model_whose_logits_overflow_fails_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match=r"broken on .* of digits"):
-        evaluate([str(tmp_path / "broken.safetensors")], options=options(tmp_path / "run"))
+        evaluate([with_weights(tmp_path / "broken.safetensors", 3e38)], options=options(tmp_path / "run"))
     assert read_run(tmp_path / "run").status == "failed"
     assert not (tmp_path / "run" / "report.md").exists()
 
 
-def test_weights_that_are_nan_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    broken = untrained("resnet20", classes=DIGITS)
-    state = {
-        name: torch.full_like(value, torch.nan) if "fc" in name else value
-        for name, value in broken.module.state_dict().items()
-    }
-    save(broken, tmp_path / "broken.safetensors", state=state)
-    with pytest.raises(ModelError, match="expected finite weights"):
-        evaluate([str(tmp_path / "broken.safetensors")], options=options(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
 def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path: Path) -> None:
     for name in ("cat/cat1-dog2", "cat/cat1-bear3", "dog/dog4-cat1"):
-        place = tmp_path / "conflicts" / f"{name}.png"
-        place.parent.mkdir(exist_ok=True, parents=True)
-        Image.new("RGB", (32, 32), (10, 20, 200)).save(place)
+        conflict(tmp_path / "conflicts" / f"{name}.png")
     overrides = {"dim": 16, "depth": 2, "heads": 2}
     save(untrained("vit-micro", classes=imagenet_classes(), overrides=overrides), tmp_path / "vit.safetensors")
     path = evaluate(
@@ -157,11 +149,3 @@ def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path: Path) -> No
     assert "the 16" in notes[0]
     assert any("its label is the shape" in note for note in notes)
     assert notes[0].rstrip(".") in path.read_text()
-
-
-def test_other_models_cannot_answer_for_cue_conflicts(models: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "conflicts" / "cat").mkdir(parents=True)
-    Image.new("RGB", (32, 32)).save(tmp_path / "conflicts" / "cat" / "cat1-dog2.png")
-    with pytest.raises(InputError, match=r"only in the data: 'cat', 'dog'.*--classes FILE"):
-        evaluate([models["vit"]], data=str(tmp_path / "conflicts"), options=options(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
