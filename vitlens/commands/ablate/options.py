@@ -36,12 +36,9 @@ class AblateOptions:
     images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
     replace: tuple[Replacement, ...] = choices(
-        "--replace",
-        f"What stands in a head's place: {', '.join(REPLACEMENTS)}.",
-        REPLACEMENTS,
-        default=(),
+        "--replace", f"What stands in a head's place: {', '.join(REPLACEMENTS)}.", REPLACEMENTS, default=(),
         shown=f"mean; resample below {FEWEST_FOR_MEAN} images, zero for one",
-    )
+    )  # fmt: skip
     units: tuple[UnitKind, ...] = choices(
         "--units", f"What is removed: {', '.join(UNIT_KINDS)}.", UNIT_KINDS, default=UNIT_KINDS
     )
@@ -49,13 +46,9 @@ class AblateOptions:
     curves: bool = option("--curves/--no-curves", "Remove heads one after another.", default=True, panel=_MORE)
     greedy: bool = option("--greedy", "Also rank again after each removal.", default=False, panel=_MORE)
     pairs: int = option(
-        "--pairs",
-        "Remove in pairs the K most important heads, and the K pairs of most similar outputs; 0: none.",
-        default=5,
-        metavar="K",
-        low=0,
-        panel=_MORE,
-    )
+        "--pairs", "Remove in pairs the K most important heads, and the K pairs of most similar outputs; 0: none.",
+        default=5, metavar="K", low=0, panel=_MORE,
+    )  # fmt: skip
     patch: bool = option(
         "--patch/--no-patch", "Activation patching, logit lens, direct logit attribution.", default=True, panel=_MORE
     )

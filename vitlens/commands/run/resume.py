@@ -27,7 +27,8 @@ def resumable(
         "images": len(run.split), **settings, "seed": run.run.seed, "batch_size": run.run.batch_size,
         "precision": run.run.precision, "processes": run.processes.count,
     }  # fmt: skip
-    require_same(resume, run.command, identity)
+    if resume is not None:
+        _require_same(resume, run.command, identity)
     with run.processes.main_process_first():
         opened = run.folder(title, resume=resume, identity=identity)
     with opened as writing:
@@ -38,10 +39,7 @@ def resumable(
             store.forget()
 
 
-def require_same(resume: Path | None, command: str, identity: Mapping[str, object]) -> None:
-    """Raise InputError unless the run to resume is of this command and began with the same settings."""
-    if resume is None:
-        return
+def _require_same(resume: Path, command: str, identity: Mapping[str, object]) -> None:
     record = read_run(resume)
     begun = record.config.get("identity")
     if record.command != command or not isinstance(begun, Mapping):
