@@ -97,12 +97,13 @@ def rounded():
 """
 
 
-def check_masked(folder: Path, function: str, seed: int = 0) -> None:
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))])
+@pytest.mark.parametrize("function", ["saturated", "rounded"])
+def test_masked_gradients_come_first(tmp_path: Path, function: str, seed: int) -> None:
     """Logits that saturate the softmax, and pixels that are rounded, give gradients of zero: nothing is fooled."""
-    folder.mkdir(exist_ok=True)
-    (folder / "masks.py").write_text(SATURATED)
+    (tmp_path / "masks.py").write_text(SATURATED)
     few = ["--limit", "24", "--epsilon", "0,1,8", "--seed", str(seed)]
-    record, report = attacked(folder / function, "--model-file", f"{folder / 'masks.py'}:{function}", *few)
+    record, report = attacked(tmp_path / "run", "--model-file", f"{tmp_path / 'masks.py'}:{function}", *few)
     failed = [row for row in record.checks if row.state == "failed" and row.name in ("gradients", "gradients read")]
     claim = shown(claims(record))[0]
     assert claim.question == "masked gradients"
@@ -112,22 +113,6 @@ def check_masked(folder: Path, function: str, seed: int = 0) -> None:
     assert report.title == claim.title
     states = {verdict.subject.partition(" ")[0]: verdict.state for verdict in report.verdicts}
     assert (states["self-checks"], states["robustness"]) == ("fail", "inconclusive")
-
-
-@pytest.mark.parametrize("function", ["saturated", "rounded"])
-def test_masked_gradients_come_first(tmp_path: Path, function: str) -> None:
-    check_masked(tmp_path, function)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 21))
-def test_masked_gradients_come_first_for_every_seed_and_none_are_invented(tmp_path: Path, seed: int) -> None:
-    for function in ("saturated", "rounded"):
-        check_masked(tmp_path, function, seed)
-    for name, more in (("sound", ()), ("several", ("--attack", "fgsm,pgd", "--limit", "40"))):
-        few = ("--limit", "24", "--epsilon", "0,1,8", "--seed", str(seed))
-        record, _ = attacked(tmp_path / name, "cnn-digits", *few, *more)
-        assert not any(claim.question == "masked gradients" for claim in claims(record))
 
 
 def curve(model: str, epsilon: float, right: int, attack: str = "pgd-linf") -> AttackCurveRow:

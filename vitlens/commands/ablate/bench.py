@@ -31,7 +31,6 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.unseen import copy_training_images
 from vitlens.commands.shared.head_words import head_words
 from vitlens.data.catalogue import load_images
-from vitlens.data.split import Split
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.rebuilding.pruning import prune_heads
@@ -69,21 +68,6 @@ class Bench:
     means: MeanOutputs | None = None
 
     @property
-    def model(self) -> Model:
-        """The one model."""
-        return self.run.model
-
-    @property
-    def split(self) -> Split:
-        """All images."""
-        return self.run.split
-
-    @property
-    def seed(self) -> int:
-        """The seed of the run."""
-        return self.run.run.seed
-
-    @property
     def heads(self) -> tuple[Unit, ...]:
         """The units that are heads."""
         return tuple(unit for unit in self.units if unit.kind == "head")
@@ -96,16 +80,16 @@ class Bench:
     @property
     def batch_size(self) -> int:
         """Images at a time."""
-        return self.run.run.batch_size or fitting_batch_size(self.model)
+        return self.run.run.batch_size or fitting_batch_size(self.run.model)
 
     def groups(self, indices: Tensor | None = None) -> Tensor | None:
         """The groups of the images (n,), or of those at these indices; None where images have no groups."""
-        groups = self.split.groups
+        groups = self.run.split.groups
         return groups if groups is None or indices is None else groups[indices]
 
     def share(self, indices: Tensor | None = None) -> Tensor:
         """The part of these indices (None: of all images) that belongs to this process."""
-        every = torch.arange(len(self.split)) if indices is None else indices
+        every = torch.arange(len(self.run.split)) if indices is None else indices
         return every[self.run.processes.index :: self.run.processes.count]
 
     def batches(self, indices: Tensor | None = None) -> Iterator[LabelledBatch]:
@@ -113,30 +97,30 @@ class Bench:
 
         The donor of an image is drawn from all images, so that results do not depend on the batches.
         """
-        own, device = self.share(indices), self.model.device
+        own, device = self.share(indices), self.run.model.device
         resampled = "resample" in self.run.options.replace
-        others = other_images(len(self.split), seed=self.seed) if resampled else None
-        for batch in self.split.pick(own).batches(self.batch_size, device=device):
+        others = other_images(len(self.run.split), seed=self.run.run.seed) if resampled else None
+        for batch in self.run.split.pick(own).batches(self.batch_size, device=device):
             positions, donors = own[batch.indices], None
             if others is not None:
-                (donors, *_), *_ = self.split.pick(others[positions]).batches(len(positions), device=device)
+                (donors, *_), *_ = self.run.split.pick(others[positions]).batches(len(positions), device=device)
             yield LabelledBatch(batch.images, self.labels[positions].to(device), int(batch.indices[0]), donors)
 
     def with_means(self) -> "Bench":
         """The same with the mean outputs, where they are needed; without, one batch holds all images, whose clean pass
         gives them."""
         options, processes = self.run.options, self.run.processes
-        one_batch = processes.count == 1 and len(self.split) <= self.batch_size and not options.curves
+        one_batch = processes.count == 1 and len(self.run.split) <= self.batch_size and not options.curves
         if "mean" not in options.replace or (one_batch and not options.pairs):
             return self
-        with progress("Mean outputs", len(self.split), quiet=self.run.run.quiet) as advance:
+        with progress("Mean outputs", len(self.run.split), quiet=self.run.run.quiet) as advance:
 
             def images() -> Iterator[Tensor]:
                 for batch in self.batches():
                     yield batch.images
                     advance(len(batch.images) * processes.count)
 
-            means = means_of(self.model, images())
+            means = means_of(self.run.model, images())
         means.join(processes.total)
         return replace(self, means=means)
 
@@ -151,7 +135,12 @@ class Bench:
                 def done(removed: int, images: int = len(batch.images)) -> None:
                     advance(removed * images)
 
-                common = {"means": self.means, "donors": batch.donors, "seed": self.seed, "offset": batch.offset}
+                common = {
+                    "means": self.means,
+                    "donors": batch.donors,
+                    "seed": self.run.run.seed,
+                    "offset": batch.offset,
+                }
                 yield batch, {**common, "advance": done}
 
 
@@ -205,10 +194,10 @@ def name_of(unit: Unit) -> str:
 
 def head_labels(bench: Bench) -> dict[tuple[int, int], str]:
     """What each head attends to, by layer and head; none for attention without a place in the image."""
-    split = bench.split.pick(torch.arange(min(IMAGES, len(bench.split))))
-    stream = Stream(bench.model, groups=split.groups)
+    split = bench.run.split.pick(torch.arange(min(IMAGES, len(bench.run.split))))
+    stream = Stream(bench.run.model, groups=split.groups)
     try:
-        for batch in split.batches(bench.batch_size, device=bench.model.device):
+        for batch in split.batches(bench.batch_size, device=bench.run.model.device):
             stream.add(batch.images, masks=None if split.masks is None else split.masks[batch.indices])
     except UnsupportedError:  # attention between channels, or heads of several shapes in one layer
         return {}
@@ -226,8 +215,8 @@ def inside(bench: Bench) -> tuple[dict[str, Any], tuple[str, ...]]:
     record; and the reasons why one of these is not defined for the model."""
     found: dict[str, Any] = {}
     undone: list[str] = []
-    first = torch.arange(len(bench.split))[:IMAGES]
-    (images,) = bench.split.pick(first).batches(len(first), device=bench.model.device)
+    first = torch.arange(len(bench.run.split))[:IMAGES]
+    (images,) = bench.run.split.pick(first).batches(len(first), device=bench.run.model.device)
     parts: tuple[Callable[[Bench, Tensor, Tensor], dict[str, Any]], ...] = (_patching, _lens, _contributions)
     for part in parts:
         try:
@@ -241,11 +230,11 @@ def inside(bench: Bench) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def _patching(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
     clean, corrupted, names, corruption = _pair(bench, images, labels)
-    layout, classes = bench.model.anatomy.layout, bench.model.classes
-    patched = patch_parts(bench.model, clean, corrupted)
+    layout, classes = bench.run.model.anatomy.layout, bench.run.model.classes
+    patched = patch_parts(bench.run.model, clean, corrupted)
     row = PatchingRow(
         *names, classes[int(patched.targets[0])], classes[int(patched.others[0])], float(patched.clean[0]),
-        float(patched.corrupted[0]), corruption, patched.note,
+        float(patched.corrupted[0]), corruption,
         grid=None if layout is None else (layout.grid[0], layout.grid[1]),
         prefix=None if layout is None else tuple(layout.prefix),
     )  # fmt: skip
@@ -258,7 +247,7 @@ def _pair(bench: Bench, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor,
     """The images of --clean and --corrupted; or the correctly classified image of highest confidence whose prediction a
     corruption changes, and its corrupted copy, so that positions correspond. (1, 3, height, width) each, with their
     names and the corruption."""
-    model, options = bench.model, bench.run.options
+    model, options = bench.run.model, bench.run.options
     if options.clean is not None and options.corrupted is not None:
         paths = [options.clean, options.corrupted]
         split = load_images(paths, preprocessing=model.preprocessing)
@@ -288,14 +277,14 @@ def _predictions(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lens(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    right = accuracy_by_depth(logits_by_depth(bench.model, images).float().cpu(), labels).tolist()
+    right = accuracy_by_depth(logits_by_depth(bench.run.model, images).float().cpu(), labels).tolist()
     n = len(labels)
     shares = [replace(wilson(round(share * n), n), value=share) for share in right]
     return {"lens": tuple(LensRow(depth, share) for depth, share in enumerate(shares))}
 
 
 def _contributions(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    parts = contributions(bench.model, images, targets=labels)
+    parts = contributions(bench.run.model, images, targets=labels)
     rows = [
         ContributionRow(f"L{layer}.H{head}", "head", value, layer, head)
         for layer, values in enumerate(parts.heads.mean(0).tolist())
@@ -311,7 +300,7 @@ def _contributions(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, An
 def pruned(bench: Bench, importance: Importance, folder: Path) -> tuple[Estimate, tuple[PrunedRow, ...]]:
     """Prune the least important share of the heads, save the model, and compare it with the whole one: the share of the
     parameters that was cut, and the rows. Raises InputError for a share that cuts no head."""
-    whole, split = bench.model, bench.split
+    whole, split = bench.run.model, bench.run.split
     share, ranking = bench.run.options.prune or 0.0, importance.ranking("head")[::-1]
     least = ranking[: round(share * len(ranking))]
     if not least:

@@ -121,14 +121,16 @@ def _unit_effects(bench: Bench, replacement: Replacement) -> UnitEffects:
     """The effects of all units on all images, and the first-order estimates, gathered from all processes."""
     parts, estimates = [], []
     for batch, common in bench.rounds(f"Removing each unit ({replacement})", len(bench.units)):
-        inputs = (bench.model, batch.images, batch.labels, bench.units)
+        inputs = (bench.run.model, batch.images, batch.labels, bench.units)
         digest = batch_digest(batch.images, batch.labels)
         memory = BatchMemory(bench.store, f"{replacement}-{batch.offset}", digest, len(batch.labels))
         parts.append(measure_effects(*inputs, replace=replacement, memory=memory, **common))
         estimates.append(first_order(*inputs, replace=replacement, means=bench.means, donors=batch.donors))
     estimate = bench.run.processes.gathered(torch.cat(estimates, 1).T.contiguous()).T
     effects = Effects.join(parts).gathered(bench.run.processes)
-    return UnitEffects(effects, estimate, summarise(effects, groups=bench.groups(), first=estimate, seed=bench.seed))
+    return UnitEffects(
+        effects, estimate, summarise(effects, groups=bench.groups(), first=estimate, seed=bench.run.run.seed)
+    )
 
 
 def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int], str]) -> Iterator[UnitRow]:
@@ -143,12 +145,12 @@ def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int]
         others = [name for name in measured if name != bench.replacement]
         change, hidden_p = hidden.get(index, (None, None))
         yield UnitRow(
-            model=bench.model.alias, unit=name_of(unit), kind=unit.kind, layer=unit.layer, head=unit.head,
+            model=bench.run.model.alias, unit=name_of(unit), kind=unit.kind, layer=unit.layer, head=unit.head,
             part=unit.kind if unit.head is None else str(unit.head),
             label=None if unit.head is None else labels.get((unit.layer, unit.head)),
             replace=bench.replacement, loss=losses[bench.replacement], p=tests[bench.replacement],
             accuracy=estimate_of(main.accuracy, index, main.n, "points"),
-            accuracy_p=finite(main.accuracy.p_holm[index]), effect=shown[bench.replacement],
+            effect=shown[bench.replacement],
             first_order=None if main.first_order is None else finite(main.first_order[index]),
             other_losses={name: losses[name] for name in others},
             other_p={name: p for name in others if (p := tests[name]) is not None},
@@ -162,9 +164,9 @@ def _hidden_by_mean(bench: Bench, measured: Measured) -> dict[int, tuple[Estimat
     if not heads or not {"mean", "resample"} <= measured.keys():
         return {}
     apart = measured["resample"].effects.delta_loss[heads] - measured["mean"].effects.delta_loss[heads]
-    (change,) = mean_changes((apart,), families=["head"] * len(heads), groups=bench.groups(), seed=bench.seed)
+    (change,) = mean_changes((apart,), families=["head"] * len(heads), groups=bench.groups(), seed=bench.run.run.seed)
     return {
-        index: (estimate_of(change, row, len(bench.split), "nats"), finite(change.p_holm[row]))
+        index: (estimate_of(change, row, len(bench.run.split), "nats"), finite(change.p_holm[row]))
         for row, index in enumerate(heads)
     }
 
@@ -187,11 +189,11 @@ def _model_row(bench: Bench, measured: Measured, removal: Removal, units: Sequen
         return Estimate(sum(found) / count, n=count)
 
     losses, clusters = main.effects.clean_loss.numpy(), None if groups is None else groups.numpy()
-    dead = [row.effect == "no effect" for row in heads] if len(bench.split) > 1 else []
+    dead = [row.effect == "no effect" for row in heads] if len(bench.run.split) > 1 else []
     return rows.AblatedModelRow(
-        model=bench.model.alias, replace=bench.replacement,
-        accuracy=accuracy(main.effects.clean_correct, groups=groups, seed=bench.seed),
-        cross_entropy=bootstrap_mean(losses, groups=clusters, seed=bench.seed, unit="nats"),
+        model=bench.run.model.alias, replace=bench.replacement,
+        accuracy=accuracy(main.effects.clean_correct, groups=groups, seed=bench.run.run.seed),
+        cross_entropy=bootstrap_mean(losses, groups=clusters, seed=bench.run.run.seed, unit="nats"),
         smallest=smallest_effect(main.importance.clean_loss),
         matter=share([row.matters for row in heads]) if heads else None, without_effect=share(dead) if dead else None,
         rank_correlation={name: Estimate(rho, n=count, unit="") for name, rho in rhos.items() if np.isfinite(rho)},
@@ -211,7 +213,7 @@ def _arrays(measured: UnitEffects) -> rows.EffectArrays:
 
 def _heads_in_order(bench: Bench, measured: UnitEffects) -> Removal:
     """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other."""
-    every = torch.arange(len(bench.split))
+    every = torch.arange(len(bench.run.split))
     ranked, tested = (every[0::2], every[1::2]) if len(every) >= 2 * _FEWEST else (every, every)
     tested = tested[:REMOVAL_IMAGES]
     orders, spent = dict(_orders(bench, measured, ranked)), None
@@ -220,7 +222,7 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> Removal:
     removed = removing.steps(len(bench.heads), points=POINTS)
     parts = [
         removing.removal_curves(
-            bench.model, batch.images, batch.labels, orders, removed=removed, replace=bench.replacement, **common
+            bench.run.model, batch.images, batch.labels, orders, removed=removed, replace=bench.replacement, **common
         )
         for batch, common in bench.rounds("Removing heads in order", len(orders) * len(removed), tested)
     ]
@@ -233,7 +235,9 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> Removal:
     )
     groups, least = bench.groups(tested), curves[0]
     matters = removing.removal_matters(least, groups=groups)
-    return Removal(points, removing.share_removable(least, groups=groups, seed=bench.seed) if matters else None, spent)
+    return Removal(
+        points, removing.share_removable(least, groups=groups, seed=bench.run.run.seed) if matters else None, spent
+    )
 
 
 def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
@@ -248,17 +252,17 @@ def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tup
     if not estimates[heads].isnan().any():
         yield FIRST_ORDER, order(estimates)
     for number in range(RANDOM_ORDERS):
-        yield f"random {number}", removing.random_order(bench.heads, seed=bench.seed + number)
+        yield f"random {number}", removing.random_order(bench.heads, seed=bench.run.run.seed + number)
 
 
 def _greedy(bench: Bench, chosen: Tensor) -> tuple[tuple[Unit, ...], float]:
     """The order, ranked again after some removals, and the forward passes an image that it took."""
-    heads, device = bench.heads, bench.model.device
-    (batch,) = bench.split.pick(chosen).batches(len(chosen), device=device)
+    heads, device = bench.heads, bench.run.model.device
+    (batch,) = bench.run.split.pick(chosen).batches(len(chosen), device=device)
     labels, every = bench.labels[chosen].to(device), max(1, len(heads) // RERANKINGS)
     with progress("Ranking heads again", len(heads), unit="heads", quiet=bench.run.run.quiet) as advance:
         found = greedy_order(
-            bench.model, batch.images, labels, heads, every=every, replace=bench.replacement, means=bench.means,
+            bench.run.model, batch.images, labels, heads, every=every, replace=bench.replacement, means=bench.means,
             advance=advance,
         )  # fmt: skip
     return found.order, found.forward_equivalents
@@ -266,8 +270,8 @@ def _greedy(bench: Bench, chosen: Tensor) -> tuple[tuple[Unit, ...], float]:
 
 def _head_redundancy(bench: Bench) -> Redundancy:
     """The similarity of the outputs of each pair of heads."""
-    stream = RedundancyStream(bench.model)
-    for batch in bench.batches(torch.arange(len(bench.split))[:REMOVAL_IMAGES]):
+    stream = RedundancyStream(bench.run.model)
+    for batch in bench.batches(torch.arange(len(bench.run.split))[:REMOVAL_IMAGES]):
         stream.add(batch.images)
     stream.join(bench.run.processes.total)
     return stream.result()
@@ -291,19 +295,19 @@ def _heads_in_pairs(
     remark."""
     most = bench.run.options.pairs
     top = importance.ranking("head")[: max(2, most)] if importance.is_ranked("head") else ()
-    alike = _similar(redundancy, len(bench.split), most=most)
+    alike = _similar(redundancy, len(bench.run.split), most=most)
     wanted = dict.fromkeys(tuple(sorted(pair, key=bench.heads.index)) for pair in (*combinations(top, 2), *alike))
     if not wanted:
         return (), ""
     units = tuple(dict.fromkeys(unit for pair in wanted for unit in pair))
     pairs = [(units.index(first), units.index(second)) for first, second in wanted]
-    chosen = torch.arange(len(bench.split))[:REMOVAL_IMAGES]
+    chosen = torch.arange(len(bench.run.split))[:REMOVAL_IMAGES]
     joined = Pairs.join([
-        pairwise(bench.model, batch.images, batch.labels, units, pairs=pairs, replace=bench.replacement, **common)
+        pairwise(bench.run.model, batch.images, batch.labels, units, pairs=pairs, replace=bench.replacement, **common)
         for batch, common in bench.rounds("Removing pairs of heads", len(units) + len(pairs), chosen)
     ])  # fmt: skip
     gathered = replace(joined, outcomes=joined.outcomes.gathered(bench.run.processes))
-    found = synergy(gathered, groups=bench.groups(chosen), seed=bench.seed)
+    found = synergy(gathered, groups=bench.groups(chosen), seed=bench.run.run.seed)
     places, names = {unit: place for place, unit in enumerate(redundancy.units)}, [*map(name_of, units)]
     return tuple(
         rows.HeadPairRow(

@@ -22,13 +22,9 @@ _MORE, _PRUNE = "Beyond importance", "Pruning"
 class AblateOptions:
     """What is removed, what replaces its output, and what is measured beyond the importance.
 
-    predicted: use the model's predictions as labels; replace: replacements, the first of which figures show (none: the
-    mean, or another one for few images); units: the kinds of units to remove; resume: the folder of a stopped run of
-    the same model, data and options; curves: remove heads one after another; greedy: also rank them again after each
-    removal; pairs: the number of most important heads that are removed in pairs, and of pairs of heads with the most
-    similar outputs (0: neither); patch: activation patching, logit lens and direct logit attribution; clean, corrupted:
-    the two images of the patching (None: two of the data, of different classes); prune: the share of heads to prune;
-    save: where the pruned model is written.
+    replace: replacements, the first of which figures show (none: the mean, or another one for few images); resume: of
+    the same model, data and options; clean, corrupted: the two images of the patching (None: an image of the data and
+    its corrupted copy).
     """
 
     model: str = one_model()

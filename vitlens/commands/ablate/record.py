@@ -63,7 +63,7 @@ class AblatedModelRow:
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
     smallest: Estimate = col("smallest effect worth reporting")
-    matter: Estimate | None = col("heads that change the loss", metric="heads_that_matter/{model}", default=None)
+    matter: Estimate | None = col("heads with significant effect", metric="heads_that_matter/{model}", default=None)
     without_effect: Estimate | None = col("heads without effect", metric="heads_without_effect/{model}", default=None)
     rank_correlation: Mapping[str, Estimate] = col("rank correlation", metric="rank_correlation/{model}/{key}")
     removable: Estimate | None = col("heads removable within 1 point", metric="removable_share/{model}", default=None)
@@ -76,7 +76,7 @@ class AblatedModelRow:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitRow:
-    """The effect of removing one unit. part: the head's number, "mlp" or "block"; p, accuracy_p: of sign flips, after
+    """The effect of removing one unit. part: the head's number, "mlp" or "block"; p: of sign flips, after
     Holm's correction over the units of the kind, None for fewer than two images; effect: by `judged`; first_order: the
     gradient estimate of the rise; label: what a head attends to, as `vitlens stats` labels it; others: with the other
     replacements, by name; hidden: the rise under resampling minus that under the mean, paired over images, where both
@@ -96,7 +96,6 @@ class UnitRow:
     )  # fmt: skip
     p: float | None = col("p (Holm)", default=None)
     accuracy: Estimate = col("accuracy lost", metric="importance/{model}/delta_accuracy/{layer}/{part}")
-    accuracy_p: float | None = col("p of accuracy (Holm)", default=None)
     effect: Judged = col("shown")
     first_order: float | None = col("first-order estimate", unit="nats", default=None)
     other_losses: Mapping[Replacement, Estimate] = col("rise of the loss, replaced by")
@@ -174,7 +173,6 @@ class PatchingRow:
     difference_clean: float = col("logit difference, clean")
     difference_corrupted: float = col("logit difference, corrupted")
     corruption: str = col("corruption", default="")
-    note: str = col("note", default="")
     grid: tuple[int, int] | None = col("patches (rows, columns)", default=None)
     prefix: tuple[str, ...] | None = col("prefix tokens", default=None)
 

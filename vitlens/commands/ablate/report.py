@@ -14,7 +14,7 @@ from vitlens.figures.patching import patching_maps
 from vitlens.record import by as grouped
 from vitlens.report.claims import Claim, above
 from vitlens.report.findings import Kind
-from vitlens.report.prose import Marked, listed, say
+from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import LEVEL, Estimate
 
@@ -40,12 +40,6 @@ def _claim(
         question, model, says, title, effect=effect, p=p, evidence="intervened", place=place, reference=reference,
         kind=kind,
     )  # fmt: skip
-
-
-def with_effect(rows: Sequence[UnitRow]) -> list[UnitRow]:
-    """Those whose removal is shown to raise the loss by more than the smallest effect, the greatest rise first."""
-    found = [row for row in rows if row.effect == "effect" and row.loss.value > 0]
-    return sorted(found, key=lambda row: -row.loss.value)
 
 
 def without_effect(record: AblateRecord) -> list[UnitRow]:
@@ -82,7 +76,8 @@ def _most_important(record: AblateRecord) -> Claim:
     """The head whose removal costs most; of a model of which no head was removed, the MLP or block."""
     kinds, model = grouped(record.units, "kind"), record.model.model
     kind = next(each for each in ("head", "mlp", "block") if each in kinds)
-    word, rows, found = {"mlp": "MLP"}.get(kind, kind), kinds[kind], with_effect(kinds[kind])
+    word, rows = {"mlp": "MLP"}.get(kind, kind), _by_loss(kinds[kind])
+    found = [row for row in rows if row.effect == "effect" and row.loss.value > 0]
     if not found:
         return _claim(
             record, f"most important {word}",
@@ -215,16 +210,6 @@ def _heads(record: AblateRecord) -> str:
     )  # fmt: skip
 
 
-def _others(record: AblateRecord) -> str:
-    kinds = grouped(record.units, "kind")
-    leads = [found[0] for kind in ("mlp", "block") if (found := with_effect(kinds.get(kind, ())))]
-    return say(
-        "{% if parts %}The loss rises most without {{ parts }}; a removed block leaves the residual stream as it is."
-        "{% else %}No MLP and no block is shown to matter when it is removed alone.{% endif %}",
-        parts=leads and listed([Marked(say("{{ row.unit }} ({{ row.loss|alone }})", row=row)) for row in leads]),
-    )  # fmt: skip
-
-
 _PATCHING: Final = (
     "One pair of images, an example: the logit of {{ first.target }} minus {{ first.other }} is "
     "{{ first.difference_clean|number }} on the clean image ({{ first.clean }}) and "
@@ -292,7 +277,7 @@ REPORT: Final = Report(
         ),
         Section(
             "Which MLPs and blocks matter?", lambda record: _by_loss([row for row in record.units if row.head is None]),
-            opening=_others,
+            opening="Each was removed alone; without a block the residual stream stays as it is.",
             charts=(Chart(
                 "others", intervals("unit", "loss", reference=0.0),
                 "Rise of the loss without each MLP and each block, with 95 % intervals over images; right of the line: "

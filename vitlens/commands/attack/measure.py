@@ -22,15 +22,6 @@ from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.attack.record import (
-    JUDGED,
-    AttackRecord,
-    Counterpart,
-    epsilon_words,
-    scale_of,
-    strongest,
-    typed_epsilon,
-)
 from vitlens.commands.attack.sweep import AttackSample, ModelAttack, attack_sample, checked, evenly_spaced, sweep_all
 from vitlens.commands.run.load import load_split
 from vitlens.commands.run.progress.bar import progress
@@ -102,7 +93,7 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
     return Corrupted(work.model.alias, processes.gathered(part).permute(1, 2, 0).contiguous(), split.groups)
 
 
-def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseline: str) -> AttackRecord:
+def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseline: str) -> rows.AttackRecord:
     """The record of the first process, after all images have been attacked."""
     sample, seed = attack_sample(works), works[0].run.run.seed
     insides = [_inside(work, sample, index) for index, work in enumerate(works)]
@@ -117,16 +108,16 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
     overall = []
     for work, inside, fooled in zip(works, insides, sample.fooled):
         alias, norm = work.model.alias, sample.attack.norm
-        judged = strongest((row for row in curves if row.model == alias), JUDGED)
+        judged = rows.strongest((row for row in curves if row.model == alias), rows.JUDGED)
         row = rows.AttackedModelRow(
             alias, accuracy(work.clean, groups=work.run.split.groups, seed=seed),
             None if judged is None else judged.accuracy,
             sum((check.model, check.state) == (alias, "failed") for check in checks),
-            f"{title_of(sample.attack)} at {epsilon_words(typed_epsilon(sample.epsilon, norm), norm)}",
+            f"{title_of(sample.attack)} at {rows.epsilon_words(rows.typed_epsilon(sample.epsilon, norm), norm)}",
             int(fooled.sum()), inside.halfway,
         )  # fmt: skip
         overall.append(replace(row, **_under_corruptions(work, corrupted, baseline)))
-    return AttackRecord(
+    return rows.AttackRecord(
         overall=tuple(overall),
         curves=curves,
         attacks=tuple(row for work in works for row in _attack_rows(work)),
@@ -146,7 +137,6 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         attacked={
             work.model.alias: rows.AttackedArrays(
                 work.clean.numpy(),
-                work.labels.numpy(),
                 {result.outcome.name: result.outcome.broken_at.numpy() for result in work.swept},
                 {result.outcome.name: result.distance.numpy() for result in work.swept},
             )
@@ -180,7 +170,7 @@ def _curve_rows(work: ModelAttack) -> Iterator[rows.AttackCurveRow]:
         entry, outcome = ATTACKS[swept.attack], swept.outcome
         clean = accuracy(outcome.clean, groups=outcome.groups, seed=seed)
         for pixels, estimate in zip((0.0, *outcome.epsilons), (clean, *outcome.accuracies(seed=seed))):
-            epsilon = typed_epsilon(pixels, entry.norm)
+            epsilon = rows.typed_epsilon(pixels, entry.norm)
             yield rows.AttackCurveRow(work.model.alias, outcome.name, title_of(entry), entry.norm, epsilon, estimate)
 
 
@@ -192,7 +182,7 @@ def _attack_rows(work: ModelAttack) -> Iterator[rows.AttackRow]:
             work.steps_of(entry), work.run.options.restarts if entry.random_start else 1,
             right=int(outcome.clean.sum()),
             broken=int((outcome.clean & outcome.broken_at.isfinite()).sum()),
-            median=outcome.median_distance(unit=1 / scale_of(entry.norm)),
+            median=outcome.median_distance(unit=1 / rows.scale_of(entry.norm)),
             forwards=swept.forwards, backwards=swept.backwards, seconds=round(swept.seconds, 3),
         )  # fmt: skip
 
@@ -208,7 +198,7 @@ def _pair_rows(works: Sequence[ModelAttack]) -> Iterator[rows.RobustPairRow]:
         entry = entries.get(test.name)
         norm: NormName = "linf" if entry is None else entry.norm
         yield rows.RobustPairRow(
-            test.name, "none" if entry is None else title_of(entry), norm, typed_epsilon(test.epsilon, norm),
+            test.name, "none" if entry is None else title_of(entry), norm, rows.typed_epsilon(test.epsilon, norm),
             test.first, test.second, test.only_first, test.only_second, test.difference, test.p, test.p_holm,
         )  # fmt: skip
 
@@ -267,7 +257,7 @@ def _inside(work: ModelAttack, sample: AttackSample, index: int) -> Inside:
     if _ALSO in methods_for(model) and method != _ALSO:
         pairs[_ALSO] = maps(clean, truth, _ALSO), maps(changed, truth, _ALSO)
     noise = with_noise(clean, changed, sample.attack.norm, seed=seed)
-    others: dict[Counterpart, Tensor] = {"adversarial": changed, "noise": noise}
+    others: dict[rows.Counterpart, Tensor] = {"adversarial": changed, "noise": noise}
     if len(places) > 1:
         others["another image"] = clean.roll(len(places) // 2, 0)  # half the sample away, so mostly of another class
     found = cosines(model, clean, {str(kind): images for kind, images in others.items()}, batch_size=size)

@@ -30,11 +30,9 @@ def _attacks(name: str, text: str) -> tuple[str, ...]:
 class AttackOptions:
     """All models are attacked on the same images.
 
-    attacks: names of the registry; epsilons: of L∞ attacks, in 1/255, 0 for the clean accuracy; epsilons_l2: of L2
-    attacks, in pixel units; single_epsilons: by L∞ attack that is run at one epsilon alone, in 1/255; steps: for all,
-    or by attack (None: each attack's default); predicted: use the models' predictions as labels; resume: the folder of
-    a stopped run of the same models, data and options; self_checks: whether every attack is checked in every way, or
-    three checks a model are made; baseline: an alias (None: the first CNN, else the first model); patch_side: px.
+    attacks: names of the registry; single_epsilons: by L∞ attack, in 1/255; steps: for all, or by attack (None: each
+    attack's default); resume: of the same models, data and options; baseline: an alias (None: the first CNN, else the
+    first model).
     """
 
     models: tuple[str, ...] = several_models()

@@ -246,13 +246,11 @@ class CorruptionRow:
 
 @dataclass(frozen=True)
 class AttackedArrays:
-    """One model on all images: clean (images,): whether the clean image is classified correctly; label (images,);
-    broken_at, distance: by attack (images,), the smallest epsilon at which the attack succeeds and the norm of the
-    smallest perturbation found, in pixel units; 0 where the clean image is misclassified, infinite where none was
-    found."""
+    """One model on all images: clean (images,): whether the clean image is classified correctly; broken_at, distance:
+    by attack (images,), the smallest epsilon at which the attack succeeds and the norm of the smallest perturbation
+    found, in pixel units; 0 where the clean image is misclassified, infinite where none was found."""
 
     clean: Annotated[NDArray[np.bool_], Form("b", (None,))]
-    label: Annotated[NDArray[np.integer], Form("iu", (None,))]
     broken_at: PerImage
     distance: PerImage
 

@@ -281,7 +281,6 @@ def _sampled(record: AttackRecord) -> dict[str, list[Any]]:
     transfer = [row for row in record.transfer if row.made_for != row.shown_to]
     return {
         "transfer": [row for row in transfer if _enough(row.rate)],
-        "agreements": [row for row in record.agreements if _enough(row.spearman)],
         "blocks": [row for row in record.blocks if _enough(row.distance)],
     }
 
@@ -419,12 +418,6 @@ REPORT: Final = Report(
                     "One minus the cosine between a block's outputs for a clean image and its counterpart. The gap "
                     "between attack and noise of the same strength is the attack's own effect.",
                     title="Change of the outputs of blocks, {{ first.distance.n }} images",
-                ),
-                Chart(
-                    "maps", intervals("title", "spearman", of="model"),
-                    "Rank correlation of the maps before and after the attack; one: unchanged. A changed map need not "
-                    "be the cause of a changed prediction.",
-                    title="Agreement of maps", rows=lambda record: _sampled(record)["agreements"],
                 ),
             ),
         ),
