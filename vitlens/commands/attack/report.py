@@ -379,12 +379,12 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "How large must a perturbation be?", lambda record: [row for row in record.attacks if row.right],
+            "How large must a perturbation be?",
+            lambda record: [row for row in record.attacks if row.right and row.kind == "minimum"],
             says="Half of the {{ right }} images that **{{ model }}** has right are fooled by {{ title }} within "
             "{{ median|alone }}.",
             otherwise="More than half of the images that **{{ row.model }}** has right withstand all that "
             "{{ row.title }} tried.",
-            only=lambda row: row.kind == "minimum",
             columns=("model", "title", "source", "steps", "broken", "median"),
         ),
         Section(
@@ -398,28 +398,22 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "How much do common corruptions cost?", lambda record: [row for row in record.overall if row.lost],
-            says="**{{ model }}** makes {{ mean_error|alone }} errors under corruptions: {{ lost|alone }} more than on "
-            "clean images.",
-            about=("common corruptions",),
+            "How much do common corruptions cost?", "corruptions", about=("common corruptions",),
             charts=(Chart(
                 "corruptions", lines("severity", "accuracy", of="model", panel="title"),
                 "Accuracy over severity. All models get the same pixels. Severities of different kinds cannot be "
                 "compared.",
                 title="Accuracy under common corruptions, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}",
-                rows="corruptions",
             ),),
         ),
         Section(
             "What changes inside the models?", lambda record: _sampled(record)["blocks"], opening=_halfway,
-            charts=(
-                Chart(
-                    "paths", lines("block", "distance", of="kind", panel="model", log=True),
-                    "One minus the cosine between a block's outputs for a clean image and its counterpart. The gap "
-                    "between attack and noise of the same strength is the attack's own effect.",
-                    title="Change of the outputs of blocks, {{ first.distance.n }} images",
-                ),
-            ),
+            charts=(Chart(
+                "paths", lines("block", "distance", of="kind", panel="model", log=True),
+                "One minus the cosine between a block's outputs for a clean image and its counterpart. The gap "
+                "between attack and noise of the same strength is the attack's own effect.",
+                title="Change of the outputs of blocks, {{ first.distance.n }} images",
+            ),),
         ),
         Section(
             "Are the attacks sound?", lambda record: [row for row in record.checks if row.state != "passed"],
