@@ -39,8 +39,8 @@ def test_an_attack_can_have_one_epsilon_alone(stand_in):
     calls = stand_in("attack")
     assert run(["attack", "a", "--single-epsilon", "pgd=2"]) == 0
     [((options,), _)] = calls
-    assert options.linf_of("pgd") == (2 / 255,)
-    assert options.linf_of("fgsm") == options.linf
+    assert options.epsilons_of("pgd") == (2 / 255,)
+    assert options.epsilons_of("fgsm") == options.linf
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_steps_can_be_said_by_attack(stand_in, text, of_pgd, of_cw):
         ("--steps pgd=x", "expected --steps N or NAME=N"),
         ("--steps apgd-ce=9", "expected --steps for attacks of --attack, found apgd-ce; try fgsm, pgd, cw"),
         ("--restarts 0", "expected --restarts of at least 1"),
-        ("--attack patch --patch-side 0", "expected --patch-side of at least 1 px, found 0"),
+        ("--attack patch --patch-side 0", "expected --patch-side of at least 1, found 0"),
         ("--patch-side 8", "with --attack patch, found them without"),
     ],
 )

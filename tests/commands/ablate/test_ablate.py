@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,6 @@ from vitlens.analysis.ablation import joint as analysis
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.ablation.importance import summarise
 from vitlens.analysis.patching.corruption import corrupt
-from vitlens.cli.main import run as main
 from vitlens.commands.ablate.measure import measure
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import AblateRecord, fewest_images
@@ -31,6 +32,7 @@ from vitlens.uncertainty import LEVEL
 
 RUN = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True)
 PLAIN = AblateOptions("", data="digits", curves=False, pairs=0, patch=False, run=RUN)
+HEADS = replace(PLAIN, units=("head",), replace=("zero",))
 
 
 def run(model: Path | str, out: Path | None, options: AblateOptions = PLAIN, **changes: object) -> AblateRecord:
@@ -55,14 +57,12 @@ def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
             assert own.value == pytest.approx(change.mean[index].item(), rel=1e-4, abs=1e-6)
             assert own.low <= own.value <= own.high
         assert row.matters == (row.p <= LEVEL)
-    heads = [row for row in record.units if row.kind == "head"]
-    assert record.metric("heads_that_matter/tiny-vit").value == np.mean([row.matters for row in heads])
-    assert record.metric("heads_without_effect/tiny-vit").value == np.mean([r.effect == "no effect" for r in heads])
+    assert record.metric("heads_that_matter/tiny-vit").value == np.mean([row.matters for row in record.heads])
+    spared = [row.effect == "no effect" for row in record.heads]
+    assert record.metric("heads_without_effect/tiny-vit").value == np.mean(spared)
     arrays = record.effects["zero"]
     assert arrays.units.tolist() == [row.unit for row in record.units]
-    assert heads[3].unit == "L1.H1"
     np.testing.assert_allclose(arrays.delta_loss, effects.delta_loss.numpy(), rtol=1e-3, atol=1e-5)
-    assert not (tmp_path / "out" / "progress").exists()
     assert vitlens.read(tmp_path / "out").table("units") == list(record.units)
 
 
@@ -77,90 +77,67 @@ def test_one_row_holds_every_replacement(tiny_vit, tmp_path):
     assert record.metrics.keys() - alone.metrics.keys() == new
 
 
-class KilledError(Exception):
-    """In place of a kill."""
+@pytest.fixture
+def calls(monkeypatch) -> SimpleNamespace:
+    """made: the number of measurements; fatal: the one that raises ZeroDivisionError."""
+    plain, counted = analysis.loss_and_correct, SimpleNamespace(made=0, fatal=0)
+
+    def counting(*args: object) -> object:
+        counted.made += 1
+        return 1 / 0 if counted.made == counted.fatal else plain(*args)
+
+    monkeypatch.setattr(analysis, "loss_and_correct", counting)
+    return counted
 
 
-def test_a_killed_run_goes_on_at_the_layer_it_was_at(tiny_vit, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_at_the_layer_it_was_at(tiny_vit, tmp_path, calls):
     whole = run(tiny_vit, tmp_path / "whole")
-    plain, calls = analysis.loss_and_correct, []
-
-    def dying(*args: object) -> object:
-        calls.append(1)
-        if len(calls) == 5:  # in the second batch
-            raise KilledError
-        return plain(*args)
-
-    monkeypatch.setattr(analysis, "loss_and_correct", dying)
-    with pytest.raises(KilledError):
+    every = calls.made
+    calls.made, calls.fatal = 0, 5  # in the second batch
+    with pytest.raises(ZeroDivisionError):
         run(tiny_vit, tmp_path / "out")
     assert read_run(tmp_path / "out").status == "failed"
     stored = len(list((tmp_path / "out" / "progress").glob("*.npz")))
-    assert stored > 0
-    calls.clear()
-    monkeypatch.setattr(analysis, "loss_and_correct", lambda *args: calls.append(1) or plain(*args))
+    calls.made = calls.fatal = 0
     again = run(tiny_vit, None, resume=tmp_path / "out")
-    first = len(calls)
-    assert again.status == "done"
+    assert calls.made == every - stored < every  # what was stored was not measured again
     assert again.metrics == whole.metrics  # also the forward equivalents: recalled outcomes are counted at their cost
-    assert again.tables == whole.tables
-    calls.clear()
-    run(tiny_vit, tmp_path / "anew")
-    assert first == len(calls) - stored  # what was stored was not measured again
+    assert (again.status, again.tables) == ("done", whole.tables)
     assert not (tmp_path / "out" / "progress").exists()
 
 
-def test_resume_refuses_another_model_other_data_and_other_commands(tiny_vit, tmp_path):
-    run(tiny_vit, tmp_path / "out")
+def test_resume_refuses_another_model_and_other_data(tiny_vit, tmp_path, calls):
+    (batch,) = digits("test").limit(12).batches(12)
+    pixels = (batch.images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
+    np.savez(tmp_path / "a.npz", images=pixels, labels=batch.labels.numpy())
+    given: dict[str, Any] = {"model": tiny_vit, "data": str(tmp_path / "a.npz")}
+    calls.fatal = 3
+    with pytest.raises(ZeroDivisionError):
+        run(**given, out=tmp_path / "out")
+    calls.fatal = 0
     other = load(str(tiny_vit))
     other.module.head.bias.data.add_(1)
     save(other, tmp_path / "other" / "model.safetensors")
     for changes, message in (
-        ({"model": tmp_path / "other"}, "its model"),
-        ({"limit": 11}, "its images"),
-        ({"seed": 1}, "its seed"),
-        ({"replace": ("zero",)}, "its replace"),
+        ({"model": tmp_path / "other"}, "with its model"),
+        ({"limit": 1}, "with its images"),
+        ({"seed": 1}, "with its seed"),
+        ({"replace": ("zero",)}, "with its replace"),
+        ({"resume": tmp_path / "nothing"}, "folder of a run"),
     ):
-        whole = {"model": tiny_vit, **changes}
-        with pytest.raises(InputError, match=f"with {message}"):
-            run(whole.pop("model"), None, resume=tmp_path / "out", **whole)
-    with pytest.raises(InputError, match="folder of a run"):
-        run(tiny_vit, None, resume=tmp_path / "nothing")
-
-
-def test_resume_refuses_other_images_of_the_same_number(tiny_vit, tmp_path, monkeypatch):
-    plain, calls = analysis.loss_and_correct, []
-    monkeypatch.setattr(
-        analysis, "loss_and_correct", lambda *args: calls.append(1) or (plain(*args) if len(calls) < 3 else 1 / 0)
-    )
-    images = digits("test").limit(12)
-    (batch,) = images.batches(12)
-    pixels = (batch.images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
-    np.savez(tmp_path / "a.npz", images=pixels, labels=batch.labels.numpy())
-    with pytest.raises(ZeroDivisionError):
-        run(tiny_vit, tmp_path / "out", data=str(tmp_path / "a.npz"))
-    monkeypatch.setattr(analysis, "loss_and_correct", plain)
+        with pytest.raises(InputError, match=message):
+            run(**{**given, "out": None, "resume": tmp_path / "out", **changes})
     np.savez(tmp_path / "a.npz", images=255 - pixels, labels=batch.labels.numpy())
     with pytest.raises(InputError, match="found others"):
-        run(tiny_vit, None, data=str(tmp_path / "a.npz"), resume=tmp_path / "out")
-
-
-def test_one_image_has_no_interval_and_no_test(tiny_vit, tmp_path):
-    record = run(tiny_vit, tmp_path / "out", limit=1)
-    assert record.metric("importance/tiny-vit/delta_loss/0/0").low is None
-    assert {(row.p, row.effect) for row in record.units} == {(None, "undecided")}
-    document = REPORT(record)
-    assert not document.claims
-    assert not document.first.answer
+        run(**given, out=None, resume=tmp_path / "out")
 
 
 def test_a_pruned_model_is_a_model_for_other_commands(tiny_vit, tmp_path):
     record = run(tiny_vit, tmp_path / "out", prune=0.25, save=tmp_path / "pruned", replace=("zero",))
     whole, pruned = record.pruned
     assert (whole.heads, pruned.heads) == (4, 3)
-    assert pruned.parameters < whole.parameters
-    again = load(str(tmp_path / "pruned"))
-    assert again.parameter_count() == pruned.parameters
+    assert whole.accuracy == record.model.accuracy
+    assert load(str(tmp_path / "pruned")).parameter_count() == pruned.parameters < whole.parameters
     least = min(record.heads, key=lambda row: row.loss.value)
     assert (whole.cut, pruned.cut) == ((), (least.unit,))
 
@@ -180,12 +157,15 @@ def test_two_processes_give_the_results_of_one(tiny_vit, tmp_path, monkeypatch):
 
 
 def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
-    for error, model, changes in (
-        (UnsupportedError, tiny_cnn, {}),
-        (DataError, tiny_vit, {"data": str(pictures)}),
-        (InputError, tmp_path / "nothing", {}),
+    for error, message, model, changes in (
+        (UnsupportedError, None, tiny_cnn, {}),
+        (DataError, "--predicted", tiny_vit, {"data": None, "images": (str(pictures),)}),
+        (InputError, None, tmp_path / "nothing", {}),
+        (InputError, "at least 8 images.*--replace resample", tiny_vit, {"limit": 5, "replace": ("mean", "zero")}),
+        (InputError, "--clean and --corrupted together", tiny_vit, {"clean": Path("a.png")}),
+        (InputError, "--save with --prune", tiny_vit, {"save": Path("there")}),
     ):
-        with pytest.raises(error):
+        with pytest.raises(error, match=message):
             run(model, tmp_path / "out", **changes)
         assert not (tmp_path / "out").exists()
 
@@ -194,8 +174,7 @@ def test_a_note_says_that_all_images_are_misclassified(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.neg_()
     save(model, tmp_path / "wrong" / "model.safetensors")
-    record = run(tmp_path / "wrong", tmp_path / "out")
-    [note] = record.model.notes
+    [note] = run(tmp_path / "wrong", tmp_path / "out").model.notes
     assert "none of the 12 images" in note
     assert note[1:] in (tmp_path / "out" / "report.md").read_text()
 
@@ -212,47 +191,25 @@ def test_folders_named_by_some_of_the_models_classes(tiny_vit, tmp_path):
     assert sorted(set(record.effects["mean"].labels.tolist())) == [3, 9]
 
 
-def typed(model: Path, out: Path, *more: str) -> int:
-    return main(["ablate", str(model), "--device", "cpu", "--quiet", "--no-patch", "--out", str(out), *more])
-
-
 @pytest.mark.parametrize(("images", "by"), [(1, "zero"), (5, "resample"), (8, "mean")])
 def test_few_images_take_another_replacement_than_their_mean(images, by, tiny_vit, tmp_path):
-    out = tmp_path / "out"
-    assert typed(tiny_vit, out, "--data", "digits", "--limit", str(images), "--units", "head") == 0
-    record = read(read_run(out))
+    """Nor are heads ranked without a significant effect: no removal in order, no removable share, no such figure."""
+    record = run(tiny_vit, tmp_path / "out", limit=images, curves=True, pairs=5, prune=0.5, units=("head",))
     assert record.options["replace"] == [by]
     assert {row.replace for row in record.units} == {record.model.replace} == {by}
     assert bool(record.model.reason) == (by != "mean")
-    assert record.model.reason in (out / "report.md").read_text()
+    assert record.model.reason in (tmp_path / "out" / "report.md").read_text()
+    if images < 8:
+        assert (record.model.removable, record.curves, record.pairs) == (None, (), ())
+        assert {path.stem for path in (tmp_path / "out" / "figures").glob("*.png")} == {"importance"}
+    if images == 1:  # no interval and no test
+        assert record.metric("importance/tiny-vit/delta_loss/0/0").low is None
+        assert {(row.p, row.effect) for row in record.units} == {(None, "undecided")}
 
 
-def test_a_mean_over_few_images_is_refused_where_it_is_asked_for(tiny_vit, tmp_path, capsys):
-    asked = ["--data", "digits", "--limit", "5", "--replace", "mean,zero"]
-    assert typed(tiny_vit, tmp_path / "out", *asked) == 2
-    message = capsys.readouterr().err
-    assert "at least 8 images" in message
-    assert "--replace resample" in message
-    assert not (tmp_path / "out").exists()
-
-
-def test_heads_without_a_significant_effect_are_not_ranked(tiny_vit, tmp_path):
-    """Five images cannot show an effect: no ranking, no removal in order, no removable share, no ranking figure."""
-    out = tmp_path / "out"
-    assert typed(tiny_vit, out, "--data", "digits", "--limit", "5", "--prune", "0.5") == 0
-    record = read(read_run(out))
-    assert record.model.removable is None
-    assert (record.curves, record.pairs) == ((), ())
-    assert {path.stem for path in (out / "figures").glob("*.png")} == {"importance", "others"}
-
-
-def test_own_photographs_are_ablated_with_the_predictions_as_labels(tiny_vit, pictures, tmp_path, capsys):
-    given = ["--images", str(pictures), "--units", "head", "--pairs", "0"]
-    assert typed(tiny_vit, tmp_path / "out", *given) == 2
-    assert "--predicted" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    assert typed(tiny_vit, tmp_path / "out", *given, "--predicted") == 0
-    right = read(read_run(tmp_path / "out")).metric("accuracy/tiny-vit")
+def test_own_photographs_are_ablated_with_the_predictions_as_labels(tiny_vit, pictures, tmp_path):
+    record = run(tiny_vit, tmp_path / "out", HEADS, data=None, images=(str(pictures),), predicted=True)
+    right = record.metric("accuracy/tiny-vit")
     assert (right.value, right.n) == (1.0, 3)
 
 
@@ -269,16 +226,12 @@ def test_a_ranking_needs_enough_images():
     assert 36 * 2 / 2**11 <= 0.05 < 36 * 2 / 2**10
 
 
-def test_the_images_of_clean_and_corrupted_have_their_file_names(pictures, tmp_path):
+def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
     shown = {"clean": pictures / "0.png", "corrupted": pictures / "1.png"}
-    options = replace(PLAIN, patch=True, units=("head",), replace=("zero",), **shown)
-    [patching] = run("vit-digits", tmp_path / "out", options, limit=2).patching
-    assert (patching.clean, patching.corrupted, patching.corruption) == ("0.png", "1.png", "")
-
-
-def test_the_lens_ends_and_curves_begin_at_the_whole_model(tmp_path):
-    options = replace(PLAIN, patch=True, curves=True, units=("head",), replace=("zero",))
+    options = replace(HEADS, patch=True, curves=True, **shown)
     record = run("vit-digits", tmp_path / "out", options, limit=20, batch_size=20)
+    [patching] = record.patching
+    assert (patching.clean, patching.corrupted, patching.corruption) == ("0.png", "1.png", "")
     assert {row.part for row in record.contributions} == {"head", "MLP", "rest"}
     assert record.lens[-1].accuracy.value == pytest.approx(record.model.accuracy.value)
     for count in (0, len(record.heads)):
@@ -289,8 +242,7 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(tmp_path):
 @pytest.mark.slow
 def test_the_default_pair_is_an_image_and_its_corrupted_copy(tmp_path):
     """So that a position in one is that of the other."""
-    options = replace(PLAIN, patch=True, units=("head",), replace=("zero",))
-    record = run("vit-digits", tmp_path / "out", options, limit=4)
+    record = run("vit-digits", tmp_path / "out", HEADS, limit=4, patch=True)
     [patching], arrays = record.patching, record.patched
     clean, corrupted = (torch.from_numpy(image)[None] for image in (arrays.clean, arrays.corrupted))
     torch.testing.assert_close(corrupt(clean, patching.corruption), corrupted)
@@ -298,15 +250,3 @@ def test_the_default_pair_is_an_image_and_its_corrupted_copy(tmp_path):
     assert patching.target == patching.clean != patching.other
     assert patching.difference_clean > 0 > patching.difference_corrupted
     assert "patching" in {figure.name for figure in REPORT(record).figures}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clean": Path("a.png")}, "--clean and --corrupted together"),
-        ({"save": Path("there")}, "--save with --prune"),
-    ],
-)
-def test_options_that_do_not_fit_together_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        AblateOptions("vit-digits", **options)

@@ -1,4 +1,11 @@
+"""`vitlens evaluate`: the record against its arrays, several processes, wrong calls."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,162 +13,185 @@ import torch
 from PIL import Image
 
 from tests.first_page import check_first_page
+from tests.simulated_processes import run_in_processes
+from tests.waiting import HANGS
+from vitlens.cli.main import run as vitlens
 from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.evaluate.report import REPORT
 from vitlens.commands.run.options import ModelOptions, RunOptions
-from vitlens.commands.run.publish import read, report
+from vitlens.commands.run.publish import read_folder, report
 from vitlens.data.cue_conflict import imagenet16
-from vitlens.errors import InputError, ModelError, NonFiniteError, OutputError
+from vitlens.errors import InputError, ModelError, NonFiniteError
 from vitlens.files import read_run
 from vitlens.labels import imagenet_classes
 from vitlens.models.loading import untrained
 from vitlens.models.saved import save
+from vitlens.processes import Processes
 
-DIGITS = tuple("0123456789")
+PAIR = ("vit-digits", "cnn-digits")
+RUN = RunOptions(device="cpu", limit=40, batch_size=10)
+
+
+def evaluate(out: Path, *models: str, **more: Any) -> Path | None:
+    return measure(EvaluateOptions(models, run=replace(RUN, quiet=True, out=out), **more))
+
+
+def command(out: Path, *more: str) -> list[str]:
+    return f"evaluate {' '.join(PAIR)} --limit 40 --batch-size 10 --device cpu --out {out}".split() + list(more)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two untrained models of digits, as files that vitlens reads."""
-    folder = tmp_path_factory.mktemp("models")
-    overrides = {"vit": {"dim": 16, "depth": 2, "heads": 2}, "cnn": None}
-    for alias, preset in (("vit", "vit-micro"), ("cnn", "resnet20")):
-        save(untrained(preset, classes=DIGITS, overrides=overrides[alias]), folder / f"{alias}.safetensors")
-    return {alias: f"{alias}={folder / alias}.safetensors" for alias in overrides}
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled pair on 40 images, in one process."""
+    out = tmp_path_factory.mktemp("one") / "run"
+    assert vitlens(command(out)) == 0
+    return out
 
 
-def evaluate(models: list[str], *, options: RunOptions, **more: object) -> Path | None:
-    return measure(EvaluateOptions(tuple(models), run=options, **more))  # type: ignore[arg-type]
-
-
-def options(out: Path, **more: object) -> RunOptions:
-    return RunOptions(device="cpu", out=out, quiet=True, limit=40, command="vitlens evaluate vit", **more)  # type: ignore[arg-type]
-
-
-def test_one_model_leaves_a_complete_folder(models: dict[str, str], tmp_path: Path) -> None:
-    path = evaluate([models["vit"]], data="digits", options=options(tmp_path / "run"))
-    assert path == tmp_path / "run" / "report.md"
-    run = read_run(tmp_path / "run")
-    record = read(run)
-    assert record.status == "done"
-    metrics = record.metrics
-    assert metrics.keys() == {
-        f"{word}/vit" for word in ("accuracy", "cross_entropy", "calibration_error", "confidence_gap")
-    }
-    arrays = record.predictions["vit"]
-    right = (arrays.prediction == arrays.label).mean()
-    assert metrics["accuracy/vit"].value == right
-    assert metrics["accuracy/vit"].low < right < metrics["accuracy/vit"].high
-    assert metrics["accuracy/vit"].n == 40
-    assert sum(row.n for row in record.per_class) == sum(row.count for row in record.confusion) == 40
-    assert sum(row.count for row in record.calibration) == sum(row.n for row in record.by_prediction) == 40
-    for row in record.per_class:
-        own = arrays.label == list(arrays.classes).index(row.class_name)
-        assert row.accuracy.value == (arrays.prediction == arrays.label)[own].mean()
-    confidence = arrays.probability.astype(np.float64).mean() - right
-    assert record.scores[0].confidence_gap.value == pytest.approx(confidence, abs=1e-6)
-    assert record.errors == 40 - round(40 * right)
-    assert run.config["command_line"] == "vitlens evaluate vit"
-    assert run.config["models"][0]["sha256"]
-    text = path.read_text()
-    for figure in (tmp_path / "run" / "figures").iterdir():
-        assert f"(figures/{figure.name})" in text
-    check_first_page(REPORT(record))
-
-
-def test_two_models_are_paired_and_the_report_can_be_written_again(models: dict[str, str], tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    path = evaluate([models["vit"], models["cnn"]], data="digits", options=options(out, batch_size=7))
-    record = read(read_run(out))
-    assert {"accuracy/vit", "accuracy/cnn", "accuracy_difference/vit/cnn"} <= record.metrics.keys()
+def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
+    record = read_folder(folder)
+    words = ("accuracy", "cross_entropy", "calibration_error", "confidence_gap")
+    names = {f"{word}/{alias}" for word in words for alias in PAIR}
+    assert record.metrics.keys() == {*names, "accuracy_difference/vit-digits/cnn-digits"}
+    for score in record.scores:
+        arrays = record.predictions[score.model]
+        right = arrays.prediction == arrays.label
+        assert record.metric(f"accuracy/{score.model}") == score.accuracy
+        assert (score.accuracy.value, score.accuracy.n) == (right.mean(), 40)
+        confidence = arrays.probability.astype(np.float64).mean() - right.mean()
+        assert score.confidence_gap.value == pytest.approx(confidence, abs=1e-6)
+        tables = (record.per_class, record.by_prediction, record.confusion, record.calibration)
+        for count, rows in zip(("n", "n", "count", "count"), tables):
+            assert sum(getattr(row, count) for row in rows if row.model == score.model) == 40
+        for row in record.per_class:
+            own = arrays.label == list(arrays.classes).index(row.class_name)
+            assert row.model != score.model or row.accuracy.value == right[own].mean()
     (pair,) = record.pairs
-    first, second = (each.prediction == each.label for each in (record.predictions["vit"], record.predictions["cnn"]))
+    first, second = (each.prediction == each.label for each in (record.predictions[alias] for alias in PAIR))
+    assert record.errors == (~first).sum() + (~second).sum()
     counts = (first & second).sum(), (first & ~second).sum(), (~first & second).sum(), (~first & ~second).sum()
     assert (pair.both_right, pair.only_first_right, pair.only_second_right, pair.both_wrong) == counts
     gap = 100 * (first.mean() - second.mean())
-    assert record.metric("accuracy_difference/vit/cnn").value == pair.difference.value == pytest.approx(gap)
+    assert record.metric("accuracy_difference/vit-digits/cnn-digits").value == pair.difference.value
+    assert pair.difference.value == pytest.approx(gap)
     assert pair.p == pair.p_holm
     check_first_page(REPORT(record))
-    files = {file: file.read_bytes() for file in (path, *(out / "figures").iterdir())}
+
+
+def test_the_report_can_be_written_again(folder: Path) -> None:
+    files = {file: file.read_bytes() for file in (folder / "report.md", *(folder / "figures").iterdir())}
     assert len(files) >= 4
     for file in files:
+        assert file.name == "report.md" or f"(figures/{file.name})" in files[folder / "report.md"].decode()
         file.unlink()
-    report(out)
+    report(folder)
     assert {file: file.read_bytes() for file in files} == files
 
 
-def test_the_same_command_gives_the_same_results(models: dict[str, str], tmp_path: Path) -> None:
-    runs = []
-    for name in ("a", "b"):
-        evaluate([models["vit"]], data="digits", options=options(tmp_path / name))
-        record = read_run(tmp_path / name)
-        runs.append((record.results["metrics"], record.results["tables"]))
-    assert runs[0] == runs[1]
-    assert (tmp_path / "a/arrays/predictions-vit.npz").read_bytes() == (
-        tmp_path / "b/arrays/predictions-vit.npz"
-    ).read_bytes()
+def require_same(one: Path, other: Path, *, rel: float) -> None:
+    """Both folders hold the same results: accuracy, counts and predictions exactly, other floats within rel."""
+    first, second = read_run(one), read_run(other)
+
+    def near(row: dict[str, Any]) -> dict[str, Any]:
+        return {key: pytest.approx(value, rel=rel) if isinstance(value, float) else value for key, value in row.items()}
+
+    metrics, expected = second.results["metrics"], first.results["metrics"]
+    assert metrics["accuracy/vit-digits"] == expected["accuracy/vit-digits"]
+    assert metrics == {name: near(values) for name, values in expected.items()}
+    actual, arrays = (run.arrays("predictions-vit-digits") for run in (second, first))
+    for name, values in arrays.items():
+        same = np.allclose(actual[name], values, rtol=rel) if values.dtype.kind == "f" else actual[name] == values
+        assert np.all(same), name
 
 
-def test_wrong_input_is_refused_before_anything_is_written(models: dict[str, str], tmp_path: Path) -> None:
-    classes = tmp_path / "classes.txt"
-    classes.write_text("\n".join("abcdefghij"))
-    with pytest.raises(InputError, match=r"only in the data: '0'.*only in the model: 'a'"):
-        evaluate([models["vit"]], options=options(tmp_path / "run"), model_options=ModelOptions(classes=classes))
+# shares of 20 fill batches of 10 as the whole does; batches of other sizes are rounded otherwise (1e-7)
+@pytest.mark.parametrize(("count", "rel"), [(2, 1e-9), (3, 1e-5)])
+def test_several_processes_give_the_results_of_one(
+    count: int, rel: float, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr("vitlens.commands.run.progress.bar.PATIENCE", 0.0)
+    monkeypatch.setenv("TERM", "dumb")
+
+    def work(processes: Processes) -> Path | None:
+        return measure(EvaluateOptions(PAIR, run=replace(RUN, out=tmp_path / str(processes.index))))
+
+    assert run_in_processes(count, work, monkeypatch) == [tmp_path / "0" / "report.md"] + [None] * (count - 1)
+    assert [each.name for each in tmp_path.iterdir()] == ["0"]
+    require_same(folder, tmp_path / "0", rel=rel)
+    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluating vit")]
+    assert len(shown) == 1
+
+
+def test_a_wrong_call_ends_all_processes(tmp_path: Path, monkeypatch, capsys) -> None:
+    few = command(tmp_path / "run", "--limit", "2")
+    assert run_in_processes(3, lambda _: vitlens(few), monkeypatch) == [2, 2, 2]
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    said = "error: expected an image for each of 3 processes, found 2; start fewer processes"
+    assert set(printed.err.splitlines()) == {said}
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
-    with pytest.raises(OutputError):
-        evaluate([models["vit"]], options=options(tmp_path / "run"))
+    assert all(run_in_processes(2, lambda _: vitlens(command(tmp_path / "run")), monkeypatch))
+    assert not any((tmp_path / "run").iterdir())
 
 
-def test_a_model_whose_logits_overflow_fails_and_says_so(models: dict[str, str], tmp_path: Path) -> None:
-    broken = untrained("resnet20", classes=DIGITS)
-    state = {
-        name: torch.full_like(value, 3e38) if "fc" in name else value
-        for name, value in broken.module.state_dict().items()
-    }
-    save(broken, tmp_path / "broken.safetensors", state=state)
+@pytest.mark.slow  # torchrun and two processes: 15 s of one core
+def test_torchrun_gives_the_results_of_one(folder: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vitlens"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
+    line, place = [*launch, *command(tmp_path / "two")], Path(__file__).parents[3]
+    two = subprocess.run(line, cwd=place, env=environment, timeout=HANGS, check=False, capture_output=True, text=True)
+    assert two.returncode == 0, two.stderr
+    assert two.stdout == f"{tmp_path}/two/report.md\n"
+    require_same(folder, tmp_path / "two", rel=1e-9)
+
+
+def conflict(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    Image.new("RGB", (32, 32), (10, 20, 200)).save(path)
+
+
+def with_weights(path: Path, value: float) -> str:
+    """A CNN whose classifier has these weights."""
+    model = untrained("resnet20", classes=tuple("0123456789"))
+    state = model.module.state_dict()
+    save(model, path, state={k: torch.full_like(each, value) if "fc" in k else each for k, each in state.items()})
+    return str(path)
+
+
+def test_wrong_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    classes, conflicts = tmp_path / "classes.txt", tmp_path / "conflicts"
+    classes.write_text("\n".join("abcdefghij"))
+    conflict(conflicts / "cat" / "cat1-dog2.png")
+    broken, zero = (with_weights(tmp_path / f"{value}.safetensors", value) for value in (torch.nan, 0.0))
+    named = {"model_options": ModelOptions(classes=classes)}
+    for error, message, model, more in (
+        (InputError, r"only in the data: '0'.*only in the model: 'a'", zero, named),
+        (InputError, r"only in the data: 'cat', 'dog'.*--classes FILE", "vit-digits", {"data": str(conflicts)}),
+        (ModelError, "expected finite weights", broken, {}),
+    ):
+        with pytest.raises(error, match=message):
+            evaluate(tmp_path / "run", model, **more)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_model_whose_logits_overflow_fails_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match=r"broken on .* of digits"):
-        evaluate([str(tmp_path / "broken.safetensors")], options=options(tmp_path / "run"))
+        evaluate(tmp_path / "run", with_weights(tmp_path / "broken.safetensors", 3e38))
     assert read_run(tmp_path / "run").status == "failed"
     assert not (tmp_path / "run" / "report.md").exists()
 
 
-def test_weights_that_are_nan_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    broken = untrained("resnet20", classes=DIGITS)
-    state = {
-        name: torch.full_like(value, torch.nan) if "fc" in name else value
-        for name, value in broken.module.state_dict().items()
-    }
-    save(broken, tmp_path / "broken.safetensors", state=state)
-    with pytest.raises(ModelError, match="expected finite weights"):
-        evaluate([str(tmp_path / "broken.safetensors")], options=options(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
 def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path: Path) -> None:
     for name in ("cat/cat1-dog2", "cat/cat1-bear3", "dog/dog4-cat1"):
-        place = tmp_path / "conflicts" / f"{name}.png"
-        place.parent.mkdir(exist_ok=True, parents=True)
-        Image.new("RGB", (32, 32), (10, 20, 200)).save(place)
+        conflict(tmp_path / "conflicts" / f"{name}.png")
     overrides = {"dim": 16, "depth": 2, "heads": 2}
     save(untrained("vit-micro", classes=imagenet_classes(), overrides=overrides), tmp_path / "vit.safetensors")
-    path = evaluate(
-        [str(tmp_path / "vit.safetensors")], data=str(tmp_path / "conflicts"), options=options(tmp_path / "run")
-    )
-    arrays = read_run(tmp_path / "run").arrays("predictions-vit")
-    assert list(arrays["classes"][:3]) == ["bear", "cat", "dog"]
-    assert set(arrays["classes"]) == set(imagenet16())
-    assert arrays["label"].tolist() == [1, 1, 2]
-    notes = read_run(tmp_path / "run").config["data"]["notes"]
+    path = evaluate(tmp_path / "run", str(tmp_path / "vit.safetensors"), data=str(tmp_path / "conflicts"))
+    arrays, notes = read_folder(tmp_path / "run").predictions["vit"], read_folder(tmp_path / "run").config.data.notes
+    assert set(arrays.classes) == set(imagenet16())
+    assert arrays.label.tolist() == [1, 1, 2]  # bear, cat, dog
     assert "the 16" in notes[0]
     assert any("its label is the shape" in note for note in notes)
     assert notes[0].rstrip(".") in path.read_text()
-
-
-def test_other_models_cannot_answer_for_cue_conflicts(models: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "conflicts" / "cat").mkdir(parents=True)
-    Image.new("RGB", (32, 32)).save(tmp_path / "conflicts" / "cat" / "cat1-dog2.png")
-    with pytest.raises(InputError, match=r"only in the data: 'cat', 'dog'.*--classes FILE"):
-        evaluate([models["vit"]], data=str(tmp_path / "conflicts"), options=options(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()

@@ -1,44 +1,69 @@
-"""The model, the images and the stored outcomes that all measurements of `vitlens ablate` share."""
+"""What all measurements of `vitlens ablate` share; and those inside the model: labels, patching, lens, pruning."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Unit
-from vitlens.analysis.ablation.importance import MeanChange
+from vitlens.analysis.ablation.importance import Importance, MeanChange
 from vitlens.analysis.ablation.joint import BatchOutcomes
 from vitlens.analysis.ablation.replacements import MeanOutputs, means_of, other_images
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
+from vitlens.analysis.cost.latency import latency
+from vitlens.analysis.heads.labels import LABELS
+from vitlens.analysis.heads.specialisation import specialise
+from vitlens.analysis.heads.statistics import Stream
+from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
+from vitlens.analysis.patching.corruption import corrupt
+from vitlens.analysis.patching.patching import patch_parts
 from vitlens.archives import Form
 from vitlens.commands.ablate.options import AblateOptions
-from vitlens.commands.run.digests import batch_digest
-from vitlens.commands.run.options import RunOptions
+from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
 from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.progress.store import ProgressStore
-from vitlens.data.split import Split
+from vitlens.commands.run.run import Run
+from vitlens.commands.run.unseen import copy_training_images
+from vitlens.commands.shared.head_words import head_words
+from vitlens.data.catalogue import load_images
+from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model
+from vitlens.models.rebuilding.pruning import prune_heads
+from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.names import Replacement
-from vitlens.processes import Processes
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, wilson
+
+IMAGES: Final = 64  # on which heads are labelled, of the lens and the contributions, at most; the pair is one of them
+_TRIED: Final = 8  # images that are corrupted in search of one whose prediction changes
+_CORRUPTED: Final = {"blur": "blurred", "shuffle": "tiles shuffled", "noise": "with noise"}  # tried in this order
+_ROUNDS: Final = 3  # of timing, alternating between the whole and the pruned model
+_TIMED: Final = 8  # images in the batch that is timed
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """Images, labels as columns of the logits, and the index of the first image in this process's share. donors: for
+    each image the one whose output replaces its own, where units are resampled."""
+
+    images: Tensor
+    labels: Tensor
+    offset: int
+    donors: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured on. labels: (n,), columns of the model's logits; options: with their default replacement chosen;
-    run: the run options of this process."""
+    """What is measured on. labels: (n,), columns of the model's logits; the run's options have their default
+    replacement chosen."""
 
-    model: Model
-    split: Split
+    run: Run[AblateOptions]
     labels: Tensor
     units: tuple[Unit, ...]
-    options: AblateOptions
-    processes: Processes
-    run: RunOptions
     store: ProgressStore
     means: MeanOutputs | None = None
 
@@ -50,88 +75,73 @@ class Bench:
     @property
     def replacement(self) -> Replacement:
         """The replacement of the figures, and of all measurements that use only one."""
-        return self.options.replace[0]
+        return self.run.options.replace[0]
 
     @property
     def batch_size(self) -> int:
         """Images at a time."""
-        return self.run.batch_size or fitting_batch_size(self.model)
+        return self.run.run.batch_size or fitting_batch_size(self.run.model)
 
     def groups(self, indices: Tensor | None = None) -> Tensor | None:
         """The groups of the images (n,), or of those at these indices; None where images have no groups."""
-        groups = self.split.groups
+        groups = self.run.split.groups
         return groups if groups is None or indices is None else groups[indices]
 
-    def share(self, indices: Tensor) -> Tensor:
-        """The part of these indices that belongs to this process."""
-        return indices[self.processes.index :: self.processes.count]
+    def share(self, indices: Tensor | None = None) -> Tensor:
+        """The part of these indices (None: of all images) that belongs to this process."""
+        every = torch.arange(len(self.run.split)) if indices is None else indices
+        return every[self.run.processes.index :: self.run.processes.count]
 
-    def batches(self, indices: Tensor | None = None) -> "Iterator[LabelledBatch]":
+    def batches(self, indices: Tensor | None = None) -> Iterator[LabelledBatch]:
         """This process's images in batches that fit into memory; indices: of the images to take (None: all).
 
         The donor of an image is drawn from all images, so that results do not depend on the batches.
         """
-        own_indices = self.share(torch.arange(len(self.split)) if indices is None else indices)
-        split, device = self.split.pick(own_indices), self.model.device
-        resampled = "resample" in self.options.replace
-        others = other_images(len(self.split), seed=self.run.seed) if resampled else None
-        for batch in split.batches(self.batch_size, device=device):
-            positions = own_indices[batch.indices]
-            donors = None
+        own, device = self.share(indices), self.run.model.device
+        resampled = "resample" in self.run.options.replace
+        others = other_images(len(self.run.split), seed=self.run.run.seed) if resampled else None
+        for batch in self.run.split.pick(own).batches(self.batch_size, device=device):
+            positions, donors = own[batch.indices], None
             if others is not None:
-                (donors, *_), *_ = self.split.pick(others[positions]).batches(len(positions), device=device)
+                (donors, *_), *_ = self.run.split.pick(others[positions]).batches(len(positions), device=device)
             yield LabelledBatch(batch.images, self.labels[positions].to(device), int(batch.indices[0]), donors)
 
     def with_means(self) -> "Bench":
         """The same with the mean outputs, where they are needed; without, one batch holds all images, whose clean pass
         gives them."""
-        several, alone = self.options.curves or self.options.pairs, self.processes.count == 1
-        if "mean" not in self.options.replace or (alone and not several and len(self.split) <= self.batch_size):
+        options, processes = self.run.options, self.run.processes
+        one_batch = processes.count == 1 and len(self.run.split) <= self.batch_size and not options.curves
+        if "mean" not in options.replace or (one_batch and not options.pairs):
             return self
-        with progress("Mean outputs", len(self.split), quiet=self.run.quiet) as advance:
+        with progress("Mean outputs", len(self.run.split), quiet=self.run.run.quiet) as advance:
 
             def images() -> Iterator[Tensor]:
                 for batch in self.batches():
                     yield batch.images
-                    advance(len(batch.images) * self.processes.count)
+                    advance(len(batch.images) * processes.count)
 
-            means = means_of(self.model, images())
-        means.join(self.processes.total)
+            means = means_of(self.run.model, images())
+        means.join(processes.total)
         return replace(self, means=means)
 
     def rounds(
         self, what: str, removals: int, indices: Tensor | None = None
-    ) -> "Iterator[tuple[LabelledBatch, dict[str, Any]]]":
+    ) -> Iterator[tuple[LabelledBatch, dict[str, Any]]]:
         """`batches` with progress, each with what every measurement takes; removals: done on each image."""
-        total = removals * len(self.share(torch.arange(len(self.split)) if indices is None else indices))
-        with progress(what, total, unit="removals", quiet=self.run.quiet) as advance:
+        total = removals * len(self.share(indices))
+        with progress(what, total, unit="removals", quiet=self.run.run.quiet) as advance:
             for batch in self.batches(indices):
 
                 def done(removed: int, images: int = len(batch.images)) -> None:
                     advance(removed * images)
 
-                common = {"means": self.means, "donors": batch.donors, "seed": self.run.seed, "offset": batch.offset}
+                common = {
+                    "means": self.means,
+                    "donors": batch.donors,
+                    "seed": self.run.run.seed,
+                    "offset": batch.offset,
+                }
                 yield batch, {**common, "advance": done}
-
-    def memory(self, replacement: Replacement, batch: "LabelledBatch") -> "BatchMemory | None":
-        """The stored outcomes of one batch with one replacement; None where nothing is stored."""
-        if self.store.folder is None:
-            return None
-        digest = batch_digest(batch.images, batch.labels)
-        return BatchMemory(self.store, f"{replacement}-{batch.offset}", digest, len(batch.labels))
-
-
-@dataclass(frozen=True)
-class LabelledBatch:
-    """Images, labels as columns of the logits, and the index of the first image in this process's share.
-
-    donors: for each image the one whose output replaces its own, where units are resampled.
-    """
-
-    images: Tensor
-    labels: Tensor
-    offset: int
-    donors: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -173,12 +183,144 @@ def finite(value: Tensor | float) -> float | None:
 def estimate_of(change: MeanChange, index: int, n: int, unit: str) -> Estimate:
     """One mean change with its interval; without one where it is not defined."""
     low, high = finite(change.low[index]), finite(change.high[index])
-    if low is None or high is None:
-        low = high = None
-    return Estimate(float(change.mean[index]), low, high, n, unit)
+    return Estimate(float(change.mean[index]), *((low, high) if None not in (low, high) else (None, None)), n, unit)
 
 
 def name_of(unit: Unit) -> str:
     """A unit as it is recorded: L3.H7, L3.MLP, L3.block."""
     part = f"H{unit.head}" if unit.kind == "head" else "MLP" if unit.kind == "mlp" else unit.kind
     return f"L{unit.layer}.{part}"
+
+
+def head_labels(bench: Bench) -> dict[tuple[int, int], str]:
+    """What each head attends to, by layer and head; none for attention without a place in the image."""
+    split = bench.run.split.pick(torch.arange(min(IMAGES, len(bench.run.split))))
+    stream = Stream(bench.run.model, groups=split.groups)
+    try:
+        for batch in split.batches(bench.batch_size, device=bench.run.model.device):
+            stream.add(batch.images, masks=None if split.masks is None else split.masks[batch.indices])
+    except UnsupportedError:  # attention between channels, or heads of several shapes in one layer
+        return {}
+    return {
+        (layer, head): given.label
+        if LABELS[given.label].function
+        else head_words(given.label, given.best, given.other or None, given.score)
+        for layer, heads in enumerate(specialise(stream.result()).given)
+        for head, given in enumerate(heads)
+    }
+
+
+def inside(bench: Bench) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Activation patching, the logit lens and the contributions of heads and MLPs to the logits, as fields of the
+    record; and the reasons why one of these is not defined for the model."""
+    found: dict[str, Any] = {}
+    undone: list[str] = []
+    first = torch.arange(len(bench.run.split))[:IMAGES]
+    (images,) = bench.run.split.pick(first).batches(len(first), device=bench.run.model.device)
+    parts: tuple[Callable[[Bench, Tensor, Tensor], dict[str, Any]], ...] = (_patching, _lens, _contributions)
+    for part in parts:
+        try:
+            found |= part(bench, images.images, bench.labels[first])
+        except (UnsupportedError, InputError) as error:
+            if bench.run.options.clean is not None and not isinstance(error, UnsupportedError):
+                raise
+            undone.append(str(error))
+    return found, tuple(dict.fromkeys(undone))
+
+
+def _patching(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
+    clean, corrupted, names, corruption = _pair(bench, images, labels)
+    layout, classes = bench.run.model.anatomy.layout, bench.run.model.classes
+    patched = patch_parts(bench.run.model, clean, corrupted)
+    row = PatchingRow(
+        *names, classes[int(patched.targets[0])], classes[int(patched.others[0])], float(patched.clean[0]),
+        float(patched.corrupted[0]), corruption,
+        grid=None if layout is None else (layout.grid[0], layout.grid[1]),
+        prefix=None if layout is None else tuple(layout.prefix),
+    )  # fmt: skip
+    restored = {part: patched.restored(part).numpy() for part in ("heads", "blocks", "mlps", "positions")}
+    arrays = PatchingArrays(clean=clean[0].cpu().numpy(), corrupted=corrupted[0].cpu().numpy(), **restored)
+    return {"patching": (row,), "patched": arrays}
+
+
+def _pair(bench: Bench, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, tuple[str, str], str]:
+    """The images of --clean and --corrupted; or the correctly classified image of highest confidence whose prediction a
+    corruption changes, and its corrupted copy, so that positions correspond. (1, 3, height, width) each, with their
+    names and the corruption."""
+    model, options = bench.run.model, bench.run.options
+    if options.clean is not None and options.corrupted is not None:
+        paths = [options.clean, options.corrupted]
+        split = load_images(paths, preprocessing=model.preprocessing)
+        if len(split) != 2:
+            raise InputError(f"expected two images that can be read, found {len(split)} of {paths[0]} and {paths[1]}")
+        (both,) = split.batches(2, device=model.device)
+        return both.images[:1], both.images[1:], (paths[0].name, paths[1].name), ""
+    confidence, predicted = _predictions(model, images)
+    correct = (predicted.cpu() == labels.cpu()).nonzero().flatten().tolist()
+    for index in sorted(correct, key=lambda index: -float(confidence[index]))[:_TRIED]:
+        clean, name = images[index : index + 1], model.classes[int(labels[index])]
+        for how, words in _CORRUPTED.items():
+            corrupted = corrupt(clean, how)
+            if int(_predictions(model, corrupted)[1]) != int(labels[index]):
+                return clean, corrupted, (name, f"{name}, {words}"), how
+    raise InputError(
+        "expected a correctly classified image whose prediction a corruption changes, found none; give --clean and "
+        "--corrupted"
+    )
+
+
+@torch.no_grad()
+def _predictions(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The confidence and the class of each prediction, (batch,)."""
+    confidence, predicted = model(images).float().softmax(-1).max(-1)
+    return confidence, predicted
+
+
+def _lens(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
+    right = accuracy_by_depth(logits_by_depth(bench.run.model, images).float().cpu(), labels).tolist()
+    n = len(labels)
+    shares = [replace(wilson(round(share * n), n), value=share) for share in right]
+    return {"lens": tuple(LensRow(depth, share) for depth, share in enumerate(shares))}
+
+
+def _contributions(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
+    parts = contributions(bench.run.model, images, targets=labels)
+    rows = [
+        ContributionRow(f"L{layer}.H{head}", "head", value, layer, head)
+        for layer, values in enumerate(parts.heads.mean(0).tolist())
+        for head, value in enumerate(values)
+        if finite(value) is not None
+    ]
+    mlps = enumerate(parts.mlps.mean(0).tolist())
+    rows += [ContributionRow(f"L{layer}.MLP", "MLP", value, layer) for layer, value in mlps]
+    rows.append(ContributionRow("rest", "rest", float((parts.embedding + parts.bias + parts.rest).mean())))
+    return {"contributions": tuple(rows)}
+
+
+def pruned(bench: Bench, importance: Importance, folder: Path) -> tuple[Estimate, tuple[PrunedRow, ...]]:
+    """Prune the least important share of the heads, save the model, and compare it with the whole one: the share of the
+    parameters that was cut, and the rows. Raises InputError for a share that cuts no head."""
+    whole, split = bench.run.model, bench.run.split
+    share, ranking = bench.run.options.prune or 0.0, importance.ranking("head")[::-1]
+    least = ranking[: round(share * len(ranking))]
+    if not least:
+        raise InputError(f"expected --prune with a share that cuts at least one of {len(ranking)} heads, found {share}")
+    cut: dict[int, set[int]] = {}
+    for unit in least:
+        cut.setdefault(unit.layer, set()).add(int(unit.head or 0))
+    small = prune_heads(whole, cut)
+    save(small, folder / WEIGHTS_FILE)
+    copy_training_images(whole, folder)
+    (timed,) = split.pick(torch.arange(min(_TIMED, len(split)))).batches(_TIMED, device=whole.device)
+    models: dict[Literal["whole", "pruned"], Model] = {"whole": whole, "pruned": small}
+    rounds = [[latency(model, timed.images, repeats=5) for model in models.values()] for _ in range(_ROUNDS)]
+    rows = []
+    for (name, model), times in zip(models.items(), zip(*rounds)):
+        best = min(times, key=lambda each: each.median)
+        time = Estimate(1000 * best.median, 1000 * best.low, 1000 * best.high, len(timed.images), "ms")
+        removed = tuple(map(name_of, sorted(least, key=importance.units.index))) if name == "pruned" else ()
+        batches = split.batches(bench.batch_size, device=whole.device)
+        right = [_predictions(model, batch.images)[1].cpu() == bench.labels[batch.indices].cpu() for batch in batches]
+        kept = len(ranking) - len(removed)
+        rows.append(PrunedRow(name, kept, model.parameter_count(), accuracy(torch.cat(right)), time, removed))
+    return Estimate(1 - small.parameter_count() / whole.parameter_count()), tuple(rows)

@@ -22,13 +22,9 @@ _MORE, _PRUNE = "Beyond importance", "Pruning"
 class AblateOptions:
     """What is removed, what replaces its output, and what is measured beyond the importance.
 
-    predicted: use the model's predictions as labels; replace: replacements, the first of which figures show (none: the
-    mean, or another one for few images); units: the kinds of units to remove; resume: the folder of a stopped run of
-    the same model, data and options; curves: remove heads one after another; greedy: also rank them again after each
-    removal; pairs: the number of most important heads that are removed in pairs, and of pairs of heads with the most
-    similar outputs (0: neither); patch: activation patching, logit lens and direct logit attribution; clean, corrupted:
-    the two images of the patching (None: two of the data, of different classes); prune: the share of heads to prune;
-    save: where the pruned model is written.
+    replace: replacements, the first of which figures show (none: the mean, or another one for few images); resume: of
+    the same model, data and options; clean, corrupted: the two images of the patching (None: an image of the data and
+    its corrupted copy).
     """
 
     model: str = one_model()
@@ -36,12 +32,9 @@ class AblateOptions:
     images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
     replace: tuple[Replacement, ...] = choices(
-        "--replace",
-        f"What stands in a head's place: {', '.join(REPLACEMENTS)}.",
-        REPLACEMENTS,
-        default=(),
+        "--replace", f"What stands in a head's place: {', '.join(REPLACEMENTS)}.", REPLACEMENTS, default=(),
         shown=f"mean; resample below {FEWEST_FOR_MEAN} images, zero for one",
-    )
+    )  # fmt: skip
     units: tuple[UnitKind, ...] = choices(
         "--units", f"What is removed: {', '.join(UNIT_KINDS)}.", UNIT_KINDS, default=UNIT_KINDS
     )
@@ -49,13 +42,9 @@ class AblateOptions:
     curves: bool = option("--curves/--no-curves", "Remove heads one after another.", default=True, panel=_MORE)
     greedy: bool = option("--greedy", "Also rank again after each removal.", default=False, panel=_MORE)
     pairs: int = option(
-        "--pairs",
-        "Remove in pairs the K most important heads, and the K pairs of most similar outputs; 0: none.",
-        default=5,
-        metavar="K",
-        low=0,
-        panel=_MORE,
-    )
+        "--pairs", "Remove in pairs the K most important heads, and the K pairs of most similar outputs; 0: none.",
+        default=5, metavar="K", low=0, panel=_MORE,
+    )  # fmt: skip
     patch: bool = option(
         "--patch/--no-patch", "Activation patching, logit lens, direct logit attribution.", default=True, panel=_MORE
     )

@@ -1,6 +1,6 @@
 """What `vitlens ablate` records. A unit is a head (L3.H7), an MLP (L3.MLP) or a block (L3.block), counted from 0."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -62,18 +62,11 @@ class AblatedModelRow:
     replace: Replacement = col("replaced by")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
-    smallest: Estimate = col(
-        "smallest effect worth reporting",
-        term="0.01 nats (the probability of the label falls by 1 %), or 1 % of the clean loss where that is more",
-    )
-    matter: Estimate | None = col(
-        "heads that change the loss significantly", metric="heads_that_matter/{model}", default=None
-    )
+    smallest: Estimate = col("smallest effect worth reporting")
+    matter: Estimate | None = col("heads with significant effect", metric="heads_that_matter/{model}", default=None)
     without_effect: Estimate | None = col("heads without effect", metric="heads_without_effect/{model}", default=None)
     rank_correlation: Mapping[str, Estimate] = col("rank correlation", metric="rank_correlation/{model}/{key}")
-    removable: Estimate | None = col(
-        "heads removable within 1 point of accuracy", metric="removable_share/{model}", default=None
-    )
+    removable: Estimate | None = col("heads removable within 1 point", metric="removable_share/{model}", default=None)
     parameters_cut: Estimate | None = col("parameters pruned", metric="parameters_cut/{model}", default=None)
     forwards: Mapping[str, Estimate] = col("forward passes an image", metric="forward_equivalents/{model}/{key}")
     reason: str = col("reason for the replacement", default="")
@@ -83,10 +76,11 @@ class AblatedModelRow:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitRow:
-    """The effect of removing one unit. part: the head's number, "mlp" or "block"; p, accuracy_p: of sign flips, after
-    Holm's correction over the units of the kind, None for fewer than two images; first_order: the gradient estimate of
-    the rise; label: what a head attends to, as `vitlens stats` labels it; others: with the other replacements, by name;
-    hidden: the rise under resampling minus that under the mean, paired over images, where both were measured."""
+    """The effect of removing one unit. part: the head's number, "mlp" or "block"; p: of sign flips, after
+    Holm's correction over the units of the kind, None for fewer than two images; effect: by `judged`; first_order: the
+    gradient estimate of the rise; label: what a head attends to, as `vitlens stats` labels it; others: with the other
+    replacements, by name; hidden: the rise under resampling minus that under the mean, paired over images, where both
+    were measured."""
 
     model: str = col("model")
     unit: str = col("unit")
@@ -97,16 +91,12 @@ class UnitRow:
     label: str | None = col("attends to", default=None)
     replace: Replacement = col("replaced by")
     loss: Estimate = col(
-        "rise of the loss",
+        "rise of the loss", metric="importance/{model}/delta_loss/{layer}/{part}",
         term="the mean cross-entropy without a unit minus that of the unchanged model, on the same images",
-        metric="importance/{model}/delta_loss/{layer}/{part}",
-    )
+    )  # fmt: skip
     p: float | None = col("p (Holm)", default=None)
     accuracy: Estimate = col("accuracy lost", metric="importance/{model}/delta_accuracy/{layer}/{part}")
-    accuracy_p: float | None = col("p of accuracy (Holm)", default=None)
-    effect: Judged = col(
-        "shown", term="whether the interval, widened for the number of units, lies beyond the smallest effect or within"
-    )
+    effect: Judged = col("shown")
     first_order: float | None = col("first-order estimate", unit="nats", default=None)
     other_losses: Mapping[Replacement, Estimate] = col("rise of the loss, replaced by")
     other_p: Mapping[Replacement, float] = col("p (Holm), replaced by")
@@ -155,18 +145,19 @@ class HeadPairRow:
     first_alone: float = col("without the first", unit="nats")
     second_alone: float = col("without the second", unit="nats")
     both: float = col("without both", unit="nats")
-    synergy: Estimate = col(
-        "beyond the sum", term="the rise of the loss without both heads minus the sum of the rises without each"
-    )
+    synergy: Estimate = col("beyond the sum")
     p: float | None = col("p (Holm)", default=None)
-    similarity: float | None = col(
-        "similarity", term="linear CKA of two heads' outputs over tokens and images: 1 alike, 0 unlike", default=None
-    )
+    similarity: float | None = col("similarity", default=None, term="linear CKA of two heads' outputs, 1: alike")
 
     @property
     def larger(self) -> float:
         """The larger change of the loss without one of both, nats."""
         return max(abs(self.first_alone), abs(self.second_alone))
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the pair costs more, or less, than the sum."""
+        return self.p is not None and self.p <= LEVEL
 
 
 @dataclass(frozen=True)
@@ -182,7 +173,6 @@ class PatchingRow:
     difference_clean: float = col("logit difference, clean")
     difference_corrupted: float = col("logit difference, corrupted")
     corruption: str = col("corruption", default="")
-    note: str = col("note", default="")
     grid: tuple[int, int] | None = col("patches (rows, columns)", default=None)
     prefix: tuple[str, ...] | None = col("prefix tokens", default=None)
 
@@ -285,16 +275,7 @@ class AblateRecord(Record):
     @property
     def heads(self) -> tuple[UnitRow, ...]:
         """The units that are heads."""
-        return self.of_kind("head")
-
-    def of_kind(self, kind: UnitKind) -> tuple[UnitRow, ...]:
-        """The units of one kind."""
-        return tuple(row for row in self.units if row.kind == kind)
-
-
-def is_ranked(rows: Sequence[UnitRow]) -> bool:
-    """Whether one of these units has a significant effect; otherwise a ranking orders noise."""
-    return any(row.matters for row in rows)
+        return tuple(row for row in self.units if row.kind == "head")
 
 
 RECORD = AblateRecord

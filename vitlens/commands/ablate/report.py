@@ -1,70 +1,221 @@
-"""The report of `vitlens ablate`: which units matter, which heads do each other's work, and what the parts do."""
+"""The report of `vitlens ablate`: units that matter, heads without an effect, heads that do each other's work."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from math import comb
+from statistics import median
+from typing import Any, Final
 
-import numpy as np
 from matplotlib.figure import Figure
 
+from vitlens.analysis.heads.labels import LABELS
 from vitlens.charts import board, intervals, lines
-from vitlens.commands.ablate.claims import claims, definitions, significant, unknown, with_effect
-from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, UnitRow, fewest_images, is_ranked
+from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, HeadPairRow, UnitRow, fewest_images
 from vitlens.figures.patching import patching_maps
 from vitlens.record import by as grouped
-from vitlens.report.prose import Marked, listed, say
+from vitlens.report.claims import Claim, above
+from vitlens.report.findings import Kind
+from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
+from vitlens.uncertainty import LEVEL, Estimate
 
+ENOUGH: Final = 20  # images, below which nothing is claimed
 _FAINTEST: Final = 0.01  # nats, of the full colour: below it differences are rounding errors or negligible
+
+
+def claims(record: AblateRecord) -> Iterator[Claim]:
+    """Which units matter, how many heads can be spared, and what single removals hide."""
+    if record.images >= ENOUGH:
+        yield _most_important(record)
+        for part in (_counted, _removable, _redundant, _hidden):
+            yield from part(record)
+
+
+def _claim(
+    record: AblateRecord, question: str, template: str, effect: Estimate | None = None, *, p: float | None = None,
+    title: str = "", kind: Kind = "fact", place: str = "importance", reference: float = 0.0, **given: Any,
+) -> Claim:  # fmt: skip
+    model = record.model.model
+    says = say(template, model=model, smallest=record.model.smallest, n=len(record.heads), **given)
+    return Claim(
+        question, model, says, title, effect=effect, p=p, evidence="intervened", place=place, reference=reference,
+        kind=kind,
+    )  # fmt: skip
+
+
+def without_effect(record: AblateRecord) -> list[UnitRow]:
+    """The heads shown to have no effect: with no replacement, nor as one of a redundant pair."""
+    needed = {unit for row in redundant(record) for unit in (row.first, row.second)}
+    return [
+        row for row in record.heads
+        if row.effect == "no effect" and "effect" not in row.other_effects.values() and row.unit not in needed
+    ]  # fmt: skip
+
+
+def redundant(record: AblateRecord) -> list[HeadPairRow]:
+    """The pairs of which each head alone changes nothing worth reporting, and both together do, the most first."""
+    smallest, looks = record.model.smallest.value, len(record.pairs)
+    found = [
+        row for row in record.pairs
+        if row.is_significant and row.larger <= smallest and above(row.synergy, smallest, looks)
+    ]  # fmt: skip
+    return sorted(found, key=lambda row: -row.synergy.value)
+
+
+def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> Estimate | None:
+    """About how many images would shrink the intervals of these units to the smallest effect on either side (their
+    median); None without intervals."""
+    ends = [(row.loss.low, row.loss.high) for row in rows]
+    halves = [(high - low) / 2 for low, high in ends if low is not None and high is not None]
+    if not halves:
+        return None
+    needed = images * (median(halves) / smallest.value) ** 2
+    return Estimate(float(max(images, int(float(f"{needed:.1e}")))), unit="images")
+
+
+def _most_important(record: AblateRecord) -> Claim:
+    """The head whose removal costs most; of a model of which no head was removed, the MLP or block."""
+    kinds, model = grouped(record.units, "kind"), record.model.model
+    kind = next(each for each in ("head", "mlp", "block") if each in kinds)
+    word, rows = {"mlp": "MLP"}.get(kind, kind), _by_loss(kinds[kind])
+    found = [row for row in rows if row.effect == "effect" and row.loss.value > 0]
+    if not found:
+        return _claim(
+            record, f"most important {word}",
+            "Of {{ count }} {{ word }}s of **{{ model }}**, none is shown to matter when it is removed alone; the "
+            "largest measured rise of the loss is that of **{{ most.unit }}**, {{ most.loss|alone }}.",
+            title=f"No single {word} of {model} is shown to matter", kind="answer", count=len(rows), word=word,
+            most=max(rows, key=lambda row: row.loss.value),
+        )  # fmt: skip
+    lead = found[0]
+    return _claim(
+        record, f"most important {word}",
+        "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %} the loss of **{{ model }}** "
+        "rises most, by {{ lead.loss|alone }}{% if loses %}, and top-1 accuracy falls by {{ lead.accuracy|alone }}"
+        "{% endif %}{% if others %}; it also rises without {{ others|names }}{% endif %}.",
+        lead.loss, p=lead.p, title=f"Of {len(rows)} {word}s of {model}, {lead.unit} matters most", kind="answer",
+        reference=record.model.smallest.value, lead=lead, others=found[1:], loses=above(lead.accuracy, 0.0),
+    )  # fmt: skip
+
+
+def _counted(record: AblateRecord) -> Iterator[Claim]:
+    """How many heads have an effect, have none, alone and in pairs, or may have one: counted, not judged, as heads back
+    each other up."""
+    effects, dead = [row.effect for row in record.heads], without_effect(record)
+    if effects:
+        yield _claim(
+            record, "heads with an effect",
+            "Removed one at a time, {{ k }} of {{ n }} heads change the loss by more than {{ smallest }}{% if dead %}; "
+            "{{ dead|length }} change it by less, with every replacement and in pairs ({{ dead|names }}){% endif %}"
+            "{% if rest %}; {{ rest }} {{ rest|are }} undecided{% endif %}.",
+            kind="answer", k=effects.count("effect"), dead=dead, rest=effects.count("undecided"),
+        )  # fmt: skip
+
+
+def _removable(record: AblateRecord) -> Iterator[Claim]:
+    share = record.model.removable
+    if share is not None and (share.n or 0) >= ENOUGH:
+        says = "{{ share }} of the heads can be removed, the least important first, within {{ one }} point of accuracy."
+        yield _claim(record, "removable heads", says, share, kind="answer", place="curves", share=share, one=1)
+
+
+def _redundant(record: AblateRecord) -> Iterator[Claim]:
+    for row in redundant(record)[:1]:
+        yield _claim(
+            record, "redundant heads",
+            "**{{ row.pair }}** are redundant: the loss changes by at most {{ row.larger|number }} nats without "
+            "either, and rises by {{ row.both|number }} nats without both{% if row.similarity is not none %}; their "
+            "outputs have a linear CKA of {{ row.similarity|number }}{% endif %}.",
+            row.synergy, p=row.p, kind="hidden fault", place="pairs", row=row,
+        )  # fmt: skip
+
+
+def _hidden(record: AblateRecord) -> Iterator[Claim]:
+    """The heads whose effect a replacement by the mean hides: they matter where they are resampled."""
+    smallest, looks = record.model.smallest.value, len(record.heads)
+    found = [
+        (row.hidden.value, row.unit, row) for row in record.heads
+        if row.hidden is not None and row.hidden_p is not None and row.hidden_p <= LEVEL
+        and above(row.hidden, smallest, looks)
+        and row.other_effects.get("resample") == "effect" and row.effect != "effect"
+    ]  # fmt: skip
+    if found:
+        *others, head = [row for *_, row in sorted(found)]
+        yield _claim(
+            record, "hidden by the mean",
+            "**{{ head.unit }}** has no {% if not spare %}significant {% endif %}effect where "
+            "its output is replaced by its mean ({{ head.loss|alone }}), but matters where it is replaced by that of "
+            "another image ({{ other|alone }}){% if others %}; the same holds for {{ others|names }}{% endif %}.",
+            head.hidden, p=head.hidden_p, kind="hidden fault", head=head, others=others,
+            other=head.other_losses["resample"], spare=head.effect == "no effect",
+        )  # fmt: skip
+
+
+def unknown(record: AblateRecord) -> Iterator[str]:
+    """What removing units of this model on these images does not show."""
+    model, heads = record.model, record.heads
+    rest = [row for row in heads if row.effect == "undecided"]
+    if model.reason:
+        yield say("{{ reason|whole }}.", reason=model.reason.rstrip("."))
+    if record.options.get("predicted"):
+        yield "Labels are the model's own predictions (`--predicted`): accuracy is the share of them that stay."
+    if record.images < ENOUGH:
+        yield say("{{ n }} image{{ n|s }} {{ n|are }} too few for a claim.", n=record.images)
+    for note in model.notes:
+        yield say("{{ note|whole }}.", note=f"{note[:1].upper()}{note[1:]}")
+    if rest and record.images >= ENOUGH:
+        yield say(
+            "{{ rest|length }} of {{ n }} heads are shown neither to change the loss by {{ smallest }} nor to change "
+            "it by less{% if needed %}: about {{ needed }} would decide{% endif %}.",
+            rest=rest, n=len(heads), smallest=model.smallest,
+            needed=images_needed(rest, model.smallest, record.images),
+        )  # fmt: skip
+    if len(heads) > 1:
+        yield say(
+            "Heads were removed one at a time, and {{ k }} of {{ n }} pairs together: of several heads that do the "
+            "same, each can appear unimportant.",
+            k=len(record.pairs), n=comb(len(heads), 2),
+        )  # fmt: skip
+    if not model.reason and "resample" not in record.effects:
+        yield say(
+            "Each output was replaced by {{ by }} alone: `--replace mean,resample` also finds units whose output must "
+            "differ from image to image.",
+            by=REPLACED[model.replace],
+        )  # fmt: skip
+    for reason in model.undone:
+        yield say("Not done: {{ reason|whole }}.", reason=reason)
+
+
+def definitions(record: AblateRecord) -> Iterator[tuple[str, str]]:
+    """What replaces an output, and what the labels of the heads are."""
+    for name in record.effects:
+        yield name, f"a unit's output is replaced by {REPLACED[name]}; a block is skipped with any replacement."
+    for label in dict.fromkeys(row.label for row in record.heads if row.label in LABELS):
+        yield label, f"{LABELS[label].sentence}."
 
 
 def _by_loss(rows: Sequence[UnitRow]) -> list[UnitRow]:
     """The greatest rise of the loss first; in order of the layers where no effect is shown, as a ranking were noise."""
-    return sorted(rows, key=lambda row: -row.loss.value) if is_ranked(rows) else list(rows)
+    return sorted(rows, key=lambda row: -row.loss.value) if any(row.matters for row in rows) else list(rows)
 
 
 def _heads(record: AblateRecord) -> str:
     """What is shown of the heads, and what was done to them."""
     heads, fewest = record.heads, fewest_images(len(record.heads))
     return say(
-        "Each head's output was replaced by {{ by }}, for every image. {% if untested %}One image has no test{% elif "
-        "shown %}{{ shown }} of {{ n }} heads change the loss significantly after Holm's correction{% else %}No head "
-        "changes the loss significantly, so they are not ranked{% if few %}: with fewer than {{ fewest }} images none "
-        "could{% endif %}{% endif %}.",
-        by=REPLACED[record.model.replace], untested=all(row.p is None for row in heads), n=len(heads),
-        shown=sum(row.matters for row in heads), fewest=fewest, few=record.images < fewest,
+        "Each head's output was replaced by {{ by }}, for every image. {% if shown %}{{ shown }} of {{ n }} heads "
+        "change the loss significantly after Holm's correction{% else %}No head changes the loss significantly, so "
+        "they are not ranked{% if few %}: with fewer than {{ fewest }} images none could{% endif %}{% endif %}.",
+        by=REPLACED[record.model.replace], n=len(heads), shown=sum(row.matters for row in heads), fewest=fewest,
+        few=record.images < fewest,
     )  # fmt: skip
 
 
-def _others(record: AblateRecord) -> str:
-    leads = [found[0] for found in map(with_effect, (record.of_kind("mlp"), record.of_kind("block"))) if found]
-    return say(
-        "{% if parts %}The loss rises most without {{ parts }}; a removed block leaves the residual stream as it is."
-        "{% else %}No MLP and no block is shown to matter when it is removed alone.{% endif %}",
-        parts=leads and listed([Marked(say("{{ row.unit }} ({{ row.loss|alone }})", row=row)) for row in leads]),
-    )  # fmt: skip
-
-
-def _pairs(record: AblateRecord) -> str:
-    shown = [row.synergy.value for row in record.pairs if significant(row)]
-    return say(
-        "Of {{ n }} pairs that were removed together, the loss rises by more than the sum of both heads alone for "
-        "{{ more }} and by less for {{ less }}, after Holm's correction. They are the most important heads in pairs, "
-        "and the heads of the most similar outputs.",
-        n=len(record.pairs), more=sum(value > 0 for value in shown), less=sum(value < 0 for value in shown),
-    )  # fmt: skip
-
-
-def _patching(record: AblateRecord) -> str:
-    heads = np.zeros((1, 1)) if record.patched is None else record.patched.heads
-    layer, head = divmod(int(np.nan_to_num(heads, nan=-np.inf).argmax()), heads.shape[1])
-    return say(
-        "One pair of images, an example: the logit of {{ row.target }} minus {{ row.other }} is "
-        "{{ row.difference_clean|number }} on the clean image ({{ row.clean }}) and "
-        "{{ row.difference_corrupted|number }} on the corrupted one ({{ row.corrupted }}). The output of one head from "
-        "the clean run restores at most {{ share|percent }} of the difference (L{{ layer }}.H{{ head }})"
-        "{% if not row.corruption %}; positions of two different images need not correspond{% endif %}.",
-        row=record.patching[0], share=float(heads[layer, head]), layer=layer, head=head,
-    )  # fmt: skip
+_PATCHING: Final = (
+    "One pair of images, an example: the logit of {{ first.target }} minus {{ first.other }} is "
+    "{{ first.difference_clean|number }} on the clean image ({{ first.clean }}) and "
+    "{{ first.difference_corrupted|number }} on the corrupted one ({{ first.corrupted }})"
+    "{% if not first.corruption %}; positions of two different images need not correspond{% endif %}."
+)
 
 
 def _draw_patching(rows: Sequence[AblateRecord], title: str) -> Figure:
@@ -92,17 +243,6 @@ def _lens(record: AblateRecord) -> str:
     )  # fmt: skip
 
 
-def _contributions(record: AblateRecord) -> str:
-    parts = grouped(record.contributions, "part")
-    sums = {part: sum(row.logit for row in rows) for part, rows in parts.items()}
-    return say(
-        "Heads add {{ heads|number }}, MLPs {{ mlps|number }}, embedding and biases {{ rest|number }} to the logit of "
-        "the label, {{ logit|number }}; {{ most.unit }} adds most of the heads ({{ most.logit|number }}).",
-        heads=sums["head"], mlps=sums["MLP"], rest=sums["rest"], logit=sum(sums.values()),
-        most=max(parts["head"], key=lambda row: row.logit),
-    )  # fmt: skip
-
-
 REPORT: Final = Report(
     AblateRecord,
     claims=claims,
@@ -117,15 +257,14 @@ REPORT: Final = Report(
         rows="heads",
     ),
     glance=(
-        *(Glance("ablated", name) for name in ("accuracy", "cross_entropy", "matter")),
-        Glance("ablated", "without_effect", question="heads without effect"),
-        *(Glance("ablated", name) for name in ("removable", "parameters_cut")),
+        *(Glance("ablated", name) for name in (
+            "accuracy", "cross_entropy", "matter", "without_effect", "removable", "parameters_cut",
+        )),
         *(Glance("ablated", "rank_correlation", by, f"rank correlation ({by})") for by in (FIRST_ORDER, *REPLACED)),
     ),
     sections=(
         Section(
             "What does the model lose without each head?", lambda record: _by_loss(record.heads), opening=_heads,
-            about=("heads without effect",),
             columns=("unit", "label", "loss", "accuracy", "effect", "other_losses"),
             charts=(Chart(
                 "ranking", intervals("unit", "loss", "first_order", titles=("exact", "first-order estimate"),
@@ -133,12 +272,12 @@ REPORT: Final = Report(
                 "Exact rise of the mean cross-entropy with its paired 95 % bootstrap interval over images, and the "
                 "estimate from one backward pass; the most important units first.",
                 title="Rise of the loss without each head (nats)",
-                rows=lambda record: _by_loss(record.heads) if is_ranked(record.heads) else [],
+                rows=lambda record: _by_loss(record.heads) if any(row.matters for row in record.heads) else [],
             ),),
         ),
         Section(
             "Which MLPs and blocks matter?", lambda record: _by_loss([row for row in record.units if row.head is None]),
-            opening=_others,
+            opening="Each was removed alone; without a block the residual stream stays as it is.",
             charts=(Chart(
                 "others", intervals("unit", "loss", reference=0.0),
                 "Rise of the loss without each MLP and each block, with 95 % intervals over images; right of the line: "
@@ -160,7 +299,8 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "Do heads do each other's work?", "pairs", opening=_pairs, order=lambda row: -abs(row.synergy.value),
+            "Do heads do each other's work?", "pairs", order=lambda row: -abs(row.synergy.value),
+            opening="The most important heads were removed in pairs, and the heads of the most similar outputs.",
             columns=("pair", "chosen", "similarity", "both", "synergy", "p"),
             charts=(Chart(
                 "pairs", intervals("pair", "synergy", reference=0.0),
@@ -170,7 +310,7 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "Where do two images differ for the model?", "patching", opening=_patching,
+            "Where do two images differ for the model?", "patching", opening=_PATCHING,
             charts=(Chart(
                 "patching", _draw_patching,
                 "Share of the logit difference restored when one head's output, or the residual stream at one token "
@@ -186,16 +326,12 @@ REPORT: Final = Report(
                 "Share of images whose label the logit lens predicts after so many blocks, with its 95 % interval; "
                 "early blocks were not trained for it.",
                 title="Accuracy of the logit lens",
-            ),),
-        ),
-        Section(
-            "What do heads and MLPs write to the logit?", "contributions", opening=_contributions,
-            charts=(Chart(
+            ), Chart(
                 "contributions", board("logit", signed=True),
                 "Direct contribution of each head to the label's logit, with the final norm's scale fixed for each "
                 "image; effects through later layers are not included.",
-                title="Direct contributions of the heads", only=lambda row: row.head is not None,
-            ),),
+                title="Direct contributions of the heads", rows="contributions", only=lambda row: row.head is not None,
+            )),
         ),
         Section(
             "What remains after pruning?", "pruned",

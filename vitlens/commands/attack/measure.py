@@ -1,10 +1,10 @@
 """Accuracy of models under attack over epsilon and under common corruptions, and the changes inside the models."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,21 +22,10 @@ from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.attack.record import JUDGED, AttackRecord, Counterpart, scale_of, strongest, typed_epsilon
-from vitlens.commands.attack.sweep import (
-    AttackSample,
-    ModelAttack,
-    SweptAttack,
-    attack_sample,
-    checked,
-    evenly_spaced,
-    sweep_all,
-)
-from vitlens.commands.run.digests import model_digest
+from vitlens.commands.attack.sweep import AttackSample, ModelAttack, attack_sample, checked, evenly_spaced, sweep_all
 from vitlens.commands.run.load import load_split
 from vitlens.commands.run.progress.bar import progress
-from vitlens.commands.run.progress.store import PROGRESS, ProgressStore
-from vitlens.commands.run.resume import require_same
+from vitlens.commands.run.resume import resumable
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.data.split import Split
@@ -74,35 +63,19 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
         raise UnknownNameError("model for --baseline", baseline, run.aliases)
     baseline = baseline or next((each.alias for each in run.models if each.anatomy.family == "cnn"), run.aliases[0])
     _ = run.shares  # fewer images than processes are refused before anything is written
-    identity = _identity(run)
-    require_same(options.resume, "attack", identity)
-    with run.processes.main_process_first():
-        opened = run.folder("Adversarial robustness of", resume=options.resume, identity=identity)
-    with opened as writing:
-        place = options.resume or run.run.out if writing.folder is None else writing.folder.path
-        store = ProgressStore(None if place is None else place / PROGRESS, run.processes.index)
-        works = [ModelAttack(model, own, run, store) for model, own in zip(run.models, labels)]
-        swept = [sweep_all(work) for work in works]
-        corrupted = [_on_corruptions(work) for work in works] if options.corruptions else []
-        report = writing.publish(lambda: _record(works, swept, corrupted, baseline))
-        if report is not None:
-            store.forget()
-        return report
-
-
-def _identity(run: Run[AttackOptions]) -> dict[str, object]:
-    """What must be equal when a run is resumed; the images themselves are compared part by part."""
-    options, order = run.options, -1 if run.options.downwards else 1  # in the order in which epsilons are tried
-    return {
-        "models": [model_digest(model) for model in run.models], "aliases": list(run.aliases),
-        "images": len(run.split), "attacks": list(options.attacks),
-        "epsilons": list(options.linf)[::order], "epsilons_l2": list(options.l2)[::order],
-        "single_epsilons": dict(options.single_epsilons or {}),
+    order = -1 if options.downwards else 1  # in which epsilons are tried
+    settings = {
+        "attacks": list(options.attacks), "epsilons": list(options.linf)[::order],
+        "epsilons_l2": list(options.l2)[::order], "single_epsilons": dict(options.single_epsilons or {}),
         "steps": dict(options.steps) if isinstance(options.steps, Mapping) else options.steps,
         "restarts": options.restarts, "patch": [options.patch_side, options.patch_anywhere],
-        "seed": run.run.seed, "batch_size": run.run.batch_size, "precision": run.run.precision,
-        "processes": run.processes.count,
     }  # fmt: skip
+    with resumable(run, "Adversarial robustness of", options.resume, **settings) as (writing, store):
+        works = [ModelAttack(model, own, run, store) for model, own in zip(run.models, labels)]
+        for work in works:
+            sweep_all(work)
+        corrupted = [_on_corruptions(work) for work in works] if options.corruptions else []
+        return writing.publish(lambda: _record(works, corrupted, baseline))
 
 
 def _on_corruptions(work: ModelAttack) -> Corrupted:
@@ -120,33 +93,40 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
     return Corrupted(work.model.alias, processes.gathered(part).permute(1, 2, 0).contiguous(), split.groups)
 
 
-def _record(
-    works: Sequence[ModelAttack], swept: Sequence[Sequence[SweptAttack]], corrupted: Sequence[Corrupted], baseline: str
-) -> AttackRecord:
+def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseline: str) -> rows.AttackRecord:
     """The record of the first process, after all images have been attacked."""
-    each = [(work, result) for work, of_model in zip(works, swept) for result in of_model]
+    sample, seed = attack_sample(works), works[0].run.run.seed
+    insides = [_inside(work, sample, index) for index, work in enumerate(works)]
+    curves = tuple(row for work in works for row in _curve_rows(work))
     checks = tuple(
         rows.AttackCheckRow(
             work.model.alias, check.name, check.attack, check.expected, check.found, check.state.value, check.against,
             check.of,
         )
-        for work, of_model in zip(works, swept) for check in checked(work, of_model)
+        for work in works for check in checked(work)
     )  # fmt: skip
-    sample, seed = attack_sample(works, swept), works[0].run.run.seed
-    entry = ATTACKS[sample.attack]
-    record = AttackRecord(
-        curves=tuple(row for work, result in each for row in _curve_rows(work, result)),
-        attacks=tuple(_attack_row(work, result) for work, result in each),
-        pairs=tuple(_pair_rows(swept, seed)),
-        sample=tuple(
-            rows.AttackSampleRow(
-                work.model.alias, entry.slug, title_of(entry), entry.norm, typed_epsilon(sample.epsilon, entry.norm),
-                len(sample.indices), int(fooled.sum()),
-            )
-            for work, fooled in zip(works, sample.fooled)
-        ),
+    overall = []
+    for work, inside, fooled in zip(works, insides, sample.fooled):
+        alias, norm = work.model.alias, sample.attack.norm
+        judged = rows.strongest((row for row in curves if row.model == alias), rows.JUDGED)
+        row = rows.AttackedModelRow(
+            alias, accuracy(work.clean, groups=work.run.split.groups, seed=seed),
+            None if judged is None else judged.accuracy,
+            sum((check.model, check.state) == (alias, "failed") for check in checks),
+            f"{title_of(sample.attack)} at {rows.epsilon_words(rows.typed_epsilon(sample.epsilon, norm), norm)}",
+            int(fooled.sum()), inside.halfway,
+        )  # fmt: skip
+        overall.append(replace(row, **_under_corruptions(work, corrupted, baseline)))
+    return rows.AttackRecord(
+        overall=tuple(overall),
+        curves=curves,
+        attacks=tuple(row for work in works for row in _attack_rows(work)),
+        pairs=tuple(_pair_rows(works)),
         transfer=tuple(_transfer_rows(works, sample)),
         checks=checks,
+        agreements=tuple(row for inside in insides for row in inside.agreements),
+        blocks=tuple(row for inside in insides for row in inside.blocks),
+        shifts=tuple(row for inside in insides for row in inside.shifts),
         corruptions=tuple(
             rows.CorruptionRow(
                 found.alias, name, kind.title, kind.description, severity, kind.strengths[severity - 1],
@@ -156,38 +136,25 @@ def _record(
         ),
         attacked={
             work.model.alias: rows.AttackedArrays(
-                of_model[0].outcome.clean.numpy(),
-                work.labels.numpy(),
-                {result.outcome.name: result.outcome.broken_at.numpy() for result in of_model},
-                {result.outcome.name: result.distance.numpy() for result in of_model},
+                work.clean.numpy(),
+                {result.outcome.name: result.outcome.broken_at.numpy() for result in work.swept},
+                {result.outcome.name: result.distance.numpy() for result in work.swept},
             )
-            for work, of_model in zip(works, swept)
+            for work in works
         },
+        examples={work.model.alias: each.examples for work, each in zip(works, insides) if each.examples},
     )  # fmt: skip
-    for index, (work, of_model) in enumerate(zip(works, swept)):
-        record, halfway = _with_inside(record, work, sample, index)
-        overall = replace(_overall(record, work, of_model, corrupted, baseline), halfway=halfway)
-        record = replace(record, overall=(*record.overall, overall))
-    return record
 
 
-def _overall(
-    record: AttackRecord, work: ModelAttack, swept: Sequence[SweptAttack], corrupted: Sequence[Corrupted], baseline: str
-) -> rows.AttackedModelRow:
-    """One model: errors under corruptions are relative where the baseline makes errors of every kind."""
-    alias, seed, right = work.model.alias, work.run.run.seed, swept[0].outcome.clean
-    judged = strongest((row for row in record.curves if row.model == alias), JUDGED)
-    states = [check.state for check in record.checks if check.model == alias]
-    row = rows.AttackedModelRow(
-        alias, accuracy(right, groups=work.run.split.groups, seed=seed), None if judged is None else judged.accuracy,
-        len(states), states.count("failed"), states.count("inconclusive"),
-    )  # fmt: skip
-    found = {each.alias: each for each in corrupted}
-    if alias not in found:
-        return row
-    relative = found[alias].relative_error(found[baseline], seed=seed) if len(found) > 1 else None
-    mean, lost = found[alias].mean_error(seed=seed), found[alias].lost(right, seed=seed)
-    return replace(row, mean_error=mean, lost=lost, baseline=baseline, relative_error=relative)
+def _under_corruptions(work: ModelAttack, corrupted: Sequence[Corrupted], baseline: str) -> dict[str, Any]:
+    """Columns of one model; its errors are relative where the baseline makes errors of every kind."""
+    found, seed = {each.alias: each for each in corrupted}, work.run.run.seed
+    own = found.get(work.model.alias)
+    if own is None:
+        return {}
+    relative = own.relative_error(found[baseline], seed=seed) if len(found) > 1 else None
+    mean, lost = own.mean_error(seed=seed), own.lost(work.clean, seed=seed)
+    return {"mean_error": mean, "lost": lost, "baseline": baseline, "relative_error": relative}
 
 
 def title_of(entry: Attack) -> str:
@@ -196,39 +163,42 @@ def title_of(entry: Attack) -> str:
     return entry.title.partition(" (")[0] + norm
 
 
-def _curve_rows(work: ModelAttack, swept: SweptAttack) -> Iterator[rows.AttackCurveRow]:
+def _curve_rows(work: ModelAttack) -> Iterator[rows.AttackCurveRow]:
     """Clean accuracy and accuracy at each epsilon."""
-    entry, outcome, seed = ATTACKS[swept.attack], swept.outcome, work.run.run.seed
-    clean = accuracy(outcome.clean, groups=outcome.groups, seed=seed)
-    for pixels, estimate in zip((0.0, *outcome.epsilons), (clean, *outcome.accuracies(seed=seed))):
-        epsilon = typed_epsilon(pixels, entry.norm)
-        yield rows.AttackCurveRow(work.model.alias, outcome.name, title_of(entry), entry.norm, epsilon, estimate)
+    seed = work.run.run.seed
+    for swept in work.swept:
+        entry, outcome = ATTACKS[swept.attack], swept.outcome
+        clean = accuracy(outcome.clean, groups=outcome.groups, seed=seed)
+        for pixels, estimate in zip((0.0, *outcome.epsilons), (clean, *outcome.accuracies(seed=seed))):
+            epsilon = rows.typed_epsilon(pixels, entry.norm)
+            yield rows.AttackCurveRow(work.model.alias, outcome.name, title_of(entry), entry.norm, epsilon, estimate)
 
 
-def _attack_row(work: ModelAttack, swept: SweptAttack) -> rows.AttackRow:
-    entry, outcome = ATTACKS[swept.attack], swept.outcome
-    return rows.AttackRow(
-        work.model.alias, outcome.name, swept.attack, title_of(entry), entry.norm, entry.kind, entry.paper,
-        work.steps_of(entry), work.run.options.restarts if entry.random_start else 1,
-        right=int(outcome.clean.sum()),
-        broken=int((outcome.clean & outcome.broken_at.isfinite()).sum()),
-        median=outcome.median_distance(unit=1 / scale_of(entry.norm)),
-        forwards=swept.forwards, backwards=swept.backwards, seconds=round(swept.seconds, 3),
-    )  # fmt: skip
+def _attack_rows(work: ModelAttack) -> Iterator[rows.AttackRow]:
+    for swept in work.swept:
+        entry, outcome = ATTACKS[swept.attack], swept.outcome
+        yield rows.AttackRow(
+            work.model.alias, outcome.name, swept.attack, title_of(entry), entry.norm, entry.kind, entry.paper,
+            work.steps_of(entry), work.run.options.restarts if entry.random_start else 1,
+            right=int(outcome.clean.sum()),
+            broken=int((outcome.clean & outcome.broken_at.isfinite()).sum()),
+            median=outcome.median_distance(unit=1 / rows.scale_of(entry.norm)),
+            forwards=swept.forwards, backwards=swept.backwards, seconds=round(swept.seconds, 3),
+        )  # fmt: skip
 
 
-def _pair_rows(swept: Sequence[Sequence[SweptAttack]], seed: int) -> Iterator[rows.RobustPairRow]:
+def _pair_rows(works: Sequence[ModelAttack]) -> Iterator[rows.RobustPairRow]:
     """Paired tests of the models under every attack at every epsilon, all corrected together."""
     matched = [
         (result.outcome, other.outcome)
-        for first, second in combinations(swept, 2) for result, other in zip(first, second)
+        for first, second in combinations(works, 2) for result, other in zip(first.swept, second.swept)
     ]  # fmt: skip
-    entries = {result.outcome.name: ATTACKS[result.attack] for result in swept[0]}
-    for test in paired(matched, seed=seed) if matched else ():
+    entries = {result.outcome.name: ATTACKS[result.attack] for result in works[0].swept}
+    for test in paired(matched, seed=works[0].run.run.seed) if matched else ():
         entry = entries.get(test.name)
         norm: NormName = "linf" if entry is None else entry.norm
         yield rows.RobustPairRow(
-            test.name, "none" if entry is None else title_of(entry), norm, typed_epsilon(test.epsilon, norm),
+            test.name, "none" if entry is None else title_of(entry), norm, rows.typed_epsilon(test.epsilon, norm),
             test.first, test.second, test.only_first, test.only_second, test.difference, test.p, test.p_holm,
         )  # fmt: skip
 
@@ -255,14 +225,22 @@ def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterat
         )  # fmt: skip
 
 
-def _with_inside(
-    record: AttackRecord, work: ModelAttack, sample: AttackSample, index: int
-) -> tuple[AttackRecord, Estimate | None]:
-    """The record with the changes inside one model for images that fool it (maps, blocks, attention), and the block
-    from which on its outputs are halfway to those for another image."""
+@dataclass(frozen=True)
+class Inside:
+    """What changes inside one model for images that fool it. halfway: the block from which on its outputs are halfway
+    to those for another image."""
+
+    agreements: tuple[rows.MapAgreementRow, ...] = ()
+    blocks: tuple[rows.BlockDistanceRow, ...] = ()
+    shifts: tuple[rows.AttentionShiftRow, ...] = ()
+    examples: rows.AttackExampleArrays | None = None
+    halfway: Estimate | None = None
+
+
+def _inside(work: ModelAttack, sample: AttackSample, index: int) -> Inside:
     places = evenly_spaced(sample.fooled[index].nonzero().flatten(), MEASURED)
     if not len(places) or not work.run.options.inside:
-        return record, None
+        return Inside()
     model, seed, size = work.model, work.run.run.seed, work.run.run.batch_size
     clean, changed = sample.clean[places], sample.adversarial[index][places]
     truth, wrong = work.labels[sample.indices[places]], work.logits(changed).argmax(-1)
@@ -278,19 +256,27 @@ def _with_inside(
     }
     if _ALSO in methods_for(model) and method != _ALSO:
         pairs[_ALSO] = maps(clean, truth, _ALSO), maps(changed, truth, _ALSO)
-    others: dict[Counterpart, Tensor] = {
-        "adversarial": changed,
-        "noise": with_noise(clean, changed, ATTACKS[sample.attack].norm, seed=seed),
-    }
+    noise = with_noise(clean, changed, sample.attack.norm, seed=seed)
+    others: dict[rows.Counterpart, Tensor] = {"adversarial": changed, "noise": noise}
     if len(places) > 1:
         others["another image"] = clean.roll(len(places) // 2, 0)  # half the sample away, so mostly of another class
     found = cosines(model, clean, {str(kind): images for kind, images in others.items()}, batch_size=size)
     block = halfway_block(found["adversarial"], found["another image"]) if len(places) > 1 else None
-    blocks = (
-        rows.BlockDistanceRow(model.alias, at, kind, _distance(values, seed))
-        for kind in others for at, values in enumerate(found[kind])
+    return Inside(
+        tuple(_agreement_rows(model.alias, pairs, seed)),
+        tuple(
+            rows.BlockDistanceRow(model.alias, at, kind, _distance(values, seed))
+            for kind in others for at, values in enumerate(found[kind])
+        ),
+        tuple(_shift_rows(work, clean, changed)),
+        _examples(work, sample.indices[places], clean, changed, before, after),
+        None if block is None else Estimate(float(block), n=len(places), unit=""),
     )  # fmt: skip
-    agreements = []
+
+
+def _agreement_rows(
+    alias: str, pairs: Mapping[str, tuple[Tensor, Tensor]], seed: int
+) -> Iterator[rows.MapAgreementRow]:
     for title, both in pairs.items():
         agreement = map_agreement(*both)
         if bool(agreement.usable.any()):
@@ -298,14 +284,7 @@ def _with_inside(
                 bootstrap_mean(values[agreement.usable].double().numpy(), seed=seed, unit=unit)
                 for values, unit in ((agreement.spearman, ""), (agreement.top, "fraction"))
             )
-            agreements.append(rows.MapAgreementRow(model.alias, title.replace(" ", "-"), title, spearman, top))
-    examples = _examples(work, sample.indices[places], clean, changed, before, after)
-    record = replace(
-        record, agreements=(*record.agreements, *agreements), blocks=(*record.blocks, *blocks),
-        shifts=(*record.shifts, *_shift_rows(work, clean, changed)),
-        examples={**record.examples, model.alias: examples},
-    )  # fmt: skip
-    return record, None if block is None else Estimate(float(block), n=len(places), unit="")
+            yield rows.MapAgreementRow(alias, title.replace(" ", "-"), title, spearman, top)
 
 
 def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tensor:

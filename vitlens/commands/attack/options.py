@@ -30,11 +30,9 @@ def _attacks(name: str, text: str) -> tuple[str, ...]:
 class AttackOptions:
     """All models are attacked on the same images.
 
-    attacks: names of the registry; epsilons: of L∞ attacks, in 1/255, 0 for the clean accuracy; epsilons_l2: of L2
-    attacks, in pixel units; single_epsilons: by L∞ attack that is run at one epsilon alone, in 1/255; steps: for all,
-    or by attack (None: each attack's default); predicted: use the models' predictions as labels; resume: the folder of
-    a stopped run of the same models, data and options; self_checks: whether every attack is checked in every way, or
-    three checks a model are made; baseline: an alias (None: the first CNN, else the first model); patch_side: px.
+    attacks: names of the registry; single_epsilons: by L∞ attack, in 1/255; steps: for all, or by attack (None: each
+    attack's default); resume: of the same models, data and options; baseline: an alias (None: the first CNN, else the
+    first model).
     """
 
     models: tuple[str, ...] = several_models()
@@ -93,18 +91,13 @@ class AttackOptions:
     def __post_init__(self) -> None:
         """Raise InputError for options of which no run can be made, UnknownNameError for an unknown attack."""
         singles = self.single_epsilons or {}
-        for name, epsilons, example in (
-            ("--epsilon", self.epsilons, EPSILONS_255),
-            ("--epsilon-l2", self.epsilons_l2, EPSILONS_L2),
-            ("--single-epsilon", tuple(singles.values()), EPSILONS_255),
-        ):
-            most = float("inf") if name == "--epsilon-l2" else UNIT
-            wrong = [epsilon for epsilon in epsilons if not 0 <= epsilon <= most or epsilon == float("inf")]
-            if wrong:
-                unit = "of at least 0, in pixel units" if name == "--epsilon-l2" else f"from 0 to {most:g}, in 1/255"
-                typed = ",".join(f"{each:g}" for each in example)
-                raise InputError(f"expected {name} {unit}, found {wrong[0]:g}; e.g. {name} {typed}")
-        self._require_counts()
+        for epsilon in (*self.epsilons, *singles.values()):
+            if not 0 <= epsilon <= UNIT:
+                option = "--epsilon" if epsilon in self.epsilons else "--single-epsilon"
+                raise InputError(f"expected {option} from 0 to {UNIT:g}, in 1/255, found {epsilon:g}")
+        for epsilon in self.epsilons_l2:
+            if not 0 <= epsilon < float("inf"):
+                raise InputError(f"expected --epsilon-l2 of at least 0, in pixel units, found {epsilon:g}")
         if not self.attacks:
             raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
         for name in self.attacks:
@@ -113,34 +106,26 @@ class AttackOptions:
             if not self.epsilons_of(name):
                 typed = {"linf": "--epsilon", "l2": "--epsilon-l2"}[ATTACKS[name].norm]
                 raise InputError(f"expected {typed} with a number above 0 for {name}, found none; e.g. {typed} 1,2,4")
-        known = [name for name in self.attacks if ATTACKS[name].norm == "linf"]
+        known, linf = ", ".join(self.attacks), [name for name in self.attacks if ATTACKS[name].norm == "linf"]
         for name, epsilon in singles.items():
-            if name not in known or epsilon == 0:
+            if name not in linf or epsilon == 0:
                 raise InputError(
                     f"expected --single-epsilon above 0 of L∞ attacks of --attack, found {name}={epsilon:g}; "
-                    f"try {', '.join(known) or 'another --attack'}"
+                    f"try {', '.join(linf) or 'another --attack'}"
                 )
+        steps = self.steps if isinstance(self.steps, Mapping) else {self.attacks[0]: self.steps}
+        for name in steps:
+            if name not in self.attacks:
+                raise InputError(f"expected --steps for attacks of --attack, found {name}; try {known}")
+        counts = [*(("--steps", each) for each in steps.values()), ("--restarts", self.restarts)]
+        for option, count in (*counts, ("--patch-side", self.patch_side)):
+            if count is not None and count < 1:
+                raise InputError(f"expected {option} of at least 1, found {count}; leave it out for the default")
+        if not any(ATTACKS[name].norm == "patch" for name in self.attacks) and (self.patch_side or self.patch_anywhere):
+            raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
         bounded = [name for name in self.attacks if ATTACKS[name].kind == "budget"]
         if self.downwards and all(len(self.epsilons_of(name)) == 1 for name in bounded):
-            names = ", ".join(self.attacks)
-            raise InputError(f"expected --downwards with an attack at several epsilons, found {names}; leave it out")
-
-    def _require_counts(self) -> None:
-        """Raise InputError for no steps, restarts or patch, and for steps or a patch of an attack that is not run."""
-        steps = self.steps if isinstance(self.steps, Mapping) else {} if self.steps is None else {"": self.steps}
-        for name, count in steps.items():
-            if name and name not in self.attacks:
-                known = ", ".join(self.attacks)
-                raise InputError(f"expected --steps for attacks of --attack, found {name}; try {known}")
-            if count < 1:
-                raise InputError(f"expected --steps of at least 1, found {count}; leave it out for each attack's own")
-        if self.restarts < 1:
-            raise InputError(f"expected --restarts of at least 1, found {self.restarts}")
-        if self.patch_side is not None and self.patch_side < 1:
-            raise InputError(f"expected --patch-side of at least 1 px, found {self.patch_side}")
-        patched = any(name in ATTACKS and ATTACKS[name].norm == "patch" for name in self.attacks)
-        if not patched and (self.patch_side is not None or self.patch_anywhere):
-            raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
+            raise InputError(f"expected --downwards with an attack at several epsilons, found {known}; leave it out")
 
     def steps_for(self, attack: str) -> int | None:
         """The number of steps of this attack; None for its default."""
@@ -148,13 +133,10 @@ class AttackOptions:
 
     def epsilons_of(self, attack: str) -> tuple[float, ...]:
         """Epsilons of this attack in pixel units, rising, without 0; a patch has one size."""
-        axes = {"linf": self.linf_of(attack), "l2": self.l2}
-        return axes.get(ATTACKS[attack].norm, (1.0,))
-
-    def linf_of(self, attack: str) -> tuple[float, ...]:
-        """Epsilons of this L∞ attack in pixel units, rising, without 0."""
-        single = (self.single_epsilons or {}).get(attack)
-        return self.linf if single is None else (single / UNIT,)
+        single, norm = (self.single_epsilons or {}).get(attack), ATTACKS[attack].norm
+        if norm == "linf" and single is not None:
+            return (single / UNIT,)
+        return {"linf": self.linf, "l2": self.l2}.get(norm, (1.0,))
 
     @property
     def linf(self) -> tuple[float, ...]:

@@ -48,16 +48,18 @@ _IN_WORDS: Final = property(lambda row: epsilon_words(row.epsilon, row.norm))
 
 @dataclass(frozen=True)
 class AttackedModelRow:
-    """One model over all attacks. robust: under the strongest attack at 1/255, None where none was run; halfway: the
-    first block whose outputs for a clean and an adversarial image differ at least half as much as for two images;
-    baseline: the model that errors under corruptions are relative to; lost: paired over images."""
+    """One model over all attacks. robust: under the strongest attack at 1/255, None where none was run; sample: the
+    attack with its epsilon on a sample of the images, from which examples, transfer and changes inside are taken, and
+    fooled: those of them on which it succeeds; halfway: the first block whose outputs for a clean and an adversarial
+    image differ at least half as much as for two images; baseline: the model that errors under corruptions are relative
+    to; lost: paired over images."""
 
     model: str = col("model")
     clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
     robust: Estimate | None = col("robust accuracy at 1/255", better="higher", term=_ROBUST, default=None)
-    checks: int = col("self-checks", default=0)
     failed: int = col("failed self-checks", default=0)
-    inconclusive: int = col("inconclusive self-checks", default=0)
+    sample: str = col("attack of the sample", default="")
+    fooled: int = col("fooled", default=0)
     halfway: Estimate | None = col("block halfway to another image", metric="parting_block/{model}", default=None)
     mean_error: Estimate | None = col(
         "mean error under corruptions", better="lower", metric="mean_error_on_corruptions/{model}", default=None
@@ -158,21 +160,6 @@ class RobustPairRow:
 
 
 @dataclass(frozen=True)
-class AttackSampleRow:
-    """One attack at one epsilon on a sample of n images, from which examples, transfer and changes inside are taken.
-    fooled: images on which it succeeds."""
-
-    model: str = col("model")
-    attack: str = col("name")
-    title: str = col("attack")
-    norm: NormName = col("norm")
-    epsilon: float = col("epsilon")
-    n: int = col("images")
-    fooled: int = col("fooled")
-    at = _IN_WORDS
-
-
-@dataclass(frozen=True)
 class TransferRow:
     """Adversarial images of one model (made_for), classified by another (shown_to). rate: of the images that fool the
     first and that the second classifies correctly when clean, the share that fools the second (None: no such image);
@@ -259,13 +246,11 @@ class CorruptionRow:
 
 @dataclass(frozen=True)
 class AttackedArrays:
-    """One model on all images: clean (images,): whether the clean image is classified correctly; label (images,);
-    broken_at, distance: by attack (images,), the smallest epsilon at which the attack succeeds and the norm of the
-    smallest perturbation found, in pixel units; 0 where the clean image is misclassified, infinite where none was
-    found."""
+    """One model on all images: clean (images,): whether the clean image is classified correctly; broken_at, distance:
+    by attack (images,), the smallest epsilon at which the attack succeeds and the norm of the smallest perturbation
+    found, in pixel units; 0 where the clean image is misclassified, infinite where none was found."""
 
     clean: Annotated[NDArray[np.bool_], Form("b", (None,))]
-    label: Annotated[NDArray[np.integer], Form("iu", (None,))]
     broken_at: PerImage
     distance: PerImage
 
@@ -294,7 +279,6 @@ class AttackRecord(Record):
     curves: tuple[AttackCurveRow, ...] = table()
     attacks: tuple[AttackRow, ...] = table()
     pairs: tuple[RobustPairRow, ...] = table()
-    sample: tuple[AttackSampleRow, ...] = table()
     transfer: tuple[TransferRow, ...] = table()
     checks: tuple[AttackCheckRow, ...] = table()
     agreements: tuple[MapAgreementRow, ...] = table()

@@ -1,21 +1,249 @@
-"""The report of `vitlens attack`: the accuracy under attacks and corruptions, and what changes inside the models."""
+"""The report of `vitlens attack`: which model is more robust, whether the attacks are sound, what changes inside."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from vitlens.charts import Picture, amplification, images, intervals, lines, matrix
-from vitlens.commands.attack.claims import FEW, claims
+from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.record import AXES, JUDGED, AttackCurveRow, AttackRecord, strongest
 from vitlens.figures.style import shortened
 from vitlens.record import by
-from vitlens.report.prose import listed, say
+from vitlens.report.claims import Claim, found
+from vitlens.report.document import State
+from vitlens.report.findings import SMALLEST, clear
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import Estimate
+from vitlens.report.verdicts import LIMITS
+from vitlens.uncertainty import LEVEL, Estimate
 
+FEW: Final = 20  # images, below which nothing is claimed
 PICTURES: Final = 6  # of the first page, of all models together
+_FAR: Final = 8.0  # 255ths, at which no undefended model keeps most of its accuracy
+_KEPT: Final = 0.8  # of the clean accuracy: what none keeps there
 _ORDER: Final = ("failed", "inconclusive")
+
+
+def claims(record: AttackRecord) -> Iterator[Claim]:
+    """Masked gradients, which model is more robust, how robust each is, and what corruptions cost."""
+    enough = record.images >= FEW
+    masked = {row.model: list(_masked(record, row.model)) if enough else [] for row in record.overall}
+    for signs in masked.values():
+        yield from signs
+    for first, second in dict.fromkeys((row.first, row.second) for row in record.pairs) if enough else ():
+        yield _difference(record, first, second)
+    for row in record.overall:
+        curves = [each for each in record.curves if each.model == row.model and each.epsilon > 0]
+        if curves:
+            yield _robustness(record, row, curves)
+    for row in record.overall:
+        soundness = _soundness(record, row)
+        yield soundness if enough and not masked[row.model] else replace(soundness, says="")
+        if row.lost is not None:
+            yield _corruptions(record, row, row.lost)
+
+
+def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:
+    """The strongest sign that the attacks on a model fail because of its gradients, and transfer that beats them."""
+    signs = [_fault(row, row.share) for row in _failed(record, model) if row.share is not None]
+    clearly = [each for each in signs if each.effect and clear(each.effect, each.reference)]
+    yield from sorted(clearly, key=lambda claim: -claim.rank)[:1]
+    shown = {row.made_for: row for row in record.transfer if row.shown_to == model}
+    own = shown.pop(model, None)
+    other = min(shown.values(), key=lambda row: row.accuracy.value, default=None)
+    if own and other and other.accuracy.value < own.accuracy.value and clear(own.accuracy, other.accuracy.value):
+        yield found(
+            "transfer beats the attack", model,
+            "The gradients of **{{ own.shown_to }}** are masked: adversarial images made for {{ other.made_for }} "
+            "({{ sample }}) lower its accuracy to {{ other.accuracy|value }}, its own only to {{ effect }}.",
+            own.accuracy, given={"own": own, "other": other, "sample": record.overall[0].sample},
+            reference=other.accuracy.value, kind="answer", evidence="intervened", place="transfer",
+            title=say("The gradients of {{ model }} are masked: its robustness is not known", model=model),
+        )  # fmt: skip
+
+
+def _fault(row: rows.AttackCheckRow, share: Estimate) -> Claim:
+    """A failed self-check, with the share of the images that contradict it."""
+    compared = ", " in row.attack
+    masks = compared or row.name in ("gradients", "gradients read")
+    fault = "The gradients of {{ m }} are masked" if masks else "The attacks on {{ m }} are too weak"
+    return found(
+        "masked gradients", row.model,
+        fault + " (self-check {{ check }}): its accuracy under attack is no sign of robustness.",
+        share, given={"m": row.model, "check": _in_words(row)}, reference=0.5 if compared else 0.0, kind="answer",
+        title=say(fault + ": its robustness is not known", m=row.model), evidence="intervened", place="curves",
+    )  # fmt: skip
+
+
+def _in_words(row: rows.AttackCheckRow) -> Marked:
+    return Marked(say("“{{ row.name }}” of {{ row.attack }}: {{ row.found|whole }}", row=row))
+
+
+def _failed(record: AttackRecord, model: str) -> list[rows.AttackCheckRow]:
+    return [row for row in record.checks if (row.model, row.state) == (model, "failed")]
+
+
+def _difference(record: AttackRecord, first: str, second: str) -> Claim:
+    """Which of two models keeps more accuracy, at the test with the largest difference of those that can show one."""
+    tests = [row for row in record.pairs if (row.first, row.second) == (first, second) and row.attack != "clean"]
+    telling = [row for row in tests if informative(record, row)]
+    large = [row for row in telling if row.p_holm <= LEVEL and abs(row.difference.value) >= SMALLEST]
+    claim = Claim(
+        "difference under attack", f"{first} and {second}", kind="answer", evidence="intervened", place="curves"
+    )
+    known: dict[str, object] = {"first": first, "second": second, "tests": tests, "telling": telling}
+    if not large:
+        says = (
+            "{% if telling %}In none of {{ telling|length }} paired tests under attack do **{{ first }}** and "
+            "**{{ second }}** differ significantly (McNemar, Holm).{% else %}**{{ first }}** and **{{ second }}** "
+            "cannot be compared under attack: in all {{ tests|length }} paired tests both have lost all accuracy or "
+            "none.{% endif %}"
+        )
+        title = (
+            "{{ first }} and {{ second }} {% if telling %}do not differ significantly{% else %}cannot be compared"
+            "{% endif %} under attack"
+        )
+        return replace(claim, says=say(says, **known), title=say(title, **known))
+    row = max(large, key=lambda each: abs(each.difference.value))
+    effect = row.difference
+    if effect.value < 0:
+        low, high = (None if end is None else -end for end in (effect.high, effect.low))
+        effect, first, second = replace(effect, value=-effect.value, low=low, high=high), second, first
+    known |= {
+        "row": row, "better": first, "worse": second, "effect": effect, "kept": _kept(record, row),
+        "against": [each for each in large if each.difference.value * row.difference.value < 0],
+        "p": "< 0.001" if row.p_holm < 0.001 else f"= {row.p_holm:.2g}",
+    }  # fmt: skip
+    says = (
+        "Under {{ row.title }} at {{ row.at }} **{{ better }}** keeps {{ kept[better]|value }} accuracy, "
+        "**{{ worse }}** {{ kept[worse]|value }}: {{ effect|alone }} more (McNemar, Holm: p {{ p }}){% if against %}; "
+        "in {{ against|length }} of {{ telling|length }} tests it is the other way round{% endif %}."
+    )
+    title = (
+        "{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on the attack{% else %}"
+        "{{ better }} withstands attacks better than {{ worse }}: {{ kept[better]|value(0) }} against "
+        "{{ kept[worse]|value(0) }} under {{ row.title }} at {{ row.at }}{% endif %}"
+    )
+    return replace(claim, says=say(says, **known), title=say(title, **known), effect=effect, p=row.p_holm)
+
+
+def _kept(record: AttackRecord, row: rows.RobustPairRow) -> dict[str, Estimate]:
+    """The accuracies that a pair compares, by model."""
+    here = [each for each in record.curves if (each.attack, each.epsilon) == (row.attack, row.epsilon)]
+    return {each.model: each.accuracy for each in here if each.model in (row.first, row.second)}
+
+
+def informative(record: AttackRecord, row: rows.RobustPairRow) -> bool:
+    """Whether a test under attack can show a difference: the models are neither both at 0 % nor both at their clean
+    accuracy."""
+    clean = {each.model: each.clean.value for each in record.overall}
+    kept = {model: accuracy.value for model, accuracy in _kept(record, row).items()}
+    return any(kept.values()) and any(value != clean.get(model) for model, value in kept.items())
+
+
+def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequence[AttackCurveRow]) -> Claim:
+    """Accuracy under the strongest attack at 1/255, which is judged, else at the smallest epsilon that was tried."""
+    judged = strongest(curves, JUDGED)
+    first = [each for each in curves if each.norm == "linf"] or [each for each in curves if each.norm == curves[0].norm]
+    at = judged or min(first, key=lambda each: (each.epsilon, each.accuracy.value))
+    own = [each for each in curves if each.norm == at.norm]
+    lost = [each for each in own if 2 * each.accuracy.value < row.clean.value]
+    known = {
+        "at": at, "row": row, "tried": {each.attack for each in own if each.epsilon == at.epsilon},
+        "lost": min(lost, key=lambda each: (each.epsilon, each.accuracy.value), default=None),
+    }  # fmt: skip
+    says = (
+        "Under {{ at.title }} at {{ at.at }}{% if tried|length > 1 %}, the strongest of {{ tried|length }} "
+        "attacks,{% endif %} **{{ row.model }}** keeps {{ at.accuracy }} top-1 accuracy, of {{ row.clean|value }} on "
+        "clean images{% if lost and lost.epsilon > at.epsilon %}; at {{ lost.at }} less than half is left{% endif %}."
+        if row.clean.value
+        else "**{{ row.model }}** classifies none of the {{ row.clean.n }} images correctly: there is nothing to "
+        "attack."
+    )
+    title = (
+        "{{ at.title }} at {{ at.at }} leaves {{ row.model }} {{ at.accuracy|value(0) }} accuracy, of "
+        "{{ row.clean|value(0) }}"
+    )
+    claim = Claim(
+        "robustness", row.model, effect=at.accuracy, kind="answer", evidence="intervened", place="curves",
+        reference=at.accuracy.value,  # the verdict says it: no finding of audit and study
+    )  # fmt: skip
+    if record.images >= FEW:
+        claim = replace(claim, says=say(says, **known), title=say(title, **known) if row.clean.value else "")
+    if judged is None:
+        return claim
+    state, because = _judged(record, row, judged, curves)
+    return replace(claim, state=state, limit="robustness", because=because)
+
+
+def _judged(
+    record: AttackRecord, row: rows.AttackedModelRow, at: AttackCurveRow, curves: Sequence[AttackCurveRow]
+) -> tuple[State, str]:
+    """The state and the reason; faulty or weak attacks leave no praise."""
+    state, failed = LIMITS["robustness"].judge(at.accuracy), _failed(record, row.model)
+    words = "accuracy under {{ at.title }} at {{ at.at }}"
+    far = strongest(each for each in curves if each.epsilon >= _FAR)
+    if not row.clean.value:
+        state, words = "inconclusive", "it classifies no clean image correctly"
+    elif min(each.accuracy.value for each in curves) >= row.clean.value:
+        state = "inconclusive"
+        words = "no attack fooled it at any epsilon, which says more about these attacks than about the model"
+    elif (row.clean.n or 0) < FEW:
+        state, words = "inconclusive", words + ", on fewer than {{ few }} images"
+    elif failed and state in ("pass", "warn"):
+        state = "inconclusive"
+        words += (
+            ", but {{ failed|length }} self-check{{ failed|s }} failed ({{ fault }}): it is too high by an unknown "
+            "amount"
+        )
+    elif state == "pass" and far is not None and far.accuracy.value >= _KEPT * row.clean.value:
+        state = "warn"
+        words += (
+            "; but at {{ far.at }} it still has {{ far.accuracy|alone }}, which no undefended model keeps: unless it "
+            "was trained against attacks, these are too weak"
+        )
+    fault = _in_words(failed[0]) if failed else ""
+    return state, say(words, at=at, few=FEW, failed=failed, fault=fault, far=far)
+
+
+def _soundness(record: AttackRecord, row: rows.AttackedModelRow) -> Claim:
+    """The self-checks of the attacks on one model: those that could not have failed are not passed."""
+    own, failed = [check for check in record.checks if check.model == row.model], _failed(record, row.model)
+    open_ = [check for check in own if check.state == "inconclusive"]
+    because = say(
+        "{% if failed %}{{ failed|length }} of {{ own|length }} self-checks of the attacks on **{{ model }}** failed "
+        "({{ fault }}): its robust accuracies are too high.{% elif open %}{{ open|length }} of {{ own|length }} could "
+        "not have failed, as nothing was fooled in them{% elif own %}{{ own|length }} of {{ own|length }} as expected, "
+        "each on images that were fooled{% else %}no image was classified correctly, so there was nothing to check the "
+        "attacks on{% endif %}",
+        model=row.model, own=own, failed=failed, open=open_, fault=_in_words(failed[0]) if failed else "",
+    )  # fmt: skip
+    state: State = "fail" if failed else "pass" if own and not open_ else "inconclusive"
+    says = because if failed else ""
+    return Claim("self-checks", row.model, says, state=state, evidence="intervened", because=because)
+
+
+def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimate) -> Claim:
+    """What common corruptions cost."""
+    own = [each for each in record.corruptions if each.model == row.model]
+    said = say(
+        "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy, the mean over all kinds and "
+        "severities; the least is left under {{ hardest.title }} at severity {{ hardest.severity }}, "
+        "{{ hardest.accuracy|value }}.",
+        row=row, hardest=min(own, key=lambda each: each.accuracy.value),
+    )  # fmt: skip
+    because = "clean accuracy minus the mean accuracy over all kinds and severities"
+    state, classes = LIMITS["corruptions"].judge(lost), record.config.data.classes if record.config.data else 0
+    if row.clean.low is None or row.clean.low <= 1 / max(classes, 1):
+        because, state = "its clean accuracy is not above chance: nothing to lose", "inconclusive"
+    elif record.images < FEW:
+        because, state = f"{because}, of few images", "inconclusive"
+    return Claim(
+        "common corruptions", row.model, said if record.images >= FEW else "", effect=lost, limit="corruptions",
+        state=state, evidence="intervened", place="corruptions", because=because,
+    )  # fmt: skip
 
 
 def unknown(record: AttackRecord) -> Iterator[str]:
@@ -42,7 +270,7 @@ def unknown(record: AttackRecord) -> Iterator[str]:
             "The largest epsilon was tried first (`--downwards`): smaller ones were not tried for an image that stayed "
             "correct, and count as survived."
         )
-    few = [name for name, rows in _sampled(record).items() if getattr(record, name) and not rows]
+    few = [name for name, kept in _sampled(record).items() if getattr(record, name) and not kept]
     if few:
         yield say("Measured on too few images to be shown: {{ few }}; the numbers are in `tables/`.", few=listed(few))
     yield "One set of weights of each model was attacked: another training may be more or less robust."
@@ -53,9 +281,7 @@ def _sampled(record: AttackRecord) -> dict[str, list[Any]]:
     transfer = [row for row in record.transfer if row.made_for != row.shown_to]
     return {
         "transfer": [row for row in transfer if _enough(row.rate)],
-        "agreements": [row for row in record.agreements if _enough(row.spearman)],
         "blocks": [row for row in record.blocks if _enough(row.distance)],
-        "shifts": [row for row in record.shifts if _enough(row.change)],
     }
 
 
@@ -75,11 +301,12 @@ def _halfway(record: AttackRecord) -> str:
         "{% for row in rows %}From block {{ row.halfway|value }} on the attack changes the outputs of "
         "**{{ row.model }}** at least half as much as another image does. {% endfor %}",
         rows=[row for row in record.overall if _enough(row.halfway)],
-    )
+    )  # fmt: skip
 
 
-def _examples(record: AttackRecord) -> Iterator[Picture]:
+def _examples(record: AttackRecord) -> list[Picture]:
     """Images that fool the models: clean, perturbation and adversarial, with maps of the true class."""
+    shown = []
     for model, arrays in record.examples.items():
         times = amplification(arrays.change.astype(np.float32))
         for at in range(len(arrays.pixels))[: max(1, PICTURES // len(record.examples))]:
@@ -90,16 +317,19 @@ def _examples(record: AttackRecord) -> Iterator[Picture]:
                 f"{shortened(str(word), 12)}, {100 * probability:.0f} %"
                 for word, probability in zip(arrays.answers[:, at], arrays.probability[:, at])
             )
-            yield Picture(clean, None, row, "clean", before)
-            yield Picture(np.clip(0.5 + times * change, 0, 1), None, row, "perturbation", f"× {times}")
-            yield Picture(changed, None, row, "adversarial", after)
-            yield Picture(clean, arrays.before[at], row, "map before")
-            yield Picture(changed, arrays.after[at], row, "map after")
+            shown += [
+                Picture(clean, None, row, "clean", before),
+                Picture(np.clip(0.5 + times * change, 0, 1), None, row, "perturbation", f"× {times}"),
+                Picture(changed, None, row, "adversarial", after),
+                Picture(clean, arrays.before[at], row, "map before"),
+                Picture(changed, arrays.after[at], row, "map after"),
+            ]
+    return shown
 
 
 def _gap_at_one(record: AttackRecord) -> Estimate | None:
     """The difference of two models at 1/255, where one attack is the strongest on both."""
-    best = [strongest(rows, JUDGED) for rows in by(record.curves, "model").values()]
+    best = [strongest(own, JUDGED) for own in by(record.curves, "model").values()]
     names = {None if row is None else row.attack for row in best}
     return next((row.difference for row in record.pairs if {row.attack} == names and row.epsilon == JUDGED), None)
 
@@ -113,8 +343,7 @@ REPORT: Final = Report(
         images(),
         "Images that fool a model: clean, perturbation (amplified, around grey), adversarial, and the maps of the true "
         "class, each scaled to its maximum; below: predicted class and probability.",
-        title="{{ record.sample[0].title }} at {{ record.sample[0].at }}: images that fool a model",
-        rows=lambda record: list(_examples(record)),
+        title="{{ record.overall[0].sample }}: images that fool a model", rows=_examples,
     ),
     glance=(
         Glance("overall", "robust", question="robustness", difference=_gap_at_one),
@@ -150,12 +379,12 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "How large must a perturbation be?", lambda record: [row for row in record.attacks if row.right],
+            "How large must a perturbation be?",
+            lambda record: [row for row in record.attacks if row.right and row.kind == "minimum"],
             says="Half of the {{ right }} images that **{{ model }}** has right are fooled by {{ title }} within "
             "{{ median|alone }}.",
             otherwise="More than half of the images that **{{ row.model }}** has right withstand all that "
             "{{ row.title }} tried.",
-            only=lambda row: row.kind == "minimum",
             columns=("model", "title", "source", "steps", "broken", "median"),
         ),
         Section(
@@ -165,44 +394,26 @@ REPORT: Final = Report(
                 "transfer", matrix("made_for", "shown_to", "rate", below=lambda row: f"of {row.rate.n}"),
                 "Share of the images that fool the model of the row and also the model of the column, of those that it "
                 "has right when clean.",
-                title="Transfer of {{ record.sample[0].title }} at {{ record.sample[0].at }}",
+                title="Transfer of {{ record.overall[0].sample }}",
             ),),
         ),
         Section(
-            "How much do common corruptions cost?", lambda record: [row for row in record.overall if row.lost],
-            says="**{{ model }}** makes {{ mean_error|alone }} errors under corruptions: {{ lost|alone }} more than on "
-            "clean images.",
-            about=("common corruptions",),
+            "How much do common corruptions cost?", "corruptions", about=("common corruptions",),
             charts=(Chart(
                 "corruptions", lines("severity", "accuracy", of="model", panel="title"),
                 "Accuracy over severity. All models get the same pixels. Severities of different kinds cannot be "
                 "compared.",
                 title="Accuracy under common corruptions, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}",
-                rows="corruptions",
             ),),
         ),
         Section(
             "What changes inside the models?", lambda record: _sampled(record)["blocks"], opening=_halfway,
-            charts=(
-                Chart(
-                    "paths", lines("block", "distance", of="kind", panel="model", log=True),
-                    "One minus the cosine between a block's outputs for a clean image and its counterpart. The gap "
-                    "between attack and noise of the same strength is the attack's own effect.",
-                    title="Change of the outputs of blocks, {{ first.distance.n }} images",
-                ),
-                Chart(
-                    "maps", intervals("title", "spearman", of="model"),
-                    "Rank correlation of the maps before and after the attack; one: unchanged. A changed map need not "
-                    "be the cause of a changed prediction.",
-                    title="Agreement of maps", rows=lambda record: _sampled(record)["agreements"],
-                ),
-                Chart(
-                    "shifts", lines("layer", "change", of="model", panel="title", shared=False),
-                    "Attention after minus before the attack, mean over heads and images. Opposite changes of heads "
-                    "cancel.",
-                    title="Change of attention under attack", rows=lambda record: _sampled(record)["shifts"],
-                ),
-            ),
+            charts=(Chart(
+                "paths", lines("block", "distance", of="kind", panel="model", log=True),
+                "One minus the cosine between a block's outputs for a clean image and its counterpart. The gap "
+                "between attack and noise of the same strength is the attack's own effect.",
+                title="Change of the outputs of blocks, {{ first.distance.n }} images",
+            ),),
         ),
         Section(
             "Are the attacks sound?", lambda record: [row for row in record.checks if row.state != "passed"],

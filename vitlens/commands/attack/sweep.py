@@ -1,7 +1,7 @@
 """The attacks of a run: every attack on every image at every epsilon, resumable; one on a sample; their self-checks."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -36,12 +36,19 @@ _SEARCHED: Final = (6, 20)  # images of the full search of C&W, and its steps in
 
 @dataclass(frozen=True)
 class ModelAttack:
-    """One model with everything that its attacks need. labels: (n,), columns of the model's logits."""
+    """One model with everything that its attacks need. labels: (n,), columns of the model's logits; swept: the results,
+    in the order of the attacks, once `sweep_all` has run."""
 
     model: Model
     labels: Tensor
     run: Run[AttackOptions]
     store: ProgressStore
+    swept: "list[SweptAttack]" = field(default_factory=list)
+
+    @property
+    def clean(self) -> Tensor:
+        """Which clean images are classified correctly, (n,)."""
+        return self.swept[0].outcome.clean
 
     @property
     def batch_size(self) -> int:
@@ -97,16 +104,15 @@ class SweptAttack:
     seconds: float
 
 
-def sweep_all(work: ModelAttack) -> list[SweptAttack]:
+def sweep_all(work: ModelAttack) -> None:
     """Every attack on all images, each process on its share, gathered in the order of the images."""
     run, names, size = work.run, work.run.options.attacks, PART_BATCHES * work.batch_size
     share = torch.arange(run.processes.index, len(run.split), run.processes.count)
     starts, title = range(0, len(share), size), f"attacking {work.model.alias}"
     with progress(title, len(share) * len(names), unit="images", quiet=run.run.quiet) as advance:
-        return [
-            _gathered(work, name, [_part(work, name, at, share[at : at + size], advance) for at in starts])
-            for name in names
-        ]
+        for name in names:
+            parts = [_part(work, name, at, share[at : at + size], advance) for at in starts]
+            work.swept.append(_gathered(work, name, parts))
 
 
 def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Advance) -> dict[str, Tensor]:
@@ -114,31 +120,28 @@ def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Ad
     key = f"{work.model.alias}-{name}-{start}"
     digest = batch_digest(work.images(indices), work.labels[indices])
     forms = dict.fromkeys(("clean", "broken_at", "distance", "silent"), Form("bf", (len(indices),)))
-    forms |= {"epsilons": Form("f", (None,)), "counts": Form("f", (3,))}
-    stored = work.store.recall(key, digest, forms)
+    stored = work.store.recall(key, digest, forms | {"epsilons": Form("f", (None,)), "counts": Form("f", (3,))})
     if stored is not None:
         advance(len(indices))
         return {field: torch.from_numpy(np.asarray(values)) for field, values in stored.items()}
     result = attempted(work, name, indices, downwards=work.run.options.downwards, on_progress=advance)
-    counts = (result.forwards[name], result.backwards[name], result.seconds[name])
+    numbers = result.epsilons[name], (result.forwards[name], result.backwards[name], result.seconds[name])
+    epsilons, counts = (torch.tensor(each, dtype=torch.float64) for each in numbers)
+    broken_at, distance = (each[name].cpu().double() for each in (result.broken_at, result.distance))
     part = {
-        "clean": result.clean.cpu(),
-        "broken_at": result.broken_at[name].cpu().double(),
-        "distance": result.distance[name].cpu().double(),
-        "silent": result.zero_gradients[name].cpu(),
-        "epsilons": torch.tensor(result.epsilons[name], dtype=torch.float64),
-        "counts": torch.tensor(counts, dtype=torch.float64),
-    }
+        "clean": result.clean.cpu(), "broken_at": broken_at, "distance": distance,
+        "silent": result.zero_gradients[name].cpu(), "epsilons": epsilons, "counts": counts,
+    }  # fmt: skip
     work.store.remember(key, digest, {field: values.numpy() for field, values in part.items()})
     return part
 
 
 def attempted(work: ModelAttack, name: str, indices: Tensor, **more: Any) -> Sweep:
     """One attack on these images at all epsilons; more: other arguments of `sweep`."""
-    options, settings = work.run.options, {**work.settings(name), **more}
+    epsilons, settings = work.run.options.epsilons_of(name), {**work.settings(name), **more}
     return sweep(
-        work.model, work.images(indices), work.labels[indices], attacks=(name,), epsilons=options.linf_of(name),
-        epsilons_l2=options.l2, indices=indices.tolist(), **settings,
+        work.model, work.images(indices), work.labels[indices], attacks=(name,), indices=indices.tolist(),
+        epsilons=epsilons if ATTACKS[name].norm == "linf" else (), epsilons_l2=work.run.options.l2, **settings,
     )  # fmt: skip
 
 
@@ -159,11 +162,11 @@ def _gathered(work: ModelAttack, name: str, parts: list[dict[str, Tensor]]) -> S
 
 @dataclass(frozen=True)
 class AttackSample:
-    """One attack at one epsilon on some images of each model. attack: its name; epsilon: pixel units; indices: (m,)
-    into the split; clean: (m, 3, height, width); adversarial: for each model the images found, or the clean ones where
-    the attack failed; fooled: for each model (m,)."""
+    """One attack at one epsilon (pixel units) on some images. indices: (m,) into the split; clean: (m, 3, height,
+    width); adversarial: of each model the images found, or the clean ones where the attack failed; fooled: (m,) of each
+    model."""
 
-    attack: str
+    attack: Attack
     epsilon: float
     indices: Tensor
     clean: Tensor
@@ -181,15 +184,14 @@ def evenly_spaced(rows: Tensor, most: int) -> Tensor:
     return rows if len(rows) <= most else rows[torch.arange(most) * len(rows) // most]
 
 
-def attack_sample(works: Sequence[ModelAttack], swept: Sequence[Sequence[SweptAttack]]) -> AttackSample:
+def attack_sample(works: Sequence[ModelAttack]) -> AttackSample:
     """Attack a seeded, class-balanced sample at the smallest epsilon that halves the accuracy of every model (else the
     largest). Images on which the attack failed up to that epsilon are not attacked once more: they count as not fooled.
     """
     run = works[0].run
     name = example_attack(run.options.attacks)
-    outcomes = [of_model[run.options.attacks.index(name)].outcome for of_model in swept]
-    epsilon = halving_epsilon(outcomes)
-    everything = torch.arange(len(run.split))
+    outcomes = [work.swept[run.options.attacks.index(name)].outcome for work in works]
+    epsilon, everything = halving_epsilon(outcomes), torch.arange(len(run.split))
     numbered = replace(run.split, groups=everything).limit(SAMPLED, seed=run.run.seed)
     indices = everything if numbered.groups is None else numbered.groups
     clean, adversarial, fooled = works[0].images(indices), [], []
@@ -204,39 +206,37 @@ def attack_sample(works: Sequence[ModelAttack], swept: Sequence[Sequence[SweptAt
             adversarial.append(images)
             fooled.append(success)
             advance(len(indices))
-    return AttackSample(name, epsilon, indices, clean, tuple(adversarial), tuple(fooled))
+    return AttackSample(ATTACKS[name], epsilon, indices, clean, tuple(adversarial), tuple(fooled))
 
 
-def checked(work: ModelAttack, swept: Sequence[SweptAttack]) -> list[Check]:
-    """All checks of one model: of every attack, of its gradients, and of pairs of attacks.
+def checked(work: ModelAttack) -> Iterator[Check]:
+    """All checks of one model: of its gradients, of every attack, and of pairs of attacks.
 
-    Empty where the model classifies no image correctly, as there is none to attack.
+    None where the model classifies no image correctly, as there is none to attack.
     """
-    right = evenly_spaced(swept[0].outcome.clean.nonzero().flatten(), CHECKED)
+    right = evenly_spaced(work.clean.nonzero().flatten(), CHECKED)
     if not len(right):
-        return []
+        return
     images, labels = work.images(right), work.labels[right]
-    checks = [rules.gradients_not_zero(work.model, images, labels)]
-    outcomes = {result.attack: result.outcome for result in swept}
+    yield rules.gradients_not_zero(work.model, images, labels)
+    outcomes = {result.attack: result.outcome for result in work.swept}
     of_pairs = [
         weaker_breaks_no_more(outcomes[pair.weaker], outcomes[pair.stronger], reason=pair.reason)
         for pair in comparisons([*outcomes])
     ]
     if work.run.options.self_checks == "few":
-        able = [result for result in swept if "more steps" in _planned(work, result)]
+        able = [result for result in work.swept if "more steps" in _planned(work, result)]
         for strongest in sorted(able, key=lambda result: ATTACKS[result.attack].strong)[-1:]:
             if ATTACKS[strongest.attack].kind == "budget":
-                checks.append(_more_steps(work, strongest, images, labels))
-            checks += [check for check in of_pairs if strongest.outcome.name in check.attack.split(", ")][:1]
-        return checks
+                yield _more_steps(work, strongest, images, labels)
+            yield from [check for check in of_pairs if strongest.outcome.name in check.attack.split(", ")][:1]
+        return
     title = f"checking the attacks on {work.model.alias}"
-    with progress(title, len(swept), unit="attacks", quiet=work.run.run.quiet) as advance:
-        for result in swept:
-            checks += _of_attack(work, result, images, labels)
-            if "from below" in _planned(work, result):
-                checks.append(_from_below(work, result, right))
+    with progress(title, len(work.swept), unit="attacks", quiet=work.run.run.quiet) as advance:
+        for result in work.swept:
+            yield from _of_attack(work, result, right)
             advance(1)
-    return [*checks, *of_pairs]
+    yield from of_pairs
 
 
 def _more_steps(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Tensor) -> Check:
@@ -247,18 +247,19 @@ def _more_steps(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: T
     return rules.more_steps(outcome.name, work.attempt(swept.attack), images, labels, epsilon=epsilon, steps=steps)
 
 
-def _of_attack(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Tensor) -> Iterator[Check]:
+def _of_attack(work: ModelAttack, swept: SweptAttack, right: Tensor) -> Iterator[Check]:
+    """The checks of one attack; right: the images on which it is checked, fewer and in fewer steps where it is slow."""
     entry, slug, planned = ATTACKS[swept.attack], swept.outcome.name, _planned(work, swept)
     attempt, epsilon, steps = work.attempt(swept.attack), swept.outcome.epsilons[-1], work.steps_of(entry)
     yield never_rises(swept.outcome)
     if "gradients read" in planned:
-        zero, right = int((swept.silent & swept.outcome.clean).sum()), int(swept.outcome.clean.sum())
+        zero, correct = int((swept.silent & work.clean).sum()), int(work.clean.sum())
         yield Check(
             "gradients read", slug, "not all zero, for at least 9 images in 10",
-            f"all zero for {zero} of {right}", 10 * zero <= right, against=zero, of=right,
+            f"all zero for {zero} of {correct}", 10 * zero <= correct, against=zero, of=correct,
         )  # fmt: skip
-    if entry.slow:
-        images, labels = evenly_spaced(images, _SLOW[0]), evenly_spaced(labels, _SLOW[0])
+    right = evenly_spaced(right, _SLOW[0]) if entry.slow else right
+    images, labels = work.images(right), work.labels[right]
     if entry.slow or entry.kind == "minimum":
         attempt = partial(attempt, steps=min(steps, _SEARCHED[1]) if entry.kind == "minimum" else _SLOW[1])
     if "epsilon 0" in planned:
@@ -276,17 +277,13 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Te
     elif "more steps" in planned:
         yield _more_steps(work, swept, images, labels)
         yield rules.unlimited_budget(slug, attempt, images, labels, epsilon=everything)
-
-
-def _from_below(work: ModelAttack, swept: SweptAttack, rows: Tensor) -> Check:
-    """The same attack from the largest epsilon downwards and from the smallest upwards."""
-    more = {"steps": _SLOW[1]} if ATTACKS[swept.attack].slow else {}
-    rows = evenly_spaced(rows, _SLOW[0]) if more else rows
-    above, below = (
-        attempted(work, swept.attack, rows, downwards=downwards, **more).broken_at[swept.attack].cpu()
-        for downwards in (True, False)
-    )
-    return same_in_ascending_order(swept.outcome.name, above, below)
+    if "from below" in planned:  # from the largest epsilon downwards and from the smallest upwards
+        more = {"steps": _SLOW[1]} if entry.slow else {}
+        above, below = (
+            attempted(work, swept.attack, right, downwards=downwards, **more).broken_at[swept.attack].cpu()
+            for downwards in (True, False)
+        )
+        yield same_in_ascending_order(slug, above, below)
 
 
 def _planned(work: ModelAttack, swept: SweptAttack) -> tuple[str, ...]:

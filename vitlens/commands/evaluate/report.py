@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import sqrt
 from typing import Final
 
 import numpy as np
@@ -15,7 +14,6 @@ from vitlens.commands.shared.pairs import PairRow
 from vitlens.commands.shared.trainings import differences
 from vitlens.commands.shared.worst_class import worst_of
 from vitlens.figures.confusion import confusion_matrix
-from vitlens.record import by
 from vitlens.report.claims import Claim, found, judge
 from vitlens.report.findings import FOUND, SMALLEST, clear
 from vitlens.report.prose import Marked, listed, say
@@ -133,37 +131,22 @@ def _leans(gap: Estimate) -> str:
     return "overconfident" if gap.value > 0 else "underconfident"
 
 
-def _calibrated(rows: Sequence[PredictedClassRow]) -> bool:
-    """Whether these predicted classes together show neither over- nor underconfidence."""
-    count = sum(row.n for row in rows)
-    if not count:
-        return False
-    mean = sum(row.n * row.gap.value for row in rows) / count
-    ends = [(row.n, row.gap.low, row.gap.high) for row in rows]
-    halves = [n * (high - low) / 2 for n, low, high in ends if low is not None and high is not None]
-    return abs(mean) <= max(sqrt(sum(each**2 for each in halves)) / count, SMALLEST / 100)
-
-
 def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
-    """The predicted class whose confidence misleads most; and over all images, unless that class explains it."""
+    """The predicted class whose confidence misleads most; where that is not so of a minority of them, all images."""
     rows = [row for row in record.by_prediction if row.model == score.model]
-    leaning = misjudged(rows)
-    explained = bool(leaning) and _calibrated([row for row in rows if row not in leaning])
-    if leaning:
+    leaning, gap = misjudged(rows), score.confidence_gap
+    if 0 < 2 * len(leaning) < len(rows):
         row = leaning[0]
         yield found(
             "confidence by class", score.model,
             "**{{ row.model }}** is {{ leans }} where it predicts class {{ row.class_name }}: mean confidence "
             "{{ row.confidence|percent(1) }}, accuracy {{ row.accuracy|percent(1) }} of {{ row.n }} images"
-            "{% if several %}; {{ leaning|length }} of {{ rows|length }} predicted classes differ like this{% endif %}"
-            "{% if explained %}; its other predictions together show none{% endif %}.",
-            row.gap,
-            given={"row": row, "leans": _leans(row.gap), "rows": rows, "leaning": leaning,
-                   "several": len(leaning) > 1, "explained": explained},
+            "{% if leaning|length > 1 %}; {{ leaning|length }} of {{ rows|length }} predicted classes differ like this"
+            "{% endif %}.",
+            row.gap, given={"row": row, "leans": _leans(row.gap), "rows": rows, "leaning": leaning},
             kind="hidden fault", p=row.p_holm, place="calibration",
         )  # fmt: skip
-    gap = score.confidence_gap
-    if not explained and (gap.n or 0) >= ENOUGH and 100 * abs(gap.value) >= SMALLEST:
+    elif (gap.n or 0) >= ENOUGH and 100 * abs(gap.value) >= SMALLEST:
         yield found(
             "confidence", score.model,
             "**{{ model }}** is {{ leans }}: mean confidence minus accuracy is {{ effect|points }}.",
@@ -239,16 +222,10 @@ def _paired(row: PairRow) -> str:
 
 
 def _leaning(record: EvaluateRecord) -> str:
-    """In how many predicted classes of each model confidence differs from accuracy."""
-    rows = by([row for row in record.by_prediction if row.n >= FEWEST], "model")
-    parts = [
-        say("{{ k or 'none' }} of {{ n }} of **{{ model }}**", k=len(misjudged(own)), n=len(own), model=model)
-        for model, own in rows.items()
-    ]
+    rows = [row for row in record.by_prediction if row.n >= FEWEST]
     return say(
-        "{% if parts %}Of predicted classes with at least {{ n }} images, confidence differs significantly from "
-        "accuracy in {{ shown }}.{% else %}No class is predicted for {{ n }} images, enough to judge its confidence."
-        "{% endif %}", n=FEWEST, parts=parts, shown=listed(parts[:_PICTURED]),
+        "Confidence differs significantly from accuracy in {{ k }} of {{ n }} predicted classes with at least {{ few }}"
+        " images.", k=len(misjudged(rows)), n=len(rows), few=FEWEST,
     )  # fmt: skip
 
 

@@ -4,60 +4,38 @@ import sys
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import answers
 from vitlens.commands.predict.options import PredictOptions
 from vitlens.commands.predict.record import FirstImages, PredictRecord
-from vitlens.commands.run.describe import settings
-from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.run.load import load_models, load_split
-from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress.bar import progress
-from vitlens.commands.run.publish import publish
+from vitlens.commands.run.run import Run
 from vitlens.commands.shared.predictions import TOP, PredictionRow
-from vitlens.data.split import Split
 from vitlens.errors import InputError
-from vitlens.models.model import Model
 
 _SHOWN: Final = 18  # images of the prediction grid
 
 
 def measure(options: PredictOptions) -> list[PredictionRow]:
     """The five most probable classes of every image, in order; with --out a report folder is written, too."""
-    run = options.run
-    if run.html and run.out is None:
+    if options.run.html and options.run.out is None:
         raise InputError("expected --out with --html, as predict writes a folder only there; e.g. --out predictions")
-    (model,) = load_models((options.model,), command="predict", model_options=options.model_options, options=run)
-    split = load_split(model, data=options.data, images=options.images, options=run)
-    if run.out is None:
-        return _rows(model, split, _probabilities(model, split, run))
-    with RunFolder.create(
-        "predict",
-        title=f"Predictions of {model.alias} on {split.title or split.name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run, models=(model,), split=split),
-        formats=run.formats,
-    ) as folder:
-        rows = _rows(model, split, _probabilities(model, split, run))
-        pixels = split.source.read(torch.arange(min(_SHOWN, len(split))))
-        folder.keep(PredictRecord(predictions=tuple(rows), images_drawn=FirstImages(pixels.numpy())))
-        path = publish(folder)
-    if run.html:
+    run = Run("predict", options)
+    if run.run.out is None:
+        return _rows(run)
+    with run.folder("Predictions of") as folder:
+        rows, pixels = _rows(run), run.split.source.read(torch.arange(min(_SHOWN, len(run.split))))
+        path = folder.publish(lambda: PredictRecord(predictions=tuple(rows), images_drawn=FirstImages(pixels.numpy())))
+    if run.run.html and path:
         print(path, file=sys.stderr)  # noqa: T201
     return rows
 
 
-def _probabilities(model: Model, split: Split, run: RunOptions) -> Tensor:
-    """(n, classes)."""
-    with progress(f"predicting with {model.alias}", len(split), quiet=run.quiet) as advance:
-        logits = answers(model, split, batch_size=run.batch_size, precision=run.precision, advance=advance)
-    return logits.softmax(-1)
-
-
-def _rows(model: Model, split: Split, probabilities: Tensor) -> list[PredictionRow]:
-    top = probabilities.topk(min(TOP, probabilities.shape[-1]), dim=-1)
+def _rows(run: Run[PredictOptions]) -> list[PredictionRow]:
+    model, split, own = run.model, run.split, run.run
+    with progress(f"predicting with {model.alias}", len(split), quiet=own.quiet) as advance:
+        logits = answers(model, split, batch_size=own.batch_size, precision=own.precision, advance=advance)
+    top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]), dim=-1)
     return [
         PredictionRow.of(
             split.files[index] if split.files else f"image {index}",

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitlens.charts import Picture, images
 from vitlens.commands.predict.record import PredictRecord
-from vitlens.commands.shared.predictions import for_images
+from vitlens.commands.shared.predictions import by_file_name, for_images
 from vitlens.report.claims import Claim, above
 from vitlens.report.prose import say
 from vitlens.report.sections import ROWS, Chart, Overview, Report, Section
@@ -17,6 +17,7 @@ from vitlens.uncertainty import wilson
 
 FEWEST: Final = 20  # images, below which nothing is claimed about others
 SHARE: Final = 0.5  # of the images, above which one predicted class is a fault
+_COLUMNS: Final = ("image", "class_1", "probability_1", "class_2", "probability_2", "label")
 _CERTAIN: Final = 0.5  # probability of a class that is more probable than all others together
 
 
@@ -25,28 +26,25 @@ def claims(record: PredictRecord) -> Iterator[Claim]:
     rows, (alias,) = record.predictions, record.aliases
     if not rows:
         return
-    predicted = Counter(row.class_1 for row in rows)
-    labels = {row.label for row in rows}
+    predicted, labels = Counter(row.class_1 for row in rows), {row.label for row in rows}
     (name, count), *_ = predicted.most_common(1)
     given = {"rows": rows, "alias": alias, "name": name, "count": count, "predicted": predicted}
-    if len(rows) >= FEWEST and None not in labels and len(labels) > 1:
-        own, share = sum(row.label == name for row in rows), wilson(count, len(rows))
-        if count > own and above(share, max(SHARE, own / len(rows))):
-            yield Claim(
-                "one class", alias,
-                say("**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ rows|length }} images, of which "
-                    "{{ own }} have that label.", own=own, **given),
-                title=say("{{ alias }} predicts class {{ name }} for {{ count }} of {{ rows|length }} images", **given),
-                effect=share, kind="answer", reference=SHARE,
-            )  # fmt: skip
-    if len(rows) >= FEWEST and None not in labels:
+    is_judged = len(rows) >= FEWEST and None not in labels
+    own, share = sum(row.label == name for row in rows), wilson(count, len(rows))
+    if is_judged and len(labels) > 1 and count > own and above(share, max(SHARE, own / len(rows))):
+        yield Claim(
+            "one class", alias,
+            say("**{{ alias }}** predicts class {{ name }} for {{ count }} of {{ rows|length }} images, of which "
+                "{{ own }} have that label.", own=own, **given),
+            title=say("{{ alias }} predicts class {{ name }} for {{ count }} of {{ rows|length }} images", **given),
+            effect=share, kind="answer", reference=SHARE,
+        )  # fmt: skip
+    if is_judged:
         right = sum(bool(row.correct) for row in rows)
         share = wilson(right, len(rows))
         yield Claim(
-            "accuracy", alias,
-            say("The most probable class is the label for {{ share }}.", share=share),
-            title=say("{{ alias }} predicts the label of {{ right }} of {{ rows|length }} images",
-                      right=right, **given),
+            "accuracy", alias, say("The most probable class is the label for {{ share }}.", share=share),
+            title=say("{{ alias }} predicts the label of {{ k }} of {{ rows|length }} images", k=right, **given),
             effect=share, kind="answer",
         )  # fmt: skip
     elif len(rows) == 1:
@@ -64,14 +62,6 @@ def claims(record: PredictRecord) -> Iterator[Claim]:
                 **given),
             title=say("{{ alias }} predicts {{ predicted|length }} class{{ 'es' if predicted|length > 1 }} for {{ "
                       "rows|length }} images", **given),
-            kind="answer",
-        )  # fmt: skip
-    if len(rows) > 1:
-        least = min(rows, key=lambda row: row.probability_1)
-        yield Claim(
-            "least certain", alias,
-            say("Least certain is the prediction for {{ file }}: {{ row.class_1 }}, {{ "
-                "row.probability_1|percent(1) }}.", row=least, file=Path(least.image).name),
             kind="answer",
         )  # fmt: skip
 
@@ -98,10 +88,12 @@ def _uncertain(record: PredictRecord) -> str:
                k=less, n=len(record.predictions), limit=_CERTAIN)  # fmt: skip
 
 
-def _pictures(record: PredictRecord) -> Iterator[Picture]:
+def _pictures(record: PredictRecord) -> list[Picture]:
     pixels = () if record.images_drawn is None else record.images_drawn.pixels
-    for row, image in zip(record.predictions, pixels):
-        yield Picture.predicted(image / np.float32(255), row.class_1, row.probability_1, row.label)
+    return [
+        Picture.predicted(image / np.float32(255), row.class_1, row.probability_1, row.label)
+        for row, image in zip(record.predictions, pixels)
+    ]
 
 
 REPORT: Final = Report(
@@ -115,15 +107,15 @@ REPORT: Final = Report(
         "{% if record.predictions[0].label is not none %}; blue: it is the label, red: it is not, with the label below"
         "{% endif %}.",
         title="{{ rows|length }} image{{ rows|s }} with {{ record.aliases[0] }}'s prediction",
-        rows=lambda record: list(_pictures(record)),
+        rows=_pictures,
     ),
-    glance=Overview("predictions", ("image", "class_1", "probability_1", "class_2", "probability_2", "label")),
+    glance=Overview(lambda record: by_file_name(record.predictions), _COLUMNS),
     sections=(
         Section(
             "Which predictions are least certain?",
-            lambda record: record.predictions if len(record.predictions) > ROWS else (),
+            lambda record: by_file_name(record.predictions) if len(record.predictions) > ROWS else (),
             opening=_uncertain, order=lambda row: row.probability_1,
-            columns=("image", "class_1", "probability_1", "class_2", "probability_2", "label"),
+            columns=_COLUMNS,
         ),
     ),
 )  # fmt: skip

@@ -1,19 +1,45 @@
-"""Checks that a resumed run has the settings that it began with."""
+"""Runs that can be stopped and resumed: their folder, their partial results, and what must be equal."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from vitlens.commands.run.digests import model_digest
+from vitlens.commands.run.progress.store import PROGRESS, ProgressStore
+from vitlens.commands.run.run import Run, Writing
 from vitlens.errors import InputError
 from vitlens.files import read_run
 
 
-def require_same(resume: Path | None, command: str, identity: Mapping[str, object]) -> None:
-    """Raise InputError unless the run to resume is of this command and began with the same settings.
+@contextmanager
+def resumable(
+    run: Run[Any], title: str, resume: Path | None, **settings: object
+) -> Iterator[tuple[Writing, ProgressStore]]:
+    """The folder of a run, and the store of its partial results, which is emptied once the run is done.
 
-    resume: its folder; None resumes nothing.
+    resume: the folder of a stopped run, in which this one goes on; settings: what must be as it was, beside models,
+    number of images and run options; the images themselves are compared part by part. Raises InputError, before
+    anything is written, for the folder of another command or of a run with other settings.
     """
-    if resume is None:
-        return
+    identity = {
+        "models": [model_digest(model) for model in run.models], "aliases": list(run.aliases),
+        "images": len(run.split), **settings, "seed": run.run.seed, "batch_size": run.run.batch_size,
+        "precision": run.run.precision, "processes": run.processes.count,
+    }  # fmt: skip
+    if resume is not None:
+        _require_same(resume, run.command, identity)
+    with run.processes.main_process_first():
+        opened = run.folder(title, resume=resume, identity=identity)
+    with opened as writing:
+        place = resume or run.run.out if writing.folder is None else writing.folder.path
+        store = ProgressStore(None if place is None else place / PROGRESS, run.processes.index)
+        yield writing, store
+        if writing.folder is not None:
+            store.forget()
+
+
+def _require_same(resume: Path, command: str, identity: Mapping[str, object]) -> None:
     record = read_run(resume)
     begun = record.config.get("identity")
     if record.command != command or not isinstance(begun, Mapping):

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from vitlens.display import shortened, visible
@@ -56,6 +57,12 @@ class PredictionRow:
         named = (f"{_shown(name)} {100 * share:.1f} %" for name, share in self.top_classes)
         truth = "" if self.label is None else f" (label: {_shown(self.label)})"
         return f"{_shown(self.image)}: {', '.join(named)}{truth}"
+
+
+def by_file_name(rows: Sequence[PredictionRow]) -> list[PredictionRow]:
+    """The rows with their files' names, and with the whole path where two files share a name."""
+    names = Counter(Path(row.image).name for row in rows)
+    return [replace(row, image=name) if names[name := Path(row.image).name] == 1 else row for row in rows]
 
 
 def _shown(name: str) -> str:
