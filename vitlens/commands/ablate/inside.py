@@ -10,7 +10,7 @@ from torch import Tensor
 from vitlens.analysis.ablation.importance import Importance
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.cost.latency import Latency, latency
-from vitlens.analysis.heads.labels import LABELS
+from vitlens.analysis.heads.labels import LABELS, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
@@ -19,7 +19,6 @@ from vitlens.analysis.patching.patching import patch_parts
 from vitlens.commands.ablate.bench import Bench, LabelledBatch, finite, name_of
 from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
 from vitlens.commands.run.unseen import copy_training_images
-from vitlens.commands.shared.head_words import head_words
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images
 from vitlens.commands.look.record import LookHeadRow, LookRecord
-from vitlens.commands.shared.explorer.report import Shown, explorer_of, without_explorer
+from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
 from vitlens.commands.shared.predictions import for_images
 from vitlens.commands.shared.sheets import EACH
 from vitlens.figures.overlay import is_constant

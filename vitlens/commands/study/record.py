@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.run.chapters.record import CHAPTERS, METRICS
 from vitlens.commands.shared.position_order import RANK_CORRELATION
-from vitlens.commands.shared.receptive.record import FIELD_MAPS, FIELDS
+from vitlens.commands.shared.receptive import FIELD_MAPS, FIELDS
 from vitlens.commands.shared.trainings import TRAINING, TRAINING_IMAGES
 from vitlens.commands.study.transfer.record import (
     MAP_ARRAYS,

@@ -6,7 +6,7 @@ import torch
 
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.shared.receptive.measure import write_fields
+from vitlens.commands.shared.receptive import write_fields
 from vitlens.commands.study.kinds import Kind
 from vitlens.commands.study.measure.trial import StudySetup
 from vitlens.commands.study.record import CUT, POINTS_FOLDER, CutArrays

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.run.describe import data_sentences
-from vitlens.commands.shared.receptive.report import field_section
+from vitlens.commands.shared.receptive import field_section
 from vitlens.commands.study.kinds import KINDS
 from vitlens.commands.study.record import (
     ACCURACY,
