@@ -15,11 +15,9 @@ from vitlens.analysis.attention.positions import position_similarity
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read, report
-from vitlens.commands.stats import training
-from vitlens.commands.stats.measure import measure as stats
+from vitlens.commands.stats import measure as training
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import StatsRecord
-from vitlens.commands.stats.training import similarity_by_offset
 from vitlens.data.digits import CLASSES, digits
 from vitlens.errors import InputError
 from vitlens.files import read_run, write_text
@@ -56,7 +54,7 @@ def record(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> StatsReco
 
 def run(folder: Path, out: Path, **changes: object) -> StatsRecord:
     given = {"data": "digits", "over_training": True, "run": replace(OPTIONS, out=out), **changes}
-    assert stats(StatsOptions((str(folder),), **given)) == out / "report.md"
+    assert training.measure(StatsOptions((str(folder),), **given)) == out / "report.md"
     return read(read_run(out))
 
 
@@ -107,7 +105,7 @@ def test_two_processes_find_what_one_does(trained, monkeypatch):
 
 def test_similarity_by_offset_is_the_mean_over_pairs():
     model = taught(3, patch_size=(8, 16))  # a grid of 4 x 2
-    similarity, by_offset = position_similarity(model), similarity_by_offset(model)
+    similarity, by_offset = position_similarity(model), training.similarity_by_offset(model)
     assert by_offset.shape == (7, 3)
     for down in range(-3, 4):
         for across in range(-1, 2):
@@ -147,5 +145,5 @@ def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path):
         ([str(trained), str(trained)], "one run for --over-training, found 2 models"),
     ):
         with pytest.raises(InputError, match=message):
-            stats(replace(options, models=tuple(models), over_training=True))
+            training.measure(replace(options, models=tuple(models), over_training=True))
     assert not (tmp_path / "out").exists()
