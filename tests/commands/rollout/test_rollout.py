@@ -108,11 +108,6 @@ def test_own_images_are_shown_and_have_no_pointing_game(tiny_vit, pictures, tmp_
     assert "1 of the 3 images" in capsys.readouterr().err
 
 
-def test_a_named_class_is_asked_of_every_image(tiny_vit, pictures, tmp_path):
-    record = run(tiny_vit, tmp_path / "out", images=(str(pictures),), method=("relevance",), target="3")
-    assert [row.target for row in record.shown] == ["3"] * 3
-
-
 def test_maps_that_are_zero_everywhere_are_said(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.zero_()  # no weight of attention changes a logit

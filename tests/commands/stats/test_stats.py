@@ -18,7 +18,7 @@ from tests.waiting import HANGS
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read
 from vitlens.commands.stats.measure import measure as stats
 from vitlens.commands.stats.options import StatsOptions
@@ -136,13 +136,6 @@ def test_heads_of_another_anatomy_are_compared_overall_alone(tiny_vit, tmp_path)
         assert record.metric("difference/tiny-vit/other/entropy").n == 12
 
 
-def test_one_image_has_no_interval(tiny_vit, pictures, tmp_path):
-    picture = sorted(pictures.glob("*.png"))[0]
-    record = run([str(tiny_vit)], tmp_path / "out", data=None, images=(str(picture),))
-    metric = record.metric("distance/tiny-vit/L0.H0")
-    assert (metric.low, metric.n) == (None, 1)
-
-
 def test_refusals_write_nothing(tiny_vit, tiny_cnn, tmp_path):
     broken = load(str(tiny_vit))
     broken.module.blocks[1].attn.qkv.weight.data[0] = 3e38
@@ -175,16 +168,3 @@ def test_two_processes_find_what_one_does(command, tmp_path):
         one["tables"]["images" if command == "rollout" else "layers"]
         == two["tables"]["images" if command == "rollout" else "layers"]
     )
-
-
-@pytest.mark.slow
-def test_layers_whose_tokens_cannot_be_placed_have_no_labels(tmp_path):
-    """GC ViT: four layers of windows whose position is not known, then eight whose window is the whole map."""
-    out, options = tmp_path / "out", ModelOptions(random_weights=True, image_size=(64, 64))
-    name = "timm:gcvit_xxtiny"
-    record = run([name], out, model_options=options, run=replace(OPTIONS, limit=2, out=out))
-    rows = record.heads
-    assert {row.layer for row in rows if row.label is None} == set(range(4))
-    assert {row.layer for row in rows if row.label is not None} == set(range(4, 12))
-    assert [row.layer for row in record.layers if row.unplaced is not None] == list(range(4))
-    assert (out / "figures" / "specialisation.png").is_file()

@@ -14,7 +14,7 @@ from tests.simulated_processes import run_in_processes
 from vitlens.analysis.attention.positions import position_similarity
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import read, report
+from vitlens.commands.run.publish import read
 from vitlens.commands.stats import measure as training
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import StatsRecord
@@ -76,6 +76,13 @@ def test_numbers_are_those_of_the_function_at_every_checkpoint(trained, record):
             assert mean.low < mean.value < mean.high
             assert mean.n == 12
     assert rows[0, 0, 0]["distance"] != rows[5, 0, 0]["distance"]
+    similarity = position_similarity(load(str(trained)))
+    places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).view(-1, 2).double()
+    apart = torch.cdist(places, places)
+    assert record.learning[-1].neighbours == pytest.approx(similarity[(apart - 1).abs() < 1e-6].mean().item(), abs=1e-6)
+    assert record.learning[-1].others == pytest.approx(similarity[apart > 1.1].mean().item(), abs=1e-6)
+    drawn = {path.stem for path in (record.folder / "figures").glob("learning_*.png")}
+    assert {"learning_distance", "learning_normalised_entropy", "learning_positions"} <= drawn
 
 
 def test_few_checkpoints_on_the_same_few_images(trained, monkeypatch, tmp_path):
@@ -116,25 +123,6 @@ def test_similarity_by_offset_is_the_mean_over_pairs():
                 if 0 <= row + down < 4 and 0 <= column + across < 2
             ]
             assert by_offset[down + 3, across + 1].item() == pytest.approx(np.mean(pairs), abs=1e-6)
-
-
-def test_neighbours_are_weighted_by_their_pairs(trained, record):
-    similarity = position_similarity(load(str(trained)))
-    places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).view(-1, 2).double()
-    apart = torch.cdist(places, places)
-    [row] = [row for row in record.learning if row.epochs == 5]
-    assert row.neighbours == pytest.approx(similarity[(apart - 1).abs() < 1e-6].mean().item(), abs=1e-6)
-    assert row.others == pytest.approx(similarity[apart > 1.1].mean().item(), abs=1e-6)
-
-
-def test_the_report_shows_it_and_can_be_made_again(record):
-    folder = record.folder
-    text = (folder / "report.md").read_text()
-    for name in ("distance", "normalised_entropy", "cls_normalised_entropy", "positions"):
-        assert f"](figures/learning_{name}.png)" in text
-    before = {path: path.read_bytes() for path in (folder / "report.md", *(folder / "figures").glob("learning*.png"))}
-    report(folder)
-    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path):
