@@ -102,8 +102,8 @@ def _without_scaling(record: WalkthroughRecord) -> str:
     rows = record.entropies
     return say(
         "With scores that are not scaled, {{ lower|length }} of {{ rows|length }} heads have less entropy on this "
-        "image: {{ unscaled|number }} nats in the place of {{ scaled|number }}, mean of the heads. A softmax near its "
-        "ends hardly has a gradient, which is why scaling was introduced (Vaswani et al. 2017).",
+        "image: {{ unscaled|number }} nats in the place of {{ scaled|number }}, mean of the heads. A softmax near "
+        "its ends hardly has a gradient (Vaswani et al. 2017).",
         rows=rows, lower=[each for each in rows if each.unscaled < each.scaled],
         scaled=float(np.mean([each.scaled for each in rows])),
         unscaled=float(np.mean([each.unscaled for each in rows])),
@@ -178,34 +178,33 @@ REPORT: Final = Report(
         "Weights of all pairs of tokens; the outlined row, of {{ record.row.query_name }}, is shown over the image at "
         "the right (patches only).",
         "{{ record.row.name }}: the weights of {{ record.row.query_name }}", whole=True,
-),
+    ),
     glance=Overview(lambda record: _by_difference(record.steps), ("step", "formula", "relative", "note")),
     sections=(
         Section(
             "How is the image cut into patches?", "walk", step=True,
             says="The image of {{ image_size[0] }}×{{ image_size[1] }} px is cut into {{ grid[0] }}×{{ grid[1] }} "
             "patches of {{ patch_size[0] }}×{{ patch_size[1] }} px, row by row. Each is {{ patch_values }} numbers, "
-            "normalised by the mean and the deviation that the model was trained with.",
+            "normalised as in the training.",
             charts=(Chart(
                 "patches", lambda record, _: patch_grid(image=_pixels(record), patch_size=record.row.patch_size),
                 "The image and its patches, numbered row by row.", "Patches",
                 only=lambda record: np.array_equal(
                     np.multiply(record.row.grid, record.row.patch_size), record.row.image_size
                 ), whole=True,
-),),
+            ),),
         ),
         Section(
             "How does a patch become a vector?", lambda record: record.walk if record.embedding is not None else (),
             step=True,
             says="Each patch is multiplied by {{ dim }} filters of {{ patch_values }} weights, which makes it a vector "
-            "of {{ dim }} numbers. The model computes this as a convolution; patches that are cut out and multiplied "
-            "as in a linear layer give the same numbers.",
+            "of {{ dim }} numbers. The model computes this as a convolution.",
             charts=(Chart(
                 "embedding", _embedding,
                 "One patch, the filters that respond to it most (grey is zero) with their responses, and the numbers "
                 "of all patches both ways.",
                 "Patch embedding of {{ record.row.key_name }}", whole=True,
-),),
+            ),),
         ),
         Section("How does the model know where a patch is?", "walk", step=True, opening=_positions),
         Section(
@@ -217,7 +216,7 @@ REPORT: Final = Report(
                 "Queries, keys and values of all tokens; outlined: the query of {{ record.row.query_name }}, and the "
                 "key to which it attends most.",
                 "{{ record.row.name }}: queries, keys and values", whole=True,
-),),
+            ),),
         ),
         Section(
             "When is a score large?", "walk", step=True,
@@ -240,7 +239,7 @@ REPORT: Final = Report(
             charts=(Chart(
                 "weights", _weights, "All scores and weights of the head: one row a query, one column a key.",
                 "{{ record.row.name }}: scores and weights of all pairs of tokens", whole=True,
-),),
+            ),),
         ),
         Section(
             "What does the head move?", "walk", step=True,
@@ -251,7 +250,7 @@ REPORT: Final = Report(
                 "values", _values,
                 "Weights of the followed query (left), the values of all tokens, and below their weighted sum.",
                 "{{ record.row.name }}: the output for {{ record.row.query_name }}", whole=True,
-),),
+            ),),
         ),
         Section(
             "How much does each head add?", "added", step=True, order=lambda row: -row.norm,
@@ -299,7 +298,7 @@ REPORT: Final = Report(
                 "The classifier reads {{ read }} after the last block.",
                 read=_READ.get(record.row.readout, "the tokens through attention pooling"),
             ),
-            columns=("change", "difference", "prediction", "probability", "of_own"),
+            columns=("change", "difference", "prediction", "of_own"),
             charts=(Chart(
                 "answers", bars("change", "of_own", words=lambda row: f"predicts {row.prediction}"),
                 "Probability of the unchanged model's class with each change of the model.",
@@ -313,13 +312,11 @@ REPORT: Final = Report(
             "{{ first.anti_diagonal|percent(1) }} of the weight lies on the token wanted. Without them the error stays "
             "at {{ rows[1].loss|number }}, near the least possible, {{ rows[1].floor|number }}: attention alone sees a "
             "set.",
-            charts=(
-                Chart(
-                    "reversal_weights", images(scale="joint", label="weight (%)", smooth=False),
-                    "Weights after training, one row a query, one column a key, mean over heads and fresh sequences.",
-                    "What each layer attends to after its training", rows=_reversed,
-                ),
-            ),
+            charts=(Chart(
+                "reversal_weights", images(scale="joint", label="weight (%)", smooth=False),
+                "Weights after training, one row a query, one column a key, mean over heads and fresh sequences.",
+                "What each layer attends to after its training", rows=_reversed,
+            ),),
         ),
     ),
 )  # fmt: skip
