@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vitlens.attribution.look import look as look
     from vitlens.attribution.refinement import Refinement as Refinement
     from vitlens.commands.run.reading import read as read
-    from vitlens.commands.shared.explorer.public import explorer as explorer
+    from vitlens.commands.shared.explorer_measure import explorer as explorer
     from vitlens.data.catalogue import load_data as load_data
     from vitlens.data.split import Split as Split
     from vitlens.lens.call import AttentionCall as AttentionCall
@@ -74,7 +74,7 @@ _HOMES = {
     "direct_logit_attribution": ("vitlens.analysis.patching.public", "direct_logit_attribution"),
     "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.explain", "explain"),
-    "explorer": ("vitlens.commands.shared.explorer.public", "explorer"),
+    "explorer": ("vitlens.commands.shared.explorer_measure", "explorer"),
     "failures": ("vitlens.analysis.failures.diagnosis", "failures"),
     "features": ("vitlens.analysis.features.features", "features"),
     "images": ("vitlens.analysis.answers.pictures", "images"),

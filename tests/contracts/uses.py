@@ -48,7 +48,7 @@ from vitlens.attribution.choice import choose_method
 from vitlens.attribution.explain import explain
 from vitlens.attribution.look import look
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.shared.explorer.public import explorer
+from vitlens.commands.shared.explorer_measure import explorer
 from vitlens.data.split import InMemory, Split
 from vitlens.lens.capture import capture_attention, watching_outputs, watching_stream
 from vitlens.lens.intervene import intervened

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vitlens.commands.profile.record import CostRow, ExponentRow, MachineRow, PartRow, ProfileRecord, SpeedRow
-from vitlens.commands.profile.report import REPORT, ratio
+from vitlens.commands.profile.report import REPORT
 from vitlens.recorded import Config, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate
@@ -86,8 +86,3 @@ def test_a_name_is_escaped():
     record = record_of({"*a*|<b>": ((1.0, 2.0, 3.0),) * 2})
     texts = [claim.says for claim in REPORT(record).claims] + [each.text for each in REPORT(record).first.unknown]
     assert not any("*a*|<b>" in text for text in texts)
-
-
-def test_a_factor_has_the_widest_interval_of_the_two():
-    assert ratio(Estimate(4.0, 3.0, 5.0), Estimate(2.0, 1.0, 4.0)) == Estimate(2.0, 0.75, 5.0, unit="times")
-    assert ratio(Estimate(4.0), Estimate(2.0, 1.0, 4.0)).low is None

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from tests.lens.tiny import FAMILIES
 from vitlens.analysis.cost import latency
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.parts import PRODUCTS, parameters_by_part
 from vitlens.analysis.cost.profile import profile
 from vitlens.cli.main import run as command_line
-from vitlens.commands.profile.measure import default_sizes, speed_row
+from vitlens.commands.profile.measure import speed_row
 from vitlens.commands.profile.record import ProfileRecord
 from vitlens.commands.profile.report import REPORT
 from vitlens.commands.run.publish import read_folder
@@ -91,11 +90,6 @@ def test_patch_sizes_of_a_preset_stand_side_by_side(tmp_path):
     assert (tmp_path / "out" / "figures" / "growth_patch-size.png").is_file()
 
 
-def test_a_trained_model_is_taken_as_it_is(tiny_vit, tmp_path):
-    record = run(f"mine={tiny_vit} fresh={tiny_vit}@random", tmp_path / "out")
-    assert [row.untrained for row in record.costs] == [False, True]
-
-
 def test_a_default_size_that_does_not_run_is_left_out_and_said(tmp_path, capsys):
     record = run("torchvision:squeezenet1_1 --image-size 32", tmp_path / "out")
     (left,) = record.left_out
@@ -105,15 +99,6 @@ def test_a_default_size_that_does_not_run_is_left_out_and_said(tmp_path, capsys)
     line = f"profile torchvision:squeezenet1_1 --image-size 32 --sizes 16 --out {tmp_path / 'again'}"
     assert command_line(line.split()) == 2
     assert "to run at 16x16 px" in capsys.readouterr().err
-
-
-def test_default_sizes_are_whole_patches():
-    assert default_sizes(load("vit-tiny-224", random_weights=True)) == [
-        (side, side) for side in (112, 160, 224, 336, 448)
-    ]
-    small = [(side, side) for side in (16, 24, 32, 48, 64)]
-    assert default_sizes(load("resnet20", random_weights=True)) == small
-    assert default_sizes(FAMILIES["swin"]()) == small
 
 
 @pytest.mark.parametrize(

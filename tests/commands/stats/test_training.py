@@ -14,12 +14,10 @@ from tests.simulated_processes import run_in_processes
 from vitlens.analysis.attention.positions import position_similarity
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import read, report
-from vitlens.commands.stats import training
-from vitlens.commands.stats.measure import measure as stats
+from vitlens.commands.run.publish import read
+from vitlens.commands.stats import measure as training
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import StatsRecord
-from vitlens.commands.stats.training import similarity_by_offset
 from vitlens.data.digits import CLASSES, digits
 from vitlens.errors import InputError
 from vitlens.files import read_run, write_text
@@ -56,7 +54,7 @@ def record(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> StatsReco
 
 def run(folder: Path, out: Path, **changes: object) -> StatsRecord:
     given = {"data": "digits", "over_training": True, "run": replace(OPTIONS, out=out), **changes}
-    assert stats(StatsOptions((str(folder),), **given)) == out / "report.md"
+    assert training.measure(StatsOptions((str(folder),), **given)) == out / "report.md"
     return read(read_run(out))
 
 
@@ -78,6 +76,13 @@ def test_numbers_are_those_of_the_function_at_every_checkpoint(trained, record):
             assert mean.low < mean.value < mean.high
             assert mean.n == 12
     assert rows[0, 0, 0]["distance"] != rows[5, 0, 0]["distance"]
+    similarity = position_similarity(load(str(trained)))
+    places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).view(-1, 2).double()
+    apart = torch.cdist(places, places)
+    assert record.learning[-1].neighbours == pytest.approx(similarity[(apart - 1).abs() < 1e-6].mean().item(), abs=1e-6)
+    assert record.learning[-1].others == pytest.approx(similarity[apart > 1.1].mean().item(), abs=1e-6)
+    drawn = {path.stem for path in (record.folder / "figures").glob("learning_*.png")}
+    assert {"learning_distance", "learning_normalised_entropy", "learning_positions"} <= drawn
 
 
 def test_few_checkpoints_on_the_same_few_images(trained, monkeypatch, tmp_path):
@@ -107,7 +112,7 @@ def test_two_processes_find_what_one_does(trained, monkeypatch):
 
 def test_similarity_by_offset_is_the_mean_over_pairs():
     model = taught(3, patch_size=(8, 16))  # a grid of 4 x 2
-    similarity, by_offset = position_similarity(model), similarity_by_offset(model)
+    similarity, by_offset = position_similarity(model), training.similarity_by_offset(model)
     assert by_offset.shape == (7, 3)
     for down in range(-3, 4):
         for across in range(-1, 2):
@@ -120,25 +125,6 @@ def test_similarity_by_offset_is_the_mean_over_pairs():
             assert by_offset[down + 3, across + 1].item() == pytest.approx(np.mean(pairs), abs=1e-6)
 
 
-def test_neighbours_are_weighted_by_their_pairs(trained, record):
-    similarity = position_similarity(load(str(trained)))
-    places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).view(-1, 2).double()
-    apart = torch.cdist(places, places)
-    [row] = [row for row in record.learning if row.epochs == 5]
-    assert row.neighbours == pytest.approx(similarity[(apart - 1).abs() < 1e-6].mean().item(), abs=1e-6)
-    assert row.others == pytest.approx(similarity[apart > 1.1].mean().item(), abs=1e-6)
-
-
-def test_the_report_shows_it_and_can_be_made_again(record):
-    folder = record.folder
-    text = (folder / "report.md").read_text()
-    for name in ("distance", "normalised_entropy", "cls_normalised_entropy", "positions"):
-        assert f"](figures/learning_{name}.png)" in text
-    before = {path: path.read_bytes() for path in (folder / "report.md", *(folder / "figures").glob("learning*.png"))}
-    report(folder)
-    assert {path: path.read_bytes() for path in before} == before
-
-
 def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path):
     options = StatsOptions((), "digits", run=replace(OPTIONS, out=tmp_path / "out"))
     for models, message in (
@@ -147,5 +133,5 @@ def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path):
         ([str(trained), str(trained)], "one run for --over-training, found 2 models"),
     ):
         with pytest.raises(InputError, match=message):
-            stats(replace(options, models=tuple(models), over_training=True))
+            training.measure(replace(options, models=tuple(models), over_training=True))
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from vitlens.analysis.cost.memory import saved_for_training
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.progress.training import training_progress
 from vitlens.commands.run.publish import read
-from vitlens.commands.shared.receptive.record import FIELDS
+from vitlens.commands.shared.receptive import FIELDS
 from vitlens.commands.study.kinds import KINDS, Kind, Point
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.measure import trial as study_trial

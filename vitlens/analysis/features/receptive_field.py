@@ -51,7 +51,7 @@ def receptive_field(model: Model, images: Images, *, draws: int = DRAWS, seed: i
         raise InputError(f"expected draws of at least 1, found {draws}")
     placed = [stage for stage in stages(model) if stage.grid is not None]
     squares = _squared_gradients(model, images, placed, draws=draws, seed=seed)
-    return tuple(_field(stage, square.sqrt().cpu(), model.input_size) for stage, square in zip(placed, squares))
+    return tuple(_field(stage, square.sqrt().cpu()) for stage, square in zip(placed, squares))
 
 
 def _squared_gradients(
@@ -81,10 +81,10 @@ def _squared_gradients(
     return found
 
 
-def _field(stage: FeatureStage, norms: Float[Tensor, "batch height width"], size: tuple[int, int]) -> ReceptiveField:
+def _field(stage: FeatureStage, norms: Float[Tensor, "batch height width"]) -> ReceptiveField:
     assert stage.grid is not None
     assert stage.index is not None  # not the embedding
-    (rows, columns), (height, width) = stage.grid, size
+    (rows, columns), (_, height, width) = stage.grid, norms.shape  # of the images as given, which a model may resize
     centre = (rows // 2 + 0.5) * height / rows, (columns // 2 + 0.5) * width / columns
     down = (torch.arange(height) + 0.5 - centre[0])[:, None]
     across = torch.arange(width) + 0.5 - centre[1]

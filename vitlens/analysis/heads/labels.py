@@ -13,6 +13,7 @@ from typing import Final
 
 THRESHOLD: Final = 0.5  # of a score: most of the information in the head's attention
 MARGIN: Final = 0.1  # over the next label; also the least score of the second label of a mixed head
+_PARTLY: Final = 0.2  # a score from which on a label is named for a head that it does not describe
 MIXED: Final = "mixed"
 UNLABELLED: Final = "unlabelled"
 FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
@@ -102,3 +103,12 @@ def rules() -> dict[str, Label]:
 def compete(one: str, other: str) -> bool:
     """Whether two labels contradict each other: neither is a case of the other."""
     return one != other and other not in LABELS[one].within and one not in LABELS[other].within
+
+
+def head_words(label: str, best: str, other: str | None, score: float) -> str:
+    """What a head attends to, in a few words, from its label; best, other: the labels of the highest scores."""
+    if label == MIXED and other is not None:
+        return f"mixed: {best} and {other}"
+    if label not in LABELS or not LABELS[label].function:
+        return f"no clear pattern, partly {best}" if score >= _PARTLY else "no clear pattern"
+    return f"{label}: {LABELS[label].sentence.split(' (')[0].split(',')[0]}"

@@ -16,7 +16,7 @@ from vitlens.analysis.ablation.joint import BatchOutcomes
 from vitlens.analysis.ablation.replacements import MeanOutputs, means_of, other_images
 from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.cost.latency import latency
-from vitlens.analysis.heads.labels import LABELS
+from vitlens.analysis.heads.labels import LABELS, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
@@ -29,7 +29,6 @@ from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.progress.store import ProgressStore
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.unseen import copy_training_images
-from vitlens.commands.shared.head_words import head_words
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model

@@ -22,12 +22,11 @@ from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.run.load import load_split
 from vitlens.commands.run.options import ModelOptions
 from vitlens.commands.run.run import Run
-from vitlens.commands.shared.explorer.measure import explored
-from vitlens.commands.shared.maps.measured import information_row, on_object_rows
-from vitlens.commands.shared.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
-from vitlens.commands.shared.mixed_heads import MixedHeadsRow
-from vitlens.commands.shared.receptive.measure import field_rows
-from vitlens.commands.shared.receptive.record import FieldArrays, FieldRow
+from vitlens.commands.shared.explorer_measure import explored
+from vitlens.commands.shared.maps.information import MixedHeadsRow
+from vitlens.commands.shared.maps.measured import map_rows, on_object_rows
+from vitlens.commands.shared.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow, mass_of
+from vitlens.commands.shared.receptive import FieldArrays, FieldRow, field_rows
 from vitlens.commands.shared.sheets import DRAWN, left_out_words, print_left_out
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
@@ -98,13 +97,14 @@ def measure(options: AttentionOptions) -> Path | None:
                 None if rollouts is None else as_array(rollouts),
                 None if similar is None else as_array(similar),
             )
+            masses = tuple(_on_object(model, split, layers, rollouts))
             return kept.AttentionRecord(
-                layers=tuple(_layer_rows(model, split, layers)),
+                layers=tuple(_layer_rows(model, split, layers, masses)),
                 without_map=tuple(
                     kept.UnplacedRow(s.layer, s.module, s.kind, NO_PLACE[s.kind]) for s in without.values()
                 ),
                 shown=tuple(map(kept.ImageRow, split.names)),
-                on_object=tuple(_on_object(model, split, layers, rollouts)),
+                on_object=masses,
                 layout=tuple(_layout(model, split, similar)),
                 query=query,
                 key=key,
@@ -126,27 +126,31 @@ def measure(options: AttentionOptions) -> Path | None:
         return folder.publish(record)
 
 
-def _layer_rows(model: Model, split: Split, layers: Sequence[LayerMaps]) -> Iterator[kept.LayerRow]:
-    """Every layer, with what its maps tell, how alike they are, and the pointing game of their mean."""
+def _layer_rows(
+    model: Model, split: Split, layers: Sequence[LayerMaps], masses: Sequence[OnObjectRow]
+) -> Iterator[kept.LayerRow]:
+    """Every layer, with what its maps tell, how alike they are, and where their mean lies."""
     groups: NDArray[Any] | None = None if split.groups is None else split.groups.numpy()
     means = [layer.maps.float().cpu().mean(1) for layer in layers]
-    named = [(str(layer.site.layer), own) for layer, own in zip(layers, means)]
-    pointing: Sequence[OnObjectRow] = ()
-    if split.masks is not None:
-        masks, of = split.masks.cpu(), sources(split)
-        pointing = on_object_rows(model.alias, named, "pointing", masks, groups=split.groups, sources=of)
-    for index, layer in enumerate(layers):
-        site, told = layer.site, information_row(*named[index], groups)
-        previous: Estimate | None = None
-        if index and layers[index - 1].maps.shape[-2:] == layer.maps.shape[-2:]:
+    shares = {row.layer: row for row in mass_of(masses, ATTENTION)}
+    known = map_rows(model.alias, [(str(layer.site.layer), own) for layer, own in zip(layers, means)], split)
+    for index, (layer, row) in enumerate(zip(layers, known)):
+        site, share, previous = layer.site, shares.get(layer.site.layer), None
+        if index and means[index - 1].shape == means[index].shape:
             previous = student_mean(similarity(means[index], means[index - 1]).numpy(), groups=groups, unit="")
-        hit = pointing[index] if pointing else None
-        yield kept.LayerRow(
-            model.alias, site.layer, site.module, site.kind, site.heads,
-            (layer.maps.shape[-2], layer.maps.shape[-1]), layer.reading, float(layer.prefix.mean()), told.information,
-            student_mean(alike(layer.maps.float().cpu()).numpy(), groups=groups, unit=""), told.by_place, previous,
-            *((hit.estimate, hit.baseline, hit.of_baseline, hit.difference) if hit else ()),
+        own = kept.LayerRow(
+            **vars(row), layer=site.layer, module=site.module, kind=site.kind, heads=site.heads,
+            map=(layer.maps.shape[-2], layer.maps.shape[-1]), reading=layer.reading,
+            prefix_mass=float(layer.prefix.mean()), previous=previous,
+            alike=student_mean(alike(layer.maps.float().cpu()).numpy(), groups=groups, unit=""),
         )  # fmt: skip
+        yield (
+            own
+            if share is None
+            else replace(
+                own, share=share.estimate, share_of_baseline=share.of_baseline, share_difference=share.difference
+            )
+        )
 
 
 def _rollouts(model: Model, images: Images, layers: Sequence[LayerMaps]) -> Tensor | None:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.shared.explorer.record import ExplorerArrays, ExplorerRow
+from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
+from vitlens.commands.shared.maps.information import MapRow, MixedHeadsRow
 from vitlens.commands.shared.maps.on_object import OnObjectRow
-from vitlens.commands.shared.mixed_heads import MixedHeadsRow
-from vitlens.commands.shared.receptive.record import FieldArrays, FieldRow
+from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.sheets import file_names
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Pixels
@@ -20,14 +20,13 @@ from vitlens.uncertainty import Estimate
 Size: TypeAlias = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class LayerRow:
-    """One layer with a map. map: its size in patches; reading: the query whose attention the map shows; information to
-    pointing: means over images, of the mean map of its heads; alike: cosine similarity of the maps of two heads;
-    previous: of the mean map with that of the layer before (None for the first, and after a change of size); pointing:
-    the pointing game, None without masks."""
+@dataclass(frozen=True, kw_only=True)
+class LayerRow(MapRow):
+    """One layer with a map, of the mean of its heads. map: its size in patches; reading: the query whose attention the
+    map shows; alike: cosine similarity of the maps of two heads; previous: of the mean map with that of the layer
+    before (None for the first, and after a change of size); share: of the map on the object, beside that of the best
+    map that ignores the image (None without masks)."""
 
-    model: str = col("model")
     layer: int = col("layer")
     module: str = col("module")
     kind: str = col("kind")
@@ -37,24 +36,13 @@ class LayerRow:
     prefix_mass: float = col(
         "on CLS and registers", unit="fraction", term="the share of the query's attention on tokens before the patches"
     )
-    information: Estimate = col(
-        "information", term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map"
-    )
     alike: Estimate = col("heads alike", term="cosine similarity of the maps of two heads, mean over pairs")
-    by_place: Estimate | None = col(
-        "the same in other images",
-        term="the share of a map's information that the mean map of the other images explains",
-        default=None,
-    )
     previous: Estimate | None = col(
         "like the layer before", term="cosine similarity of the mean map to that of the layer before", default=None
     )
-    pointing: Estimate | None = col(
-        "highest point on the object", better="higher", metric="localisation/{model}/pointing/{layer}", default=None
-    )
-    baseline: str | None = col("best map that ignores the image", default=None)
-    of_baseline: Estimate | None = col("highest point of that map", default=None)
-    difference: Estimate | None = col("difference", better="higher", default=None)
+    share: Estimate | None = col("attention on the object", better="higher", default=None)
+    share_of_baseline: Estimate | None = col("best map that ignores the image", default=None)
+    share_difference: Estimate | None = col("beyond that map", better="higher", default=None)
 
 
 @dataclass(frozen=True)

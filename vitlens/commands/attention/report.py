@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -10,14 +11,12 @@ from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.commands.attention.record import AttentionRecord, LayerRow
-from vitlens.commands.shared.explorer.report import Shown, explorer_of, without_explorer
-from vitlens.commands.shared.maps.information import FIXED, UNIFORM
+from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
+from vitlens.commands.shared.maps.information import FIXED, UNIFORM, fixed_maps, mixed_heads_words
 from vitlens.commands.shared.maps.on_object import ATTENTION, HEAD, OnObjectRow, mass_of
-from vitlens.commands.shared.mixed_heads import mixed_heads_words
-from vitlens.commands.shared.receptive.report import draw_depth, draw_maps
+from vitlens.commands.shared.receptive import draw_depth, draw_maps
 from vitlens.commands.shared.sheets import DRAWN, EACH
 from vitlens.figures.attention import attention_grid, attention_overlays
-from vitlens.figures.development import development
 from vitlens.figures.positions import position_maps
 from vitlens.figures.views import images_on_a_page, panel_view, shared_scale
 from vitlens.figures.walkthrough.matrices import head_matrices
@@ -26,14 +25,13 @@ from vitlens.report.claims import Claim, above, below, found
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section, other_sheets
-from vitlens.uncertainty import Estimate, Side
+from vitlens.uncertainty import Side
 
 ORDERED: Final = -0.2  # correlation of similarity with distance, at or below which embeddings follow the positions
 COLLAPSED: Final = 0.95  # cosine similarity, from which on maps are the same to the eye
 FEWEST: Final = 20  # images, below which nothing is claimed
 _ROWS: Final = 8  # layers of the first page's table
 _LAYERS: Final = 6  # maps in a row of the picture
-_DEVELOPED: Final = 12  # images in the figure of attention and rollout
 
 
 @dataclass(frozen=True)
@@ -90,44 +88,25 @@ def _information(rows: Sequence[LayerRow], alias: str) -> Iterator[Claim]:
         title=say("Attention of {{ alias }} is sharpest in layer {{ row.layer }}", alias=alias, row=sharp),
     )  # fmt: skip
     flat = [row for row in rows if below(row.information, UNIFORM, tests)]
-    yield from _of_layers(
-        "uniform maps", alias, flat, max((row.information for row in flat), key=_value, default=None), UNIFORM,
-        "The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: at most {{ effect|value }}.",
-        kind="hidden fault" if any(row in rows[len(rows) // 2 :] for row in flat) else "expected fact",
-    )  # fmt: skip
-    fixed = [row for row in rows if above(row.by_place, FIXED, tests) and (row.information.low or 0.0) >= UNIFORM]
-    yield from _of_layers(
-        "fixed places", alias, fixed, max((row.by_place for row in fixed), key=_value, default=None), FIXED,
-        "The mean maps of {{ layers|ranges }} are nearly the same for every image: other images explain up to "
-        "{{ effect|value }} of the information.",
-    )  # fmt: skip
-    same: list[LayerRow] = []
-    for row in reversed([row for row in rows if row not in flat]):
-        if not above(row.previous, COLLAPSED, tests):
-            break
-        same.append(row)
-    yield from _of_layers(
-        "collapse", alias, same if len(same) > 1 else [], min((row.previous for row in same), key=_value, default=None),
-        COLLAPSED,
-        "The maps collapse with depth: in {{ layers|ranges }} each mean map has a cosine similarity of at least "
-        "{{ effect|value }} to that of the layer before.",
-    )  # fmt: skip
-
-
-def _value(estimate: Estimate | None) -> float:
-    return 0.0 if estimate is None else estimate.value
-
-
-def _of_layers(
-    question: str, alias: str, rows: Sequence[LayerRow], effect: Estimate | None, limit: float, template: str,
-    kind: str = "hidden fault",
-) -> Iterator[Claim]:  # fmt: skip
-    """What holds for the maps of some layers; effect: the extreme of theirs."""
-    if rows and effect is not None:
-        yield found(
-            question, alias, template, effect, given={"layers": [row.layer for row in rows]}, reference=limit,
-            kind=kind, evidence="attributed", place="layers",
-        )  # fmt: skip
+    informed = [row for row in reversed(rows) if row not in flat]
+    same = list(takewhile(lambda row: above(row.previous, COLLAPSED, tests), informed))
+    late = any(row in rows[len(rows) // 2 :] for row in flat)
+    for question, own, column, extreme, limit, template in (
+        ("uniform maps", flat, "information", max, UNIFORM,
+         "The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: at most {{ effect|value }}."),
+        ("fixed places", fixed_maps(rows), "by_place", max, FIXED,
+         "The mean maps of {{ layers|ranges }} are nearly the same for every image: other images explain up to "
+         "{{ effect|value }} of the information."),
+        ("collapse", same if len(same) > 1 else [], "previous", min, COLLAPSED,
+         "The maps collapse with depth: in {{ layers|ranges }} each mean map has a cosine similarity of at least "
+         "{{ effect|value }} to that of the layer before."),
+    ):  # fmt: skip
+        if own:
+            yield found(
+                question, alias, template, extreme((getattr(row, column) for row in own), key=lambda each: each.value),
+                given={"layers": [row.layer for row in own]}, reference=limit, evidence="attributed", place="layers",
+                kind="expected fact" if own is flat and not late else "hidden fault",
+            )  # fmt: skip
 
 
 def unknown(record: AttentionRecord) -> Iterator[str]:
@@ -162,15 +141,17 @@ def _masses(kind: str, record: AttentionRecord) -> list[OnObjectRow]:
     return mass_of(record.on_object, kind) if record.images >= FEWEST else []
 
 
-def pictures(record: AttentionRecord) -> Iterator[Picture]:
-    """The first DRAWN images, EACH a sheet, each with the mean map of at most _LAYERS layers."""
+def pictures(record: AttentionRecord, *, rollout: bool = False) -> Iterator[Picture]:
+    """The first DRAWN images, EACH a sheet, with the mean map of at most _LAYERS layers, or the rollout up to them."""
     if record.maps is None:
         return
     for at, (name, image) in enumerate(zip(record.names[:DRAWN], record.maps.pixels)):
         yield Picture(image, row=name, column="image", sheet=at // EACH)
         for index in _spread(record.layers, _LAYERS):
-            own = 100 * record.maps.layer[index][at].mean(0)
-            yield Picture(image, own, name, f"layer {record.layers[index].layer}", sheet=at // EACH)
+            own = record.maps.layer[index][at].mean(0)
+            if rollout and record.maps.rollout is not None:
+                own = record.maps.rollout[at, index]
+            yield Picture(image, 100 * own, name, f"layer {record.layers[index].layer}", sheet=at // EACH)
 
 
 def _stages(record: AttentionRecord) -> Iterator[Stage]:
@@ -200,16 +181,6 @@ def _draw_layer(record: Any, _: str) -> Figure:
     return attention_overlays(
         images=record.maps.pixels[part], maps=maps[part], layer=row.layer, names=record.names[part],
         scale=shared_scale(list(maps.swapaxes(0, 1))), query=row.reading.removeprefix("the "),
-    )  # fmt: skip
-
-
-def _draw_development(record: Any, title: str) -> Figure:
-    """The mean map of each layer, and the rollout up to it, of the first images."""
-    part = slice(0, _DEVELOPED)
-    means = np.stack([record.maps.layer[index][part].mean(1) for index in range(len(record.layers))], 1)
-    return development(
-        images=record.maps.pixels[part], attention=means, rollout=record.maps.rollout[part],
-        numbers=[row.layer for row in record.layers], title=title,
     )  # fmt: skip
 
 
@@ -278,12 +249,11 @@ REPORT: Final = Report(
     picture=_PICTURE,
     glance=Overview(
         lambda record: [record.layers[at] for at in _spread(record.layers, _ROWS)],
-        ("layer", "pointing", "of_baseline", "information"),
+        ("layer", "share", "share_of_baseline", "share_difference", "pointing", "information"),
     ),
     sections=(
         Section(
             "Which layers attend to the object?", partial(_masses, ATTENTION),
-            columns=("layer", "estimate", "baseline", "of_baseline", "difference"),
             charts=(Chart(
                 "object", intervals("layer", "estimate", "of_baseline", titles=("attention", "best baseline")),
                 "Share of the layer's attention on the object, with its interval, beside that of the best map that "
@@ -333,11 +303,10 @@ REPORT: Final = Report(
                     title="Every head of one layer", whole=True,
                 ),
                 Chart(
-                    "development", _draw_development,
-                    "Left: mean map of each layer; right: rollout up to that layer, of the first images. Each map has "
-                    "its own colours: compare places.",
-                    title="Attention by layer (left) and rollout up to a layer (right)",
-                    only=lambda record: record.maps.rollout is not None, whole=True,
+                    "development", images(),
+                    "Rollout up to each layer, of the first images. Each map has its own colours: compare places.",
+                    title="Rollout up to a layer", only=lambda picture: picture.sheet == 0,
+                    rows=lambda record: [] if record.maps.rollout is None else list(pictures(record, rollout=True)),
                 ),
             ),
         ),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.explain.choice_record import CHOICES
 from vitlens.commands.explain.evidence_record import EVIDENCE
-from vitlens.commands.shared.explorer.record import EXPLORER, EXPLORER_ARRAYS
+from vitlens.commands.shared.explorer import EXPLORER, EXPLORER_ARRAYS
 from vitlens.commands.shared.maps.on_object import ON_OBJECT
 from vitlens.commands.shared.maps.rows import MapCheck
 from vitlens.names import Substrate

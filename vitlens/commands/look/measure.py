@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitlens.analysis.heads.labels import MIXED
+from vitlens.analysis.heads.labels import MIXED, head_words
 from vitlens.analysis.heads.specialisation import Given
 from vitlens.attribution.look import Look, look
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -27,8 +27,7 @@ from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import publish, read
-from vitlens.commands.shared.explorer.measure import explored
-from vitlens.commands.shared.head_words import head_words
+from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import DRAWN, file_names
 from vitlens.data.decode import Header

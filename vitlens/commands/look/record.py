@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.shared.explorer.record import ExplorerArrays, ExplorerRow
+from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import file_names
 from vitlens.names import Replacement

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images
 from vitlens.commands.look.record import LookHeadRow, LookRecord
-from vitlens.commands.shared.explorer.report import Shown, explorer_of, without_explorer
-from vitlens.commands.shared.predictions import for_images
+from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
+from vitlens.commands.shared.predictions import PredictionRow, for_images
 from vitlens.commands.shared.sheets import EACH
 from vitlens.figures.overlay import is_constant
 from vitlens.report.claims import Claim
@@ -116,6 +116,11 @@ def _leading(record: LookRecord) -> list[LookHeadRow]:
     return [row for at in range(len(record.predictions)) for row in record.heads_of(at, most)]
 
 
+def _named(record: LookRecord) -> list[PredictionRow]:
+    """The predictions with the names of the images' files in the place of their paths."""
+    return [replace(row, image=name) for row, name in zip(record.predictions, record.names)]
+
+
 def explorer(record: LookRecord) -> Explorer | None:
     """The images with both maps; heads with their labels and the mean rise of the loss without them."""
     if record.maps is None:
@@ -160,7 +165,7 @@ REPORT: Final = Report(
     explorer=explorer,
     definitions=definitions,
     picture=_PICTURE,
-    glance=Overview("predictions", ("image", "class_1", "probability_1", "class_2", "probability_2", "class_3")),
+    glance=Overview(_named, ("image", "class_1", "probability_1", "class_2", "probability_2", "class_3")),
     sections=(
         Section(
             "Which heads matter for the prediction?", _leading,

@@ -123,6 +123,11 @@ class ExponentRow:
     tokens_from: int = col("from (tokens)")
     tokens_to: int = col("to (tokens)")
 
+    @property
+    def varied(self) -> tuple[Cost, Sweep]:
+        """Which cost, by what the number of tokens was varied."""
+        return self.cost, self.sweep
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRecord(Record):

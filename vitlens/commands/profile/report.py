@@ -47,18 +47,17 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
         yield replace(speed, title="") if timings.state == "inconclusive" else speed
     yield _operations(record, batches[0] if batches else ())
     yield timings
-    for cost, name in _COSTS.items():
-        rows = [row for row in record.exponents if row.cost == cost and cost != "flops"]
-        pairs = [(one, other) for one, other in combinations(rows, 2) if one.sweep == other.sweep]
+    for (cost, sweep), rows in by(record.exponents, "varied").items():
+        pairs = [] if cost == "flops" else list(combinations(rows, 2))
         for one, other in pairs:
             side = apart(*(widened(row.exponent, len(pairs)) for row in (one, other)))
             fast, slow = (one, other) if side is Side.ABOVE else (other, one)
             if side is not Side.UNDECIDED:
                 yield Claim(
-                    f"growth of {cost} by {one.sweep}", f"{one.model} and {other.model}",
+                    f"growth of {cost} by {sweep}", f"{one.model} and {other.model}",
                     say("{{ cost }} of **{{ fast.model }}** grow{{ s }} faster with the number of tokens than for "
                         "**{{ slow.model }}**: exponent {{ fast.exponent|alone }} against {{ slow.exponent|alone }}.",
-                        fast=fast, slow=slow, cost=name, s="s" if cost == "latency" else ""),
+                        fast=fast, slow=slow, cost=_COSTS[cost], s="s" if cost == "latency" else ""),
                     effect=fast.exponent, reference=slow.exponent.value, kind="comparison", place="growth",
                 )  # fmt: skip
 
@@ -83,34 +82,29 @@ def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
     """The fastest model at a batch size beside the next whose interval lies apart; its subject is the fastest."""
     first, *others = rows
     slower = next((row for row in others if apart(first.latency, row.latency) is Side.BELOW), None)
+    factor = None if slower is None else ratio(slower.latency, first.latency)
     given: dict[str, object] = {
-        "first": first, "slower": slower, "images": f"batches of {first.images}" if first.images > 1 else "one image"
+        "rows": rows, "first": first, "slower": slower, "factor": factor, "best": _best(record)[0],
+        "alike": [] if slower is None else [row.model for row in others[: others.index(slower)]],
+        "images": f"batches of {first.images}" if first.images > 1 else "one image",
     }  # fmt: skip
     if not others:
-        return Claim(
-            "latency", first.model,
-            say("**{{ first.model }}** takes {{ first.latency|alone }} for {{ images }}, and classifies "
-                "{{ best.rate|alone }} in batches of {{ best.images }}.", best=_best(record)[0], **given),
-            title=say("{{ first.model }} takes {{ first.latency|value }} for {{ images }}", **given),
-            kind="answer", place="speed",
-        )  # fmt: skip
-    if slower is None:
-        every = listed([say("**{{ row.model }}** {{ row.latency|alone }}", row=row) for row in rows])
-        return Claim(
-            "latency", "no model",
-            say("For {{ images }} the intervals of all models' latencies overlap: {{ every }}.", every=every, **given),
-            title=say("No model is clearly faster than another for {{ images }}", **given), kind="answer",
-        )  # fmt: skip
-    factor = ratio(slower.latency, first.latency)
-    given |= {"alike": [row.model for row in others[: others.index(slower)]], "factor": factor}
+        says = ("**{{ first.model }}** takes {{ first.latency|alone }} for {{ images }}, and classifies "
+                "{{ best.rate|alone }} in batches of {{ best.images }}.")  # fmt: skip
+        title = "{{ first.model }} takes {{ first.latency|value }} for {{ images }}"
+    elif slower is None:
+        says = ("For {{ images }} the intervals of all models' latencies overlap:{% for row in rows %} "
+                "**{{ row.model }}** {{ row.latency|alone }}{{ ',' if not loop.last }}{% endfor %}.")  # fmt: skip
+        title = "No model is clearly faster than another for {{ images }}"
+    else:
+        says = ("For {{ images }} **{{ first.model }}** is fastest, {{ first.latency|alone }}{% if alike %} (as fast, "
+                "within their intervals: {{ alike|names }}){% endif %}; **{{ slower.model }}** takes "
+                "{{ slower.latency|alone }}, {{ factor|value }} as long.")  # fmt: skip
+        title = ("{{ first.model }}{% if alike %} and {{ alike|length }} more are{% else %} is{% endif %} fastest for "
+                 "{{ images }}; {{ slower.model }} takes {{ factor|value }} as long")  # fmt: skip
     return Claim(
-        "latency", first.model,
-        say("For {{ images }} **{{ first.model }}** is fastest, {{ first.latency|alone }}{% if alike %} (as fast, "
-            "within their intervals: {{ alike|names }}){% endif %}; **{{ slower.model }}** takes "
-            "{{ slower.latency|alone }}, {{ factor|value }} as long.", **given),
-        title=say("{{ first.model }}{% if alike %} and {{ alike|length }} more are{% else %} is{% endif %} fastest for "
-                  "{{ images }}; {{ slower.model }} takes {{ factor|value }} as long", **given),
-        effect=factor, reference=1.0, kind="answer", place="speed",
+        "latency", "no model" if others and slower is None else first.model, say(says, **given),
+        title=say(title, **given), effect=factor, reference=1.0, kind="answer", place="speed",
     )  # fmt: skip
 
 
@@ -123,20 +117,18 @@ def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
         "factor": Estimate(most.flops / least.flops, unit="times"),
         "time": Estimate(times[most.model] / times[least.model], unit="times") if times else None,
     }  # fmt: skip
-    if most is least:
-        return Claim(
-            "operations", most.model,
-            say("**{{ most.model }}** has {{ most.parameters }} parameters and needs {{ flops }} for an image of "
-                "{{ size }} px.", **given),
-            title=say("{{ most.model }} needs {{ flops }} an image", **given), kind="answer",
-        )  # fmt: skip
-    return Claim(
-        "operations", f"{most.model} and {least.model}",
-        say("**{{ most.model }}** needs {{ flops }} an image, {{ factor }} those of **{{ least.model }}**"
-            "{% if time is not none %}, and {{ time }} its time: FLOPs alone do not determine time{% endif %}.",
-            **given),
-        title=say("{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}", **given), kind="answer",
-    )  # fmt: skip
+    says = ("**{{ most.model }}** has {{ most.parameters }} parameters and needs {{ flops }} for an image of "
+            "{{ size }} px.")  # fmt: skip
+    title, subject = "{{ most.model }} needs {{ flops }} an image", most.model
+    if most is not least:
+        says = ("**{{ most.model }}** needs {{ flops }} an image, {{ factor }} those of **{{ least.model }}**"
+                "{% if time is not none %}, and {{ time }} its time: FLOPs alone do not determine time{% endif %}."
+                )  # fmt: skip
+        title, subject = (
+            "{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}",
+            f"{most.model} and {least.model}",
+        )
+    return Claim("operations", subject, say(says, **given), title=say(title, **given), kind="answer")
 
 
 def unknown(record: ProfileRecord) -> Iterator[str]:
@@ -206,24 +198,22 @@ REPORT: Final = Report(
     sections=(
         Section(
             "Which parts cost most?", "parts", opening=_products, order=lambda row: -(row.of_flops or 0.0),
-            columns=("model", "part", "parameters", "of_parameters", "flops", "of_flops"),
+            columns=("model", "part", "parameters", "flops"),
         ),
         Section(
-            "At which batch size is a model fastest?", "speed", about=("timings",), order=lambda row: -row.rate.value,
-            opening="The greatest throughput is that of **{{ first.model }}** in batches of {{ first.images }}.",
+            "At which batch size is a model fastest?", _best, about=("timings",), order=lambda row: -row.rate.value,
+            opening="Each model at its best batch size, of those tried.",
             columns=("model", "images", "latency", "rate", "spread", "device_bytes"),
             charts=(Chart(
                 "speed", lines("images", "rate", of="model", loglog=True),
                 "Throughput by batch size, median of passes with its interval. Where it is flat, larger batches are "
                 "no faster.",
-                title="Throughput by batch size",
+                title="Throughput by batch size", rows="speed",
             ),),
         ),
         Section(
             "How does cost grow with the number of tokens?", "exponents",
-            says="From {{ tokens_from }} to {{ tokens_to }} tokens the latency of **{{ model }}** grows with exponent "
-            "{{ exponent|alone }}; in proportion to their number it would be one.",
-            only=lambda row: row.cost == "latency",
+            opening="A cost in proportion to the number of tokens has an exponent of one.",
             columns=("model", "sweep", "cost", "exponent", "tokens_from", "tokens_to"),
             charts=(Chart(
                 "growth", lines("tokens", "latency", of="model", loglog=True),

@@ -15,14 +15,13 @@ from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass,
 from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
 from vitlens.analysis.faithfulness.localisation import pointing_hits
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.rollout.record import ImageRow, MapRow, PairRow, RolloutArrays, RolloutRecord
+from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutArrays, RolloutRecord, RolloutRow
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
-from vitlens.commands.shared.explorer.measure import explored
-from vitlens.commands.shared.maps.measured import information_row, on_object_rows
-from vitlens.commands.shared.mixed_heads import MixedHeadsRow
+from vitlens.commands.shared.explorer_measure import explored
+from vitlens.commands.shared.maps.information import MixedHeadsRow
+from vitlens.commands.shared.maps.measured import map_rows
 from vitlens.commands.shared.sheets import DRAWN, EACH, print_left_out
-from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.lens.mixing import talking_heads
 from vitlens.models.model import Model
@@ -70,7 +69,7 @@ def measure(options: RolloutOptions) -> Path | None:
                 masks = masks[:drawn]
             pixels = split.source.read(torch.arange(drawn)).numpy()
             return RolloutRecord(
-                methods=tuple(_map_rows(model, split, ways, maps, readout)),
+                methods=tuple(_rows(model, split, ways, maps, readout)),
                 pairs=tuple(_pair_rows(split, ways, maps)),
                 shown=tuple(_image_rows(model, split, logits, targets)),
                 explorer=(row,),
@@ -98,25 +97,17 @@ def _maps(
     return run.processes.gathered(torch.cat(maps)), run.processes.gathered(torch.cat(logits))
 
 
-def _map_rows(
+def _rows(
     model: Model, split: Split, ways: Sequence[MethodSettings], maps: Tensor, readout: Readout | None
-) -> Iterator[MapRow]:
+) -> Iterator[RolloutRow]:
     """Each kind of map, with the pointing game where masks are known."""
-    named = [(way.name, maps[:, index]) for index, way in enumerate(ways)]
-    hits = {}
-    if split.masks is not None:
-        found = on_object_rows(model.alias, named, "pointing", split.masks, groups=split.groups, sources=sources(split))
-        hits = {row.maps: row for row in found}
-    groups = None if split.groups is None else split.groups.numpy()
-    for way, (name, own) in zip(ways, named):
-        told, hit = information_row(name, own, groups), hits.get(name)
-        yield MapRow(
-            model.alias, name, _name(way), way.method, int((own.flatten(1) == 0).all(1).sum()), told.information,
-            way.fusion if "fusion" in attention_method(way.method).options else None,
-            readout,
-            told.by_place,
-            bootstrap_mean(own.flatten(1).sum(1).numpy()) if way.method == "rollout" else None,
-            *((hit.estimate, hit.baseline, hit.of_baseline, hit.difference) if hit else ()),
+    named = [(way.name, maps[:, at]) for at, way in enumerate(ways)]
+    for way, (_, each), row in zip(ways, named, map_rows(model.alias, named, split)):
+        own, fused = each.flatten(1), "fusion" in attention_method(way.method).options
+        yield RolloutRow(
+            **vars(row), name=_name(way), method=way.method, zero=int((own == 0).all(1).sum()),
+            fusion=way.fusion if fused else None, readout=readout,
+            patch_mass=bootstrap_mean(own.sum(1).numpy()) if way.method == "rollout" else None,
         )  # fmt: skip
 
 

@@ -8,48 +8,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.shared.explorer.record import ExplorerArrays, ExplorerRow
-from vitlens.commands.shared.mixed_heads import MixedHeadsRow
+from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
+from vitlens.commands.shared.maps.information import MapRow, MixedHeadsRow
 from vitlens.names import Fusion, Readout
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Masks, Pixels
 from vitlens.uncertainty import Estimate
 
 
-@dataclass(frozen=True)
-class MapRow:
-    """One kind of map, means over images. maps: its name in metrics ("rollout-mean"); name: in figures; method, fusion:
-    its parts; zero: how many maps are zero everywhere; readout: the tokens whose row is read (None: the model's own);
-    of_baseline: the pointing game of the best map that ignores the image; difference: paired over images. None where
-    there are no masks, or too few images."""
+@dataclass(frozen=True, kw_only=True)
+class RolloutRow(MapRow):
+    """One kind of map ("rollout-mean" in metrics). name: in figures; method, fusion: its parts; zero: how many maps are
+    zero everywhere; readout: the tokens whose row is read (None: the model's own)."""
 
-    model: str = col("model")
-    maps: str = col("name in metrics")
     name: str = col("map")
     method: str = col("method")
     zero: int = col("zero everywhere")
-    information: Estimate = col(
-        "information", term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map"
-    )
     fusion: Fusion | None = col("fusion of heads", default=None)
     readout: Readout | None = col("readout", default=None)
-    by_place: Estimate | None = col(
-        "the same in other images",
-        term="the share of a map's information that the mean map of the other images explains",
-        default=None,
-    )
     patch_mass: Estimate | None = col(
         "attention on patches",
         term="the share of the readout's row that lies on patches, not on CLS and registers",
         metric="rollout/{model}/patch_mass/{fusion}",
         default=None,
     )
-    pointing: Estimate | None = col(
-        "highest point on the object", better="higher", metric="localisation/{model}/pointing/{maps}", default=None
-    )
-    baseline: str | None = col("best map that ignores the image", default=None)
-    of_baseline: Estimate | None = col("of a map that ignores the image", default=None)
-    difference: Estimate | None = col("difference", better="higher", default=None)
 
 
 @dataclass(frozen=True)
@@ -87,7 +69,7 @@ class RolloutRecord(Record):
     """Attention maps of one model over all layers, by several methods."""
 
     command: ClassVar[str] = "rollout"
-    methods: tuple[MapRow, ...] = table()
+    methods: tuple[RolloutRow, ...] = table()
     pairs: tuple[PairRow, ...] = table()
     shown: tuple[ImageRow, ...] = table()
     explorer: tuple[ExplorerRow, ...] = table()

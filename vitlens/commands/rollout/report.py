@@ -7,10 +7,9 @@ import numpy as np
 
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.charts import Picture, images, intervals
-from vitlens.commands.rollout.record import ImageRow, MapRow, RolloutRecord
-from vitlens.commands.shared.explorer.report import Shown, explorer_of, without_explorer
-from vitlens.commands.shared.maps.information import FIXED, UNIFORM
-from vitlens.commands.shared.mixed_heads import mixed_heads_words
+from vitlens.commands.rollout.record import ImageRow, RolloutRecord, RolloutRow
+from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
+from vitlens.commands.shared.maps.information import FIXED, UNIFORM, fixed_maps, mixed_heads_words
 from vitlens.commands.shared.sheets import EACH, file_names
 from vitlens.figures.overlay import is_constant
 from vitlens.figures.style import RIGHT_SYMBOL, WRONG_SYMBOL
@@ -38,17 +37,48 @@ def claims(record: RolloutRecord) -> Iterator[Claim]:
                 if row.zero == record.images else "",
                 kind="answer", evidence="attributed", place="maps",
             )  # fmt: skip
-    if record.images >= FEWEST:
-        yield from _pointing([row for row in rows if row.difference is not None], alias)
-        yield from _information(rows, alias)
-        yield from _fusions(record)
+    if record.images < FEWEST:
+        return
+    yield from _pointing([row for row in rows if row.difference is not None], alias)
+    flat, sharp = _uniform(rows), max(rows, key=lambda row: row.information.value)
+    yield found(
+        "information", alias,
+        "{% if flat %}{{ flat|names }} {{ flat|are }} nearly uniform (at most {{ most }} bits): only their highest "
+        "points tell patches apart, not their colours. {% endif %}**{{ sharp.name }}** holds most information, {{ "
+        "effect|alone }}.",
+        sharp.information,
+        given={"flat": flat, "sharp": sharp, "most": max((row.information.value for row in flat), default=0.0)},
+        title=say(
+            "{{ flat|length }} of {{ rows|length }} kinds of map of {{ alias }} are nearly uniform"
+            if flat else "{{ sharp.name }} gives the sharpest maps of {{ alias }}",
+            flat=flat, rows=rows, sharp=sharp, alias=alias,
+        ),
+        kind="answer", evidence="attributed", place="maps",
+    )  # fmt: skip
+    fixed = fixed_maps(rows)
+    if fixed:
+        effect = max((row.by_place for row in fixed if row.by_place), key=lambda each: each.value)
+        yield found(
+            "fixed places", alias,
+            "The maps of {{ fixed|names }} are nearly the same for every image: other images explain up to {{ "
+            "effect|value }} of their information.",
+            effect, given={"fixed": fixed}, reference=FIXED, kind="hidden fault", evidence="attributed", place="maps",
+        )  # fmt: skip
+    fusion = {row.name: row.fusion for row in rows if row.fusion}
+    pairs = [row for row in record.pairs if row.first in fusion and row.second in fusion]
+    apart = [row for row in pairs if below(row.agreement, AGREEING, len(pairs))]
+    if apart:
+        least = min(apart, key=lambda row: row.agreement.value)
+        yield found(
+            "fusion of heads", alias,
+            "Rollout depends on how heads are fused: the maps of their {{ one }} and their {{ two }} have a rank "
+            "correlation of {{ effect|alone }}.",
+            least.agreement, given={"one": fusion[least.first], "two": fusion[least.second]}, reference=AGREEING,
+            kind="hidden fault", evidence="attributed",
+        )  # fmt: skip
 
 
-def _gain(row: MapRow) -> float:
-    return row.difference.value if row.difference else 0.0
-
-
-def _pointing(rows: Sequence[MapRow], alias: str) -> Iterator[Claim]:
+def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
     """How many kinds of map find the object more often, and which less often, than maps that ignore the image."""
     if not rows:
         return
@@ -74,54 +104,12 @@ def _pointing(rows: Sequence[MapRow], alias: str) -> Iterator[Claim]:
         )  # fmt: skip
 
 
-def _uniform(rows: Sequence[MapRow]) -> list[MapRow]:
+def _gain(row: RolloutRow) -> float:
+    return row.difference.value if row.difference else 0.0
+
+
+def _uniform(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
     return [row for row in rows if below(row.information, UNIFORM, len(rows))]
-
-
-def _information(rows: Sequence[MapRow], alias: str) -> Iterator[Claim]:
-    """Which kinds of map are uniform or follow fixed places; which holds most information."""
-    sharp, flat = max(rows, key=lambda row: row.information.value), _uniform(rows)
-    yield found(
-        "information", alias,
-        "{% if flat %}{{ flat|names }} {{ flat|are }} nearly uniform (at most {{ most }} bits): only their highest "
-        "points tell patches apart, not their colours. {% endif %}**{{ sharp.name }}** holds most information, {{ "
-        "effect|alone }}.",
-        sharp.information,
-        given={"flat": flat, "sharp": sharp, "most": max((row.information.value for row in flat), default=0.0)},
-        title=say(
-            "{{ flat|length }} of {{ rows|length }} kinds of map of {{ alias }} are nearly uniform"
-            if flat else "{{ sharp.name }} gives the sharpest maps of {{ alias }}",
-            flat=flat, rows=rows, sharp=sharp, alias=alias,
-        ),
-        kind="answer", evidence="attributed", place="maps",
-    )  # fmt: skip
-    sure = [row for row in rows if (row.information.low or 0.0) >= UNIFORM]
-    fixed = [row for row in sure if above(row.by_place, FIXED, len(rows))]
-    if fixed:
-        most = max(fixed, key=lambda row: row.by_place.value if row.by_place else 0.0)
-        yield found(
-            "fixed places", alias,
-            "The maps of {{ fixed|names }} are nearly the same for every image: other images explain {{ effect|value "
-            "}} of the information in {{ most.name }}.",
-            most.by_place or Estimate(0.0), given={"fixed": fixed, "most": most}, reference=FIXED, kind="hidden fault",
-            evidence="attributed", place="maps",
-        )  # fmt: skip
-
-
-def _fusions(record: RolloutRecord) -> Iterator[Claim]:
-    """The two fusions of heads whose rollouts agree least."""
-    fusion = {row.name: row.fusion for row in record.methods if row.fusion}
-    pairs = [row for row in record.pairs if row.first in fusion and row.second in fusion]
-    apart = [row for row in pairs if below(row.agreement, AGREEING, len(pairs))]
-    if apart:
-        least = min(apart, key=lambda row: row.agreement.value)
-        yield found(
-            "fusion of heads", record.aliases[0],
-            "Rollout depends on how heads are fused: the maps of their {{ one }} and their {{ two }} have a rank "
-            "correlation of {{ effect|alone }}.",
-            least.agreement, given={"one": fusion[least.first], "two": fusion[least.second]}, reference=AGREEING,
-            kind="hidden fault", evidence="attributed",
-        )  # fmt: skip
 
 
 def unknown(record: RolloutRecord) -> Iterator[str]:

@@ -1,24 +1,31 @@
 """Statistics of every head over any number of images, for one model or two on the same images, and over a training."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
 
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.answers.moments import Key, Moments
+from vitlens.analysis.attention.positions import position_similarity
+from vitlens.analysis.heads.geometry import offset_counts, offset_sums
 from vitlens.analysis.heads.labels import FAULTY
 from vitlens.analysis.heads.marks import marks, sinks_off_object
-from vitlens.analysis.heads.measure import BatchStatistics
 from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads
+from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import (
     ChangeRow,
+    EpochRow,
+    HeadEpochRow,
     HeadRow,
     HeadsRow,
     LayerRow,
@@ -26,13 +33,22 @@ from vitlens.commands.stats.record import (
     Numbers,
     OffsetArrays,
     PairRow,
+    PositionArrays,
     StatsRecord,
 )
-from vitlens.commands.stats.training import kept_weights, over_training
+from vitlens.devices import autocast
+from vitlens.errors import InputError
 from vitlens.lens.site import NO_PLACE
 from vitlens.models.identity import backbone, same_anatomy, same_backbone
+from vitlens.models.loading import load
+from vitlens.models.model import Model
+from vitlens.models.naming import parse_model
+from vitlens.processes import share_of
+from vitlens.training.checkpoint import KeptWeights, weights_over_training
 from vitlens.uncertainty import LEVEL, Estimate, holm
 
+IMAGES: Final = 200  # of --over-training at most, the same for all checkpoints
+CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer
 MOST_MODELS: Final = 2  # differences are those of one pair
 _LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most this share is local
 
@@ -44,33 +60,46 @@ def measure(options: StatsOptions) -> Path | None:
     """
     kept = kept_weights(options.models) if options.over_training else ()
     run = Run("stats", options, most=MOST_MODELS)
-    streams = Streams(
-        [
-            Stream(model, renormalise=options.renormalise, groups=split.groups)
-            for model, split in zip(run.models, run.splits)
-        ]
-    )
+    streams = [
+        Stream(model, renormalise=options.renormalise, groups=split.groups)
+        for model, split in zip(run.models, run.splits)
+    ]
+    pair = len(streams) == MOST_MODELS
+    comparable = pair and same_anatomy(*run.models)
+    differences, overall = (Moments(clusters=streams[0].moments.clusters) for _ in range(2))
     with run.folder("Attention heads of") as folder:
         for batches in run.batches("Statistics of heads"):
-            own = batches[0].indices
-            masks = [None if split.masks is None else split.masks[own] for split in run.shares]
-            streams.add([batch.images for batch in batches], numbers=run.numbers(batches[0]), masks=masks)
-        streams.join(run.processes.total)
+            own, numbers = batches[0].indices, run.numbers(batches[0])
+            measured = [
+                stream.add(batch.images, numbers=numbers, masks=None if split.masks is None else split.masks[own])
+                for stream, batch, split in zip(streams, batches, run.shares)
+            ]
+            if pair:
+                (first, second), of = measured, streams[0].groups
+                groups = None if of is None else of[numbers.cpu()]
+                if comparable and first.sites == second.sites:
+                    differences.add(_apart(first.values, second.values), first.images, groups=groups)
+                means = _apart(over_heads(first.values), over_heads(second.values))
+                overall.add(means, first.images, groups=groups)
+        for stream in streams:
+            stream.join(run.processes.total)
+        for moments in (differences, overall):
+            moments.join(run.processes.total)
         epochs, of_heads, positions = over_training(kept, run, renormalise=options.renormalise)
 
         def record() -> StatsRecord:
-            results = {model.alias: stream.result() for model, stream in zip(run.models, streams.streams)}
+            results = {model.alias: stream.result() for model, stream in zip(run.models, streams)}
             roles = {alias: specialise(found) for alias, found in results.items()}
             heads = [row for alias, found in results.items() for row in head_rows(alias, found, roles[alias])]
             layers = [row for alias, found in results.items() for row in layer_rows(alias, found)]
-            pairs = list(pair_rows(streams))
+            changes = tuple(change_rows(differences)) if pair else ()
             return StatsRecord(
                 heads=tuple(heads),
                 layers=tuple(layers),
                 means=tuple(heads_row(alias, found, heads) for alias, found in results.items()),
                 local=tuple(row for alias in results for row in local_rows(alias, heads, layers)),
-                pair=tuple(pairs),
-                changes=tuple(change_rows(streams.differences)) if pairs else (),
+                pair=(pair_row(run.models, comparable, overall, changes),) if pair else (),
+                changes=changes,
                 learning=epochs,
                 learning_heads=of_heads,
                 offsets={alias: rows for alias, found in results.items() if (rows := _offsets(found, roles[alias]))},
@@ -80,63 +109,9 @@ def measure(options: StatsOptions) -> Path | None:
         return folder.publish(record)
 
 
-@dataclass
-class Streams:
-    """The statistics of one model, or of two on the same images with their differences, first minus second.
-
-    differences: of each head, where both models have it; overall: of the means over heads.
-    """
-
-    streams: Sequence[Stream]
-    differences: Moments = field(init=False)
-    overall: Moments = field(init=False)
-
-    def __post_init__(self) -> None:
-        clusters = self.streams[0].moments.clusters
-        self.differences, self.overall = Moments(clusters=clusters), Moments(clusters=clusters)
-
-    def add(
-        self,
-        images: Sequence[torch.Tensor],
-        *,
-        numbers: torch.Tensor | None = None,
-        masks: Sequence[torch.Tensor | None] = (None,) * MOST_MODELS,
-    ) -> None:
-        """Add a batch of images, preprocessed for each model as are the masks of their objects; numbers: of the images
-        in the data (None: in order of their addition)."""
-        measured = [
-            stream.add(batch, numbers=numbers, masks=mask) for stream, batch, mask in zip(self.streams, images, masks)
-        ]
-        if len(measured) == MOST_MODELS:
-            first, second = measured
-            shared, of_data = self.streams[0], self.streams[0].groups
-            before = shared.moments.count - first.images
-            known = torch.arange(before, shared.moments.count) if numbers is None else numbers
-            groups = None if of_data is None else of_data[known.cpu()]
-            if self.comparable:
-                self.differences.add(_differences(first, second), first.images, groups=groups)
-            means, others = over_heads(first.values), over_heads(second.values)
-            between = {key: means[key] - others[key] for key in means.keys() & others.keys()}
-            self.overall.add(between, first.images, groups=groups)
-
-    @property
-    def comparable(self) -> bool:
-        """Whether there are two models whose heads of the same number can be compared."""
-        return len(self.streams) == MOST_MODELS and same_anatomy(self.streams[0].model, self.streams[1].model)
-
-    def join(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Add up the statistics of several processes; total: sums a tensor over all of them."""
-        for stream in self.streams:
-            stream.join(total)
-        self.differences.join(total)
-        self.overall.join(total)
-
-
-def _differences(first: BatchStatistics, second: BatchStatistics) -> dict[Key, torch.Tensor]:
-    """First minus second of every head; empty where the models differ in their attention layers."""
-    if first.sites != second.sites:
-        return {}
-    return {key: first.values[key] - second.values[key] for key in first.values if key in second.values}
+def _apart(first: Mapping[Key, torch.Tensor], second: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+    """First minus second, of what both have."""
+    return {key: each - second[key] for key, each in first.items() if key in second}
 
 
 def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str]) -> Numbers:
@@ -242,20 +217,18 @@ def local_rows(alias: str, heads: Sequence[HeadRow], layers: Sequence[LayerRow])
             yield LocalHeadsRow(alias, part, tuple(chosen), len(every), local, sum(every) / len(every))
 
 
-def pair_rows(streams: Streams) -> Iterator[PairRow]:
-    """What two models have in common, and how they differ over all heads; nothing for one model."""
-    if len(streams.streams) < MOST_MODELS:
-        return
-    first, second = (stream.model for stream in streams.streams)
-    changes = [row for row in change_rows(streams.differences) if row.p_all is not None]
-    heads, differ = {row.name for row in changes}, {row.name for row in changes if (row.p_all or 0) <= LEVEL}
-    yield PairRow(
+def pair_row(models: Sequence[Model], comparable: bool, overall: Moments, changes: Sequence[ChangeRow]) -> PairRow:
+    """What two models have in common, and how they differ over all heads."""
+    first, second = models
+    tested = [row for row in changes if row.p_all is not None]
+    heads, differ = {row.name for row in tested}, {row.name for row in tested if (row.p_all or 0) <= LEVEL}
+    return PairRow(
         first.alias,
         second.alias,
-        streams.comparable,
+        comparable,
         same_backbone(first, second),
         sum(value.numel() for value in backbone(first).values()),
-        numbers_of(streams.overall, 0, 0, list(head_statistics())),
+        numbers_of(overall, 0, 0, list(head_statistics())),
         Estimate(len(differ) / len(heads), n=len(heads)) if heads else None,
     )
 
@@ -282,3 +255,74 @@ def _offsets(found: Statistics, roles: Specialisation) -> OffsetArrays | None:
         for values in (found.offset_mass, roles.ratios)
     )
     return OffsetArrays(mass, ratio) if mass else None
+
+
+def kept_weights(models: Sequence[str]) -> tuple[KeptWeights, ...]:
+    """The weights that one run kept, and its final ones. Raises InputError where it kept none."""
+    if len(models) != 1:
+        raise InputError(f"expected one run for --over-training, found {len(models)} models")
+    folder = Path(parse_model(models[0]).name)
+    checkpoints = weights_over_training(folder) if folder.is_dir() else ()
+    if len(checkpoints) < 2:
+        raise InputError(
+            f"expected a run that kept its weights for --over-training, found {len(checkpoints) or 'none'} kept in "
+            f"{models[0]}; train one with vitlens train PRESET --keep-every N"
+        )
+    return checkpoints
+
+
+def over_training(
+    weights: Sequence[KeptWeights], run: Run[Any], *, renormalise: bool
+) -> tuple[tuple[EpochRow, ...], tuple[HeadEpochRow, ...], PositionArrays | None]:
+    """Rows of all checkpoints, or of CHECKPOINTS evenly spaced ones with the first and last, on at most IMAGES images;
+    and the similarity of their position embeddings, None where they are not learned."""
+    if not weights:
+        return (), (), None
+    limited = run.split.limit(IMAGES, seed=run.run.seed)
+    images = share_of(limited, run.processes)
+    chosen = np.linspace(0, len(weights) - 1, min(len(weights), CHECKPOINTS)).round().astype(int)
+    epochs, heads, maps = [], [], []
+    with progress("Statistics over training", len(chosen), unit="checkpoints", quiet=run.run.quiet) as advance:
+        for kept in (weights[place] for place in chosen):
+            model = load(f"epoch-{kept.epochs}={kept.file}", device=run.processes.device)
+            stream = Stream(model, renormalise=renormalise, evidence=False, groups=limited.groups)
+            for batch in images.batches(run.run.batch_size or fitting_batch_size(model), device=model.device):
+                with autocast(model.device, run.run.precision):
+                    stream.add(batch.images, numbers=run.numbers(batch))
+            stream.join(run.processes.total)
+            found, similarity = stream.result(), similarity_by_offset(model)
+            names = [name for name in shown_in("training") if (name, 0) in found.overall.sums]
+            near = (None, None) if similarity is None else by_distance(similarity.numpy())
+            epochs.append(EpochRow(run.aliases[0], kept.epochs, numbers_of(found.overall, 0, 0, names), *near))
+            for site in found.sites:
+                for head in range(site.heads):
+                    values = numbers_of(found.moments, site.layer, head, names)
+                    one = {name: each.value for name, each in values.items()}
+                    heads.append(HeadEpochRow(kept.epochs, site.layer, head, one))
+            maps += [] if similarity is None else [similarity]
+            advance(1)
+    positions = PositionArrays(torch.stack(maps).numpy()) if len(maps) == len(epochs) else None
+    return tuple(epochs), tuple(heads), positions
+
+
+def similarity_by_offset(model: Model) -> Float[Tensor, "down across"] | None:
+    """Mean cosine similarity of all pairs of position embeddings by offset, (2 rows - 1, 2 columns - 1); None where
+    they are not learned."""
+    similarity = position_similarity(model)
+    if similarity is None:
+        return None
+    grid = model.layout.grid
+    return offset_sums(similarity.double().cpu(), grid) / offset_counts(grid)
+
+
+def by_distance(similarity: NDArray[np.floating]) -> tuple[float | None, float | None]:
+    """The similarity of neighbours and of other pairs: means over offsets, each weighted by its number of pairs."""
+    down, across = (side // 2 for side in similarity.shape)
+    counts = offset_counts((down + 1, across + 1)).numpy()
+    rows, columns = np.indices(similarity.shape)
+    apart = np.hypot(rows - down, columns - across)
+    near, far = (
+        float(np.average(similarity[which], weights=counts[which])) if which.any() else None
+        for which in (apart == 1, apart > 1)
+    )
+    return near, far

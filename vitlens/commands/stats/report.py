@@ -1,42 +1,170 @@
 """The report of `vitlens stats`: what each head attends to, how far and how sharply, and how two models differ."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from math import log2
+from typing import Final, TypeAlias
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from vitlens.analysis.heads.labels import LABELS, THRESHOLD, UNLABELLED
+from vitlens.analysis.heads.labels import FAULTY, LABELS, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
 from vitlens.charts import Picture, board, images, lines
-from vitlens.commands.stats.claims import claims, differs, heads_shown, models_shown, title_of
-from vitlens.commands.stats.record import HeadEpochRow, HeadRow, LayerRow, StatsRecord
+from vitlens.commands.stats.record import ChangeRow, HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.figures.stats.specialisation import specialisation_matrix
-from vitlens.record import by, col
-from vitlens.report.claims import above, below
-from vitlens.report.prose import counts, listed, say
+from vitlens.record import by
+from vitlens.report.claims import Claim, above, below, found, judge
+from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import Estimate, Side, beyond
+from vitlens.report.verdicts import LIMITS
+from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 
-_TOKENS: Final = ("token_norm", "greatest_norm")
-
-
-@dataclass(frozen=True)
-class HeadChange:
-    """One head of two models: the differences of its statistics, first minus second."""
-
-    layer: int = col("layer")
-    head: int = col("head")
-    differences: Mapping[str, Estimate] = col("differences")
-    differs: bool = col("differs significantly")
+_Number: TypeAlias = Callable[[HeadRow], Estimate | None]
+UNIFORM: Final = 0.5  # bits of a row, below which attention is uniform
+DEAD: Final = 0.005  # of the mean norm of the heads' outputs
+ON_ONE: Final = 0.25  # of the attention on one patch, from which on a head attends to one place
+FEW: Final = 2  # images, below which nothing is judged
+_OVERVIEW: Final = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")
+_TOKENS: Final = ("token_norm", "greatest_norm", "high_norm_patches")
 
 
-def _keys(column: str, view: View) -> list[str]:
-    """The columns of the statistics of a view."""
-    return [f"{column}.{name}" for name in shown_in(view)]
+def title_of(name: str) -> str:
+    """The title of a statistic, or of a column that holds it."""
+    return STATISTICS[name.rpartition(".")[2]].title
+
+
+def heads_shown(record: StatsRecord) -> tuple[HeadRow, ...]:
+    """The heads of the models; of two with the same backbone of the first alone, as their attention is the same."""
+    models = {row.model for row in models_shown(record)}
+    return tuple(row for row in record.heads if row.model in models)
+
+
+def models_shown(record: StatsRecord) -> tuple[HeadsRow, ...]:
+    """The models that the report shows, as heads_shown."""
+    return record.means[:1] if any(row.identical for row in record.pair) else record.means
+
+
+def claims(record: StatsRecord) -> Iterator[Claim]:
+    """How two models differ, how many heads follow a pattern, and which are at fault."""
+    yield from _difference(record)
+    for row in models_shown(record):
+        heads = [each for each in record.heads if each.model == row.model]
+        clear = [head for head in heads if head.is_clear]
+        if row.heads:
+            yield Claim(
+                "pattern",
+                row.model,
+                say(
+                    "{{ clear|length }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} "
+                    "({{ kinds|counts }}){% endif %}; for the others no single pattern explains half of their "
+                    "attention.",
+                    clear=clear, n=row.heads, model=row.model, kinds=Counter(head.label for head in clear),
+                ),
+                title=say("{{ clear|length }} of {{ n }} heads of {{ model }} follow one pattern",
+                          clear=clear, n=row.heads, model=row.model),
+                kind="answer",
+                place="specialisation",
+            )  # fmt: skip
+        if row.faulty is not None:
+            yield _health(record, row, heads)
+        if row.sinks_off_object is not None and record.images >= FEW:
+            off, says = row.sinks_off_object, "{{ off }} of the attention in **{{ m }}** lies on sinks off the object."
+            yield judge(
+                "sinks", row.model, off, "sinks", says=say(says, off=off, m=row.model),
+                because="attention of patches on sinks off the object, mean over heads",
+            )  # fmt: skip
+        yield from _faults(record, row.model, heads)
+
+
+def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
+    """The share of dead and uniform heads; its upper end counts those that more images may show to be so."""
+    undecided = sum(
+        head.best in FAULTY and not below(head.score, THRESHOLD) for head in heads if head.label not in (None, *FAULTY)
+    )
+    share, limit, because = row.faulty.value if row.faulty else 0.0, LIMITS["heads"], "dead or uniform heads"
+    value = Estimate(share, share, share + undecided / row.heads, row.heads)
+    if record.images >= FEW and limit.state(share) == limit.state(value.high or 0.0):
+        return judge("attention health", row.model, value, "heads", because=because)
+    because = "one image; give more" if record.images < FEW else f"{because}; {undecided} heads are undecided"
+    return Claim("attention health", row.model, state="inconclusive", limit="heads", because=because)
+
+
+def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterator[Claim]:
+    """The heads that are dead, attend uniformly, or to one fixed place."""
+    keys, tests = {row.layer: row.keys for row in record.layers if row.model == model}, len(heads)
+    even = {layer: 1 - UNIFORM / log2(count) if count > 1 else 2.0 for layer, count in keys.items()}
+    known: list[tuple[str, str, _Number, Callable[..., HeadRow], Callable[[HeadRow], float], str]] = [
+        ("dead heads", "dead", lambda head: head.output, max, lambda _: DEAD,
+         "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} of the mean norm of "
+         "the heads' outputs is added to the residual stream."),
+        ("uniform heads", "uniform", lambda head: head.statistics.get("normalised_entropy"), min,
+         lambda head: even[head.layer],
+         "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row is at least "
+         "{{ effect|value }} of that of uniform attention."),
+        ("fixed place", "position", lambda head: head.place_mass, max, lambda _: ON_ONE,
+         "{{ heads|names }} of **{{ model }}** {{ heads|are }} fixed to places of their own: in {{ lead.name }} "
+         "{{ effect }} of the patches' attention lies on the patch in row {{ lead.place[0] }}, column "
+         "{{ lead.place[1] }}, whatever the image ({{ lead.place_chance|percent(1) }} if it were uniform)."),
+    ]  # fmt: skip
+    for question, label, number, extreme, limit, template in known:
+        test = below if label == "dead" else above
+        own = [head for head in heads if head.label == label and test(number(head), limit(head), tests)]
+        if own:
+            lead = extreme(own, key=lambda head: (number(head) or Estimate(0.0)).value)
+            yield found(
+                question, model, template, number(lead) or Estimate(0.0), reference=limit(lead), kind="hidden fault",
+                given={"heads": own, "model": model, "lead": lead}, place="specialisation",
+            )  # fmt: skip
+
+
+def _difference(record: StatsRecord) -> Iterator[Claim]:
+    """How many heads of two models differ, and which most clearly."""
+    for pair in record.pair:
+        between = f"{pair.first} and {pair.second}"
+        if pair.identical:
+            yield Claim(
+                "difference", between,
+                say("All {{ p.parameters }} parameters before the classifiers of **{{ p.first }}** and "
+                    "**{{ p.second }}** are equal, so their attention is identical.", p=pair),
+                title=say("{{ p.first }} and {{ p.second }} have the same backbone", p=pair), kind="answer",
+            )  # fmt: skip
+        moved = [row for row in record.changes if differs(row)]
+        if moved and not pair.identical:
+            lead = max(moved, key=_clearness)
+            more, less = (pair.first, pair.second) if lead.difference.value > 0 else (pair.second, pair.first)
+            given = {
+                "k": len({row.name for row in moved}),
+                "n": len({row.name for row in record.changes if row.p_all is not None}),
+            }
+            yield Claim(
+                "difference", between,
+                say(
+                    "{{ k }} of {{ n }} heads differ between **{{ p.first }}** and **{{ p.second }}**; most clearly "
+                    "{{ lead.name }}, whose {{ what }} is higher in {{ more }} than in {{ less }} (first minus second "
+                    "{{ lead.difference|points }}, p = {{ lead.p_all|number }}).",
+                    p=pair, lead=lead, what=title_of(lead.statistic), more=more, less=less, **given,
+                ),
+                title=say("{{ k }} of {{ n }} heads differ between {{ p.first }} and {{ p.second }}", p=pair, **given),
+                effect=lead.difference, p=lead.p_all, kind="answer", place="differences",
+            )  # fmt: skip
+
+
+def differs(row: ChangeRow) -> bool:
+    """Whether a head differs significantly, after the correction over heads and statistics."""
+    return row.p_all is not None and row.p_all <= LEVEL
+
+
+def _clearness(row: ChangeRow) -> float:
+    """A difference in half-widths of its interval."""
+    each = row.difference
+    half = 0.0 if each.low is None or each.high is None else (each.high - each.low) / 2
+    return abs(each.value) / half if half else 0.0
+
+
+def _keys(view: View) -> list[str]:
+    return [f"statistics.{name}" for name in shown_in(view)]
 
 
 def _range(name: str) -> tuple[float, float] | None:
@@ -46,14 +174,17 @@ def _range(name: str) -> tuple[float, float] | None:
 
 
 def definitions(record: StatsRecord) -> Iterator[tuple[str, str]]:
-    """What each measured statistic and each label is."""
-    statistics = [row.statistics for row in record.heads] + [row.statistics for row in record.layers]
-    measured = {name for each in statistics for name in each}
+    """What each statistic and each label is that the report shows."""
+    numbers = [row.statistics for row in record.heads] + [row.statistics for row in record.layers]
+    measured = {name for each in numbers for name in each}
+    shown = {*_OVERVIEW, *_TOKENS, *shown_in("maps"), *(shown_in("differences") if record.pair else ())}
     for name, each in STATISTICS.items():
-        if name in measured and not each.internal:
+        if name in measured & shown:
             yield each.title, f"{each.meaning}{f' ({each.unit})' if each.unit else ''}. {each.reading}"
+    given = {label for head in heads_shown(record) for label in (head.label, head.best)}
     for label, rule in LABELS.items():
-        yield label, f"{rule.sentence}."
+        if label in given:
+            yield label, f"{rule.sentence}."
 
 
 def _unclear(record: StatsRecord) -> str:
@@ -61,13 +192,11 @@ def _unclear(record: StatsRecord) -> str:
     heads = [head for head in heads_shown(record) if head.label is not None and not head.is_clear]
     if not heads:
         return ""
-    nearest = counts(Counter(head.best for head in heads if head.best))
-    top = max(heads, key=lambda head: head.score.value if head.score else 0.0)
     return say(
-        "The nearest patterns of the {{ heads|length }} other heads are {{ nearest }}; the best explained is {{ "
-        "top.name }} ({{ top.best }}, score {{ top.score|value }}). What they attend to may depend on content that no "
-        "pattern describes.",
-        heads=heads, nearest=nearest, top=top,
+        "The nearest patterns of the {{ heads|length }} other heads are {{ nearest|counts }}; the best explained is "
+        "{{ top.name }} ({{ top.best }}, score {{ top.score|value }}). What they attend to may depend on content that "
+        "no pattern describes.",
+        heads=heads, nearest=Counter(head.best for head in heads if head.best), top=min(heads, key=_rank),
     )  # fmt: skip
 
 
@@ -75,14 +204,14 @@ def _rank(head: HeadRow) -> tuple[object, ...]:
     return (not head.is_clear, -(head.score.value if head.score else 0.0), head.model, head.layer, head.head)
 
 
-def _labelled(record: StatsRecord, model: int) -> list[HeadRow]:
+def _labelled(model: int, record: StatsRecord) -> list[HeadRow]:
     """The heads of the model of this number that have a label."""
     known = [head for head in heads_shown(record) if head.label is not None and head.model in record.offsets]
     return [head for head in known if head.model == record.aliases[model]] if model < len(record.aliases) else []
 
 
 def _offsets(model: int, record: StatsRecord, title: str) -> Figure:
-    labelled = by(_labelled(record, model), "layer")
+    labelled = by(_labelled(model, record), "layer")
     ratios = record.offsets[record.aliases[model]].ratio
     return specialisation_matrix(
         ratios=[ratios.get(layer) for layer in labelled],
@@ -93,58 +222,57 @@ def _offsets(model: int, record: StatsRecord, title: str) -> Figure:
     )
 
 
-def _has_offsets(model: int, record: StatsRecord) -> bool:
-    return bool(_labelled(record, model))
+def _offset_chart(name: str, model: int) -> Chart:
+    return Chart(
+        name, partial(_offsets, model),
+        "Mean weight of keys by their offset from the query, which is in the middle, for every head. Frame and code "
+        "name its pattern, the number is the score.",
+        title=f"What every head of {{{{ record.aliases[{model}] }}}} attends to",
+        only=lambda record: bool(_labelled(model, record)), whole=True,
+    )  # fmt: skip
 
 
 def _sharpest(record: StatsRecord) -> str:
     name = "normalised_entropy"
-    parts = []
-    for model, heads in by(heads_shown(record), "model").items():
-        known = [head for head in heads if name in head.statistics]
-        if known:
-            sharp, even = (choose(known, key=lambda head: head.statistics[name].value) for choose in (min, max))
-            parts.append(
-                say(
-                    "In **{{ model }}** the sharpest head is {{ sharp.name }}, with {{ least|value }} of the entropy "
-                    "of uniform attention, the most even {{ even.name }}, with {{ most|value }}",
-                    model=model, sharp=sharp, even=even, least=sharp.statistics[name], most=even.statistics[name],
-                )
-            )  # fmt: skip
-    return f"{'; '.join(parts)}." if parts else ""
+    known = [head for head in heads_shown(record) if name in head.statistics]
+    if not known:
+        return ""
+    ordered = sorted(known, key=lambda head: head.statistics[name].value)
+    return say(
+        "The sharpest head is {{ sharp.name }} of {{ sharp.model }}, with {{ least|value }} of the entropy of uniform "
+        "attention, the most even {{ even.name }} of {{ even.model }}, with {{ most|value }}.",
+        sharp=ordered[0], even=ordered[-1], least=ordered[0].statistics[name], most=ordered[-1].statistics[name],
+    )  # fmt: skip
 
 
 def _with_norms(record: StatsRecord) -> list[LayerRow]:
     models = {row.model for row in models_shown(record)}
-    return [row for row in record.layers if row.model in models and set(_TOKENS) <= row.statistics.keys()]
+    rows = [row for row in record.layers if row.model in models and set(_TOKENS) <= row.statistics.keys()]
+    return [row for row in rows if row.statistics["token_norm"].value]
 
 
 def _outliers(record: StatsRecord) -> str:
-    """How much longer than the others the longest token is, in each model."""
-    parts = []
-    for model, rows in by(_with_norms(record), "model").items():
-        known = [row for row in rows if row.statistics["token_norm"].value]
-        if known:
-            longest = max(known, key=_ratio)
-            many = max(known, key=lambda row: row.statistics["high_norm_patches"].value)
-            parts.append(
-                say(
-                    "In **{{ model }}** the longest token of an image has at most {{ ratio|number }} times the median "
-                    "norm (after block {{ layer }}), and at most {{ many|value }} of its patches have a high norm",
-                    model=model, ratio=_ratio(longest), layer=longest.layer, many=many.statistics["high_norm_patches"],
-                )
-            )  # fmt: skip
-    return f"{'; '.join(parts)}." if parts else ""
+    """How much longer than the others the longest token is."""
+    rows = _with_norms(record)
+    lead, most = max(rows, key=_ratio), max(rows, key=lambda row: row.statistics["high_norm_patches"].value)
+    return say(
+        "The longest token of an image has at most {{ ratio|number }} times the median norm ({{ lead.model }}, after "
+        "block {{ lead.layer }}), and at most {{ most.statistics['high_norm_patches']|value }} of its patches have a "
+        "high norm.",
+        ratio=_ratio(lead), lead=lead, most=most,
+    )  # fmt: skip
 
 
 def _ratio(row: LayerRow) -> float:
     return row.statistics["greatest_norm"].value / row.statistics["token_norm"].value
 
 
-def _head_changes(record: StatsRecord) -> Iterator[HeadChange]:
-    for rows in by(record.changes, "name").values():
+def _head_changes(record: StatsRecord) -> Iterator[HeadRow]:
+    """A row for each head with its differences in the place of statistics; labelled where one is significant."""
+    for rows in () if record.pair[0].identical else by(record.changes, "name").values():
         shown = {row.statistic: row.difference for row in rows if row.p_all is not None}
-        yield HeadChange(rows[0].layer, rows[0].head, shown, any(map(differs, rows)))
+        label = "differs" if any(map(differs, rows)) else None
+        yield HeadRow("first minus second", rows[0].layer, rows[0].head, shown, label)
 
 
 def _means_over_pair(record: StatsRecord) -> str:
@@ -153,28 +281,20 @@ def _means_over_pair(record: StatsRecord) -> str:
         return "Their backbones are equal value by value: there is no difference to measure."
     if pair.changed is None:
         return "The models differ in shape, or there is one image only, so single heads are not compared."
-    clear = {
-        name: each
-        for name, each in pair.statistics.items()
-        if name in shown_in("differences") and beyond(each, 0.0) is not Side.UNDECIDED
-    }
-    means = listed(
-        [say("{{ what }} {{ each|points|alone }}", what=title_of(name), each=each) for name, each in clear.items()]
-    )
+    clear = {name: each for name, each in pair.statistics.items() if beyond(each, 0.0) is not Side.UNDECIDED}
     return say(
-        "{{ k }} of {{ n }} heads differ significantly (paired t tests, Holm over heads and statistics); {{ first }} "
-        "minus {{ second }}, mean of all heads: {{ means }}.",
-        k=round(pair.changed.value * (pair.changed.n or 0)), n=pair.changed.n, first=pair.first, second=pair.second,
-        means=means,
+        "Mean of all heads, {{ first }} minus {{ second }}: {{ means }}; paired t tests, Holm over heads and "
+        "statistics.",
+        first=pair.first, second=pair.second,
+        means=listed([
+            say("{{ what }} {{ each|points|alone }}", what=title_of(name), each=clear[name])
+            for name in shown_in("differences") if name in clear
+        ]),
     )  # fmt: skip
 
 
 def _gap(name: str, record: StatsRecord) -> Estimate | None:
     return record.pair[0].statistics.get(name) if record.pair else None
-
-
-def _has(name: str, row: HeadEpochRow) -> bool:
-    return name in row.statistics
 
 
 def _learned(record: StatsRecord) -> str:
@@ -188,6 +308,10 @@ def _learned(record: StatsRecord) -> str:
         "From epoch {{ first.epochs }} to {{ last.epochs }} ({{ rows|length }} checkpoints): {{ parts }}.",
         first=first, last=last, rows=record.learning, parts=listed(parts),
     )  # fmt: skip
+
+
+def _has(name: str, row: HeadEpochRow) -> bool:
+    return name in row.statistics
 
 
 def _position_maps(record: StatsRecord) -> Iterator[Picture]:
@@ -225,18 +349,11 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     definitions=definitions,
-    picture=Chart(
-        "specialisation",
-        partial(_offsets, 0),
-        "Mean weight of keys by their offset from the query, which is in the middle, for every head. Frame and code "
-        "name its pattern, the number is the score.",
-        title="What every head of {{ record.aliases[0] }} attends to",
-        only=partial(_has_offsets, 0), whole=True,
-    ),
+    picture=_offset_chart("specialisation", 0),
     glance=(
         *(Glance("means", "statistics", key=name, title=title_of(name),
                  difference=partial(_gap, name))
-          for name in ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")),
+          for name in _OVERVIEW),
         Glance("means", "faulty", question="attention health"),
         Glance("means", "sinks_off_object", question="sinks"),
     ),
@@ -245,24 +362,17 @@ REPORT: Final = Report(
             "How do the two models differ?", "pair", opening=_means_over_pair, about=("difference",),
             charts=(Chart(
                 "differences",
-                board(partial(_keys, "differences", "differences"), signed=True,
-                      titles=title_of,
-                      marked=lambda row: row.differs),
+                board(partial(_keys, "differences"), signed=True, titles=title_of, marked=lambda row: bool(row.label)),
                 "Every head, first model minus second, on the same images; dots: heads that differ significantly in "
                 "some statistic. Heads of one number need not correspond.",
                 title="{{ record.aliases|join(' minus ') }}, head by head",
-                rows=lambda record: [] if record.pair[0].identical else list(_head_changes(record)),
+                rows=lambda record: list(_head_changes(record)),
             ),),
         ),
         Section(
             "What does each head attend to?", heads_shown, opening=_unclear, about=("attention health",), order=_rank,
             columns=("model", "layer", "head", "label", "best", "score"),
-            charts=(Chart(
-                "specialisation_other", partial(_offsets, 1),
-                "Mean weight of keys by their offset from the query, which is in the middle, for every head.",
-                title="What every head of {{ record.aliases[1] }} attends to",
-                only=partial(_has_offsets, 1), whole=True,
-            ),),
+            charts=(_offset_chart("specialisation_other", 1),),
         ),
         Section(
             "How far do heads look?", "local",
@@ -279,7 +389,7 @@ REPORT: Final = Report(
             "How sharp is their attention?", heads_shown, opening=_sharpest,
             charts=(Chart(
                 "heads",
-                board(partial(_keys, "statistics", "maps"), titles=title_of, ranges=_range),
+                board(partial(_keys, "maps"), titles=title_of, ranges=_range),
                 "Statistics of every head, means over the rows of patches and over images; each panel has its own "
                 "colours.",
                 title="How sharp every head of {{ first.model }} is", each="model",

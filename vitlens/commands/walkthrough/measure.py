@@ -1,5 +1,6 @@
 """Walks through one head of a model on one image, and trains the two layers of the sequence-reversal check."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from vitlens.analysis.walkthrough.public import Walkthrough, walkthrough
 from vitlens.analysis.walkthrough.registry import STEPS
-from vitlens.analysis.walkthrough.reversal import FLOOR, LENGTH, reversal
+from vitlens.analysis.walkthrough.reversal import FLOOR, LENGTH, Reversal, reversal
 from vitlens.analysis.walkthrough.reversal import STEPS as REVERSAL_STEPS
 from vitlens.analysis.walkthrough.without import CHANGES
 from vitlens.commands.run.run import Run
@@ -46,33 +47,18 @@ def measure(options: WalkthroughOptions) -> Path | None:
     with run.folder(f"Head L{walk.layer}.H{walk.head} of") as folder:
         with one_thread():  # the layers are small
             trained = [reversal(positions=positions, seed=run.run.seed) for positions in (True, False)]
-        return folder.publish(
-            lambda: replace(
-                _record(model, walk),
-                walk=(_walk_row(model, split, walk, named=options.head is not None),),
-                head=rows.HeadArrays(
-                    split.source.read(torch.arange(1)).numpy(), walk.order.numpy(),
-                    *map(_as_array, (walk.queries, walk.keys, walk.values, walk.scores, walk.weights)),
-                ),
-                reversal=tuple(
-                    rows.ReversalRow(each.positions, REVERSAL_STEPS, each.loss, FLOOR * each.variance,
-                                     each.anti_diagonal, LENGTH)
-                    for each in trained
-                ),
-                reversed=rows.ReversalArrays(
-                    {at: np.asarray(each.losses, np.float32) for at, each in enumerate(trained)},
-                    {at: _as_array(each.weights) for at, each in enumerate(trained)},
-                ),
-            )
-        )  # fmt: skip
+        return folder.publish(lambda: _record(model, split, walk, trained, named=options.head is not None))
 
 
-def _record(model: Model, walk: Walkthrough) -> rows.WalkthroughRecord:
-    """The steps, what the layer adds, and what happens without a part."""
+def _record(
+    model: Model, split: Split, walk: Walkthrough, trained: Sequence[Reversal], *, named: bool
+) -> rows.WalkthroughRecord:
+    """The steps, what the layer adds, what happens without a part, and the check of sequence reversal."""
     parts = {"input": walk.input, f"part of head {walk.head}": walk.projected, "attention": walk.attention,
              "MLP": walk.mlp, "output": walk.after}  # fmt: skip
     entropies, own = torch.stack([walk.entropies.scaled, walk.entropies.unscaled], -1), int(walk.logits.argmax())
     return rows.WalkthroughRecord(
+        walk=(_walk_row(model, split, walk, named=named),),
         steps=tuple(
             rows.StepRow(
                 each.step, each.largest, each.difference,
@@ -99,7 +85,18 @@ def _record(model: Model, walk: Walkthrough) -> rows.WalkthroughRecord:
             )
             for each in walk.changed
         ),
+        reversal=tuple(
+            rows.ReversalRow(
+                each.positions, REVERSAL_STEPS, each.loss, FLOOR * each.variance, each.anti_diagonal, LENGTH
+            )
+            for each in trained
+        ),
+        head=rows.HeadArrays(
+            split.source.read(torch.arange(1)).numpy(), walk.order.numpy(),
+            *map(_as_array, (walk.queries, walk.keys, walk.values, walk.scores, walk.weights)),
+        ),
         embedding=_embedding_arrays(walk, model.layout),
+        reversed=rows.ReversalArrays({at: _as_array(each.weights) for at, each in enumerate(trained)}),
     )  # fmt: skip
 
 

@@ -177,9 +177,8 @@ class EmbeddingArrays:
 
 @dataclass(frozen=True)
 class ReversalArrays:
-    """By row of the table of the check: losses (steps,) and weights (query, key)."""
+    """weights: by row of the table of the check (query, key)."""
 
-    losses: Annotated[Mapping[int, NDArray[np.floating[Any]]], Form("f", (None,))]
     weights: Annotated[Mapping[int, NDArray[np.floating[Any]]], Form("f", (None, None))]
 
 

@@ -1,7 +1,7 @@
 """The report of `vitlens walkthrough`: a section a step, what happens without a part, and the check of every step."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitlens.charts import Picture, bars, images, lines, scatter
+from vitlens.charts import Picture, bars, images, scatter
 from vitlens.commands.walkthrough.record import StepRow, WalkthroughRecord
 from vitlens.figures.patches import in_order, patch_grid
 from vitlens.figures.walkthrough.matrices import (
@@ -19,7 +19,6 @@ from vitlens.figures.walkthrough.matrices import (
     weighted_values,
     weights_with_row,
 )
-from vitlens.record import col
 from vitlens.report.claims import Claim, judge
 from vitlens.report.numbers import percent
 from vitlens.report.prose import listed, say
@@ -27,16 +26,6 @@ from vitlens.report.sections import Chart, Overview, Report, Section
 from vitlens.uncertainty import Estimate
 
 _READ: Final = {"cls": "CLS", "cls+distillation": "CLS and the distillation token", "mean": "the mean of the patches"}
-_POINTS: Final = 60  # of a training's curve that are drawn
-
-
-@dataclass(frozen=True)
-class LossRow:
-    """The error of a training of the reversal check."""
-
-    step: int = col("step")
-    loss: float = col("mean squared error")
-    how: str = col("layer")
 
 
 def claims(record: WalkthroughRecord) -> Iterator[Claim]:
@@ -94,24 +83,17 @@ def _by_difference(rows: Sequence[StepRow]) -> list[StepRow]:
 
 def unknown(_: WalkthroughRecord) -> Iterator[str]:
     """What one head on one image does not show."""
-    yield "What this head does on other images: `vitlens stats` measures all heads on many images."
-    yield (
-        "Whether the prediction depends on what the head attends to: `vitlens ablate` and `vitlens explain --verify` "
-        "test it."
-    )
-    yield (
-        "How a model that was trained without positions, scaling or CLS would do: the changes show what the part does "
-        "in this trained model."
-    )
+    yield "What this head does on other images: `vitlens stats` measures all heads on many."
+    yield "Whether the prediction depends on what the head attends to: `vitlens ablate` tests it."
+    yield "How a model trained without positions, scaling or CLS would do: here a trained model loses them."
 
 
 def _positions(record: WalkthroughRecord) -> str:
     return say(
         "{% if check.difference is none or check.note %}Before the first block no fixed vector of its place is added "
         "to a patch ({{ check.note|whole }}).{% else %}To the vector of each patch a vector of its place is added, the "
-        "same for every image.{% endif %} {{ row.tokens }} tokens of {{ row.dim }} numbers "
-        "enter the first block, and each later one: {% if row.prefix %}{{ row.prefix|length }} and {% endif %}the "
-        "{{ row.patches }} patches.",
+        "same for every image.{% endif %} {{ row.tokens }} tokens of {{ row.dim }} numbers enter each block: "
+        "{% for name in row.prefix %}{{ name }}, {% endfor %}{{ row.patches }} patches.",
         row=record.row, check=next(each for each in record.steps if each.step == "positions"),
     )  # fmt: skip
 
@@ -120,8 +102,8 @@ def _without_scaling(record: WalkthroughRecord) -> str:
     rows = record.entropies
     return say(
         "With scores that are not scaled, {{ lower|length }} of {{ rows|length }} heads have less entropy on this "
-        "image: {{ unscaled|number }} nats in the place of {{ scaled|number }}, mean of the heads. A softmax near its "
-        "ends hardly has a gradient, which is why scaling was introduced (Vaswani et al. 2017).",
+        "image: {{ unscaled|number }} nats in the place of {{ scaled|number }}, mean of the heads. A softmax near "
+        "its ends hardly has a gradient (Vaswani et al. 2017).",
         rows=rows, lower=[each for each in rows if each.unscaled < each.scaled],
         scaled=float(np.mean([each.scaled for each in rows])),
         unscaled=float(np.mean([each.unscaled for each in rows])),
@@ -182,69 +164,46 @@ def _permuted(record: Any) -> list[Picture]:
     ]
 
 
-def _layer(positions: bool) -> str:
-    return "with positions" if positions else "without positions"
-
-
-def _losses(record: Any) -> list[LossRow]:
-    losses = record.reversed.losses
-    return [
-        LossRow(int(at) + 1, float(losses[index][at]), _layer(row.positions))
-        for index, row in enumerate(record.reversal)
-        for at in np.linspace(0, len(losses[index]) - 1, _POINTS).round().astype(int)
-    ]
-
-
 def _reversed(record: Any) -> list[Picture]:
-    known = record.reversed.weights
-    return [Picture(None, 100 * known[at], below=_layer(row.positions)) for at, row in enumerate(record.reversal)]
-
-
-def _chart(
-    name: str, draw: Callable[[Any, str], Figure], caption: str, title: str, only: Callable[[Any], bool] = bool
-) -> Chart:
-    """A figure that is drawn from the whole record."""
-    return Chart(name, lambda found, text: draw(found[0], text), caption, title, lambda record: [record], only)
+    known, names = record.reversed.weights, ("with positions", "without positions")
+    return [Picture(None, 100 * known[at], below=name) for at, name in enumerate(names)]
 
 
 REPORT: Final = Report(
     WalkthroughRecord,
     claims=claims,
     unknown=unknown,
-    picture=_chart(
+    picture=Chart(
         "row", _row,
         "Weights of all pairs of tokens; the outlined row, of {{ record.row.query_name }}, is shown over the image at "
         "the right (patches only).",
-        "{{ record.row.name }}: the weights of {{ record.row.query_name }}",
+        "{{ record.row.name }}: the weights of {{ record.row.query_name }}", whole=True,
     ),
-    glance=Overview(
-        lambda record: _by_difference(record.steps), ("step", "formula", "compared", "relative", "note")
-    ),
+    glance=Overview(lambda record: _by_difference(record.steps), ("step", "formula", "relative", "note")),
     sections=(
         Section(
             "How is the image cut into patches?", "walk", step=True,
             says="The image of {{ image_size[0] }}×{{ image_size[1] }} px is cut into {{ grid[0] }}×{{ grid[1] }} "
             "patches of {{ patch_size[0] }}×{{ patch_size[1] }} px, row by row. Each is {{ patch_values }} numbers, "
-            "normalised by the mean and the deviation that the model was trained with.",
-            charts=(_chart(
+            "normalised as in the training.",
+            charts=(Chart(
                 "patches", lambda record, _: patch_grid(image=_pixels(record), patch_size=record.row.patch_size),
                 "The image and its patches, numbered row by row.", "Patches",
-                lambda record: np.array_equal(
+                only=lambda record: np.array_equal(
                     np.multiply(record.row.grid, record.row.patch_size), record.row.image_size
-                ),
+                ), whole=True,
             ),),
         ),
         Section(
             "How does a patch become a vector?", lambda record: record.walk if record.embedding is not None else (),
             step=True,
             says="Each patch is multiplied by {{ dim }} filters of {{ patch_values }} weights, which makes it a vector "
-            "of {{ dim }} numbers. The model computes this as a convolution; patches that are cut out and multiplied "
-            "as in a linear layer give the same numbers.",
-            charts=(_chart(
+            "of {{ dim }} numbers. The model computes this as a convolution.",
+            charts=(Chart(
                 "embedding", _embedding,
                 "One patch, the filters that respond to it most (grey is zero) with their responses, and the numbers "
                 "of all patches both ways.",
-                "Patch embedding of {{ record.row.key_name }}",
+                "Patch embedding of {{ record.row.key_name }}", whole=True,
             ),),
         ),
         Section("How does the model know where a patch is?", "walk", step=True, opening=_positions),
@@ -252,11 +211,11 @@ REPORT: Final = Report(
             "What are queries, keys and values?", "walk", step=True,
             says="Every token is normalised (layer norm) and multiplied by three matrices of this head: a query (what "
             "it looks for), a key (what it is found by) and a value (what it hands on), {{ head_dim }} numbers each.",
-            charts=(_chart(
+            charts=(Chart(
                 "queries_keys", _vectors,
                 "Queries, keys and values of all tokens; outlined: the query of {{ record.row.query_name }}, and the "
                 "key to which it attends most.",
-                "{{ record.row.name }}: queries, keys and values",
+                "{{ record.row.name }}: queries, keys and values", whole=True,
             ),),
         ),
         Section(
@@ -277,9 +236,9 @@ REPORT: Final = Report(
             says="The scores of a query are exponentiated and divided by their sum: each row of weights is positive "
             "and sums to one. The score {{ score|number }} becomes a weight of {{ weight|percent(1) }}"
             "{% if prefix %}; {{ prefix_mass|percent(1) }} of the row is on the tokens before the patches{% endif %}.",
-            charts=(_chart(
+            charts=(Chart(
                 "weights", _weights, "All scores and weights of the head: one row a query, one column a key.",
-                "{{ record.row.name }}: scores and weights of all pairs of tokens",
+                "{{ record.row.name }}: scores and weights of all pairs of tokens", whole=True,
             ),),
         ),
         Section(
@@ -287,10 +246,10 @@ REPORT: Final = Report(
             says="The output of the head for a token is the sum of the values of all {{ tokens }} tokens, each times "
             "its weight. For {{ query_name }} it is a vector of {{ head_dim }} numbers with norm "
             "{{ output_norm|number }}.",
-            charts=(_chart(
+            charts=(Chart(
                 "values", _values,
                 "Weights of the followed query (left), the values of all tokens, and below their weighted sum.",
-                "{{ record.row.name }}: the output for {{ record.row.query_name }}",
+                "{{ record.row.name }}: the output for {{ record.row.query_name }}", whole=True,
             ),),
         ),
         Section(
@@ -310,11 +269,6 @@ REPORT: Final = Report(
             opening="What attention and then the MLP compute is added to what entered the block, the residual stream. "
             "At {{ record.row.query_name }} a vector of norm {{ rows[0].norm|number }} enters, and one of "
             "{{ rows[-1].norm|number }} leaves.",
-            charts=(Chart(
-                "residual", bars("part", "norm"),
-                "Norms at the followed token. They do not add up, as vectors point in different directions.",
-                "Layer {{ record.row.layer }}: the residual stream of {{ record.row.query_name }}",
-            ),),
         ),
         Section(
             "What happens without scaling?", "entropies", step=True, opening=_without_scaling,
@@ -344,7 +298,7 @@ REPORT: Final = Report(
                 "The classifier reads {{ read }} after the last block.",
                 read=_READ.get(record.row.readout, "the tokens through attention pooling"),
             ),
-            columns=("change", "difference", "prediction", "probability", "of_own"),
+            columns=("change", "difference", "prediction", "of_own"),
             charts=(Chart(
                 "answers", bars("change", "of_own", words=lambda row: f"predicts {row.prediction}"),
                 "Probability of the unchanged model's class with each change of the model.",
@@ -358,18 +312,11 @@ REPORT: Final = Report(
             "{{ first.anti_diagonal|percent(1) }} of the weight lies on the token wanted. Without them the error stays "
             "at {{ rows[1].loss|number }}, near the least possible, {{ rows[1].floor|number }}: attention alone sees a "
             "set.",
-            charts=(
-                Chart(
-                    "reversal", lines("step", "loss", of="how", log=True),
-                    "Error of the two layers over their training. They are no part of the model.",
-                    "The error of a layer with positions and of one without", rows=_losses,
-                ),
-                Chart(
-                    "reversal_weights", images(scale="joint", label="weight (%)", smooth=False),
-                    "Weights after training, one row a query, one column a key, mean over heads and fresh sequences.",
-                    "What each layer attends to after its training", rows=_reversed,
-                ),
-            ),
+            charts=(Chart(
+                "reversal_weights", images(scale="joint", label="weight (%)", smooth=False),
+                "Weights after training, one row a query, one column a key, mean over heads and fresh sequences.",
+                "What each layer attends to after its training", rows=_reversed,
+            ),),
         ),
     ),
 )  # fmt: skip

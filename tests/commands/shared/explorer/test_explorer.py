@@ -11,9 +11,8 @@ import vitlens
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
-from vitlens.commands.shared.explorer.measure import measured
-from vitlens.commands.shared.explorer.record import LEVELS
-from vitlens.commands.shared.explorer.report import Shown, explorer
+from vitlens.commands.shared.explorer import LEVELS, Shown, explorer
+from vitlens.commands.shared.explorer_measure import measured
 from vitlens.models.loading import load, untrained
 from vitlens.report.document import Document
 from vitlens.report.explorer import POOLED, Explorer, pooled, rollout_of
@@ -115,10 +114,10 @@ def test_many_tokens_are_pooled_as_the_page_does():
 
 def test_a_folder_keeps_as_many_images_as_stay_small(attended, tiny_vit, tmp_path, monkeypatch):
     mean = 2 * 17 * 17  # bytes of the layers' means of one image
-    monkeypatch.setattr("vitlens.commands.shared.explorer.measure._BYTES", 4 * mean)
+    monkeypatch.setattr("vitlens.commands.shared.explorer_measure._BYTES", 4 * mean)
     shown = document_of(tmp_path / "out", "rollout", str(tiny_vit), "--data", "digits", "--limit", "6").explorer
     assert [image.weights is None for image in shown.images] == [False] * 2 + [True] * 4
-    monkeypatch.setattr("vitlens.commands.shared.explorer.measure._BYTES", mean)
+    monkeypatch.setattr("vitlens.commands.shared.explorer_measure._BYTES", mean)
     shown = document_of(tmp_path / "less", "rollout", str(tiny_vit), "--data", "digits", "--limit", "6").explorer
     assert [image.weights is None for image in shown.images] == [False, True]  # one image at least
     assert any("first 2 of 6 images" in note for note in shown.notes)

@@ -41,8 +41,8 @@ from vitlens.commands.run.load import load_models, load_splits
 from vitlens.commands.run.progress.bar import Advance, progress
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.targets import chosen_targets
-from vitlens.commands.shared.explorer.measure import explorer_row
-from vitlens.commands.shared.explorer.record import EXPLORER, ExplorerRow
+from vitlens.commands.shared.explorer import EXPLORER, ExplorerRow
+from vitlens.commands.shared.explorer_measure import explorer_row
 from vitlens.commands.shared.maps.on_object import ON_OBJECT, OnObjectRow
 from vitlens.commands.shared.sheets import DRAWN, EACH, print_left_out
 from vitlens.data.split import Split

@@ -17,7 +17,7 @@ from vitlens.commands.explain.report.league import League, league_section, leagu
 from vitlens.commands.explain.report.maps import has_classifier, map_figures, methods_of, target_words
 from vitlens.commands.explain.report.trust import league_limits, trust_section
 from vitlens.commands.run.describe import data_sentences
-from vitlens.commands.shared.explorer.report import explorer_sentences
+from vitlens.commands.shared.explorer import explorer_sentences
 from vitlens.commands.shared.sheets import left_out_words
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, Section, Sentence, Table, sentences

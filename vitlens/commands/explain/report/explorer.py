@@ -2,7 +2,7 @@
 
 from vitlens.commands.explain.record import MAPS
 from vitlens.commands.explain.report.maps import below, images_of, is_drawable, methods_of
-from vitlens.commands.shared.explorer.report import Shown, explored, explorer_of
+from vitlens.commands.shared.explorer import Shown, explored, explorer_of
 from vitlens.records import Record
 from vitlens.report.explorer import Explorer
 

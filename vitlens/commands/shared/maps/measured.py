@@ -21,9 +21,11 @@ from vitlens.analysis.faithfulness.localisation import (
     roc_auc,
 )
 from vitlens.analysis.faithfulness.resampled import AnyMaps
-from vitlens.commands.shared.maps.information import InformationRow
+from vitlens.commands.shared.maps.information import InformationRow, MapRow
 from vitlens.commands.shared.maps.on_object import OnObjectRow
 from vitlens.commands.shared.maps.rows import INSERTION, ROAD, MapCheck, Margin
+from vitlens.data.identity import sources as same_photograph
+from vitlens.data.split import Split
 from vitlens.shapes import Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean
 
@@ -70,6 +72,23 @@ def information_row(name: str, maps: Maps, groups: ArrayLike | None) -> Informat
     bits = student_mean(map_bits(maps).numpy(), groups=groups, unit="bits")
     fixed = student_mean(fixed_share(maps).numpy(), groups=groups) if len(maps) >= FEWEST else None
     return InformationRow(name, bits, fixed)
+
+
+def map_rows(alias: str, maps: Sequence[tuple[str, Maps]], split: Split) -> list[MapRow]:
+    """The row of each kind of map of the split's images, by its name; the pointing game where masks are known."""
+    groups = None if split.groups is None else split.groups.numpy()
+    told = [information_row(name, own, groups) for name, own in maps]
+    rows = [MapRow(model=alias, maps=each.maps, information=each.information, by_place=each.by_place) for each in told]
+    if split.masks is None:
+        return rows
+    of = same_photograph(split)
+    hits = on_object_rows(alias, maps, "pointing", split.masks.cpu(), groups=split.groups, sources=of)
+    return [
+        replace(
+            row, pointing=hit.estimate, baseline=hit.baseline, of_baseline=hit.of_baseline, difference=hit.difference
+        )
+        for row, hit in zip(rows, hits)
+    ] or rows
 
 
 def on_object_rows(

@@ -1,4 +1,4 @@
-"""`vitlens.explorer`: the attention explorer of a model and images, in a notebook or as a file."""
+"""Measures what the attention explorer shows, for a run and for `vitlens.explorer`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,26 +6,87 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitlens.analysis.ablation.importance import Importance
 from vitlens.analysis.attention.defaults import WHOLE
+from vitlens.analysis.attention.tokens import require_token_attention, token_attention
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Statistics
-from vitlens.commands.shared.explorer.measure import measured
-from vitlens.commands.shared.explorer.report import Shown
-from vitlens.commands.shared.explorer.report import explorer as explorer_of_arrays
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.shared.explorer import EXPLORER_ARRAYS, LEVELS, ExplorerArrays, ExplorerRow, Shown
+from vitlens.commands.shared.explorer import explorer as explorer_of_arrays
 from vitlens.commands.shared.sheets import DRAWN
 from vitlens.devices import evaluating
-from vitlens.errors import InputError
+from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.files import write_text
+from vitlens.layout import TokenLayout
+from vitlens.lens.layers import probe_images
+from vitlens.lens.observe import survey_weights
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, as_images, as_parts, takes_images
-from vitlens.report.explorer import Explorer
+from vitlens.report.explorer import Explorer, pooled
 from vitlens.report.html import explorer_fragment
+from vitlens.report.html.packing import quantised
 from vitlens.shapes import Images
 from vitlens.summary import Line, Summary
+
+_BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
+
+
+def explorer_row(folder: RunFolder, model: Model, images: Images, *, whole: int = WHOLE) -> ExplorerRow:
+    """Keep what looks where in these images, of the first `whole` by every head; the row says what was kept, or why
+    this model has none."""
+    row, arrays = explored(model, images, whole=whole)
+    if arrays is not None:
+        folder.save(EXPLORER_ARRAYS, arrays, model=model.alias)
+    return row
+
+
+def explored(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays | None]:
+    """What looks where in these images, of the first `whole` by every head; or why this model has none."""
+    try:
+        require_token_attention(model)
+    except (LensError, UnsupportedError) as error:
+        return ExplorerRow(model.alias, str(error)), None
+    several, each = _fitting(model, whole)
+    return measured(model, images[:several], whole=each)
+
+
+def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays]:
+    """What looks where in these images. Raises UnsupportedError for a model of which there is no explorer."""
+    layout, special = model.layout, len(model.layout.prefix)
+    found = token_attention(model, images, whole=whole, pool=lambda weights: _pooled(weights, layout))
+    heads, heads_most = quantised(found.heads.numpy(), special, LEVELS)
+    means, means_most = quantised(found.means[len(found.heads) :].numpy(), special, LEVELS)
+    row = ExplorerRow(
+        model.alias, "", layout.grid, _queries(layout), layout.prefix, images=len(found.means), whole=len(found.heads)
+    )
+    return row, ExplorerArrays(heads, heads_most, means, means_most, found.rollout.half().numpy())
+
+
+def _fitting(model: Model, whole: int) -> tuple[int, int]:
+    """How many images are kept, and of how many of them every head, so that a folder stays small: _BYTES of each."""
+    layout = model.layout
+    rows, columns = _queries(layout)
+    sites = [site for site in survey_weights(model, probe_images(model, 1)) if site.kind == "patch"]
+    mean = len(sites) * (len(layout.prefix) + rows * columns) * layout.tokens
+    each = max(1, min(whole, _BYTES // (mean * sites[0].heads)))
+    return each + _BYTES // mean, each
+
+
+def _pooled(weights: Tensor, layout: TokenLayout) -> Tensor:
+    """Weights (..., queries, keys) with as few queries as a page shows."""
+    fewer, _ = pooled(weights.numpy(), len(layout.prefix), layout.grid)
+    return torch.from_numpy(np.ascontiguousarray(fewer))
+
+
+def _queries(layout: TokenLayout) -> tuple[int, int]:
+    """The grid of the queries that are kept."""
+    return pooled(np.zeros((layout.tokens, 1)), len(layout.prefix), layout.grid)[1]
+
 
 _HEIGHT: Final = 860  # px of the frame in a notebook
 
@@ -100,7 +161,7 @@ def explorer(
         [f"image {index}" for index in range(len(images))],
         _facts(model, images),
         {name: _map(values, name, len(images)) for name, values in _named(maps).items()},
-        () if statistics is None else _fitting(specialise(statistics).labels, shape, "statistics"),
+        () if statistics is None else _checked(specialise(statistics).labels, shape, "statistics"),
         None if ablation is None else _importance(ablation, shape),
     )
     return ExplorerView(explorer_of_arrays(row, arrays, shown))
@@ -135,11 +196,11 @@ def _map(values: Tensor, name: str, count: int) -> Any:
 
 def _importance(ablation: Importance, shape: tuple[int, int]) -> Any:
     table = ablation.delta_loss
-    _fitting(table, shape, "ablation")
+    _checked(table, shape, "ablation")
     return table.detach().cpu().numpy()
 
 
-def _fitting(table: Any, shape: tuple[int, int], name: str) -> Any:
+def _checked(table: Any, shape: tuple[int, int], name: str) -> Any:
     """The table. Raises InputError unless it is of these layers and heads."""
     found = (len(table), max((len(layer) for layer in table), default=0))
     if found != shape:

@@ -1,18 +1,77 @@
-"""The section on the effective receptive field, from its rows and arrays."""
+"""The effective receptive field of each layer: rows and arrays, their figures and their section; free of torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
-from vitlens.commands.shared.receptive.record import FIELD_MAPS, FIELDS, FieldArrays, FieldRow
-from vitlens.record import by
-from vitlens.records import Record
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.archives import Form
+from vitlens.record import by, col
+from vitlens.records import ArraysOf, Record, TableOf
 from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.numbers import in_words, percent
 from vitlens.uncertainty import Estimate, Side, apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vitlens.analysis.features.receptive_field import ReceptiveField
+    from vitlens.commands.run.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class FieldRow:
+    """What the middle patch of one layer depends on, means over images with Student's 95 % interval.
+
+    model: its alias, words: its name in tables and figures; uniform: the distance for equal weights.
+    """
+
+    model: str = col("model")
+    words: str = col("model in words")
+    layer: int = col("layer")
+    title: str = col("after")
+    distance: Estimate = col(
+        "distance", term="mean distance from the patch to a pixel, weighted by the norm of the gradient"
+    )
+    uniform: float = col("distance if uniform", unit="px")
+    half: Estimate = col("pixels with half of the gradient", term="the least share of the pixels that holds half of it")
+    seen: float = col("pixels with any", unit="fraction")
+
+
+@dataclass(frozen=True)
+class FieldArrays:
+    """field: by row of the table, the norm of the gradient at each pixel (height, width), mean over images."""
+
+    field: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
+
+
+FIELDS = TableOf("receptive_fields", FieldRow, optional=True)
+FIELD_MAPS = ArraysOf("receptive_fields", FieldArrays)
+
+Fields: TypeAlias = "Mapping[tuple[str, str], Sequence[ReceptiveField]]"
+
+
+def field_rows(fields: Fields) -> tuple[tuple[FieldRow, ...], FieldArrays | None]:
+    """The fields of each model, by its alias and its name in words; None for the arrays of no model."""
+    known = [(alias, words, field) for (alias, words), of_model in fields.items() for field in of_model]
+    rows = tuple(
+        FieldRow(alias, words, each.layer, each.title, each.distance, each.uniform, each.half, each.seen)
+        for alias, words, each in known
+    )
+    maps = {index: np.asarray(each.field.float().numpy()) for index, (_, _, each) in enumerate(known)}
+    return rows, FieldArrays(maps) if rows else None
+
+
+def write_fields(folder: "RunFolder", fields: Fields) -> None:
+    """Write the fields of each model; nothing is stored for no model."""
+    rows, maps = field_rows(fields)
+    folder.write(FIELDS, rows)
+    if maps is not None:
+        folder.save(FIELD_MAPS, maps)
+
 
 _METHOD: Final = (
     "The gradient of the features of the patch in the middle of each layer's map with respect to every pixel (Luo "
@@ -119,8 +178,3 @@ def draw_maps(rows: Sequence[FieldRow], arrays: FieldArrays) -> "Figure":
     return field_maps(
         fields={rows[indices[0]].words: [arrays.field[index] for index in indices] for indices in places.values()}
     )
-
-
-def _ends(each: Estimate) -> tuple[float, float, float]:
-    low, high = (each.value if end is None else end for end in (each.low, each.high))
-    return each.value, low, high

@@ -1,21 +1,65 @@
-"""The attention explorer of a report, from its record; free of torch."""
+"""The attention explorer: what a run keeps for it, and the explorer of a report; free of torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.commands.shared.explorer.record import EXPLORER, EXPLORER_ARRAYS, LEVELS, ExplorerArrays, ExplorerRow
+from vitlens.archives import Form
 from vitlens.display import protected, unprotected, visible
 from vitlens.record import Record as Recorded
-from vitlens.records import Record
+from vitlens.records import ArraysOf, Record, TableOf
 from vitlens.report.document import Sentence
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html.packing import restored
 from vitlens.report.prose import Marked, say
+
+
+@dataclass(frozen=True)
+class ExplorerRow:
+    """One model. reason: why there is no explorer of it, "" where there is one.
+
+    keys, queries: grids (rows, columns) of the patches that are looked at, and of those that look (fewer where they
+    were pooled); special: the tokens before the patches; images: their number, of the first `whole` with every head.
+    """
+
+    model: str
+    reason: str = ""
+    keys: tuple[int, int] = (0, 0)
+    queries: tuple[int, int] = (0, 0)
+    special: tuple[str, ...] = ()
+    images: int = 0
+    whole: int = 0
+
+
+_Bytes = NDArray[np.uint8]
+_Scales = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ExplorerArrays:
+    """Attention weights in the bytes that a page has (report/html/packing.py), and each row's largest weights on the
+    special tokens and on the patches.
+
+    heads (whole, layers, heads, queries, keys), heads_most (whole, layers, heads, queries, 2): of the first images;
+    means (n - whole, layers, queries, keys), means_most: over heads, of the others; rollout (n, layers, keys): through
+    the layers so far.
+    """
+
+    heads: Annotated[_Bytes, Form("u", (None, None, None, None, None))]
+    heads_most: Annotated[_Scales, Form("f", (None, None, None, None, 2))]
+    means: Annotated[_Bytes, Form("u", (None, None, None, None))]
+    means_most: Annotated[_Scales, Form("f", (None, None, None, 2))]
+    rollout: Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None))]
+
+
+LEVELS: Final = 255  # of a byte
+
+EXPLORER = TableOf("explorer", ExplorerRow, optional=True)
+EXPLORER_ARRAYS = ArraysOf("explorer-{model}", ExplorerArrays)
 
 Floats = NDArray[np.floating[Any]]
 _SPECIAL = {"cls": "CLS"}  # names of tokens that are written otherwise
