@@ -1,7 +1,7 @@
 """Accuracy, calibration and confusions of one model or several on the same labelled images."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from vitlens.analysis.answers import evaluate as answers
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate, require_labels
-from vitlens.analysis.answers.pairs import pairs
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import read_as
@@ -18,9 +17,10 @@ from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.budgets import trainings_of
 from vitlens.commands.shared.calibration import calibration_rows
-from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.comparison import in_pairs
+from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.split import Split
-from vitlens.uncertainty import accuracy_difference, bootstrap_mean, holm
+from vitlens.uncertainty import bootstrap_mean, holm
 
 MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
 SHOWN: Final = 12  # errors that are drawn
@@ -60,10 +60,11 @@ def _evaluations(run: Run[Any]) -> Iterator[Evaluation]:
 
 def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> rows.EvaluateRecord:
     """The rows of models on the same images. classes: those of the data."""
+    groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
     return rows.EvaluateRecord(
         scores=tuple(_score(each, seed) for each in evaluations),
         per_class=tuple(
-            rows.ClassRow(each.alias, score.name, score.n, score.accuracy)
+            ClassRow(each.alias, score.name, score.n, score.accuracy)
             for each in evaluations for score in answers.per_class(each, count=classes, seed=seed)
         ),
         by_prediction=tuple(row for each in evaluations for row in predicted_rows(each, seed)),
@@ -72,7 +73,7 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
             row for each in evaluations
             for row in calibration_rows(each.alias, answers.calibration(each.probabilities, each.labels))
         ),
-        pairs=tuple(_pair_rows(evaluations, seed)),
+        pairs=in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed),
     )  # fmt: skip
 
 
@@ -92,14 +93,6 @@ def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
     )
 
 
-def _pair_rows(evaluations: Sequence[Evaluation], seed: int) -> Iterator[PairRow]:
-    correct = {each.alias: each.correct.numpy() for each in evaluations}
-    groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
-    for pair in pairs(evaluations):
-        gain = accuracy_difference(correct[pair.first], correct[pair.second], groups=groups, seed=seed)
-        yield PairRow(**asdict(pair), difference=gain)
-
-
 def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClassRow]:
     """Confidence against accuracy of the images that are predicted as each class."""
     classes = list(answers.calibration_by_prediction(evaluation, seed=seed))
@@ -112,11 +105,11 @@ def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClas
     ]  # fmt: skip
 
 
-def _confusion_rows(evaluation: Evaluation) -> Iterator[rows.ConfusionRow]:
+def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
     names = evaluation.classes
     counts = answers.confusion(evaluation.labels, evaluation.predictions, count=len(names))
     for truth, prediction in counts.nonzero().tolist():
-        yield rows.ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
+        yield ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
 
 
 def _arrays(evaluation: Evaluation, split: Split) -> rows.PredictionArrays:
