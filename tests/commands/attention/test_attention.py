@@ -60,7 +60,10 @@ def swin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_numbers_are_those_of_the_functions(tmp_path):
     shape = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [8, 8]}
-    save(untrained("vit-mini", classes=tuple("0123456789"), seed=1, overrides=shape), tmp_path / "three.safetensors")
+    model = untrained("vit-mini", classes=tuple("0123456789"), seed=1, overrides=shape)
+    for block in model.module.blocks:
+        block.attn.qkv.weight.data *= 30  # maps that differ from layer to layer
+    save(model, tmp_path / "three.safetensors")
     out = tmp_path / "out"
     record = run(tmp_path / "three.safetensors", out, data="digits", run=replace(OPTIONS, limit=9, out=out))
     masks, maps = load_data("digits", limit=9).masks, {k: torch.from_numpy(m) for k, m in record.maps.layer.items()}
@@ -89,6 +92,7 @@ def test_numbers_are_those_of_the_functions(tmp_path):
         hits = pointing_hits(means[row.layer], masks).float().mean().item()
         assert record.metric(f"localisation/three/pointing/{row.layer}").value == pytest.approx(hits)
     before = [similarity(means[at], means[at - 1]).mean().item() for at in (1, 2)]
+    assert abs(before[1] - similarity(means[2], means[0]).mean().item()) > 1e-3
     assert record.layers[0].previous is None
     assert [row.previous.value for row in record.layers[1:]] == pytest.approx(before, rel=1e-5)
 

@@ -40,6 +40,7 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
     assert [(each.step, each.note or "") for each in record.steps] == [(each.step, each.note) for each in walk.checks]
     for name in ("queries", "keys", "values", "scores", "weights"):
         np.testing.assert_allclose(getattr(record.head, name), getattr(walk, name), atol=1e-5)
+    assert row.largest == pytest.approx(float(walk.weights[0].max()), rel=1e-4)
     assert row.unscaled_largest == pytest.approx(float(walk.unscaled[0].max()), rel=1e-4)
     np.testing.assert_array_equal(record.head.order, walk.order)
     embedding = record.embedding
