@@ -1,0 +1,280 @@
+"""Why models fail: arrays, claims and sections over a record with the tables `covariates`, `covariate_differences`,
+`quarters` and `interventions`, and the arrays `failure_examples`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Annotated, Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.analysis.failures.properties import (
+    CovariateRow,
+    DifferenceRow,
+    InterventionRow,
+    QuarterRow,
+    causes,
+)
+from vitlens.archives import Form
+from vitlens.charts import Picture, images, intervals, lines
+from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
+from vitlens.record import by, col
+from vitlens.records import ClassNames, Pixels
+from vitlens.report.claims import ASKED, Claim
+from vitlens.report.prose import say
+from vitlens.report.sections import Chart, Section
+from vitlens.uncertainty import Estimate, wilson
+
+FEWEST: Final = 10  # errors, and correct predictions, from which on they are asked for a reason
+QUARTERS: Final = 4
+
+
+@dataclass(frozen=True)
+class CovariateArrays:
+    """Of one model by image: each property, NaN where it is not known, and whether the prediction is correct."""
+
+    values: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
+    correct: Annotated[NDArray[np.bool_], Form("b", (None,))]
+
+
+@dataclass(frozen=True)
+class MendedArrays:
+    """Errors of one model that the change of a cause mends and its control does not: the image, and it after the change
+    and after the control; truth: the label; predictions (3, images): of the three."""
+
+    image: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    pixels: Pixels
+    changed: Pixels
+    control: Pixels
+    truth: ClassNames
+    predictions: Annotated[NDArray[Any], Form("U", (3, None))]
+
+
+class HasFailures(Protocol):
+    """A record with these tables."""
+
+    covariates: tuple[CovariateRow, ...]
+    covariate_differences: tuple[DifferenceRow, ...]
+    quarters: tuple[QuarterRow, ...]
+    interventions: tuple[InterventionRow, ...]
+    failure_examples: Mapping[str, MendedArrays]
+
+
+@dataclass(frozen=True)
+class MendedPicture(Picture):
+    """A picture of one model's error."""
+
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class ReasonRow:
+    """One model: how often it fails, in what its errors differ most, and what its change mends."""
+
+    model: str = col("model")
+    error: Estimate = col("error rate", better="lower")
+    differs: str | None = col("errors are more frequent on", default=None)
+    area: Estimate | None = col("AUC", term="0.5 is chance", default=None)
+    mended: str | None = col("mended by its change", default=None)
+    control: str | None = col("by the control", default=None)
+
+
+def claims(record: HasFailures) -> Iterator[Claim]:
+    """Why each model fails: a cause where errors differ in it and its change mends them, else what is not known."""
+    for model in by(record.covariates, "model"):
+        found = causes(model, record.covariates, record.interventions)[:1]
+        if not found:
+            yield Claim("why it fails", model, says=_not_known(record, model))
+        for row, test in found:
+            yield Claim(
+                "why it fails", model, _fails_on(record, row, test),
+                say("{{ row.model }} fails on {{ row.where|whole }}", row=row),
+                effect=test.gain, p=test.p_holm, evidence="intervened", place="interventions", kind="comparison",
+            )  # fmt: skip
+
+
+def unknown(record: HasFailures) -> Iterator[str]:
+    """The models of whose failures no cause is known."""
+    yield from (claim.says for claim in claims(record) if claim.evidence == "observed")
+
+
+def _fails_on(record: HasFailures, row: CovariateRow, test: InterventionRow) -> str:
+    """The sentence that only a property may have in which errors differ and whose change mends them."""
+    parts = [each for each in record.quarters if (each.model, each.covariate) == (row.model, row.covariate)]
+    most = row.area.value > 0.5
+    worst, best = (parts[-1], parts[0]) if most else (parts[0], parts[-1])
+    where = (
+        "on the quarter of the images with the {{ end }} {{ row.title }}, {{ best|value }} on the opposite quarter"
+        if len(parts) == QUARTERS
+        else "there, {{ best|value }} on the others"
+    )
+    return say(
+        "**{{ row.model }}** fails on {{ row.where|whole }} because {{ row.known.cause|whole }}: its accuracy is "
+        "{{ worst|value }} " + where + "; " + _CHANGED + ", {{ test.mended }} of its {{ test.errors }} errors are mended "
+        "(control, {{ test.control|whole }}: {{ test.control_mended }}).",
+        row=row, test=test, worst=worst.accuracy, best=best.accuracy, end="greatest" if most else "least",
+    )  # fmt: skip
+
+
+def _not_known(record: HasFailures, model: str) -> str:
+    """What errors differ in, why that is no cause, and the test that would come next."""
+    rows = by(record.covariates, "model")[model]
+    errors, total = rows[0].errors, max(row.area.n or 0 for row in rows)
+    row = _strongest(rows)
+    test = next((each for each in record.interventions if row and _same(each, row)), None)
+    if errors < FEWEST:
+        words = (
+            "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few to ask why. The next test would "
+            "be more images."
+        )
+    elif total - errors < FEWEST:
+        words = (
+            "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few are left to compare them with. "
+            "The next test would be images that it knows."
+        )
+    elif row is None:
+        words = (
+            "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from correct predictions in no "
+            "property that was measured. The next test would be a property that is found by looking at them."
+        )
+    else:
+        words = _BUT
+        if test is not None and test.mended > test.control_mended:
+            words += (
+                _CHANGED + ", {{ test.mended }} of {{ errors }} are mended (control, {{ test.control|whole }}: "
+                "{{ test.control_mended }}), which may be chance. The next test would be more images."
+            )
+        elif test is not None:
+            words += (
+                _CHANGED
+                + ", {{ test.mended }} of {{ errors }} are mended, not more than the {{ test.control_mended }} "
+                "with a control as large. The next test would be a property that goes with it."
+            )
+        elif row.known.outcome:
+            words += "that follows from its own predictions. The next test would be {{ row.next_test|whole }}."
+        else:
+            words += "no change tests it here. The next test would be images with masks of their objects."
+    return say(words, model=model, row=row, test=test, errors=errors, total=total)
+
+
+_CHANGED: Final = "with all {{ row.known.thing }} {{ test.change|whole }}"
+_BUT: Final = (
+    "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }} (AUC "
+    "{{ row.area|alone }}), but "
+)
+
+
+def _same(test: InterventionRow, row: CovariateRow) -> bool:
+    return (test.model, test.covariate) == (row.model, row.covariate)
+
+
+def _strongest(rows: Sequence[CovariateRow]) -> CovariateRow | None:
+    """What one model's errors differ in most: of the images given all others, else of its predictions."""
+    known = [row for row in rows if row.differs and (not row.known.outcome or row.next_test)]
+    return min(known, key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p), default=None)
+
+
+def _reasons(record: HasFailures) -> Iterator[ReasonRow]:
+    for model, rows in by(record.covariates, "model").items():
+        error = wilson(rows[0].errors, max(row.area.n or 0 for row in rows))
+        row = next((row for row, _ in causes(model, rows, record.interventions)), None) or _strongest(rows)
+        test = next((each for each in record.interventions if row and _same(each, row)), None)
+        yield ReasonRow(
+            model, error, row.where if row else None, row.area if row else None,
+            f"{test.mended} of {test.errors}" if test else None, str(test.control_mended) if test else None,
+        )  # fmt: skip
+
+
+def _answer(record: HasFailures) -> str:
+    """The claims, and for two models the property that separates the errors of one best beside the other's."""
+    said = [claim.says for claim in claims(record)]
+    apart = min(record.covariate_differences, key=lambda row: row.p_holm, default=None)
+    if apart is not None and apart.p_holm <= ASKED:
+        said.append(
+            say(
+                "The models differ most in how the {{ row.title }} separates their errors: its AUC is {{ size }} "
+                "{{ side }} for **{{ row.first }}** than for **{{ row.second }}**.",
+                row=apart, size=_size(apart.difference), side="higher" if apart.difference.value > 0 else "lower",
+            )
+        )  # fmt: skip
+    return " ".join(said)
+
+
+def _size(difference: Estimate) -> Estimate:
+    low, high = difference.low, difference.high
+    if difference.value >= 0 or low is None or high is None:
+        return difference
+    return Estimate(-difference.value, -high, -low, difference.n, difference.unit)
+
+
+def _two_strongest(record: HasFailures) -> list[QuarterRow]:
+    """Quarters by the two properties of images that separate the errors of each model in turn best."""
+    rows = [row for row in record.covariates if row.p is not None and not row.known.outcome]
+    ranked = [
+        sorted(own, key=lambda row: (not row.differs, -(row.likelihood_ratio or 0.0), row.p))
+        for own in by(rows, "model").values()
+    ]
+    names = list(dict.fromkeys(row.covariate for place in zip_longest(*ranked) for row in place if row))[:2]
+    return [row for name in names for row in record.quarters if row.covariate == name]
+
+
+def _examples(record: HasFailures) -> Iterator[MendedPicture]:
+    """Errors that a change mends: the image, and it after the change and after the control."""
+    for model, arrays in record.failure_examples.items():
+        (_, test), *_ = causes(model, record.covariates, record.interventions)
+        shown = {"image": arrays.pixels, test.change: arrays.changed, f"control: {test.control}": arrays.control}
+        for at, image in enumerate(arrays.image.tolist()):
+            for (column, pixels), told in zip(shown.items(), arrays.predictions[:, at].tolist()):
+                right = told == arrays.truth[at]
+                below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(told, 16)}"
+                yield MendedPicture(
+                    pixels[at].astype(np.float32) / 255, row=f"image {image}", column=column, below=below,
+                    frame=RIGHT if right else WRONG, model=model,
+                )  # fmt: skip
+
+
+SECTIONS: Final = (
+    Section(
+        "Why do the models fail?",
+        lambda record: list(_reasons(record)),
+        opening=_answer,
+        columns=("model", "error", "differs", "area", "mended", "control"),
+        about=("why it fails",),
+        charts=(
+            Chart(
+                "failure_properties", intervals("title", "area", of="model", reference=0.5),
+                "Probability that an error has more of a property than a correct prediction. Right of the dashed line "
+                "errors have more of it, left less.",
+                title="What errors have more or less of", rows="covariates", only=lambda row: row.p is not None,
+            ),
+            Chart(
+                "failure_quarters", lines("quarter", "accuracy", of="model", panel="title"),
+                "Accuracy by quarters of the images, from least to most of the properties that separate errors best.",
+                title="Accuracy by {{ rows|map(attribute='title')|unique|join(' and ') }}", rows=_two_strongest,
+            ),
+        ),
+    ),
+    Section(
+        "What mends their errors?",
+        "interventions",
+        opening="All images are changed, beside a control as large; a property is changed where errors differ in it, "
+        "towards what correct predictions have.",
+        columns=("model", "change", "mended", "control_mended", "gain", "p_holm"),
+        order=lambda row: row.p_holm,
+        charts=(
+            Chart(
+                "interventions", intervals("change", "gain", of="model", reference=0.0),
+                "Accuracy after each change minus that after its control. Right of the dashed line the change mends "
+                "more than a control as large.",
+                title="What a change mends beyond its control",
+            ),
+            Chart(
+                "failure_examples", images(),
+                "Errors that a change mends and its control does not; below: the prediction.",
+                title="Errors of {{ first.model }} that are mended",
+                rows=lambda record: list(_examples(record)), each="model",
+            ),
+        ),
+    ),
+)  # fmt: skip
