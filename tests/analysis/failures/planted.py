@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
-from vitlens.analysis.failures.image_traits import luminance
+from vitlens.analysis.failures.covariates import luminance
 from vitlens.data.split import InMemory, Split
 from vitlens.models.model import Model
 

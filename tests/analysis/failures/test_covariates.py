@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize, stats
+from torchvision.transforms.v2 import functional as transforms
 
 from tests.analysis.failures.planted import at_border, model, squares
 from vitlens.analysis.answers.evaluate import Evaluation, evaluate
 from vitlens.analysis.answers.separation import area_difference, separation
 from vitlens.analysis.failures.covariates import (
     Subject,
+    blur,
     covariate_rows,
     covariates,
     deviance,
     look_alike,
+    luminance,
     quarter_rows,
     regression,
 )
@@ -195,3 +198,29 @@ def test_rows_and_quarters_are_those_of_the_values():
     assert [row.accuracy.n for row in quarters if row.covariate == "border"] == [
         int((values["border"] == touches).sum()) for touches in (0, 1)
     ]
+
+
+def test_the_luminance_of_grey_is_its_value():
+    torch.testing.assert_close(luminance(torch.full((2, 3, 4, 5), 0.3)), torch.full((2, 4, 5), 0.3))
+    green = torch.zeros(1, 3, 2, 2)
+    green[:, 1] = 1
+    torch.testing.assert_close(luminance(green), torch.full((1, 2, 2), 0.7152))
+
+
+def test_sharpness_is_cretes():
+    """Against a plain loop over both axes; blurring lowers it, and a plain image has none."""
+    plane = torch.rand(1, 14, 20, generator=torch.Generator().manual_seed(1))
+    ratios = []
+    for rows in (plane[0].tolist(), plane[0].T.tolist()):
+        lost = whole = 0.0
+        for row in rows:
+            padded = [row[0]] * 4 + row + [row[-1]] * 4
+            again = [sum(padded[i : i + 9]) / 9 for i in range(len(row))]
+            for i in range(1, len(row)):
+                before, after = abs(row[i] - row[i - 1]), abs(again[i] - again[i - 1])
+                whole += before
+                lost += max(0.0, before - after)
+        ratios.append(1 - lost / whole)
+    assert blur(plane).item() == pytest.approx(max(ratios), rel=1e-4)
+    assert blur(plane) < blur(transforms.gaussian_blur(plane, [9, 9], [1.0, 1.0]))
+    assert blur(torch.full((1, 8, 8), 0.4)).item() == 1

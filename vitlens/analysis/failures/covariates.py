@@ -13,21 +13,23 @@ from torch.nn import functional as F
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy
 from vitlens.analysis.answers.separation import FEWEST, area_difference, separations
-from vitlens.analysis.failures.image_traits import blur, contrast, luminance
 from vitlens.analysis.failures.properties import PROPERTIES, CovariateRow, DifferenceRow, QuarterRow
 from vitlens.analysis.faithfulness.map_shares import as_shares, map_shares
 from vitlens.analysis.faithfulness.resampled import AnyMaps
+from vitlens.data.scenes import LUMINANCE
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.shapes import Labels, Logits, Masks
+from vitlens.shapes import Images, Labels, Logits, Masks
 from vitlens.uncertainty import holm
 
 PerImage = Float[Tensor, " batch"]
+Plane = Float[Tensor, "batch height width"]
 Values = Mapping[str, PerImage]
 PARTS: Final = 4  # the images are cut in quarters by a property
 _EACH: Final = 5  # errors (and successes) for each property of the regression
 _RIDGE: Final = 1e-4  # on standardised coefficients: keeps them finite where a property separates completely
 _BATCH: Final = 256
+_WINDOW: Final = 9  # px: width of the mean filter that blurs an image again (Crete 2007)
 _EDGE: Final = 0.125  # of each side: the border of a map
 _OTHERS: Final = 20  # images of other classes from which on logits are correlated
 
@@ -76,13 +78,13 @@ def _varies(values: PerImage) -> bool:
     return len(known) > 1 and float(known.amax() - known.amin()) > 1e-6
 
 
-def _of_pixels(planes: Float[Tensor, "batch height width"], masks: Masks | None) -> dict[str, Tensor]:
+def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
     """Properties of the luminance, and of the object where its mask is known."""
     down, across = (F.pad(planes.diff(dim=axis).abs(), pad) for axis, pad in ((1, (0, 0, 0, 1)), (2, (0, 1))))
     edges = down + across
     found = {"brightness": planes.mean((1, 2)), "sharpness": 1 - blur(planes)}
     if masks is None:
-        return {**found, "contrast": contrast(planes), "clutter": edges.mean((1, 2))}
+        return {**found, "contrast": planes.flatten(1).std(1, correction=0), "clutter": edges.mean((1, 2))}
     inside = masks.float()
     around = F.max_pool2d(inside[:, None], 5, stride=1, padding=2)[:, 0]
     height, width = masks.shape[-2:]
@@ -97,6 +99,32 @@ def _of_pixels(planes: Float[Tensor, "batch height width"], masks: Masks | None)
         "border": torch.where(area > 0, edge.any(0).float(), torch.nan),
         "clutter": _mean(edges, 1 - around),
     }
+
+
+def luminance(images: Images) -> Plane:
+    """Luminance (batch, height, width) in [0, 1] of images in [0, 1], without gamma correction."""
+    weights = torch.tensor(LUMINANCE, dtype=images.dtype, device=images.device)
+    return torch.einsum("bchw,c->bhw", images, weights)
+
+
+def blur(planes: Plane) -> PerImage:
+    """How blurred an image is, 0 (sharp) to 1, by how little it changes when it is blurred again (Crete 2007).
+
+    Along each axis: the share of the differences between neighbouring pixels that remains after a mean over 9 pixels;
+    the larger of the two axes. An image that is constant along an axis counts as blurred along it.
+    """
+    return torch.maximum(_blur_along(planes), _blur_along(planes.transpose(1, 2)))
+
+
+def _blur_along(planes: Plane) -> PerImage:
+    width = planes.shape[-1]
+    window = min(_WINDOW, 2 * ((width - 1) // 2) + 1)
+    padded = F.pad(planes[:, None], (window // 2, window // 2, 0, 0), mode="replicate")
+    again = F.avg_pool2d(padded, (1, window), stride=1)[:, 0]
+    before, after = planes.diff(dim=-1).abs(), again.diff(dim=-1).abs()
+    whole = before.sum((1, 2))
+    lost = (before - after).clamp_min(0).sum((1, 2))
+    return torch.where(whole > 1e-6 * before[0].numel(), 1 - lost / whole.clamp_min(1e-12), torch.ones_like(whole))
 
 
 def _mean(planes: Tensor, weights: Tensor) -> PerImage:

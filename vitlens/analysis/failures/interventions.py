@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.failures.covariates import centroids
-from vitlens.analysis.failures.image_traits import luminance
+from vitlens.analysis.failures.covariates import centroids, luminance
 from vitlens.analysis.faithfulness.road import imputed
 from vitlens.data.scenes import LUMINANCE
 from vitlens.data.split import Split

@@ -1,10 +1,9 @@
-"""Why models fail: arrays, claims and sections over a record with the tables `covariates`, `covariate_differences`,
-`quarters` and `interventions`, and the arrays `failure_examples`."""
+"""Why models fail: the tables, arrays, claims and sections of a command that asks it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from vitlens.analysis.failures.properties import (
 from vitlens.archives import Form
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
-from vitlens.record import by, col
+from vitlens.record import Record, arrays, by, col, columns, table
 from vitlens.records import ClassNames, Pixels
 from vitlens.report.claims import ASKED, Claim
 from vitlens.report.prose import say
@@ -51,14 +50,16 @@ class MendedArrays:
     predictions: Annotated[NDArray[Any], Form("U", (3, None))]
 
 
-class HasFailures(Protocol):
-    """A record with these tables."""
+@dataclass(frozen=True, kw_only=True)
+class FailuresRecord(Record):
+    """The tables and arrays of a command that asks why models fail."""
 
-    covariates: tuple[CovariateRow, ...]
-    covariate_differences: tuple[DifferenceRow, ...]
-    quarters: tuple[QuarterRow, ...]
-    interventions: tuple[InterventionRow, ...]
-    failure_examples: Mapping[str, MendedArrays]
+    covariates: tuple[CovariateRow, ...] = table()
+    covariate_differences: tuple[DifferenceRow, ...] = table()
+    quarters: tuple[QuarterRow, ...] = table()
+    interventions: tuple[InterventionRow, ...] = table()
+    covariate_values: Mapping[str, CovariateArrays] = arrays("covariates-{model}")
+    failure_examples: Mapping[str, MendedArrays] = arrays("mended-{model}")
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,12 @@ class ReasonRow:
     model: str = col("model")
     error: Estimate = col("error rate", better="lower")
     differs: str | None = col("errors are more frequent on", default=None)
-    area: Estimate | None = col("AUC", term="0.5 is chance", default=None)
+    area: Estimate | None = col("AUC", term=columns(CovariateRow)["area"].term, default=None)
     mended: str | None = col("mended by its change", default=None)
     control: str | None = col("by the control", default=None)
 
 
-def claims(record: HasFailures) -> Iterator[Claim]:
+def claims(record: FailuresRecord) -> Iterator[Claim]:
     """Why each model fails: a cause where errors differ in it and its change mends them, else what is not known."""
     for model in by(record.covariates, "model"):
         found = causes(model, record.covariates, record.interventions)[:1]
@@ -94,12 +95,12 @@ def claims(record: HasFailures) -> Iterator[Claim]:
             )  # fmt: skip
 
 
-def unknown(record: HasFailures) -> Iterator[str]:
+def unknown(record: FailuresRecord) -> Iterator[str]:
     """The models of whose failures no cause is known."""
     yield from (claim.says for claim in claims(record) if claim.evidence == "observed")
 
 
-def _fails_on(record: HasFailures, row: CovariateRow, test: InterventionRow) -> str:
+def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) -> str:
     """The sentence that only a property may have in which errors differ and whose change mends them."""
     parts = [each for each in record.quarters if (each.model, each.covariate) == (row.model, row.covariate)]
     most = row.area.value > 0.5
@@ -111,13 +112,13 @@ def _fails_on(record: HasFailures, row: CovariateRow, test: InterventionRow) -> 
     )
     return say(
         "**{{ row.model }}** fails on {{ row.where|whole }} because {{ row.known.cause|whole }}: its accuracy is "
-        "{{ worst|value }} " + where + "; " + _CHANGED + ", {{ test.mended }} of its {{ test.errors }} errors are mended "
-        "(control, {{ test.control|whole }}: {{ test.control_mended }}).",
+        "{{ worst|value }} " + where + "; " + _CHANGED + ", {{ test.mended }} of its {{ test.errors }} errors are "
+        "mended (control, {{ test.control|whole }}: {{ test.control_mended }}).",
         row=row, test=test, worst=worst.accuracy, best=best.accuracy, end="greatest" if most else "least",
     )  # fmt: skip
 
 
-def _not_known(record: HasFailures, model: str) -> str:
+def _not_known(record: FailuresRecord, model: str) -> str:
     """What errors differ in, why that is no cause, and the test that would come next."""
     rows = by(record.covariates, "model")[model]
     errors, total = rows[0].errors, max(row.area.n or 0 for row in rows)
@@ -175,7 +176,7 @@ def _strongest(rows: Sequence[CovariateRow]) -> CovariateRow | None:
     return min(known, key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p), default=None)
 
 
-def _reasons(record: HasFailures) -> Iterator[ReasonRow]:
+def _reasons(record: FailuresRecord) -> Iterator[ReasonRow]:
     for model, rows in by(record.covariates, "model").items():
         error = wilson(rows[0].errors, max(row.area.n or 0 for row in rows))
         row = next((row for row, _ in causes(model, rows, record.interventions)), None) or _strongest(rows)
@@ -186,7 +187,7 @@ def _reasons(record: HasFailures) -> Iterator[ReasonRow]:
         )  # fmt: skip
 
 
-def _answer(record: HasFailures) -> str:
+def _answer(record: FailuresRecord) -> str:
     """The claims, and for two models the property that separates the errors of one best beside the other's."""
     said = [claim.says for claim in claims(record)]
     apart = min(record.covariate_differences, key=lambda row: row.p_holm, default=None)
@@ -208,7 +209,7 @@ def _size(difference: Estimate) -> Estimate:
     return Estimate(-difference.value, -high, -low, difference.n, difference.unit)
 
 
-def _two_strongest(record: HasFailures) -> list[QuarterRow]:
+def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
     """Quarters by the two properties of images that separate the errors of each model in turn best."""
     rows = [row for row in record.covariates if row.p is not None and not row.known.outcome]
     ranked = [
@@ -219,14 +220,14 @@ def _two_strongest(record: HasFailures) -> list[QuarterRow]:
     return [row for name in names for row in record.quarters if row.covariate == name]
 
 
-def _examples(record: HasFailures) -> Iterator[MendedPicture]:
+def _examples(record: FailuresRecord) -> Iterator[MendedPicture]:
     """Errors that a change mends: the image, and it after the change and after the control."""
-    for model, arrays in record.failure_examples.items():
+    for model, own in record.failure_examples.items():
         (_, test), *_ = causes(model, record.covariates, record.interventions)
-        shown = {"image": arrays.pixels, test.change: arrays.changed, f"control: {test.control}": arrays.control}
-        for at, image in enumerate(arrays.image.tolist()):
-            for (column, pixels), told in zip(shown.items(), arrays.predictions[:, at].tolist()):
-                right = told == arrays.truth[at]
+        shown = {"image": own.pixels, test.change: own.changed, f"control: {test.control}": own.control}
+        for at, image in enumerate(own.image.tolist()):
+            for (column, pixels), told in zip(shown.items(), own.predictions[:, at].tolist()):
+                right = told == own.truth[at]
                 below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(told, 16)}"
                 yield MendedPicture(
                     pixels[at].astype(np.float32) / 255, row=f"image {image}", column=column, below=below,
@@ -237,7 +238,7 @@ def _examples(record: HasFailures) -> Iterator[MendedPicture]:
 SECTIONS: Final = (
     Section(
         "Why do the models fail?",
-        lambda record: list(_reasons(record)),
+        lambda record: list(_reasons(record)) if any(row.p is not None for row in record.covariates) else [],
         opening=_answer,
         columns=("model", "error", "differs", "area", "mended", "control"),
         about=("why it fails",),
