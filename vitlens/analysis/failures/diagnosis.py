@@ -36,7 +36,7 @@ from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import LEVEL, accuracy_difference, holm, mcnemar
 
-EXAMPLES: Final = 4  # errors that a change mends, shown beside their control
+EXAMPLES: Final = 3  # errors that a change mends, shown beside their control
 
 
 @dataclass(frozen=True, repr=False)

@@ -45,7 +45,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
         ),
         "size": Property(
             "size of the object", "the share of the image that the object covers", "large objects", "small objects",
-            "of their size", "shrunk", "enlarged", "turned, so that its edge moves as far",
+            "of their size", "shrunk", "enlarged", "turned so that their edges move as far",
         ),
         "object_contrast": Property(
             "contrast of the object", "the mean luminance of the object minus that of its surroundings, without sign",

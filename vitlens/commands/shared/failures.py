@@ -141,22 +141,18 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         )
     else:
         words = _BUT
-        if test is not None and test.mended > test.control_mended:
-            words += (
-                _CHANGED + ", {{ test.mended }} of {{ errors }} are mended (control, {{ test.control|whole }}: "
-                "{{ test.control_mended }}), which may be chance. The next test would be more images."
-            )
-        elif test is not None:
-            words += (
-                _CHANGED
-                + ", {{ test.mended }} of {{ errors }} are mended, not more than the {{ test.control_mended }} "
-                "with a control as large. The next test would be a property that goes with it."
+        if test is not None:
+            words += _CHANGED + (
+                ", {{ test.mended }} of {{ errors }} are mended and {{ test.broken }} correct predictions broken "
+                "(control, {{ test.control|whole }}: {{ test.control_mended }} and {{ test.control_broken }}). The next "
+                "test would be {% if gain %}more images{% else %}a property that goes with it{% endif %}."
             )
         elif row.known.outcome:
             words += "that follows from its own predictions. The next test would be {{ row.next_test|whole }}."
         else:
             words += "no change tests it here. The next test would be images with masks of their objects."
-    return say(words, model=model, row=row, test=test, errors=errors, total=total)
+    gain = test is not None and test.gain.value > 0
+    return say(words, model=model, row=row, test=test, errors=errors, total=total, gain=gain)
 
 
 _CHANGED: Final = "with all {{ row.known.thing }} {{ test.change|whole }}"
@@ -224,7 +220,7 @@ def _examples(record: FailuresRecord) -> Iterator[MendedPicture]:
     """Errors that a change mends: the image, and it after the change and after the control."""
     for model, own in record.failure_examples.items():
         (_, test), *_ = causes(model, record.covariates, record.interventions)
-        shown = {"image": own.pixels, test.change: own.changed, f"control: {test.control}": own.control}
+        shown = {"image": own.pixels, test.change: own.changed, "control": own.control}
         for at, image in enumerate(own.image.tolist()):
             for (column, pixels), told in zip(shown.items(), own.predictions[:, at].tolist()):
                 right = told == own.truth[at]
@@ -272,7 +268,7 @@ SECTIONS: Final = (
             ),
             Chart(
                 "failure_examples", images(),
-                "Errors that a change mends and its control does not; below: the prediction.",
+                "Errors that a change mends and its control, as large, does not; below: the prediction.",
                 title="Errors of {{ first.model }} that are mended",
                 rows=lambda record: list(_examples(record)), each="model",
             ),
