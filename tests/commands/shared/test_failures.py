@@ -20,6 +20,7 @@ from vitlens.report.document import Document
 from vitlens.report.sections import Report
 from vitlens.uncertainty import Estimate
 
+LOSS = Estimate(-1.0, -2.0, 0.0, 400, "points")
 CAUSES = ("because", "due to", "caused by")
 
 
@@ -47,10 +48,9 @@ def change(name: str = "size", mended: int = 30, control: int = 5, **more: objec
 
 
 def quarters(name: str = "size") -> tuple[QuarterRow, ...]:
-    return tuple(
-        QuarterRow("vit", name, PROPERTIES[name].title, at, at / 10, at / 10 + 0.1, Estimate(0.7 + at / 20, 0.6, 1.0, 100))
-        for at in range(1, 5)
-    )  # fmt: skip
+    accuracy = {at: Estimate(0.7 + at / 20, 0.6, 1.0, 100) for at in range(1, 5)}
+    title = PROPERTIES[name].title
+    return tuple(QuarterRow("vit", name, title, at, at / 10, at / 10 + 0.1, own) for at, own in accuracy.items())
 
 
 def record(*rows: CovariateRow, tests: tuple[InterventionRow, ...] = ()) -> AskRecord:
@@ -86,7 +86,7 @@ def test_a_cause_is_named_where_both_agree():
         ((covariate(p_holm=0.2),), (change(),), "differ from correct predictions in no property"),
         ((covariate(),), (change(p_holm=0.2),), "more images"),
         ((covariate(),), (change(p_errors=0.2),), "more images"),
-        ((covariate(),), (change(mended=3, gain=Estimate(-1.0, -2.0, 0.0, 400, "points")),), "a property that goes with it"),
+        ((covariate(),), (change(mended=3, gain=LOSS),), "a property that goes with it"),
         ((covariate("clutter", 0.8),), (), "images with masks"),
         ((covariate("clutter", 0.95), covariate(area=0.3, likelihood_ratio=9.0)), (change(),), "images with masks"),
         ((covariate("look_alike", 0.8, likelihood_ratio=None),), (), "more images of the classes that it confuses"),

@@ -144,8 +144,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         if test is not None:
             words += _CHANGED + (
                 ", {{ test.mended }} of {{ errors }} are mended and {{ test.broken }} correct predictions broken "
-                "(control, {{ test.control|whole }}: {{ test.control_mended }} and {{ test.control_broken }}). The next "
-                "test would be {% if gain %}more images{% else %}a property that goes with it{% endif %}."
+                "(control, {{ test.control|whole }}: {{ test.control_mended }} and {{ test.control_broken }}). The "
+                "next test would be {% if gain %}more images{% else %}a property that goes with it{% endif %}."
             )
         elif row.known.outcome:
             words += "that follows from its own predictions. The next test would be {{ row.next_test|whole }}."
