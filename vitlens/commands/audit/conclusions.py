@@ -8,7 +8,6 @@ from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.parts import AuditPart, Parts
 from vitlens.commands.audit.record import UNTESTED
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
-from vitlens.commands.shared.failures.sections import findings_of
 from vitlens.records import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Finding, State, Verdict
@@ -40,8 +39,8 @@ def verdicts(record: Record, parts: Parts) -> Iterator[Verdict]:
         yield from more
 
 
-def findings(record: Record, parts: Parts) -> tuple[Finding, ...]:
-    """The findings of the chapters, at most EACH of one, and those on failures, ranked together.
+def findings(parts: Parts) -> tuple[Finding, ...]:
+    """The findings of the chapters, at most EACH of one, ranked together.
 
     Those on FGSM are left out where a stronger attack was run.
     """
@@ -51,7 +50,7 @@ def findings(record: Record, parts: Parts) -> tuple[Finding, ...]:
         if part.name == "corruptions" and "attack" in parts:
             own = tuple(each for each in own if each.figure != _CURVES)
         found += [replace(each, figure=part.figure_name(each.figure)) for each in own[:EACH]]
-    return ranked([*found, *findings_of(record)])
+    return ranked(found)
 
 
 def requirement_outcomes(record: Record) -> tuple[RequirementOutcome, ...]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from vitlens.commands.run.chapters.record import CHAPTERS, METRICS
-from vitlens.commands.shared.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
 from vitlens.records import Contents, TableOf
 
 Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats"]
@@ -48,20 +47,11 @@ class UntestedRow:
     reason: str
 
 
-@dataclass(frozen=True)
-class FailureMapRow:
-    """The attribution method of the maps by which failures are sorted into categories."""
-
-    model: str
-    method: str
-
-
-FAILURE_MAPS = TableOf("failure_maps", FailureMapRow)
 CANDIDATES = TableOf("attacks_considered", CandidateRow)
 BUDGET = TableOf("budget", BudgetRow)
 UNTESTED = TableOf("untested", UntestedRow)
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
-    CHAPTERS, CANDIDATES, BUDGET, UNTESTED, FAILURE_MAPS, *FAILURE_TABLES,
+    CHAPTERS, CANDIDATES, BUDGET, UNTESTED,
 )  # fmt: skip
-RECORD = Contents(metrics=METRICS, tables=TABLES, arrays=(FAILURE_ARRAYS,))
+RECORD = Contents(metrics=METRICS, tables=TABLES)

@@ -104,7 +104,6 @@ def unknown(record: CompareRecord) -> Iterator[str]:
         yield say("{{ n }} image{{ n|s }} {{ n|are }} too few to compare models: {{ scores }}.", n=n, scores=scores)
     yield from trained(record.training)
     yield from not_equal(record.pairs)
-    yield from failures.unknown(record)
     for row in record.methods:
         if row.usable.value < 1:
             yield say(
@@ -118,6 +117,7 @@ def unknown(record: CompareRecord) -> Iterator[str]:
             "difference between them may come from the methods; one name in `--method` compares by one.",
             first=first, second=second, a=_title(first.method), b=_title(second.method),
         )  # fmt: skip
+    yield from failures.unknown(record)
     yield say("Of each model one training was compared, on {{ n }} images: another seed may order them otherwise.", n=n)
 
 

@@ -21,7 +21,7 @@ from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shor
 from vitlens.record import Record, arrays, by, col, columns, table
 from vitlens.records import ClassNames, Pixels
 from vitlens.report.claims import ASKED, Claim
-from vitlens.report.prose import say
+from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate, wilson
 
@@ -97,7 +97,12 @@ def claims(record: FailuresRecord) -> Iterator[Claim]:
 
 def unknown(record: FailuresRecord) -> Iterator[str]:
     """The models of whose failures no cause is known."""
-    yield from (claim.says for claim in claims(record) if claim.evidence == "observed")
+    rows = by(record.covariates, "model")
+    few = {model: own[0].errors for model, own in rows.items() if own[0].errors < FEWEST}
+    yield from (each.says for each in claims(record) if each.evidence == "observed" and each.subject not in few)
+    if few:
+        own = listed([say("**{{ model }}** {{ n }}", model=model, n=n) for model, n in few.items()])
+        yield say("Too few errors to ask why a model fails: {{ own }}.", own=own)
 
 
 def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) -> str:

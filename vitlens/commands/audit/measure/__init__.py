@@ -4,7 +4,6 @@ from pathlib import Path
 
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.commands.audit.measure.chapters import AuditChapters
-from vitlens.commands.audit.measure.failing import write_own_failures
 from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.record import BUDGET, CANDIDATES, TABLES, UNTESTED
 from vitlens.commands.registry import COMMANDS
@@ -56,8 +55,7 @@ def measure(options: AuditOptions) -> Path:
             folder.write(table, [])
         chapters = AuditChapters(folder.path, name, model, split, images, options)
         chapters.analyse()
-        seconds = 0.0 if predicted else write_own_failures(folder, model, split, run)
-        budget, considered = chapters.attack(others=seconds)
+        budget, considered = chapters.attack(others=0.0)
         folder.write(BUDGET, [budget])
         folder.write(CANDIDATES, considered)
         folder.write(UNTESTED, chapters.untested)

@@ -5,15 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from vitlens.attacks.registry import ATTACKS
-from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.audit.conclusions import findings, is_predicted, requirement_outcomes, verdicts
 from vitlens.commands.audit.parts import AuditPart, Parts, parts_of
-from vitlens.commands.audit.record import CANDIDATES, FAILURE_MAPS, UNTESTED
+from vitlens.commands.audit.record import CANDIDATES, UNTESTED
 from vitlens.commands.audit.report import answers
 from vitlens.commands.audit.report.limits import limits
 from vitlens.commands.run.chapters.record import CHAPTERS_FOLDER, TITLES
 from vitlens.commands.run.describe import data_sentences
-from vitlens.commands.shared.failures.sections import failure_sections
 from vitlens.records import Record
 from vitlens.report.document import Document, Section, Sentence, Table
 from vitlens.report.numbers import number
@@ -53,19 +51,13 @@ def report(record: Record) -> Document:
     shown = {figure.name for section in sections for figure in section.figures}
     return Document(
         record.config.title,
-        (*_requirements(record), *sections, *_failures(record)),
+        (*_requirements(record), *sections),
         limits=limits(record, parts),
         verdicts=tuple(verdicts(record, parts)),
-        findings=findings(record, parts),
+        findings=findings(parts),
         appendix=tuple(_appendix(record, parts, shown)),
         preface=(*data_sentences(record), *_labels(parts)),
     )
-
-
-def _failures(record: Record) -> Iterator[Section]:
-    """Failures by category with their causal tests, of labelled images."""
-    methods = {row.model: ATTRIBUTIONS[row.method].title for row in record.rows(FAILURE_MAPS)}
-    return failure_sections(record, methods)
 
 
 def _labels(parts: Parts) -> Iterator[Sentence]:
