@@ -78,11 +78,11 @@ def test_properties_of_a_photograph_are_read_off_pixels_and_map():
         "clutter",
         "map_off_centre",
         "map_size",
-        "map_border",
+        "map_outer",
     }
     assert found["map_off_centre"][0].item() == pytest.approx(0, abs=1e-6)
     assert found["map_off_centre"][1].item() > 0.8
-    assert found["map_border"][1] > 0.5 > found["map_border"][0]
+    assert found["map_outer"][1] > 0.5 > found["map_outer"][0]
     assert found["contrast"][0].item() == pytest.approx(float(split.source.pixels[0].double().std(correction=0)) / 255)
     assert "off_centre" not in found
 

@@ -15,8 +15,13 @@ from vitlens.data.digits import digits
 from vitlens.data.split import InMemory, Split
 
 
-def edited(split: Split, name: str, sign: int, centres: torch.Tensor | None = None) -> Edited:
-    return CHANGES[name](Pictures(split, torch.full((len(split), 2), 0.5) if centres is None else centres), sign)
+def pictures_of(split: Split, maps: torch.Tensor | None = None) -> Pictures:
+    evaluation = Evaluation("m", split.classes, torch.zeros(len(split), 2), split.labels)
+    return Pictures(Subject(None, split, evaluation, maps), torch.arange(len(split)))
+
+
+def edited(split: Split, name: str, sign: int, maps: torch.Tensor | None = None) -> Edited:
+    return CHANGES[name](pictures_of(split, maps), sign)
 
 
 def measured(split: Split, images: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -57,7 +62,7 @@ def test_moved_to_and_from_the_centre_with_a_control_around_it(scenes, sign):
 
 
 def test_moved_off_the_border_with_a_control_along_it(scenes):
-    pictures = Pictures(scenes, torch.full((40, 2), 0.5))
+    pictures = pictures_of(scenes)
     changed, control = CHANGES["border"](pictures, -1)
     masks = scenes.masks
     touching = torch.cat([masks[:, 0], masks[:, -1], masks[:, :, 0], masks[:, :, -1]], 1).any(1)
@@ -75,7 +80,7 @@ def test_moved_off_the_border_with_a_control_along_it(scenes):
 @pytest.mark.parametrize(("sign", "least", "most"), [(1, 1.15, 1.35), (-1, 0.72, 0.88)])
 def test_scaled_with_a_turn_as_control(sign, least, most):
     split = digits("test").limit(40)
-    pictures = Pictures(split, torch.full((40, 2), 0.5))
+    pictures = pictures_of(split)
     changed, control = CHANGES["size"](pictures, sign)
     ground = pictures.ground
     before, after, turned = (
@@ -115,7 +120,7 @@ def test_scenes_are_drawn_again_without_clutter():
 
 def test_clutter_is_blurred_and_the_control_is_as_cluttered():
     split = squares(30, seed=1)
-    pictures = Pictures(split, torch.full((30, 2), 0.5))
+    pictures = pictures_of(split)
     changed, control = CHANGES["clutter"](pictures, -1)
     before, after, same = (covariates_of(split, images) for images in (pictures.images, changed, control))
     assert after.mean() < 0.3 * before.mean()
@@ -135,9 +140,10 @@ def test_a_photograph_is_shifted_so_that_its_map_is_centred():
     images = torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8)
     images[0, :, 4, 20], images[1, :, 16, 16] = 255, 255
     split = Split("p", "test", InMemory(images), (SIDE, SIDE), ("a", "b"), labels=torch.tensor([0, 1]))
-    centres = torch.tensor([[12 / SIDE, 20 / SIDE], [torch.nan, torch.nan]])
-    changed, control = edited(split, "map_off_centre", -1, centres)
-    assert changed[0, 0, 8, 16] == 1
+    maps = torch.zeros(2, SIDE, SIDE)
+    maps[0, 12, 20] = 1.0  # the other is uniform
+    changed, control = edited(split, "map_off_centre", -1, maps)
+    assert changed[0, 0, 8, 15:17].max() == 1
     assert torch.equal(changed[1], images[1].float() / 255), "a map that is not known moves nothing"
     place = (control[0, 0] > 0.5).nonzero()[0].float() + 8 - torch.tensor([SIDE / 2, SIDE / 2])
     assert place.norm() > 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy
 from vitlens.analysis.answers.separation import FEWEST, area_difference, separations
 from vitlens.analysis.failures.properties import PROPERTIES, CovariateRow, DifferenceRow, QuarterRow
-from vitlens.analysis.faithfulness.map_shares import as_shares, map_shares
+from vitlens.analysis.faithfulness.map_shares import map_shares
 from vitlens.analysis.faithfulness.resampled import AnyMaps
 from vitlens.data.scenes import LUMINANCE
 from vitlens.data.split import Split
@@ -30,7 +31,6 @@ _EACH: Final = 5  # errors (and successes) for each property of the regression
 _RIDGE: Final = 1e-4  # on standardised coefficients: keeps them finite where a property separates completely
 _BATCH: Final = 256
 _WINDOW: Final = 9  # px: width of the mean filter that blurs an image again (Crete 2007)
-_EDGE: Final = 0.125  # of each side: the border of a map
 _OTHERS: Final = 20  # images of other classes from which on logits are correlated
 
 
@@ -47,15 +47,24 @@ class Subject:
     batch_size: int | None = None
     seed: int = 0
 
-    def map_centres(self) -> Float[Tensor, "batch 2"]:
-        """The centre of mass (row, column) of each image's map, shares of the sides; NaN where it is not known."""
-        centres = torch.full((len(self.split), 2), torch.nan)
+    @cached_property
+    def mapped(self) -> dict[str, Tensor]:
+        """Of every image's map, NaN where it is not known: the centre of mass (row, column), shares of the sides; the
+        share on the object; the share of the image that holds half of it, and the share off the middle quarter."""
+        count, found = len(self.split), {}
         if self.maps is not None:
-            shares = map_shares(self.maps, size=_multiple(self), grid=_grid(self.maps))
-            own = torch.stack([shares.row, shares.column], 1).float()
-            own[~shares.usable] = torch.nan
-            centres[torch.arange(len(centres)) if self.indices is None else self.indices] = own
-        return centres
+            at = torch.arange(count) if self.indices is None else self.indices
+            grid = (self.maps.shape[-2], self.maps.shape[-1])
+            size = tuple(-(-side // cells) * cells for side, cells in zip(self.split.size, grid))
+            masks = None if self.split.masks is None else self.split.masks[at]
+            shares = map_shares(self.maps, size=(size[0], size[1]), grid=grid, masks=masks)
+            found = {"row": shares.row, "column": shares.column, "half": shares.half, "outer": 1 - shares.central}
+            if masks is not None and shares.inside is not None:
+                found["inside"] = torch.where(masks.flatten(1).any(1), shares.inside, torch.nan)
+            for name, values in found.items():
+                found[name] = torch.full((count,), torch.nan)
+                found[name][at] = torch.where(shares.usable, values, torch.nan).float()
+        return found
 
 
 def covariates(subject: Subject) -> dict[str, PerImage]:
@@ -70,12 +79,7 @@ def covariates(subject: Subject) -> dict[str, PerImage]:
     found |= _of_maps(subject)
     found["look_alike"] = look_alike(evaluation.logits, evaluation.labels)
     found["confidence"] = evaluation.probabilities.amax(1)
-    return {name: found[name] for name in PROPERTIES if name in found and _varies(found[name])}
-
-
-def _varies(values: PerImage) -> bool:
-    known = values[values.isfinite()]
-    return len(known) > 1 and float(known.amax() - known.amin()) > 1e-6
+    return {name: found[name] for name in PROPERTIES if name in found and found[name].nan_to_num(0.0).std() > 1e-6}
 
 
 def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
@@ -142,37 +146,11 @@ def centroids(masks: Masks) -> Float[Tensor, "batch 2"]:
 
 def _of_maps(subject: Subject) -> dict[str, Tensor]:
     """Of images without masks, the place and size of what the map marks; else how much of it lies on the object."""
-    if subject.maps is None:
-        return {}
-    split, maps = subject.split, subject.maps
-    at = torch.arange(len(split)) if subject.indices is None else subject.indices
-    masks = None if split.masks is None else split.masks[at.to(split.masks.device)].cpu()
-    shares = map_shares(maps, size=_multiple(subject), grid=_grid(maps), masks=masks)
-    if shares.inside is not None:
-        found = {"map_on_object": torch.where(masks.flatten(1).any(1), shares.inside, torch.nan)}  # type: ignore[union-attr]
-    else:
-        height, width = split.size
-        off = torch.stack([(shares.row - 0.5) * height, (shares.column - 0.5) * width], 1).norm(dim=1)
-        cells = as_shares(maps, size=(64, 64), grid=(64, 64))
-        edge = round(_EDGE * 64)
-        inner = cells[:, edge:-edge, edge:-edge].sum((1, 2))
-        found = {"map_off_centre": off / (min(height, width) / 2), "map_size": shares.half, "map_border": 1 - inner}
-    whole = {}
-    for name, values in found.items():
-        whole[name] = torch.full((len(split),), torch.nan)
-        whole[name][at] = torch.where(shares.usable, values, torch.nan).float()
-    return whole
-
-
-def _grid(maps: AnyMaps) -> tuple[int, int]:
-    return maps.shape[-2], maps.shape[-1]
-
-
-def _multiple(subject: Subject) -> tuple[int, int]:
-    """The least size that the map's grid divides and that the images fit in."""
-    assert subject.maps is not None
-    height, width = (-(-side // cells) * cells for side, cells in zip(subject.split.size, _grid(subject.maps)))
-    return height, width
+    found, (height, width) = subject.mapped, subject.split.size
+    if not found or "inside" in found:
+        return {"map_on_object": found["inside"]} if found else {}
+    off = torch.stack([(found["row"] - 0.5) * height, (found["column"] - 0.5) * width], 1).norm(dim=1)
+    return {"map_off_centre": off / (min(height, width) / 2), "map_size": found["half"], "map_outer": found["outer"]}
 
 
 def look_alike(logits: Logits, labels: Labels) -> PerImage:

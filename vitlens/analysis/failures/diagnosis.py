@@ -141,12 +141,8 @@ def planned(subjects: Sequence[Subject], rows: Sequence[CovariateRow]) -> Iterat
 
 def edited(subject: Subject, name: str, sign: int, indices: Tensor) -> Edited:
     """Images after the change of a property and after its control."""
-    return Edited(
-        *(
-            pixels.clamp(0, 1)
-            for pixels in CHANGES[name](Pictures(subject.split.pick(indices), subject.map_centres()[indices]), sign)
-        )
-    )
+    found = CHANGES[name](Pictures(subject, indices), sign)
+    return Edited(found.changed.clamp(0, 1), found.control.clamp(0, 1))
 
 
 @torch.no_grad()

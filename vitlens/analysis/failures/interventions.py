@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.failures.covariates import centroids, luminance
+from vitlens.analysis.failures.covariates import Subject, centroids, luminance
 from vitlens.analysis.faithfulness.road import imputed
 from vitlens.data.scenes import LUMINANCE
 from vitlens.data.split import Split
@@ -46,20 +46,25 @@ class Edited(NamedTuple):
 
 @dataclass(frozen=True)
 class Pictures:
-    """A batch of a split's images; centres: of their maps (batch, 2), row and column as shares of the sides."""
+    """The images at some indices."""
 
-    split: Split
-    centres: Float[Tensor, "batch 2"]
+    subject: Subject
+    indices: Int[Tensor, " batch"]
+
+    @cached_property
+    def split(self) -> Split:
+        """These images alone."""
+        return self.subject.split.pick(self.indices)
 
     @cached_property
     def images(self) -> Images:
         """Their pixels."""
         return next(iter(self.split.batches(len(self.split)))).images
 
-    @cached_property
+    @property
     def masks(self) -> Masks | None:
         """The objects, where they are known."""
-        return None if self.split.masks is None else self.split.masks.to(self.images.device)
+        return self.split.masks
 
     @cached_property
     def layer(self) -> Float[Tensor, "batch 1 height width"]:
@@ -88,13 +93,14 @@ class Pictures:
     @property
     def extent(self) -> Tensor:
         """Height and width, px."""
-        return torch.tensor(self.images.shape[-2:], dtype=torch.float32, device=self.images.device)
+        return torch.tensor(self.images.shape[-2:], dtype=torch.float32)
 
     def place(self) -> tuple[Shift, Shift, Shift]:
         """Where the object (without masks: what the map marks) lies from the centre, and the ends of its shifts."""
         if self.masks is None:
-            centre, room = (self.centres.to(self.images) - 0.5) * self.extent, self.extent * _ROOM
-            return centre.nan_to_num(0.0), (-room).expand_as(centre), room.expand_as(centre)
+            middle = torch.stack([self.subject.mapped[name][self.indices] for name in ("row", "column")], 1) - 0.5
+            room = (self.extent * _ROOM).expand_as(middle)
+            return (middle * self.extent).nan_to_num(0.0), -room, room
         low, high = self.box
         return (centroids(self.masks) - self.extent / 2).nan_to_num(0.0), -low, self.extent - high
 
@@ -113,8 +119,8 @@ class Pictures:
 def _sampled(pixels: Tensor, shift: Shift, pivot: Shift, scale: Tensor | float, turn: float, beyond: str) -> Tensor:
     """Images shifted, and scaled and turned around a pivot (px from the centre); `beyond` the edge: as grid_sample."""
     height, width = pixels.shape[-2:]
-    half = torch.tensor([height / 2, width / 2], device=pixels.device)
-    inverse = 1 / torch.as_tensor(scale, device=pixels.device).expand(len(pixels))
+    half = torch.tensor([height / 2, width / 2])
+    inverse = 1 / torch.as_tensor(scale).expand(len(pixels))
     cos, sin = math.cos(turn) * inverse, math.sin(turn) * inverse
     matrix = torch.stack([torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1)  # of (row, column), px
     offset = pivot - torch.einsum("bij,bj->bi", matrix, pivot + shift)
@@ -132,8 +138,7 @@ def around_centre(pictures: Pictures, sign: int) -> Edited:
     angle = 2 * torch.asin((length / (2 * radius).clamp_min(1e-6)).clamp(max=1.0))
     options = []
     for side in (1, -1):
-        cos, sin = angle.cos(), side * angle.sin()
-        turned = torch.stack([cos * place[:, 0] - sin * place[:, 1], sin * place[:, 0] + cos * place[:, 1]], 1)
+        turned = torch.view_as_real(torch.view_as_complex(place) * torch.polar(torch.ones_like(angle), side * angle))
         options.append((turned - place).clamp(least, most))
     miss = [((place + option).norm(dim=1) - radius).abs() + (option.norm(dim=1) - length).abs() for option in options]
     control = torch.where((miss[0] <= miss[1])[:, None], options[0], options[1])
@@ -149,7 +154,7 @@ def off_border(pictures: Pictures, _sign: int) -> Edited:
     length = shift.norm(dim=1, keepdim=True).round()
     best = torch.zeros_like(shift)
     for direction in ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0)):
-        moved = (length * torch.tensor(direction, device=shift.device)).clamp(-low, extent - high)
+        moved = (length * torch.tensor(direction)).clamp(-low, extent - high)
         touches = ((low + moved <= 0) | (high + moved >= extent)).any(1, keepdim=True)
         best = torch.where(touches & (moved.norm(dim=1) > best.norm(dim=1))[:, None], moved, best)
     return Edited(pictures.placed(shift), pictures.placed(best))
@@ -158,11 +163,11 @@ def off_border(pictures: Pictures, _sign: int) -> Edited:
 def scaled(pictures: Pictures, sign: int) -> Edited:
     """Shrunk or enlarged; control: an object is turned, an image shifted, by as much on average."""
     images = pictures.images
-    scale = torch.full((len(images),), _ZOOM if sign > 0 else 1 / _ZOOM, device=images.device)
-    still = torch.zeros(len(images), 2, device=images.device)
+    scale = torch.full((len(images),), _ZOOM if sign > 0 else 1 / _ZOOM)
+    still = torch.zeros(len(images), 2)
     if pictures.masks is None:
         far = (_ZOOM - 1) * float(pictures.extent.norm()) / math.sqrt(12)  # root mean square, of a zoom
-        angle = torch.arange(len(images), device=images.device) * 2.4  # the golden angle: all directions alike
+        angle = pictures.indices * 2.4  # the golden angle: all directions alike
         return Edited(pictures.placed(still, scale), pictures.placed(far * torch.stack([angle.sin(), angle.cos()], 1)))
     low, high = pictures.box
     room = (pictures.extent / (high - low).clamp_min(1.0)).amin(1).clamp_min(1.0)
@@ -198,7 +203,7 @@ def without_clutter(pictures: Pictures, _sign: int) -> Edited:
     """The ground without distractors, or blurred; control: another ground, or its mirror image."""
     scenes = pictures.split.scenes
     if scenes is not None:
-        drawn = (scenes.redrawn(how).to(pictures.images.device) for how in ("without distractors", "other ground"))
+        drawn = (scenes.redrawn(how) for how in ("without distractors", "other ground"))
         return Edited(*(pixels.float() / 255 for pixels in drawn))
     smooth = _blurred(pictures.ground, _GROUND_BLUR * min(pictures.images.shape[-2:]))
     grounds = smooth, pictures.ground.flip(3)
@@ -216,8 +221,8 @@ def _beside_tint(images: Images, changed: Images, where: Tensor) -> Edited:
     one that comes nearest to that once it is kept within the range of colours."""
     changed = changed.clamp(0, 1)
     wanted = _size(changed - images)
-    weights = torch.tensor(LUMINANCE, device=images.device)
-    first = torch.linalg.cross(weights, torch.tensor([1.0, 0.0, 0.0], device=images.device))
+    weights = torch.tensor(LUMINANCE)
+    first = torch.linalg.cross(weights, torch.tensor([1.0, 0.0, 0.0]))
     second = torch.linalg.cross(weights, first)
     first, second = first / first.norm(), second / second.norm()
     share = where.mean((1, 2, 3), keepdim=True).clamp_min(1e-9)

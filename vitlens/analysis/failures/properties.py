@@ -82,9 +82,9 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             "images whose map is wide", "images whose map is narrow", "of the size of what the map marks",
             "shrunk", "enlarged", "shifted as far on average",
         ),
-        "map_border": Property(
-            "map: share at the border", "of the map on an eighth of the image along each edge",
-            "images whose map is at the border", "images whose map is off the border",
+        "map_outer": Property(
+            "map: share off the middle", "of the map outside the middle quarter of the image",
+            "images whose map is off the middle", "images whose map is in the middle",
         ),
         "map_on_object": Property(
             "map: share on the object", "of the map's positive part", "images whose map lies on the object",
