@@ -18,12 +18,12 @@ from vitlens.analysis.failures.properties import (
 from vitlens.archives import Form
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
-from vitlens.record import Record, arrays, by, col, columns, table
+from vitlens.record import Record, arrays, by, table
 from vitlens.records import ClassNames, Pixels
 from vitlens.report.claims import ASKED, Claim
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
-from vitlens.uncertainty import Estimate, wilson
+from vitlens.uncertainty import Estimate
 
 FEWEST: Final = 10  # errors, and correct predictions, from which on they are asked for a reason
 QUARTERS: Final = 4
@@ -60,25 +60,6 @@ class FailuresRecord(Record):
     interventions: tuple[InterventionRow, ...] = table()
     covariate_values: Mapping[str, CovariateArrays] = arrays("covariates-{model}")
     failure_examples: Mapping[str, MendedArrays] = arrays("mended-{model}")
-
-
-@dataclass(frozen=True)
-class MendedPicture(Picture):
-    """A picture of one model's error."""
-
-    model: str = ""
-
-
-@dataclass(frozen=True)
-class ReasonRow:
-    """One model: how often it fails, in what its errors differ most, and what its change mends."""
-
-    model: str = col("model")
-    error: Estimate = col("error rate", better="lower")
-    differs: str | None = col("errors are more frequent on", default=None)
-    area: Estimate | None = col("AUC", term=columns(CovariateRow)["area"].term, default=None)
-    mended: str | None = col("mended by its change", default=None)
-    control: str | None = col("by the control", default=None)
 
 
 def claims(record: FailuresRecord) -> Iterator[Claim]:
@@ -177,17 +158,6 @@ def _strongest(rows: Sequence[CovariateRow]) -> CovariateRow | None:
     return min(known, key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p), default=None)
 
 
-def _reasons(record: FailuresRecord) -> Iterator[ReasonRow]:
-    for model, rows in by(record.covariates, "model").items():
-        error = wilson(rows[0].errors, max(row.area.n or 0 for row in rows))
-        row = next((row for row, _ in causes(model, rows, record.interventions)), None) or _strongest(rows)
-        test = next((each for each in record.interventions if row and _same(each, row)), None)
-        yield ReasonRow(
-            model, error, row.where if row else None, row.area if row else None,
-            f"{test.mended} of {test.errors}" if test else None, str(test.control_mended) if test else None,
-        )  # fmt: skip
-
-
 def _answer(record: FailuresRecord) -> str:
     """The claims, and for two models the property that separates the errors of one best beside the other's."""
     said = [claim.says for claim in claims(record)]
@@ -221,34 +191,35 @@ def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
     return [row for name in names for row in record.quarters if row.covariate == name]
 
 
-def _examples(record: FailuresRecord) -> Iterator[MendedPicture]:
+def _examples(record: FailuresRecord) -> Iterator[Picture]:
     """Errors that a change mends: the image, and it after the change and after the control."""
     for model, own in record.failure_examples.items():
         (_, test), *_ = causes(model, record.covariates, record.interventions)
-        shown = {"image": own.pixels, test.change: own.changed, "control": own.control}
+        shown = {"image": own.pixels, "after the change": own.changed, "after the control": own.control}
         for at, image in enumerate(own.image.tolist()):
             for (column, pixels), told in zip(shown.items(), own.predictions[:, at].tolist()):
                 right = told == own.truth[at]
                 below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(told, 16)}"
-                yield MendedPicture(
-                    pixels[at].astype(np.float32) / 255, row=f"image {image}", column=column, below=below,
-                    frame=RIGHT if right else WRONG, model=model,
+                yield Picture(
+                    pixels[at].astype(np.float32) / 255, row=f"{shortened(model, 12)} {image}: {test.change}",
+                    column=column, below=below, frame=RIGHT if right else WRONG,
                 )  # fmt: skip
 
 
 SECTIONS: Final = (
     Section(
         "Why do the models fail?",
-        lambda record: list(_reasons(record)) if any(row.p is not None for row in record.covariates) else [],
+        lambda record: [row for row in record.covariates if row.p is not None],
         opening=_answer,
-        columns=("model", "error", "differs", "area", "mended", "control"),
+        columns=("model", "title", "area", "p_holm", "p_joint_holm"),
+        order=lambda row: row.p,
         about=("why it fails",),
         charts=(
             Chart(
                 "failure_properties", intervals("title", "area", of="model", reference=0.5),
                 "Probability that an error has more of a property than a correct prediction. Right of the dashed line "
                 "errors have more of it, left less.",
-                title="What errors have more or less of", rows="covariates", only=lambda row: row.p is not None,
+                title="What errors have more or less of",
             ),
             Chart(
                 "failure_quarters", lines("quarter", "accuracy", of="model", panel="title"),
@@ -274,8 +245,7 @@ SECTIONS: Final = (
             Chart(
                 "failure_examples", images(),
                 "Errors that a change mends and its control, as large, does not; below: the prediction.",
-                title="Errors of {{ first.model }} that are mended",
-                rows=lambda record: list(_examples(record)), each="model",
+                title="Errors that a change mends", rows=lambda record: list(_examples(record)),
             ),
         ),
     ),
