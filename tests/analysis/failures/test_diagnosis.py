@@ -62,7 +62,7 @@ def test_all_images_are_changed_and_counted():
     row = next(row for row in found.interventions if row.covariate == "border")
     assert row.errors == found.failures
     assert (row.change, row.control) == ("moved off the border", "moved as far along the border")
-    changed, control = outcomes(subject(at_border, split), "border", -1)
+    changed, control = outcomes(subject(at_border, split), {"border": -1})["border"]
     right = found.correct
     assert len(changed) == len(control) == len(split)
     assert (row.mended, row.broken) == (int((changed & ~right).sum()), int((right & ~changed).sum()))

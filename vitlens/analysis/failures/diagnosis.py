@@ -1,6 +1,6 @@
 """`vitlens.failures`: what the errors of a model have in common, and what mends them when it is changed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,7 +18,7 @@ from vitlens.analysis.failures.covariates import (
     difference_rows,
     quarter_rows,
 )
-from vitlens.analysis.failures.interventions import CHANGES, Edited, Pictures
+from vitlens.analysis.failures.interventions import CHANGES, Pictures
 from vitlens.analysis.failures.properties import (
     PROPERTIES,
     CovariateRow,
@@ -118,7 +118,11 @@ def diagnose(
     """The diagnosis of one or two models. values: of `covariates`, where they are known already."""
     each = list(zip(subjects, values or map(covariates, subjects)))
     rows = covariate_rows(each)
-    tested = [_intervened(subject, name, sign, advance) for subject, name, sign in planned(subjects, rows)]
+    tested: list[InterventionRow] = []
+    for subject in subjects:
+        signs = {name: sign for own, name, sign in planned(subjects, rows) if own is subject}
+        for name, after in outcomes(subject, signs, advance).items():
+            tested.append(_intervened(subject, name, signs[name], *after))
     found = [replace(row, p_holm=p) for row, p in zip(tested, holm([row.p for row in tested]))]
     first = subjects[0].evaluation
     return Diagnosis(
@@ -139,12 +143,6 @@ def planned(subjects: Sequence[Subject], rows: Sequence[CovariateRow]) -> Iterat
             yield subject, row.covariate, sign
 
 
-def edited(subject: Subject, name: str, sign: int, indices: Tensor) -> Edited:
-    """Images after the change of a property and after its control."""
-    found = CHANGES[name](Pictures(subject, indices), sign)
-    return Edited(found.changed.clamp(0, 1), found.control.clamp(0, 1))
-
-
 @torch.no_grad()
 def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
     """The predicted classes of images, in those of the evaluation."""
@@ -155,20 +153,20 @@ def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
 
 
 def outcomes(
-    subject: Subject, name: str, sign: int, advance: Callable[[int], object] = lambda _: None
-) -> tuple[Tensor, Tensor]:
-    """Whether every image is classified correctly after the change, and after its control."""
-    after: list[list[Tensor]] = [[], []]
+    subject: Subject, signs: Mapping[str, int], advance: Callable[[int], object] = lambda _: None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Whether every image is classified correctly after each change, and after its control. signs: of the changes."""
+    after: dict[str, tuple[list[Tensor], list[Tensor]]] = {name: ([], []) for name in signs}
     for indices in torch.arange(len(subject.split)).split(subject.batch_size or fitting_batch_size(subject.model)):
-        for part, images in zip(after, edited(subject, name, sign, indices)):
-            part.append(predictions(subject, images) == subject.evaluation.labels[indices])
-        advance(2 * len(indices))
-    changed, control = map(torch.cat, after)
-    return changed, control
+        pictures, truth = Pictures(subject, indices), subject.evaluation.labels[indices]
+        for name, sign in signs.items():
+            for part, images in zip(after[name], CHANGES[name](pictures, sign)):
+                part.append(predictions(subject, images) == truth)
+            advance(2 * len(indices))
+    return {name: (torch.cat(changed), torch.cat(control)) for name, (changed, control) in after.items()}
 
 
-def _intervened(subject: Subject, name: str, sign: int, advance: Callable[[int], object]) -> InterventionRow:
-    changed, control = outcomes(subject, name, sign, advance)
+def _intervened(subject: Subject, name: str, sign: int, changed: Tensor, control: Tensor) -> InterventionRow:
     evaluation, known = subject.evaluation, PROPERTIES[name]
     right, groups = evaluation.correct, evaluation.groups
     return InterventionRow(

@@ -9,17 +9,13 @@ import numpy as np
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, bars, images, lines, pixels
-from vitlens.commands.compare.record import (
-    CompareRecord,
-    DisturbedPairRow,
-    HarderRow,
-    ImageRow,
-)
+from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow, ImageRow
 from vitlens.commands.shared import failures
 from vitlens.commands.shared.calibration import DRAWN, FEW, RELIABILITY, calibration_claim
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.maps.judged import JudgedMap, explanation_verdict, judged_maps
 from vitlens.commands.shared.trainings import trained
+from vitlens.commands.shared.worst_class import SECTION as CLASSES
 from vitlens.report.claims import Claim, found
 from vitlens.report.document import ImagePanel, Tags
 from vitlens.report.prose import Marked, listed, say
@@ -329,19 +325,7 @@ REPORT: Final = Report(
                 title="Which model is wrong", only=lambda row: row.cell != "both-right",
             ),),
         ),
-        Section(
-            "On which classes do they differ?",
-            lambda record: [row for row in record.by_class if row.n >= FEWEST],
-            columns=("model", "class_name", "n", "accuracy"), order=lambda row: row.accuracy.value,
-            opening="The lowest accuracy is that of **{{ first.model }}** on class {{ first.class_name }}, "
-            "{{ first.accuracy|alone }}.",
-            charts=(Chart(
-                "per_class", bars("class_name", "accuracy", of="model"),
-                "Accuracy of each class with its interval, lowest first. Where intervals overlap, models may differ by "
-                "chance.",
-                title="Accuracy by class",
-            ),),
-        ),
+        CLASSES,
         Section(
             "Which classes are confused?", _of_confusion, order=lambda row: -row.count,
             opening="Most often **{{ first.model }}** predicts {{ first.prediction }} for {{ first.truth }}: "

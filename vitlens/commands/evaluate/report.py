@@ -8,12 +8,13 @@ from typing import Final
 import numpy as np
 from matplotlib.figure import Figure
 
-from vitlens.charts import Picture, bars, images
-from vitlens.commands.evaluate.record import ConfusionRow, EvaluateRecord, PredictedClassRow, ScoreRow
+from vitlens.charts import Picture, images
+from vitlens.commands.evaluate.record import EvaluateRecord, PredictedClassRow, ScoreRow
 from vitlens.commands.shared.calibration import ENOUGH, FEW, RELIABILITY, calibration_claim
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.trainings import trained
-from vitlens.commands.shared.worst_class import worst_of
+from vitlens.commands.shared.worst_class import SECTION as CLASSES
+from vitlens.commands.shared.worst_class import ConfusionRow, worst_of
 from vitlens.figures.confusion import confusion_matrix
 from vitlens.record import by
 from vitlens.report.claims import Claim, found
@@ -184,20 +185,7 @@ REPORT: Final = Report(
     ),
     sections=(
         SECTION,
-        Section(
-            "Which classes are recognised worst?",
-            lambda record: [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST],
-            order=lambda row: row.accuracy.value,
-            opening="The lowest accuracy is that of **{{ first.model }}** on class {{ first.class_name }}, "
-            "{{ first.accuracy|alone }} of {{ first.n }} images; the highest is {{ rows[-1].accuracy|value }}.",
-            columns=("model", "class_name", "n", "accuracy"),
-            charts=(Chart(
-                "per_class", bars("class_name", "accuracy", of="model"),
-                "Accuracy of each class with its interval, lowest first. Where intervals overlap, classes may differ "
-                "by chance.",
-                title="Accuracy by class",
-            ),),
-        ),
+        CLASSES,
         Section(
             "Which classes are confused?", _confused, order=lambda row: -row.count,
             opening="{% if first.count > 1 %}Most often **{{ first.model }}** predicts {{ first.prediction }} for "

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.failures.covariates import Subject, covariate_rows, covariates
-from vitlens.analysis.failures.diagnosis import EXAMPLES, Diagnosis, diagnose, edited, planned, predictions
+from vitlens.analysis.failures.diagnosis import EXAMPLES, Diagnosis, diagnose, planned, predictions
+from vitlens.analysis.failures.interventions import CHANGES, Pictures
 from vitlens.analysis.failures.properties import causes
 from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.shared.failures import CovariateArrays, MendedArrays
@@ -46,7 +47,7 @@ def _examples(subjects: Sequence[Subject], found: Diagnosis) -> Mapping[str, Men
         evaluation = subject.evaluation
         for row, _ in causes(evaluation.alias, found.covariates, found.interventions)[:1]:
             wrong = (~evaluation.correct).nonzero().flatten()[:_TRIED]
-            after = edited(subject, row.covariate, -1 if row.area.value > 0.5 else 1, wrong)
+            after = CHANGES[row.covariate](Pictures(subject, wrong), -1 if row.area.value > 0.5 else 1)
             answers = [predictions(subject, images) for images in after]
             labels = evaluation.labels[wrong]
             chosen = ((answers[0] == labels) & (answers[1] != labels)).nonzero().flatten()[:EXAMPLES]

@@ -1,17 +1,60 @@
-"""The class that a model classifies worst, as a finding where chance among the classes does not explain it."""
+"""Accuracy by class and confusions: rows, section, and the class that a model classifies worst beyond chance."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
+from vitlens.charts import bars
+from vitlens.commands.shared.comparison import FEWEST
+from vitlens.record import col
 from vitlens.report.document import Finding
 from vitlens.report.findings import finding
 from vitlens.report.numbers import in_words
+from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate, Side, beyond, widened
 
 NAMED: Final = 10  # images of a class from which on it can be named as the worst
 _FEWEST: Final = 3  # classes
 Row = TypeVar("Row", bound="OfImages")
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class of the data, for one model; accuracy: None where it has no images."""
+
+    model: str = col("model")
+    class_name: str = col("class")
+    n: int = col("images")
+    accuracy: Estimate | None = col("accuracy", default=None)
+
+
+@dataclass(frozen=True)
+class ConfusionRow:
+    """How many images of one class one model takes for another; only cells that are not 0."""
+
+    model: str = col("model")
+    truth: str = col("class")
+    prediction: str = col("prediction")
+    count: int = col("images")
+
+
+SECTION: Final = Section(
+    "Which classes are recognised worst?",
+    lambda record: [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST],
+    order=lambda row: row.accuracy.value,
+    opening="The lowest accuracy is that of **{{ first.model }}** on class {{ first.class_name }}, "
+    "{{ first.accuracy|alone }} of {{ first.n }} images; the highest is {{ rows[-1].accuracy|value }}.",
+    columns=("model", "class_name", "n", "accuracy"),
+    charts=(
+        Chart(
+            "per_class",
+            bars("class_name", "accuracy", of="model"),
+            "Accuracy of each class with its interval, lowest first. Where intervals overlap, classes may differ by "
+            "chance.",
+            title="Accuracy by class",
+        ),
+    ),
+)
 
 
 class OfImages(Protocol):
