@@ -1,106 +1,95 @@
-"""Scenes and models in which the cause of every error is known: a coloured square, its class, and what misleads."""
+"""Scenes and models in which the cause of every error is known: a striped square whose stripes' direction is its class.
 
-from dataclasses import dataclass, replace
+The class is read off the luminance's gradients, so that neither moving nor tinting changes it.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import vitlens
+from vitlens.analysis.failures.covariates import luminance
 from vitlens.data.split import InMemory, Split
 from vitlens.models.model import Model
 
-SIDE, PATCH = 32, 4
-CLASSES = ("none", "red", "green", "blue")  # the colour of the object; no image is of class none
-GROUND, OBJECT, LOUD, QUIET = 0.2, 0.7, 1.0, 0.4
+SIDE = 32
+CLASSES = ("across", "down")
+GROUND = 0.3
 
 
-@dataclass(frozen=True)
-class Squares:
-    """Grey scenes of a coloured square, each with a patch of another class's colour off the object; drawn again on
-    request without it, or with other noise."""
-
-    pixels: Tensor
-    plain: Tensor
-    other: Tensor
-
-    def redrawn(self, change: str) -> Tensor:
-        return self.plain if change == "without distractors" else self.other
-
-    def pick(self, indices: Tensor) -> "Squares":
-        return Squares(self.pixels[indices], self.plain[indices], self.other[indices])
-
-
-def squares(
-    count: int = 160, *, seed: int = 0, loud: float = 0.4, on_object: bool = False, redraw: bool = True
-) -> Split:
-    """Scenes of which a fraction `loud` has a distracting patch brighter than the object, the others a dull one.
-
-    on_object: the patch is part of the object (a corner of it).
-    """
+def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 40) -> Split:
+    """Squares of any contrast, a third of them at the border, among none to 40 bright pixels (or `dots`)."""
     draw = torch.Generator().manual_seed(seed)
-    labels = torch.randint(1, 4, (count,), generator=draw)
-    wrong = 1 + (labels - 1 + torch.randint(1, 3, (count,), generator=draw)) % 3
-    sizes = torch.randint(2, 5, (count,), generator=draw)  # patches
-    brightness = torch.where(torch.rand(count, generator=draw) < loud, LOUD, QUIET)
-    plain = GROUND + 0.02 * torch.rand(count, 3, SIDE, SIDE, generator=draw)
-    masks = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
-    pixels, other = [], []
-    for index, size in enumerate(sizes.tolist()):
-        row, column = (int(torch.randint(1, 8 - size, (1,), generator=draw)) for _ in range(2))
-        square = slice(PATCH * row, PATCH * (row + size)), slice(PATCH * column, PATCH * (column + size))
-        masks[(index, *square)] = True
-        plain[(index, labels[index] - 1, *square)] = OBJECT
-        corner = (row, column) if on_object else (0, 0) if torch.rand((), generator=draw) < 0.5 else (7, 7)
-        pixels.append(_with_patch(plain[index], corner, wrong[index], float(brightness[index])))
-        other.append(pixels[-1] + 0.02 * (torch.rand(3, SIDE, SIDE, generator=draw) - 0.5))
-    scenes = Squares(*((255 * torch.stack(each).clamp(0, 1)).round().byte() for each in (pixels, list(plain), other)))
-    source = InMemory(scenes.pixels)
-    split = Split("squares", "test", source, (SIDE, SIDE), CLASSES, labels=labels, masks=masks, scenes=scenes)
-    return split if redraw else replace(split, scenes=None)
+
+    def numbers(low: float, high: float) -> list[float]:
+        return (low + (high - low) * torch.rand(count, generator=draw)).tolist()
+
+    labels = torch.randint(0, 2, (count,), generator=draw)
+    images = GROUND + 0.02 * torch.rand(count, 3, SIDE, SIDE, generator=draw)
+    found = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
+    columns = zip(numbers(9, 14), numbers(0, 1), numbers(0, 1), numbers(0, 1), numbers(0.12, 0.5), numbers(0, dots + 1))
+    for at, (size, down, across, edge, contrast, bright) in enumerate(columns):
+        side = int(size)
+        row, column = (2 + int(share * (SIDE - side - 3)) for share in (down, across))
+        row = 0 if edge < 1 / 6 else row
+        column = SIDE - side if 1 / 6 <= edge < 1 / 3 else column
+        where = slice(row, row + side), slice(column, column + side)
+        found[(at, *where)] = True
+        free = (~F.max_pool2d(found[at][None].float(), 5, 1, 2)[0].bool()).nonzero()
+        for y, x in free[torch.randperm(len(free), generator=draw)[: int(bright)]].tolist():
+            images[at, :, y, x] = 1.0
+        stripes = contrast * ((torch.arange(side) // 2) % 2 == 0).float()
+        images[(at, slice(None), *where)] += stripes[:, None] if labels[at] == 0 else stripes[None, :]
+    pixels = (255 * images.clamp(0, 1)).round().byte()
+    return Split(
+        "squares", "test", InMemory(pixels), (SIDE, SIDE), CLASSES, labels=labels, masks=found if masks else None
+    )
 
 
-def _with_patch(image: Tensor, corner: tuple[int, int], colour: Tensor, brightness: float) -> Tensor:
-    changed = image.clone()
-    rows, columns = (slice(PATCH * at, PATCH * (at + 1)) for at in corner)
-    changed[:, rows, columns] = GROUND
-    changed[colour - 1, rows, columns] = brightness
-    return changed
+class Planted(nn.Module):
+    """Reads the direction of the stripes, and errs where the rule holds."""
 
-
-class Brightest(nn.Module):
-    """Predicts the colour of the brightest patches."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        patches = nn.functional.avg_pool2d(images, PATCH).flatten(2) - GROUND
-        weights = (40 * patches.amax(1)).softmax(-1)
-        colours = (weights[:, None] * patches).sum(-1)
-        return 20 * torch.cat([torch.zeros_like(colours[:, :1]), colours], 1)
-
-
-class LargeOnly(nn.Module):
-    """Predicts the colour of most of the image, and none unless it covers enough."""
-
-    def __init__(self, least: float) -> None:
+    def __init__(self, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        self.least = least
+        self.rule = rule
 
     def forward(self, images: Tensor) -> Tensor:
-        colours = (images - images.amin(1, keepdim=True)).mean((2, 3))
-        return 400 * torch.cat([self.least * (OBJECT - GROUND) + 0 * colours[:, :1], colours], 1)
+        planes = luminance(images)
+        stripes = planes.clamp(max=0.85)  # without the bright pixels
+        down, across = (F.pad(stripes.diff(dim=axis).abs(), pad) for axis, pad in ((1, (0, 0, 0, 1)), (2, (0, 1))))
+        local = F.avg_pool2d((down - across)[:, None], 7, 1, 3)[:, 0]
+        strongest = local.flatten(1).abs().argmax(1, keepdim=True)
+        score = 30 * local.flatten(1).gather(1, strongest)[:, 0]
+        wrong = self.rule(planes, local)
+        score = torch.where(wrong, -score, score)
+        return torch.stack([score, -score], 1)
 
 
-class AtRandom(nn.Module):
-    """Predicts the colour of most of the image, and a wrong one for images that no feature tells apart."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        colours = (images - images.amin(1, keepdim=True)).mean((2, 3))
-        unlucky, which = (1e5 * images.mean((1, 2, 3))).sin() > 0.5, (3e5 * images.mean((1, 2, 3))).sin() > 0
-        wrong = torch.where(which[:, None], colours.roll(1, 1), colours.roll(2, 1))
-        colours = torch.where(unlucky[:, None], wrong, colours)
-        return 400 * torch.cat([torch.zeros_like(colours[:, :1]), colours], 1)
+def low_contrast(_planes: Tensor, local: Tensor) -> Tensor:
+    """The stripes are faint."""
+    return local.flatten(1).abs().amax(1) < 0.12
 
 
-def model(module: nn.Module) -> Model:
+def at_border(_planes: Tensor, local: Tensor) -> Tensor:
+    """Stripes reach the edge of the image."""
+    size = local.abs()
+    edge = torch.cat([size[:, 0], size[:, -1], size[:, :, 0], size[:, :, -1]], 1).amax(1)
+    return edge > 0.4 * size.flatten(1).amax(1)
+
+
+def cluttered(planes: Tensor, _local: Tensor) -> Tensor:
+    """There are many bright pixels."""
+    return (planes > 0.9).flatten(1).sum(1) > 28
+
+
+def at_random(planes: Tensor, _local: Tensor) -> Tensor:
+    """Nothing that a property tells apart."""
+    return (1e5 * planes.mean((1, 2))).sin() > 0.6
+
+
+def model(rule: Callable[[Tensor, Tensor], Tensor], alias: str = "planted") -> Model:
     return vitlens.wrap(
-        module, alias="planted", image_size=SIDE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), classes=CLASSES
+        Planted(rule), alias=alias, image_size=SIDE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), classes=CLASSES
     )

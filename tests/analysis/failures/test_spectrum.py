@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from vitlens.analysis.failures.spectrum import frequency_bands, high_pass, low_pass, power, radius
+from vitlens.analysis.failures.spectrum import frequency_bands, high_pass, low_pass, radius
 from vitlens.errors import InputError
 
 
@@ -53,13 +53,6 @@ def test_cycles_a_pixel_count_alike_along_both_sides():
     wide = grating(cycles=8, size=(32, 64))
     torch.testing.assert_close(low_pass(wide, cutoff=0.3), wide, atol=1e-5, rtol=0)
     assert radius((32, 64))[4, 0] == radius((32, 64))[0, 8] == 0.25
-
-
-def test_the_power_is_parsevals():
-    for size in ((6, 8), (5, 7)):
-        planes = torch.rand(4, *size, dtype=torch.float64)
-        deviations = (planes - planes.mean((1, 2), keepdim=True)).square().sum((1, 2))
-        torch.testing.assert_close(power(planes).sum((1, 2)), deviations * size[0] * size[1])
 
 
 def test_a_negative_cut_off_is_refused(images):

@@ -155,13 +155,14 @@ def test_panels_by_rising_agreement_say_and_show_what_the_rows_hold(record):
 @pytest.mark.slow
 def test_failures_and_conflicts_of_models_of_shapes(of_shapes):
     """With a single method for both models, and a class given by its number."""
-    rows = of_shapes.separations
-    assert {row.kind for row in rows} == {"image", "attention", "map"}
-    assert {row.model for row in rows if row.kind == "attention"} == {"vit"}
+    rows = of_shapes.covariates
+    assert {row.model for row in rows} == set(of_shapes.aliases)
+    assert {"off_centre", "size", "clutter", "map_on_object", "confidence"} <= {row.covariate for row in rows}
     tested = [row for row in rows if row.p is not None]
     smallest = min(tested, key=lambda row: row.p)
     assert smallest.p_holm == pytest.approx(min(1, len(tested) * smallest.p)), "one correction for all"
-    assert all(row.failures + row.successes == 104 for row in rows if row.kind == "image")
+    assert all(row.area.n == 104 for row in rows if row.covariate == "size")
+    assert {row.covariate for row in of_shapes.interventions} <= {row.covariate for row in tested if row.p <= 0.05}
     assert [row.method for row in of_shapes.methods] == ["saliency", "saliency"]
     assert not of_shapes.robustness
     assert sum(row.n for row in of_shapes.cue_conflicts) == 2 * 560

@@ -107,20 +107,59 @@ def _shares(high: Array, low: Array) -> tuple[Array, Array]:
     return below, above
 
 
+def _deviations(failing: Array, passing: Array, area: float, wrong: NDArray[np.bool_]) -> Array:
+    """What each image contributes to the area's deviation from its mean; they sum to 0 over failures and successes."""
+    parts = np.empty(len(wrong))
+    parts[wrong] = (failing - area) / len(failing)
+    parts[~wrong] = (passing - area) / len(passing)
+    return parts
+
+
+def _grouped_error(parts: Array, groups: NDArray[np.generic] | None) -> float:
+    """The standard error from sums of the images' deviations over groups."""
+    members = np.arange(len(parts)) if groups is None else np.unique(groups, return_inverse=True)[1].ravel()
+    sums = np.bincount(members, weights=parts)
+    return float(np.sqrt(len(sums) / max(len(sums) - 1, 1) * (sums**2).sum()))
+
+
 def _standard_error(
     failing: Array, passing: Array, area: float, groups: NDArray[np.generic] | None, wrong: NDArray[np.bool_]
 ) -> float:
     """The standard error of the area from sums of the images' deviations over groups (without groups DeLong's)."""
-    parts = np.empty(len(wrong))
-    parts[wrong] = (failing - area) / len(failing)
-    parts[~wrong] = (passing - area) / len(passing)
+    parts = _deviations(failing, passing, area, wrong)
     if groups is not None and len(np.unique(groups)) < len(groups):
-        sums = np.bincount(np.unique(groups, return_inverse=True)[1].ravel(), weights=parts)
-        return float(np.sqrt(len(sums) / max(len(sums) - 1, 1) * (sums**2).sum()))
+        return _grouped_error(parts, groups)
     variance = sum(
         (chosen**2).sum() * len(chosen) / max(len(chosen) - 1, 1) for chosen in (parts[wrong], parts[~wrong])
     )
     return float(np.sqrt(variance))
+
+
+def area_difference(
+    first: Float[Tensor, " batch"],
+    second: Float[Tensor, " batch"],
+    first_correct: Bool[Tensor, " batch"],
+    second_correct: Bool[Tensor, " batch"],
+    *,
+    groups: Tensor | None = None,
+) -> tuple[Estimate, float] | None:
+    """The area of a number for one model minus that for another on the same images, with its paired interval and p.
+
+    Images of NaN (not known) are left out; None with fewer than 10 failures or successes of either.
+    """
+    known = first.isfinite() & second.isfinite()
+    areas, parts = [], []
+    for values, correct in ((first, first_correct), (second, second_correct)):
+        numbers, wrong = values[known].detach().cpu().double().numpy(), ~correct[known].cpu().numpy()
+        if min(wrong.sum(), (~wrong).sum()) < FEWEST:
+            return None
+        shares = _shares(numbers[wrong], numbers[~wrong])
+        areas.append(float(shares[0].mean()))
+        parts.append(_deviations(*shares, areas[-1], wrong))
+    error = _grouped_error(parts[0] - parts[1], None if groups is None else groups[known].cpu().numpy())
+    gap, half = areas[0] - areas[1], float(stats.norm.ppf(0.975)) * error
+    p = 1.0 if error == 0 else float(2 * stats.norm.sf(abs(gap) / error))
+    return Estimate(gap, gap - half, gap + half, int(known.sum()), ""), p
 
 
 def _inference(area: float, error: float, failures: int, successes: int) -> tuple[Ends, float]:

@@ -130,63 +130,25 @@ def confusions(comparison: Comparison) -> tuple[Confusion, ...]:
 
 @dataclass(frozen=True)
 class Slice:
-    """A subset of the images, by class or by a number: images in each cell, and the accuracy of each model.
-
-    name: "cat", or the bin's number from 1 with its bounds in low and high.
-    """
+    """The images of one class: their number, and the accuracy of each model on them."""
 
     name: str
-    low: float | None
-    high: float | None
     n: int
-    counts: dict[str, int]
     first: Estimate
     second: Estimate
 
 
 def by_class(comparison: Comparison, *, seed: int = 0) -> tuple[Slice, ...]:
     """One slice for each class that is the label of some image, in the order of the classes."""
-    present = comparison.labels.unique().tolist()
-    return tuple(
-        _slice(comparison, comparison.labels == label, comparison.classes[label], seed=seed) for label in present
-    )
-
-
-def by_number(comparison: Comparison, values: PerImage, *, bins: int = 4, seed: int = 0) -> tuple[Slice, ...]:
-    """Slices of about equally many images by increasing value (quartiles); equal values are never separated.
-
-    values: (n,); images whose value is NaN (not known) are in no slice. There are fewer than `bins` slices where many
-    values are equal.
-    """
-    known = values.isfinite()
-    if not known.any():
-        return ()
-    edges = torch.quantile(values[known].double(), torch.linspace(0, 1, bins + 1, dtype=torch.float64))[1:-1].unique()
-    member = torch.where(known, torch.bucketize(values.double(), edges), -1)
-    slices: list[Slice] = []
-    for index in range(len(edges) + 1):
-        inside = member == index
-        if inside.any():
-            bounds = float(values[inside].min()), float(values[inside].max())
-            slices.append(_slice(comparison, inside, str(len(slices) + 1), *bounds, seed=seed))
+    slices = []
+    for label in comparison.labels.unique().tolist():
+        inside = comparison.labels == label
+        groups = None if comparison.groups is None else comparison.groups[inside]
+        each = (
+            accuracy(model.correct[inside], groups=groups, seed=seed) for model in (comparison.first, comparison.second)
+        )
+        slices.append(Slice(comparison.classes[label], int(inside.sum()), *each))
     return tuple(slices)
-
-
-def _slice(
-    comparison: Comparison,
-    inside: Tensor,
-    name: str,
-    low: float | None = None,
-    high: float | None = None,
-    *,
-    seed: int,
-) -> Slice:
-    groups = None if comparison.groups is None else comparison.groups[inside]
-    first, second = (
-        accuracy(model.correct[inside], groups=groups, seed=seed) for model in (comparison.first, comparison.second)
-    )
-    counted = torch.bincount(comparison.cells[inside], minlength=len(CELLS)).tolist()
-    return Slice(name, low, high, int(inside.sum()), dict(zip(CELLS, counted)), first, second)
 
 
 def _answers(evaluation: Evaluation, classes: Sequence[str]) -> Answers:

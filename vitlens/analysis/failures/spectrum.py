@@ -50,23 +50,6 @@ def high_pass(images: Images, *, cutoff: float) -> Images:
     return (high + images.mean((-2, -1), keepdim=True)).clamp(0, 1)
 
 
-def power(planes: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch height half_width"]:
-    """The energy of each component of rfft2, conjugate pairs counted twice, the mean (component 0, 0) set to 0.
-
-    Its sum is height x width x the sum of squared deviations from the mean (Parseval).
-    """
-    width = planes.shape[-1]
-    energy = torch.fft.rfft2(planes.double()).abs().square()
-    twice = torch.full((energy.shape[-1],), 2.0, dtype=torch.float64, device=planes.device)
-    twice[0] = 1.0
-    if width % 2 == 0:
-        twice[-1] = 1.0
-    energy = energy * twice
-    energy[..., 0, 0] = 0.0
-    result: Tensor = energy.to(planes.dtype)
-    return result
-
-
 def _filtered(images: Images, inside: Bool[Tensor, "height half_width"]) -> Images:
     components = torch.fft.rfft2(images.float()) * inside
     filtered: Tensor = torch.fft.irfft2(components, s=images.shape[-2:])

@@ -13,9 +13,9 @@ from typing import Final, Literal
 Input = Literal["row", "layer", "tokens"]
 QueryRows = Literal["patches", "CLS", "tokens"]
 Need = Literal["grid", "prefix", "cls"]
-View = Literal["overview", "maps", "depth", "table", "differences", "comparison", "training", "attack", "each head"]
+View = Literal["overview", "maps", "depth", "table", "differences", "training", "attack", "each head"]
 
-USUAL_VIEWS: Final[tuple[View, ...]] = ("overview", "maps", "depth", "table", "differences", "comparison")
+USUAL_VIEWS: Final[tuple[View, ...]] = ("overview", "maps", "depth", "table", "differences")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ _NORMALISED: Final = Statistic(
     "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
     "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
     f"{_ROWS}:row_normalised_entropy", input="row", source="entropy / ln(keys)",
-    views=("overview", "maps", "table", "differences", "comparison", "training", "attack"),
+    views=("overview", "maps", "table", "differences", "training", "attack"),
     whole_range=True, axis="entropy / ln(keys)", tracked_as="entropy/patches",
 )  # fmt: skip
 _EFFECTIVE: Final = Statistic(
@@ -103,7 +103,7 @@ _HOYER: Final = Statistic(
     "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
     "High: a few keys have most of the weight; 0: all keys have the same.",
     f"{_ROWS}:row_hoyer", input="row", source="Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
-    views=("overview", "maps", "depth", "table", "differences", "comparison", "each head"), whole_range=True,
+    views=("overview", "maps", "depth", "table", "differences", "each head"), whole_range=True,
 )  # fmt: skip
 _GINI: Final = Statistic(
     "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
@@ -117,7 +117,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "attention distance", "px", "mean distance from a patch to the patches that it attends to",
         "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
         f"{_LAYER}:distance", range=_FROM_0, source="Dosovitskiy 2021, appendix D.8; Raghu 2021", needs=_GRID,
-        views=("table", "differences", "comparison", "training", "attack", "each head"),
+        views=("table", "differences", "training", "attack", "each head"),
     ),
     "entropy": _ENTROPY,
     "normalised_entropy": _NORMALISED,
@@ -140,7 +140,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "mass on CLS", "fraction", "attention of patches on the CLS token",
         "High: patches attend to the CLS token instead of the image.",
         f"{_LAYER}:cls_mass", source="mean over patches of w[i, CLS]", needs=_PREFIX,
-        views=("overview", "maps", "depth", "table", "differences", "comparison"),
+        views=("overview", "maps", "depth", "table", "differences"),
     ),
     "register_mass": Statistic(
         "mass on registers", "fraction", "attention of patches on registers and distillation token",
@@ -162,7 +162,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "mass on sinks", "fraction", "attention of patches that lies on those keys",
         "High: a few keys receive much of the attention of all patches.",
         f"{_LAYER}:sink_mass", source="weight received by the sinks, a share of all", needs=_GRID,
-        views=("overview", "maps", "table", "differences", "comparison"),
+        views=("overview", "maps", "table", "differences"),
     ),
     "energy": Statistic(
         "mean square sum of a row", "", "sum of a patch row's squared weights on patches",
@@ -172,11 +172,11 @@ STATISTICS: Final[dict[str, Statistic]] = {
     ),
     "cls_entropy": _of_cls(_ENTROPY, "entropy", "depth"),
     "cls_normalised_entropy": _of_cls(
-        _NORMALISED, "normalised_entropy", "comparison", "training",
+        _NORMALISED, "normalised_entropy", "training",
         axis="entropy of CLS row / ln(keys)", tracked_as="entropy/cls",
     ),
     "cls_effective_keys": _of_cls(_EFFECTIVE, "effective_keys", "depth"),
-    "cls_hoyer": _of_cls(_HOYER, "hoyer", "depth", "comparison"),
+    "cls_hoyer": _of_cls(_HOYER, "hoyer", "depth"),
     "cls_gini": _of_cls(_GINI, "gini"),
     "cls_self_mass": Statistic(
         "mass of CLS on itself", "fraction", "attention of the CLS token on itself",

@@ -1,9 +1,9 @@
 """Two models on the same labelled images: predictions, maps, failures and successes, disturbed images, shape bias."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,18 +16,13 @@ from vitlens.analysis.answers.evaluate import (
     accuracy,
     calibration,
     calibration_error,
-    fitting_batch_size,
     require_labels,
 )
-from vitlens.analysis.answers.separation import Separation, corrected, separations
 from vitlens.analysis.failures.compare import evaluations
+from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.disturbed import passes, robustness
 from vitlens.analysis.failures.errors import Comparison, by_class, compare_answers, confusions
-from vitlens.analysis.failures.image_traits import MEASURES, OBJECT_SIZE, image_traits
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
-from vitlens.analysis.heads.measure import measure as heads_of
-from vitlens.analysis.heads.registry import STATISTICS, shown_in
-from vitlens.analysis.heads.statistics import over_heads
 from vitlens.commands.compare import record as rows
 from vitlens.commands.compare.maps import (
     Maps,
@@ -41,13 +36,13 @@ from vitlens.commands.compare.maps import (
 )
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.run.load import read_as
-from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.budgets import trainings_of
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import compared, in_pairs
+from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of
@@ -57,15 +52,7 @@ from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 
-ATTENTION_IMAGES: Final = 2000  # images whose attention is measured, at most
 EXAMPLES: Final = 6  # images of each cell that are shown with their maps
-_TRAITS: Final = {**{name: measure.title for name, measure in MEASURES.items()}, OBJECT_SIZE: "object size"}
-_MAP_QUANTITIES: Final = {  # of maps that are tested, with their titles
-    "half": "area of half the map",
-    "spread": "spread of the map",
-    "central": "map on the middle quarter",
-    "inside": "map on the object",
-}
 
 
 def measure(options: CompareOptions) -> Path | None:
@@ -129,8 +116,8 @@ def _recorded(
     return replace(
         answered(comparison, evaluated, seed),
         **described(run, methods, maps),
+        **failure_fields(_subjects(run, evaluated, maps), quiet=run.run.quiet),
         map_checks=(*checks[0], *checks[1]),
-        separations=tuple(_separations(run, comparison, maps)),
         images_shown=tuple(images),
         robustness=tuple(row for own, _ in disturbed for row in own),
         disturbed_pairs=tuple(_disturbed_pairs([each for _, each in disturbed], run)) if disturbed else (),
@@ -139,6 +126,18 @@ def _recorded(
         training=trainings_of(run.models),
         shown=_shown(images, split, maps),
     )
+
+
+def _subjects(run: Run[CompareOptions], evaluated: Sequence[Evaluation], maps: Maps) -> list[Subject]:
+    """Both models with the maps of the sampled images: the others are shown for their errors."""
+    options, sampled = run.run, maps.sampled
+    return [
+        Subject(
+            model, split, evaluation, values[sampled], maps.indices[sampled],
+            precision=options.precision, batch_size=options.batch_size, seed=options.seed,
+        )
+        for model, split, evaluation, values in zip(run.models, run.splits, evaluated, maps.values)
+    ]  # fmt: skip
 
 
 def answered(comparison: Comparison, evaluated: Sequence[Evaluation], seed: int) -> rows.CompareRecord:
@@ -234,48 +233,6 @@ def _shown(images: Sequence[rows.ImageRow], split: Split, maps: Maps) -> rows.Sh
     first, second = (each[place].nan_to_num(0.0, 0.0, 0.0).clamp_min(0).numpy() for each in maps.values)
     masks = None if split.masks is None else split.masks[where].numpy()
     return rows.ShownArrays(split.source.read(where).numpy(), first, second, masks)
-
-
-def attention_numbers(model: Model, split: Split, *, options: RunOptions) -> dict[str, Tensor]:
-    """Means over all heads of the statistics that comparisons show, by image (n,); none for a model without heads."""
-    if model.anatomy.family not in ("vit", "windowed"):
-        return {}
-    size = options.batch_size or fitting_batch_size(model)
-    parts: dict[str, list[Tensor]] = {}
-    chosen = shown_in("comparison")
-    with progress(f"attention of {model.alias}", len(split), quiet=options.quiet) as advance:
-        for batch in split.batches(size, device=model.device):
-            for (name, _), values in over_heads(heads_of(model, batch.images).values).items():
-                if name in chosen:
-                    parts.setdefault(name, []).append(values[:, 0].cpu())
-            advance(len(batch.images))
-    return {STATISTICS[name].title: torch.cat(parts[name]).double() for name in chosen if name in parts}
-
-
-def _separations(run: Run[CompareOptions], comparison: Comparison, maps: Maps) -> Iterator[rows.SeparationRow]:
-    """The test of every quantity of images, attention and maps for each model, all corrected together (Holm)."""
-    tests: list[tuple[str, Literal["image", "attention", "map"], Separation]] = []
-    traits = {_TRAITS[name]: values for name, values in image_traits(run.split).items()}
-    chosen = sample(run.split, ATTENTION_IMAGES, seed=run.run.seed)
-    for at, answered in enumerate((comparison.first, comparison.second)):
-        shares, usable = maps.shares[at], maps.shares[at].usable & maps.sampled
-        attention = attention_numbers(run.models[at], run.splits[at].pick(chosen), options=run.run)
-        of_maps = {
-            title: values[usable] for name, title in _MAP_QUANTITIES.items()
-            if (values := getattr(shares, name)) is not None
-        }  # fmt: skip
-        measured: tuple[tuple[Literal["image", "attention", "map"], Tensor, Mapping[str, Tensor]], ...] = (
-            ("image", torch.arange(len(answered.correct)), traits),
-            ("attention", chosen, attention),
-            ("map", maps.indices[usable], of_maps),
-        )
-        for kind, members, quantities in measured:
-            groups = None if comparison.groups is None else comparison.groups[members]
-            own = separations(quantities, answered.correct[members], groups=groups)
-            tests += [(answered.alias, kind, test) for test in own]
-    for (alias, kind, _), test in zip(tests, corrected([test for *_, test in tests])):
-        counts = (test.failures, test.successes, test.median_failure, test.median_success)
-        yield rows.SeparationRow(alias, kind, test.name, test.area, *counts, test.p, test.p_holm)
 
 
 Outcomes = list[tuple[str, float, NDArray[np.bool_], Tensor | None]]  # disturbance, level, correct, groups

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,12 @@ from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.archives import Form
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
+from vitlens.commands.shared.failures import FailuresRecord
 from vitlens.commands.shared.maps.on_object import OnObjectRow
 from vitlens.commands.shared.maps.rows import MapCheck
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import arrays, col, table
 from vitlens.records import Masks, Pixels
 from vitlens.uncertainty import Estimate
 
@@ -93,30 +94,6 @@ class AgreementRow:
     top: Estimate = col("top tenth in common", metric="agreement/{first}/{second}/top")
     shared: Estimate = col("mass in common", metric="agreement/{first}/{second}/shared")
     half_difference: Estimate = col("difference in area", metric="half_difference/{first}/{second}")
-
-
-@dataclass(frozen=True)
-class SeparationRow:
-    """How well a quantity separates one model's failures from its successes.
-
-    area: under the ROC curve, the probability that a failure has the greater value; medians: of the quantity among
-    failures and successes; p: two-sided, that the area is 0.5, p_holm: corrected for all tests of the table (None for
-    too few images).
-    """
-
-    model: str = col("model")
-    kind: Literal["image", "attention", "map"] = col("of")
-    number: str = col("quantity")
-    area: Estimate = col(
-        "ROC-AUC of failures",
-        term="the probability that a failure has a greater value than a success; 0.5 where they do not differ",
-    )
-    failures: int = col("failures")
-    successes: int = col("successes")
-    median_failure: float = col("median, failures")
-    median_success: float = col("median, successes")
-    p: float | None = col("p", default=None)
-    p_holm: float | None = col("p (Holm)", default=None)
 
 
 @dataclass(frozen=True)
@@ -217,7 +194,7 @@ class MeanMapArrays:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareRecord(Record):
+class CompareRecord(FailuresRecord):
     """Two models on the same labelled images."""
 
     command: ClassVar[str] = "compare"
@@ -231,7 +208,6 @@ class CompareRecord(Record):
     map_checks: tuple[MapCheck, ...] = table()
     agreement: tuple[AgreementRow, ...] = table()
     on_object: tuple[OnObjectRow, ...] = table()
-    separations: tuple[SeparationRow, ...] = table()
     images_shown: tuple[ImageRow, ...] = table()
     robustness: tuple[HarderRow, ...] = table()
     disturbed_pairs: tuple[DisturbedPairRow, ...] = table()

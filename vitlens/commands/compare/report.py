@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.charts import Picture, bars, images, intervals, lines, pixels
-from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow, ImageRow, SeparationRow
+from vitlens.charts import Picture, bars, images, lines, pixels
+from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow, ImageRow
+from vitlens.commands.shared import failures
 from vitlens.commands.shared.calibration import DRAWN, FEW, RELIABILITY, calibration_claim
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.maps.judged import JudgedMap, explanation_verdict, judged_maps
@@ -19,7 +20,7 @@ from vitlens.report.claims import Claim, found
 from vitlens.report.document import ImagePanel, Tags
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
+from vitlens.uncertainty import Estimate, Side, apart, beyond
 
 _PICTURED: Final = 6  # images of a figure
 _LITTLE, _MUCH = 0.3, 0.6  # rank correlations of two maps, between the words to filter by
@@ -32,6 +33,7 @@ def claims(record: CompareRecord) -> Iterator[Claim]:
     if record.images >= FEW:
         yield from which_is_better(accuracies, record.pairs)
     yield from accuracy_claims(accuracies, record.pairs)
+    yield from failures.claims(record)
     for score in record.scores:
         yield calibration_claim(score.model, score.calibration_error)
         yield _explanation(record, score.model)
@@ -114,6 +116,7 @@ def unknown(record: CompareRecord) -> Iterator[str]:
     n_disturbed = record.disturbed_pairs[0].difference.n or 0 if record.disturbed_pairs else FEWEST
     if n_disturbed < FEWEST:
         yield say("Only {{ n }} image{{ n|s }} {{ n|are }} disturbed, too few to compare models on.", n=n_disturbed)
+    yield from failures.unknown(record)
     yield say("Of each model one training was compared, on {{ n }} images: another seed may order them otherwise.", n=n)
 
 
@@ -248,11 +251,6 @@ def _alike(record: CompareRecord) -> str:
     )  # fmt: skip
 
 
-def _differs(row: SeparationRow) -> str:
-    side = "greater" if row.area.value > 0.5 else "smaller"
-    return f"In failures of **{{{{ model }}}}** {{{{ number }}}} is {side} than in its successes."
-
-
 def _ahead(record: CompareRecord) -> str:
     """At how many levels each model is ahead."""
     pairs = record.disturbed_pairs
@@ -340,6 +338,7 @@ REPORT: Final = Report(
             "{{ first.count }} images.",
             columns=("model", "truth", "prediction", "count"),
         ),
+        *failures.SECTIONS,
         Section(
             "Is the confidence right?", lambda record: record.scores if record.images >= DRAWN else (),
             says="The expected calibration error of **{{ model }}** is {{ calibration_error|alone }}.",
@@ -372,20 +371,6 @@ REPORT: Final = Report(
         Section(
             "Do the maps lie on the objects?", lambda record: record.on_object if record.images >= FEWEST else (),
             columns=("model", "score", "estimate", "baseline", "of_baseline", "difference"),
-        ),
-        Section(
-            "What differs between failures and successes?",
-            lambda record: [row for row in record.separations if row.p_holm is not None and row.p_holm <= LEVEL],
-            says=_differs,
-            columns=("model", "number", "area", "median_failure", "median_success", "p_holm"),
-            charts=(Chart(
-                "separations", intervals("number", "area", of="model", reference=0.5),
-                "Probability that a failure has a greater value than a success, with its interval; dashed: no "
-                "difference.",
-                title="Failures against successes", rows="separations",
-            ),),
-            order=lambda row: row.p_holm,
-            without="No quantity differs significantly between failures and successes, or there are too few failures.",
         ),
         Section(
             "Which model copes better with disturbed images?",

@@ -1,0 +1,252 @@
+"""Why models fail: the tables, arrays, claims and sections of a command that asks it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Annotated, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.analysis.failures.properties import (
+    CovariateRow,
+    DifferenceRow,
+    InterventionRow,
+    QuarterRow,
+    causes,
+)
+from vitlens.archives import Form
+from vitlens.charts import Picture, images, intervals, lines
+from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
+from vitlens.record import Record, arrays, by, table
+from vitlens.records import ClassNames, Pixels
+from vitlens.report.claims import ASKED, Claim
+from vitlens.report.prose import listed, say
+from vitlens.report.sections import Chart, Section
+from vitlens.uncertainty import Estimate
+
+FEWEST: Final = 10  # errors, and correct predictions, from which on they are asked for a reason
+QUARTERS: Final = 4
+
+
+@dataclass(frozen=True)
+class CovariateArrays:
+    """Of one model by image: each property, NaN where it is not known, and whether the prediction is correct."""
+
+    values: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
+    correct: Annotated[NDArray[np.bool_], Form("b", (None,))]
+
+
+@dataclass(frozen=True)
+class MendedArrays:
+    """Errors of one model that the change of a cause mends and its control does not: the image, and it after the change
+    and after the control; truth: the label; predictions (3, images): of the three."""
+
+    image: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    pixels: Pixels
+    changed: Pixels
+    control: Pixels
+    truth: ClassNames
+    predictions: Annotated[NDArray[Any], Form("U", (3, None))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailuresRecord(Record):
+    """The tables and arrays of a command that asks why models fail."""
+
+    covariates: tuple[CovariateRow, ...] = table()
+    covariate_differences: tuple[DifferenceRow, ...] = table()
+    quarters: tuple[QuarterRow, ...] = table()
+    interventions: tuple[InterventionRow, ...] = table()
+    covariate_values: Mapping[str, CovariateArrays] = arrays("covariates-{model}")
+    failure_examples: Mapping[str, MendedArrays] = arrays("mended-{model}")
+
+
+def claims(record: FailuresRecord) -> Iterator[Claim]:
+    """Why each model fails: a cause where errors differ in it and its change mends them, else what is not known."""
+    for model in by(record.covariates, "model"):
+        found = causes(model, record.covariates, record.interventions)[:1]
+        if not found:
+            yield Claim("why it fails", model, says=_not_known(record, model))
+        for row, test in found:
+            yield Claim(
+                "why it fails", model, _fails_on(record, row, test),
+                say("{{ row.model }} fails on {{ row.where|whole }}", row=row),
+                effect=test.gain, p=test.p_holm, evidence="intervened", place="interventions", kind="comparison",
+            )  # fmt: skip
+
+
+def unknown(record: FailuresRecord) -> Iterator[str]:
+    """The models of whose failures no cause is known."""
+    rows = by(record.covariates, "model")
+    few = {model: own[0].errors for model, own in rows.items() if own[0].errors < FEWEST}
+    yield from (each.says for each in claims(record) if each.evidence == "observed" and each.subject not in few)
+    if few:
+        own = listed([say("**{{ model }}** {{ n }}", model=model, n=n) for model, n in few.items()])
+        yield say("Too few errors to ask why a model fails: {{ own }}.", own=own)
+
+
+def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) -> str:
+    """The sentence that only a property may have in which errors differ and whose change mends them."""
+    parts = [each for each in record.quarters if (each.model, each.covariate) == (row.model, row.covariate)]
+    most = row.area.value > 0.5
+    worst, best = (parts[-1], parts[0]) if most else (parts[0], parts[-1])
+    where = (
+        "on the quarter of the images with the {{ end }} {{ row.title }}, {{ best|value }} on the opposite quarter"
+        if len(parts) == QUARTERS
+        else "there, {{ best|value }} on the others"
+    )
+    return say(
+        "**{{ row.model }}** fails on {{ row.where|whole }} because {{ row.known.cause|whole }}: its accuracy is "
+        "{{ worst|value }} " + where + "; " + _CHANGED + ", {{ test.mended }} of its {{ test.errors }} errors are "
+        "mended (control, {{ test.control|whole }}: {{ test.control_mended }}).",
+        row=row, test=test, worst=worst.accuracy, best=best.accuracy, end="greatest" if most else "least",
+    )  # fmt: skip
+
+
+def _not_known(record: FailuresRecord, model: str) -> str:
+    """What errors differ in, why that is no cause, and the test that would come next."""
+    rows = by(record.covariates, "model")[model]
+    errors, total = rows[0].errors, max(row.area.n or 0 for row in rows)
+    row = _strongest(rows)
+    test = next((each for each in record.interventions if row and _same(each, row)), None)
+    if errors < FEWEST:
+        words = (
+            "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few to ask why. The next test would "
+            "be more images."
+        )
+    elif total - errors < FEWEST:
+        words = (
+            "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few are left to compare them with. "
+            "The next test would be images that it knows."
+        )
+    elif row is None:
+        words = (
+            "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from correct predictions in no "
+            "property that was measured. The next test would be a property that is found by looking at them."
+        )
+    else:
+        words = _BUT
+        if test is not None:
+            words += _CHANGED + (
+                ", {{ test.mended }} of {{ errors }} are mended and {{ test.broken }} correct predictions broken "
+                "(control, {{ test.control|whole }}: {{ test.control_mended }} and {{ test.control_broken }}). The "
+                "next test would be {% if gain %}more images{% else %}a property that goes with it{% endif %}."
+            )
+        elif row.known.outcome:
+            words += "that follows from its own predictions. The next test would be {{ row.next_test|whole }}."
+        else:
+            words += "no change tests it here. The next test would be images with masks of their objects."
+    gain = test is not None and test.gain.value > 0
+    return say(words, model=model, row=row, test=test, errors=errors, total=total, gain=gain)
+
+
+_CHANGED: Final = "with all {{ row.known.thing }} {{ test.change|whole }}"
+_BUT: Final = (
+    "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }} (AUC "
+    "{{ row.area|alone }}), but "
+)
+
+
+def _same(test: InterventionRow, row: CovariateRow) -> bool:
+    return (test.model, test.covariate) == (row.model, row.covariate)
+
+
+def _strongest(rows: Sequence[CovariateRow]) -> CovariateRow | None:
+    """What one model's errors differ in most: of the images given all others, else of its predictions."""
+    known = [row for row in rows if row.differs and (not row.known.outcome or row.next_test)]
+    return min(known, key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p), default=None)
+
+
+def _answer(record: FailuresRecord) -> str:
+    """The claims, and for two models the property that separates the errors of one best beside the other's."""
+    said = [claim.says for claim in claims(record)]
+    apart = min(record.covariate_differences, key=lambda row: row.p_holm, default=None)
+    if apart is not None and apart.p_holm <= ASKED:
+        said.append(
+            say(
+                "The models differ most in how the {{ row.title }} separates their errors: its AUC is {{ size }} "
+                "{{ side }} for **{{ row.first }}** than for **{{ row.second }}**.",
+                row=apart, size=_size(apart.difference), side="higher" if apart.difference.value > 0 else "lower",
+            )
+        )  # fmt: skip
+    return " ".join(said)
+
+
+def _size(difference: Estimate) -> Estimate:
+    low, high = difference.low, difference.high
+    if difference.value >= 0 or low is None or high is None:
+        return difference
+    return Estimate(-difference.value, -high, -low, difference.n, difference.unit)
+
+
+def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
+    """Quarters by the two properties of images that separate the errors of each model in turn best."""
+    rows = [row for row in record.covariates if row.p is not None and not row.known.outcome]
+    ranked = [
+        sorted(own, key=lambda row: (not row.differs, -(row.likelihood_ratio or 0.0), row.p))
+        for own in by(rows, "model").values()
+    ]
+    names = list(dict.fromkeys(row.covariate for place in zip_longest(*ranked) for row in place if row))[:2]
+    return [row for name in names for row in record.quarters if row.covariate == name]
+
+
+def _examples(record: FailuresRecord) -> Iterator[Picture]:
+    """Errors that a change mends: the image, and it after the change and after the control."""
+    for model, own in record.failure_examples.items():
+        (_, test), *_ = causes(model, record.covariates, record.interventions)
+        shown = {"image": own.pixels, "after the change": own.changed, "after the control": own.control}
+        for at, image in enumerate(own.image.tolist()):
+            for (column, pixels), told in zip(shown.items(), own.predictions[:, at].tolist()):
+                right = told == own.truth[at]
+                below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(told, 16)}"
+                yield Picture(
+                    pixels[at].astype(np.float32) / 255, row=f"{shortened(model, 12)} {image}: {test.change}",
+                    column=column, below=below, frame=RIGHT if right else WRONG,
+                )  # fmt: skip
+
+
+SECTIONS: Final = (
+    Section(
+        "Why do the models fail?",
+        lambda record: [row for row in record.covariates if row.p is not None],
+        opening=_answer,
+        columns=("model", "title", "area", "p_holm", "p_joint_holm"),
+        order=lambda row: row.p,
+        about=("why it fails",),
+        charts=(
+            Chart(
+                "failure_properties", intervals("title", "area", of="model", reference=0.5),
+                "Probability that an error has more of a property than a correct prediction. Right of the dashed line "
+                "errors have more of it, left less.",
+                title="What errors have more or less of",
+            ),
+            Chart(
+                "failure_quarters", lines("quarter", "accuracy", of="model", panel="title"),
+                "Accuracy by quarters of the images, from least to most of the properties that separate errors best.",
+                title="Accuracy by {{ rows|map(attribute='title')|unique|join(' and ') }}", rows=_two_strongest,
+            ),
+        ),
+    ),
+    Section(
+        "What mends their errors?",
+        "interventions",
+        opening="All images are changed, beside a control as large; a property is changed where errors differ in it, "
+        "towards what correct predictions have.",
+        columns=("model", "change", "mended", "control_mended", "gain", "p_holm"),
+        order=lambda row: row.p_holm,
+        charts=(
+            Chart(
+                "interventions", intervals("change", "gain", of="model", reference=0.0),
+                "Accuracy after each change minus that after its control. Right of the dashed line the change mends "
+                "more than a control as large.",
+                title="What a change mends beyond its control",
+            ),
+            Chart(
+                "failure_examples", images(),
+                "Errors that a change mends and its control, as large, does not; below: the prediction.",
+                title="Errors that a change mends", rows=lambda record: list(_examples(record)),
+            ),
+        ),
+    ),
+)  # fmt: skip
