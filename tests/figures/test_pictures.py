@@ -5,8 +5,6 @@ from matplotlib.colors import to_rgb
 from tests.figures.reading import cut_off, pixels, texts
 from vitlens import charts
 from vitlens.charts import Picture
-from vitlens.errors import InputError
-from vitlens.figures.evaluate import per_class_bars
 from vitlens.figures.style import RIGHT, WRONG
 
 
@@ -46,44 +44,3 @@ def test_rows_of_pictures_without_columns_stand_beside_one_another(images):
     assert len(shown) == 3
     assert left[:1] == pytest.approx(left[1:2])
     assert left[1] < left[2]
-
-
-def bars(models: int, classes: int, random):
-    accuracy = random.uniform(0.2, 0.9, (models, classes))
-    return accuracy, per_class_bars(
-        accuracy=accuracy,
-        low=accuracy - 0.1,
-        high=accuracy + 0.1,
-        n=np.full(classes, 45),
-        classes=[f"class {index}" for index in range(classes)],
-        models=[f"model-{index}" for index in range(models)],
-    )
-
-
-@pytest.mark.parametrize(("models", "classes"), [(1, 1), (1, 30), (2, 100)])
-def test_bars_have_their_lengths(models, classes, random):
-    accuracy, figure = bars(models, classes, random)
-    widths = sorted(patch.get_width() for patch in figure.axes[0].patches)
-    shown = np.argsort(accuracy.mean(axis=0))[:30]
-    np.testing.assert_allclose(widths, np.sort(100 * accuracy[:, shown], axis=None))
-    assert not cut_off(figure)
-    said = " ".join(texts(figure)).replace("\n", " ")
-    assert ("the 30 lowest of 100 classes" in said) == (classes == 100)
-    assert f"class {shown[0]} (45)" in said
-    assert ("model-1" in said) == (models == 2)
-
-
-def test_lowest_class_comes_first(random):
-    accuracy, figure = bars(1, 50, random)
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels[0] == f"class {accuracy[0].argmin()} (45)"
-
-
-def test_bars_refused():
-    good = {"low": [[0.1, 0.1]], "high": [[0.9, 0.9]], "n": [3, 3], "classes": ["a", "b"], "models": ["m"]}
-    with pytest.raises(InputError, match=r"expected accuracies of shape \(1, 2\), found \(1, 3\)"):
-        per_class_bars(accuracy=[[0.5, 0.5, 0.5]], **good)
-    with pytest.raises(InputError, match="finite numbers in accuracy"):
-        per_class_bars(accuracy=[[0.5, np.nan]], **good)
-    with pytest.raises(InputError, match="expected 2 n"):
-        per_class_bars(accuracy=[[0.5, 0.5]], **(good | {"n": [3]}))

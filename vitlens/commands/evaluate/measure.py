@@ -16,9 +16,9 @@ from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import read_as
 from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.run import Run
-from vitlens.commands.shared.budgets import trainings_of
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.trainings import trainings_of
 from vitlens.data.split import Split
 from vitlens.uncertainty import accuracy_difference, bootstrap_mean, holm
 

@@ -38,7 +38,7 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.publish import publish, read
 from vitlens.commands.run.targets import chosen_targets
-from vitlens.commands.shared.budgets import write_trainings
+from vitlens.commands.shared.trainings import write_trainings
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.files import write_atomically

@@ -15,7 +15,7 @@ from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.targets import require_labelled
-from vitlens.commands.shared.budgets import write_trainings
+from vitlens.commands.shared.trainings import write_trainings
 from vitlens.commands.study.measure.chapters import Chapters, trained_first
 from vitlens.commands.study.measure.points import measure_points
 from vitlens.commands.study.measure.transfer import is_transfer, measure_transfer

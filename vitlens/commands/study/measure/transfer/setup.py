@@ -24,7 +24,7 @@ from vitlens.commands.study.transfer.regimes import (
     SHARES,
     Regime,
 )
-from vitlens.commands.train.measure.start import OF_DIGITS
+from vitlens.commands.train.start import OF_DIGITS
 from vitlens.data.catalogue import load_data
 from vitlens.data.shares import images_in
 from vitlens.data.split import Split
