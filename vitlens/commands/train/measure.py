@@ -28,18 +28,20 @@ from vitlens.commands.shared.pairs import PairRow
 from vitlens.commands.shared.trainings import augmentation_words, budget_of, budget_of_run
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.commands.train import record as rows
-from vitlens.commands.train.options import (
-    RecipeChanges,
-    Shape,
-    TrainOptions,
+from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions, require_checkable
+from vitlens.commands.train.record import TrainRecord, last_tenth
+from vitlens.commands.train.start import (
+    Start,
+    Teaching,
     TrainPlan,
+    base_recipe,
+    part_of,
     plan_of,
-    require_checkable,
+    prepare,
     require_trainable,
     resumed,
+    teaching_of,
 )
-from vitlens.commands.train.record import TrainRecord, last_tenth
-from vitlens.commands.train.start import Start, Teaching, base_recipe, part_of, prepare, teaching_of
 from vitlens.errors import InputError
 from vitlens.files import read_run
 from vitlens.models.loading import load

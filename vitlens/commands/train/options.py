@@ -1,24 +1,19 @@
-"""The options of `vitlens train`, and the settings among them that decide the result; free of torch."""
+"""The options of `vitlens train`."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from vitlens.commands.run.flags import argument, bundle, choices, option
-from vitlens.commands.run.options import RunOptions, begun_with, data_option, model_file_option
+from vitlens.commands.run.options import RunOptions, data_option, model_file_option
 from vitlens.commands.run.parsing import recipe_settings, side_lengths
 from vitlens.errors import InputError
-from vitlens.files import CONFIG, read_run
 from vitlens.models.sources.registry import describe_names
 from vitlens.names import PRESETS, TRACKERS, Compile, DistillKind, Pooling, RecipeName, TrackerName
-from vitlens.preprocessing import Side
-from vitlens.schema import Text, read_as
 
-DEFAULT_DATA: Final = "digits"
 _COST: Final = "Speed and memory"
-_HINT: Final = "begin anew without --resume"
 _recipe = partial(option, default=None, panel="Recipe (default: the preset's)")
 _number = partial(_recipe, metavar="X")
 _tuning = partial(option, panel="Fine-tuning (of a trained MODEL)")
@@ -245,72 +240,6 @@ class TrainOptions:
     shape: Shape = bundle(Shape)
     teaching: TeacherOptions = bundle(TeacherOptions)
     run: RunOptions = bundle(RunOptions)
-
-
-@dataclass(frozen=True)
-class TrainPlan:
-    """The settings that decide the result besides the run options; a resumed run continues with its own.
-
-    recipe, shape: changes to the preset's; image_size: (height, width) in pixels, None for the preset's;
-    keep_every: epochs between copies of the weights in kept/, None for none; named: a recipe for any model,
-    None for the preset's own; compiling, recompute: see training.loop.fit; tuning: which part of a trained model is
-    fine-tuned; teaching: the teacher of a distillation.
-    """
-
-    model: Text
-    data: Text = DEFAULT_DATA
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    shape: Mapping[str, Any] = field(default_factory=dict)
-    image_size: tuple[Side, Side] | None = None
-    keep_every: int | None = None
-    named: RecipeName | None = None
-    compiling: Compile = "auto"
-    recompute: bool = False
-    tuning: Tuning = field(default_factory=Tuning)
-    teaching: TeacherOptions = field(default_factory=TeacherOptions)
-
-
-def plan_of(options: TrainOptions) -> TrainPlan:
-    """The plan of the options. Raises InputError without a model."""
-    if options.model is None:
-        raise InputError("expected a preset to train, found none; e.g. vitlens train vit-micro; see vitlens models")
-    return TrainPlan(
-        options.model, options.data or DEFAULT_DATA, options.recipe.numbers, options.shape.sides,
-        options.shape.image_size, options.keep_every, options.recipe.named, options.compiling, options.recompute,
-        options.tuning, options.teaching,
-    )  # fmt: skip
-
-
-def resumed(resume: Path, options: TrainOptions) -> tuple[TrainPlan, RunOptions]:
-    """The plan and the run options that a run began with. Raises InputError when the options name another."""
-    if options.run.out is not None:
-        raise InputError(
-            f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run keeps its folder"
-        )
-    record = read_run(resume)
-    if record.command != "train":
-        raise InputError(f"expected the folder of vitlens train to resume, found one of vitlens {record.command}")
-    source = str(resume / CONFIG)
-    plan = read_as(TrainPlan, record.config.get("plan"), source=source, hint=_HINT)
-    requested = plan_of(replace(options, model=options.model or plan.model, data=options.data or plan.data))
-    unset = TrainPlan(plan.model, plan.data)
-    for name in (entry.name for entry in fields(TrainPlan)):
-        value, begun = getattr(requested, name), getattr(plan, name)
-        if value not in (begun, getattr(unset, name)):
-            raise InputError(f"expected to resume {resume} with its {name}, {begun}, found {value}; leave it out")
-    return plan, begun_with(record.config, options.run, source, hint=_HINT)
-
-
-def require_trainable(plan: TrainPlan) -> None:
-    """Refuse options that exclude training a head on cached features. Raises InputError."""
-    tuning = plan.tuning
-    tuning.require_learned(plan.model)
-    others = {"--keep-every": plan.keep_every, "--recompute": plan.recompute, "--compile on": plan.compiling == "on"}
-    excluded = ["--distill-from"] * (plan.teaching.teacher is not None and (tuning.freeze or tuning.compare))
-    excluded += [name for name, value in others.items() if value and tuning.freeze]
-    if excluded:
-        way = "--freeze-backbone" if tuning.freeze else "--compare-frozen"
-        raise InputError(f"expected {way} without {excluded[0]}, found both; leave one out, or take --train-last 1")
 
 
 def require_checkable(options: TrainOptions) -> None:
