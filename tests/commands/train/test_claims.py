@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.comparison import UNDECIDED, PairRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow
 from vitlens.commands.train.measure import WAYS, gain, generalisation_gap
@@ -101,7 +101,7 @@ def test_the_worst_class_is_named_and_an_ordinary_one_is_not() -> None:
     assert "<3>" in worst.says
 
 
-def compared(gap: Estimate, counts: tuple[int, int], p: float) -> TrainRecord:
+def compared(gap: Estimate, counts: tuple[int, int], p: float, better: str) -> TrainRecord:
     """Two ways of training, of which all weights have the lead that is planted."""
     scores = tuple(
         ScoreRow(
@@ -112,7 +112,7 @@ def compared(gap: Estimate, counts: tuple[int, int], p: float) -> TrainRecord:
     )  # fmt: skip
     return TrainRecord(
         scores=scores,
-        pairs=(PairRow("full", "frozen", 700, *counts, 100, p, p, gap),),
+        pairs=(PairRow("full", "frozen", 700, *counts, 100, p, p, gap, better),),
         points=tuple(PointRow(words, 10, 30.0, 0.8) for words in WAYS.values()),
         training=(Budget("frozen", epochs=10, steps=100), Budget("full", epochs=5, steps=100)),
     )
@@ -121,19 +121,21 @@ def compared(gap: Estimate, counts: tuple[int, int], p: float) -> TrainRecord:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_better_way_comes_first_and_budgets_are_told(sign: int) -> None:
     ends = sorted((sign * 4.0, sign * 8.0))
-    record = compared(Estimate(sign * 6.0, *ends, TESTED, "points"), (80, 20)[::sign], 1e-9)
+    record = compared(
+        Estimate(sign * 6.0, *ends, TESTED, "points"), (80, 20)[::sign], 1e-9, "full" if sign > 0 else "frozen"
+    )
     claim = found_in(record)["comparison"]
     assert (claim.effect, claim.p) == (Estimate(6.0, 4.0, 8.0, TESTED, "points"), 1e-9)
     better = "training all weights" if sign > 0 else "training the head alone"
     assert claim.says.startswith(better)
-    assert f"`{'full' if sign > 0 else 'frozen'}/`" in found_in(record)["next"].says
+    assert f"`{winner}/`" in found_in(record)["next"].says
     assert "6 times as long" in found_in(record)["time"].says
     assert any("epochs 10 (frozen) and 5 (full)" in each.text for each in REPORT(record).first.unknown)
 
 
 def test_ways_that_do_not_differ() -> None:
     gap = Estimate(0.3, 0.1, 0.5, TESTED, "points")  # significant, and too small to matter
-    record = compared(gap, (10, 1), 0.01)
+    record = compared(gap, (10, 1), 0.01, UNDECIDED)
     assert "not significantly better" in REPORT(record).title
     assert "`frozen/`" in found_in(record)["next"].says
 
@@ -146,7 +148,11 @@ def test_the_gain_of_a_teacher_is_told_with_its_test(p: float, words: str) -> No
         ScoreRow("alone", wilson(860, TESTED), "without a teacher"),
     )
     gap = Estimate(4.0, 2.0, 6.0, TESTED, "points")
-    pairs = (PairRow("m", "alone", 850, 50, 10, 90, p, p, gap), PairRow("m", "big", 890, 10, 60, 40, 0.3, 0.3, gap))
+    better = "m" if p < 0.05 else UNDECIDED
+    pairs = (
+        PairRow("m", "alone", 850, 50, 10, 90, p, p, gap, better),
+        PairRow("m", "big", 890, 10, 60, 40, 0.3, 0.3, gap),
+    )
     record = replace(record, scores=(replace(record.scores[0], role="student"), *others), pairs=pairs)
     (claim,) = [each for each in REPORT(record).claims if each.question == "comparison"]  # the teacher's is not shown
     assert (claim.subject, claim.effect, claim.kind) == ("m and alone", gap, "answer")

@@ -92,7 +92,7 @@ def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:
     return tuple(differing)
 
 
-def trained_apart(budgets: Sequence[Budget]) -> Iterator[str]:
+def trained(budgets: Sequence[Budget]) -> Iterator[str]:
     """That models were trained differently, and of which it is not known, as sentences."""
     parts = [
         say("{{ what }} {{ values }}", what=Marked(each.what.replace("_", " ")),
@@ -116,7 +116,7 @@ def training_sentences(record: Record) -> Iterator[Sentence]:
 
 def budget_sentences(budgets: Sequence[Budget]) -> Iterator[Sentence]:
     """The same as sentences of a document."""
-    yield from (Sentence(text, tuple(budgets)) for text in trained_apart(budgets))
+    yield from (Sentence(text, tuple(budgets)) for text in trained(budgets))
 
 
 def trainings_of(models: "Sequence[Model]") -> tuple[Budget, ...]:

@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
-from vitlens.analysis.answers.pairs import pairs
 from vitlens.commands.run.conclusion import UNMET, Conclusion
 from vitlens.commands.run.describe import settings
 from vitlens.commands.run.folder import RunFolder
@@ -24,7 +23,7 @@ from vitlens.commands.run.publish import publish, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.commands.run.tracking import TrackerWatcher, require_trackers
 from vitlens.commands.run.unseen import keep_training_images
-from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.comparison import PairRow, in_pairs
 from vitlens.commands.shared.trainings import augmentation_words, budget_of, budget_of_run
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.commands.train import record as rows
@@ -56,7 +55,7 @@ from vitlens.training.first_batch import first_batch
 from vitlens.training.head import fit_head
 from vitlens.training.loop import fit
 from vitlens.training.metrics import EpochMetrics, TrainingResult
-from vitlens.uncertainty import Estimate, accuracy_difference, difference_of, wilson
+from vitlens.uncertainty import Estimate, difference_of, wilson
 
 WAYS: Final = {"frozen": "the head alone", "full": "all weights"}  # of a comparison
 SHARES: Final = (0.9, 0.95, 0.99)  # of the highest accuracy of the two
@@ -271,8 +270,7 @@ def _taught(record: TrainRecord, own: Evaluation, teaching: Teaching, data: str,
     student = replace(record.scores[0], role="student", agreement=agreement(own))
     beside = (_score(each, role, seed, agreement=agreement(each)) for each, role in zip(others, roles))
     row = rows.DistillationRow(teaching.teacher.alias, how.kind, how.weight, how.temperature, how.token, teaching.forms)
-    compared = tuple(_pairs([own, *others], seed))
-    return replace(record, scores=(student, *beside), taught=(row,), pairs=compared)
+    return replace(record, scores=(student, *beside), taught=(row,), pairs=_pairs([own, *others], seed))
 
 
 def predictions_of(model: Model, data: str, run: RunOptions) -> Evaluation:
@@ -280,12 +278,9 @@ def predictions_of(model: Model, data: str, run: RunOptions) -> Evaluation:
     return evaluate(model, part_of(data, "test", model.preprocessing, run), batch_size=run.batch_size)
 
 
-def _pairs(evaluations: Sequence[Evaluation], seed: int) -> Iterator[PairRow]:
-    correct = {each.alias: each.correct.numpy() for each in evaluations}
+def _pairs(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, ...]:
     groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
-    for pair in pairs(evaluations):
-        difference = accuracy_difference(correct[pair.first], correct[pair.second], groups=groups, seed=seed)
-        yield PairRow(**asdict(pair), difference=difference)
+    return in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed)
 
 
 def _compare_ways(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> Path | None:
@@ -384,7 +379,7 @@ def _ways_recorded(folder: Path, data: str, typed: TrainOptions, run: RunOptions
         points += own
     return TrainRecord(
         scores=tuple(scores),
-        pairs=tuple(_pairs([found["full"], found["frozen"]], run.seed)),
+        pairs=_pairs([found["full"], found["frozen"]], run.seed),
         training=tuple(budget_of_run(way, read_run(folder / way)) for way in WAYS),
         points=tuple(points),
         reached=tuple(_reached(points)),

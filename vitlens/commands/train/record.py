@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget, TrainingImages
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import Record, arrays, col, table

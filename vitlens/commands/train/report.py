@@ -8,7 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, images, intervals, lines
-from vitlens.commands.shared.trainings import trained_apart
+from vitlens.commands.shared.comparison import SECTION as COMPARED
+from vitlens.commands.shared.comparison import not_equal
+from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import FEWEST, class_sections, worst_class
 from vitlens.commands.train.record import (
     DistillationRow,
@@ -25,7 +27,6 @@ from vitlens.report.prose import Marked, counts, listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
 from vitlens.training.check.rows import CheckRow
 from vitlens.training.defaults import KEPT_FOLDER, LEAST_STEPS
-from vitlens.uncertainty import LEVEL, Estimate
 
 RISING: Final = 1.0  # points in the last tenth of the epochs, from which on a training had not converged
 _TENTH: Final = 10  # epochs from which on a tenth of them is one that can be compared
@@ -116,17 +117,16 @@ def _next(record: TrainRecord, state: str) -> str:
     )
 
 
-def _pairs(record: TrainRecord, *, asked: str = "") -> Iterator[Claim]:
+def _pairs(record: TrainRecord, *, asked: str) -> Iterator[Claim]:
     """Models that differ significantly, and by more than is too small to matter; that of which it was asked, always."""
     scores = {score.model: score for score in record.scores}
     for row in record.pairs:
-        one, other, size = scores[row.first], scores[row.second], row.difference or Estimate(0.0, unit="points")
-        if size.value < 0:
-            one, other, size = other, one, _turned(size)
+        one, other = scores[row.first], scores[row.second]
+        if row.gain(row.first).value < 0:
+            one, other = other, one
         answer = asked in (one.role, other.role) and "teacher" not in (one.role, other.role)
-        given = {"one": _named(one), "other": _named(other), "a": one, "b": other, "size": size, "row": row}
-        differ = row.p_holm <= LEVEL and size.value >= SMALLEST
-        if differ:
+        size, known = row.gain(one.model), {"a": one, "b": other, "row": row}
+        if row.decided:
             says = (
                 "{{ one }} classifies more held-out images correctly than {{ other }}: {{ a.accuracy|value }} against "
                 "{{ b.accuracy|value }}, {{ size }} more (McNemar's exact test, p = {{ row.p_holm|number }})."
@@ -136,15 +136,12 @@ def _pairs(record: TrainRecord, *, asked: str = "") -> Iterator[Claim]:
                 "The accuracy of {{ one }}, {{ a.accuracy|value }}, and of {{ other }}, {{ b.accuracy|value }}, does "
                 "not differ significantly: {{ size }}, p = {{ row.p_holm|number }}."
             )
-        if differ or answer:
-            subject = f"{row.first} and {row.second}"
-            kind: Any = "answer" if answer else "comparison"
-            yield Claim("comparison", subject, say(says, **given), effect=size, p=row.p_holm, kind=kind, place="beside")
-
-
-def _turned(size: Estimate) -> Estimate:
-    low, high = (None if end is None else -end for end in (size.high, size.low))
-    return replace(size, value=-size.value, low=low, high=high)
+        if row.decided or answer:
+            yield Claim(
+                "comparison", f"{row.first} and {row.second}",
+                say(says, one=_named(one), other=_named(other), size=size, **known),
+                effect=size, p=row.p_holm, kind="answer" if answer else "comparison", place="beside",
+            )  # fmt: skip
 
 
 def _named(score: ScoreRow) -> Marked:
@@ -158,7 +155,7 @@ def _ways(record: TrainRecord) -> Iterator[Claim]:
     """The two ways of training: which is better, and what it takes."""
     frozen, full = record.scores
     (comparison,) = _pairs(record, asked=full.role or "")
-    differ = (comparison.p or 0.0) <= LEVEL and comparison.effect is not None and comparison.effect.value >= SMALLEST
+    differ = record.pairs[0].decided
     title = say(
         "{% if differ %}Training all weights reaches {{ full.accuracy|value }} accuracy, the head alone "
         "{{ frozen.accuracy|value }}{% else %}Training all weights is not significantly better than the head alone"
@@ -224,7 +221,8 @@ def unknown(record: TrainRecord) -> Iterator[str]:
         "choice of {{ own.accuracy.n }} test images, and another seed may give an accuracy outside of it.",
         record=record, own=own,
     )  # fmt: skip
-    yield from trained_apart(record.training)
+    yield from trained(record.training)
+    yield from not_equal(record.pairs)
     if record.points:
         yield "Each way has its own recipe, and neither was tuned on these data."
         yield "The best accuracy, of which shares are shown, is the highest of all evaluations, so it is optimistic."
@@ -381,12 +379,7 @@ REPORT: Final = Report(
                 title="Student and teacher", rows="scores",
             ),),
         ),
-        Section(
-            "Which model is correct on which images?", lambda record: record.pairs if _enough(record) else (),
-            says="{{ first }} alone is correct on {{ only_first_right }} image{{ only_first_right|s }}, {{ second }} "
-            "alone on {{ only_second_right }}, both on {{ both_right }}.",
-            columns=("first", "second", "difference", "only_first_right", "only_second_right", "p_holm"),
-        ),
+        replace(COMPARED, rows=lambda record: record.pairs if _enough(record) else ()),
         *class_sections(),
         Section(
             "What does the model see in training?", lambda record: [row for row in record.setup if row.augmentation],
