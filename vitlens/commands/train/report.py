@@ -286,7 +286,7 @@ def _of_setup(row: SetupRow) -> str:
     smaller = row.batch_size < row.usual_batch_size and not row.chosen
     return say(
         "It was trained on {{ row.training }} images and tested on {{ row.test }} others{% if row.computed %}, with "
-        "{{ row.computed|join(', ') }}{% endif %}. {% if smaller %}As there are fewer than {{ least }} batches of "
+        "{{ row.computed|join(', ')|whole }}{% endif %}. {% if smaller %}As there are fewer than {{ least }} batches of "
         "{{ row.usual_batch_size }}, the recipe's size, batches of {{ row.batch_size }} are used, and the learning "
         "rate is {{ row.learning_rate|number }} in place of {{ row.usual_learning_rate|number }}; `--batch-size` and "
         "`--learning-rate` set others. {% endif %}{% if row.keep_every %}Copies of the weights, from before training "
