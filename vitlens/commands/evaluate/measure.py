@@ -18,6 +18,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
 from vitlens.commands.shared.trainings import trainings_of
+from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.split import Split
 from vitlens.uncertainty import bootstrap_mean, holm
 
@@ -63,7 +64,7 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
     return rows.EvaluateRecord(
         scores=tuple(_score(each, seed) for each in evaluations),
         per_class=tuple(
-            rows.ClassRow(each.alias, score.name, score.n, score.accuracy)
+            ClassRow(each.alias, score.name, score.n, score.accuracy)
             for each in evaluations for score in answers.per_class(each, count=classes, seed=seed)
         ),
         by_prediction=tuple(row for each in evaluations for row in predicted_rows(each, seed)),
@@ -104,11 +105,11 @@ def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClas
     ]  # fmt: skip
 
 
-def _confusion_rows(evaluation: Evaluation) -> Iterator[rows.ConfusionRow]:
+def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
     names = evaluation.classes
     counts = answers.confusion(evaluation.labels, evaluation.predictions, count=len(names))
     for truth, prediction in counts.nonzero().tolist():
-        yield rows.ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
+        yield ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
 
 
 def _arrays(evaluation: Evaluation, split: Split) -> rows.PredictionArrays:

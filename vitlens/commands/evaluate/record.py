@@ -11,6 +11,7 @@ from vitlens.archives import Form
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget
+from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import ClassNames, Pixels
 from vitlens.uncertainty import Estimate
@@ -34,16 +35,6 @@ class ScoreRow:
 
 
 @dataclass(frozen=True)
-class ClassRow:
-    """One class of the data, for one model; accuracy: None where it has no images."""
-
-    model: str = col("model")
-    class_name: str = col("class")
-    n: int = col("images")
-    accuracy: Estimate | None = col("accuracy", default=None)
-
-
-@dataclass(frozen=True)
 class PredictedClassRow:
     """The n images that one model predicts as one class. gap: the mean confidence minus the accuracy of these
     predictions; p: of the hypothesis that each is correct with the probability of its confidence; p_holm: corrected for
@@ -57,16 +48,6 @@ class PredictedClassRow:
     gap: Estimate = col("confidence minus accuracy", unit="points")
     p: float = col("p")
     p_holm: float = col("p (Holm)")
-
-
-@dataclass(frozen=True)
-class ConfusionRow:
-    """How many images of one class one model takes for another; only cells that are not 0."""
-
-    model: str = col("model")
-    truth: str = col("class")
-    prediction: str = col("prediction")
-    count: int = col("images")
 
 
 _Indices = Annotated[NDArray[np.integer], Form("iu", (None,))]
