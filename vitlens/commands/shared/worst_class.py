@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import numpy as np
 
+from vitlens.commands.shared.comparison import FEWEST
 from vitlens.record import col
 from vitlens.report.claims import Claim, found
 from vitlens.report.sections import Chart, Section
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMED: Final = 10  # images of a class from which on it can be named as the worst
-FEWEST: Final = 20  # images, of a model or a class, below which nothing is claimed
 _FEWEST_CLASSES: Final = 3
 _DRAWN: Final = 3  # models
 

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, images, intervals, lines
+from vitlens.commands.shared.comparison import FEWEST, not_equal
 from vitlens.commands.shared.comparison import SECTION as COMPARED
-from vitlens.commands.shared.comparison import not_equal
 from vitlens.commands.shared.trainings import trained
-from vitlens.commands.shared.worst_class import FEWEST, class_sections, worst_class
+from vitlens.commands.shared.worst_class import class_sections, worst_class
 from vitlens.commands.train.record import (
     DistillationRow,
     FineTunedRow,
@@ -286,8 +286,8 @@ def _of_setup(row: SetupRow) -> str:
     smaller = row.batch_size < row.usual_batch_size and not row.chosen
     return say(
         "It was trained on {{ row.training }} images and tested on {{ row.test }} others{% if row.computed %}, with "
-        "{{ row.computed|join(', ')|whole }}{% endif %}. {% if smaller %}As there are fewer than {{ least }} batches of "
-        "{{ row.usual_batch_size }}, the recipe's size, batches of {{ row.batch_size }} are used, and the learning "
+        "{{ row.computed|join(', ')|whole }}{% endif %}. {% if smaller %}As there are fewer than {{ least }} batches "
+        "of {{ row.usual_batch_size }}, the recipe's size, batches of {{ row.batch_size }} are used, and the learning "
         "rate is {{ row.learning_rate|number }} in place of {{ row.usual_learning_rate|number }}; `--batch-size` and "
         "`--learning-rate` set others. {% endif %}{% if row.keep_every %}Copies of the weights, from before training "
         "and every {{ row.keep_every }} epoch{{ row.keep_every|s }}, are in `{{ kept }}/`; `vitlens stats FOLDER "
