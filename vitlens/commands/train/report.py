@@ -34,6 +34,26 @@ _SHORT: Final = 30  # epochs below which a training says little of an architectu
 _PICTURED: Final = 6  # images of the first batch
 _LEAST: Final = 0.005  # share of a class in a target that is named
 _TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wandb sync FOLDER/wandb/*"))
+_STATES: Final = {  # how a training ended: the end of the title, and the sentence
+    "chance": (
+        ", no better than chance",
+        "This is not significantly better than always predicting the most frequent class, {{ chance|percent(1) }}.",
+    ),
+    "rising": (
+        " and was still improving",
+        "It had not converged: in the last {{ span }} of {{ n }} its accuracy rose from "
+        "{{ pair[0].test_accuracy|percent(1) }} to {{ pair[1].test_accuracy|percent(1) }}, by {{ rise }}.",
+    ),
+    "level": (
+        " and had levelled off",
+        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ rise }}: it had levelled off.",
+    ),
+    "open": (
+        "; whether it had converged is open",
+        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ rise }}: whether it had converged is open.",
+    ),
+    "": (" on held-out images", ""),
+}
 _ORDER: Final = ("fail", "warn", "inconclusive", "pass")
 
 
@@ -48,21 +68,20 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
         yield from _ways(record)
         return
     score, setup = record.scores[0], record.setup[0]
-    state, words = _convergence(record)
+    state, pair, n = _state(record), last_tenth(record.history), len(record.history)
+    k = pair[1].epoch - pair[0].epoch if pair else 0
+    span = Marked("epoch") if k == 1 else Marked(say("{{ k }} epochs", k=k))
+    end, words = _STATES[state]
     yield Claim(
         "accuracy", score.model,
         say("**{{ m }}** classifies {{ score.accuracy }} of the held-out images correctly, after {{ n }} "
             "epoch{{ n|s }} on {{ setup.training }} images in {{ score.seconds }}.",
-            m=score.model, score=score, n=len(record.history), setup=setup),
-        title=say("{{ m }} reaches {{ a|value }} accuracy{{ end }}", m=score.model, a=score.accuracy, end=Marked({
-            "rising": " and was still improving", "level": " and had levelled off",
-            "open": "; whether it had converged is open", "": " on held-out images",
-            "chance": ", no better than chance",
-        }[state])),
+            m=score.model, score=score, n=n, setup=setup),
+        title=say("{{ m }} reaches {{ a|value }} accuracy{{ end }}", m=score.model, a=score.accuracy, end=Marked(end)),
         effect=score.accuracy, kind="answer", place="training",
     )  # fmt: skip
-    if words:
-        yield Claim("convergence", score.model, words, effect=score.gain, kind="answer", place="training")
+    told = say(words, span=span, n=n, rise=score.gain, pair=pair, chance=_chance(record))
+    yield Claim("convergence", score.model, told, effect=score.gain, kind="answer", place="training")
     yield from _pairs(record, asked="without a teacher")
     yield Claim("next", score.model, _next(record, state), kind="answer")
     if score.gap is not None and (score.gap.low or 0.0) >= SMALLEST:
@@ -80,29 +99,22 @@ def _enough(record: TrainRecord) -> bool:
     return bool(record.scores) and (record.scores[0].accuracy.n or 0) >= FEWEST
 
 
-def _convergence(record: TrainRecord) -> tuple[str, str]:
-    """Whether accuracy is at "chance", or still rose when training ended ("rising", "level", "open", "" where that is
-    not known), and the sentence on it."""
-    score, rise, pair, n = record.scores[0], record.scores[0].gain, last_tenth(record.history), len(record.history)
-    chance = max(row.n for row in record.per_class) / sum(row.n for row in record.per_class)
-    if not above(score.accuracy, chance):
-        return "chance", say("This is not significantly better than always predicting the most frequent class, "
-                             "{{ chance|percent(1) }}.", chance=chance)  # fmt: skip
-    if rise is None or pair is None:
-        return "", ""
-    k = pair[1].epoch - pair[0].epoch
-    span = Marked("epoch") if k == 1 else Marked(say("{{ k }} epochs", k=k))
-    known = {"span": span, "n": n, "rise": rise, "before": pair[0].test_accuracy, "after": pair[1].test_accuracy}
-    if rise.value < RISING and n >= _TENTH:
-        return "level", say("Over the last {{ span }} of {{ n }} its accuracy changed by {{ rise }}: it had levelled "
-                            "off.", **known)  # fmt: skip
-    if clear(rise, 0.0):
-        return "rising", say(
-            "It had not converged: in the last {{ span }} of {{ n }} its accuracy rose from {{ before|percent(1) }} to "
-            "{{ after|percent(1) }}, by {{ rise }}.", **known,
-        )  # fmt: skip
-    return "open", say("Over the last {{ span }} of {{ n }} its accuracy changed by {{ rise }}: whether it had "
-                       "converged is open.", **known)  # fmt: skip
+def _state(record: TrainRecord) -> str:
+    """Whether accuracy is at chance, or still rose when training ended: a key of _STATES."""
+    score, rise = record.scores[0], record.scores[0].gain
+    if not above(score.accuracy, _chance(record)):
+        return "chance"
+    if rise is None:
+        return ""
+    if rise.value >= RISING and clear(rise, 0.0):
+        return "rising"
+    full = 100 * (1 - score.accuracy.value) < RISING  # it cannot rise by as much
+    return "level" if abs(rise.value) < RISING and (full or len(record.history) >= _TENTH) else "open"
+
+
+def _chance(record: TrainRecord) -> float:
+    """The share of the most frequent class among the test images."""
+    return max(row.n for row in record.per_class) / sum(row.n for row in record.per_class)
 
 
 def _next(record: TrainRecord, state: str) -> str:
