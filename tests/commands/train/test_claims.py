@@ -84,7 +84,10 @@ def test_nothing_planted_nothing_found(test: tuple[float | None, ...], title: st
 def test_an_accuracy_at_chance_is_called_so() -> None:
     record = record_of((0.1,) * 12, (0.11,) * 12, worst=11)
     assert "no better than chance" in REPORT(record).title
-    assert "chance" not in REPORT(record_of((0.2,) * 12, (0.2,) * 12)).title
+    better = record_of((0.2,) * 12, (0.2,) * 12)
+    assert "chance" not in REPORT(better).title
+    classes = (replace(better.per_class[0], n=300), *better.per_class[1:])  # always guessing it is 25 % correct
+    assert "chance" in REPORT(replace(better, per_class=classes)).title
 
 
 def test_few_test_images_are_no_claim() -> None:
