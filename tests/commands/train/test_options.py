@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
-import vitlens
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.train.measure import measure
 from vitlens.commands.train.options import (
@@ -15,9 +13,7 @@ from vitlens.commands.train.options import (
     Tuning,
 )
 from vitlens.commands.train.start import TrainPlan, require_trainable
-from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.models.loading import untrained
 
 
 @pytest.mark.parametrize(
@@ -97,25 +93,3 @@ def test_presets_without_a_setting_and_wrong_numbers_are_refused_in_one_line(mod
         measure(TrainOptions(model, shape=shape, run=run))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_dropout_is_off_in_every_analysis_of_a_model_in_training_mode():
-    shape = {"patch_size": [8, 8], "dim": 8, "depth": 2, "heads": 2, "dropout": 0.5}
-    model = untrained("vit-micro", classes=tuple("abcdefgh"), overrides=shape)
-    images = torch.rand(2, 3, *model.input_size)
-    functions = (
-        lambda: torch.stack(vitlens.attention(model, images)),
-        lambda: vitlens.rollout(model, images),
-        lambda: vitlens.relevance(model, images, targets=torch.tensor([1, 2])),
-        lambda: vitlens.explain(model, images, targets=torch.tensor([1, 2]), method="gradcam"),
-        lambda: vitlens.ablate(model, images.repeat(4, 1, 1, 1), torch.arange(8)).delta_loss,
-    )
-    model.eval()
-    expected = [function() for function in functions]
-    model.train()
-    assert not torch.equal(model(images), model(images))
-    with evaluating(model):
-        assert torch.equal(model(images), model(images))
-    for function, values in zip(functions, expected):
-        assert torch.equal(torch.as_tensor(function()), torch.as_tensor(values))
-        assert model.training

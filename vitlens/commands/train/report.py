@@ -88,7 +88,7 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
         yield found(
             "overfitting", score.model,
             "**{{ m }}** overfits: in the last epoch it classifies {{ last.train_accuracy|percent(1) }} of the "
-            "training images correctly, as they were augmented, {{ effect }} more than of the held-out ones.",
+            "training images correctly, as it saw them, {{ effect }} more than of the held-out ones.",
             score.gap, given={"m": score.model, "last": record.history[-1]}, place="loss",
         )  # fmt: skip
     yield from worst_class(score.model, record.per_class, score.accuracy)
@@ -261,7 +261,7 @@ def _converged(record: TrainRecord) -> str:
     if not record.scores:
         return "The training has not ended."
     return say(
-        "{% if gap %}Accuracy on the training images of the last epoch, as they were augmented, minus that on the test "
+        "{% if gap %}Accuracy on the training images of the last epoch, as the model saw them, minus that on the test "
         "images is {{ gap }}, a lower bound of overfitting.{% else %}Training images were mixed, so that accuracy on "
         "them does not show overfitting.{% endif %}", gap=record.scores[0].gap,
     )  # fmt: skip
