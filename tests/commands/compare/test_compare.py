@@ -86,7 +86,7 @@ def test_tables_agree_with_each_other(record):
     assert pair.only_second_right == cells["only-first-wrong"].count
     assert pair.both_wrong == cells["both-wrong-alike"].count + cells["both-wrong-differently"].count
     for alias, accuracy in accuracies.items():
-        own = [row for row in record.by_class if row.model == alias]
+        own = [row for row in record.per_class if row.model == alias]
         assert sum(row.n for row in own) == COUNT
         assert sum(row.n * row.accuracy.value for row in own) == pytest.approx(COUNT * accuracy)
         confused = [row for row in record.confusions if row.model == alias]

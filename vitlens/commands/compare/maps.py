@@ -9,12 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import (
-    BACKWARD,
-    accuracy,
-    answers,
-    fitting_batch_size,
-)
+from vitlens.analysis.answers.evaluate import BACKWARD, accuracy, answers, fitting_batch_size
 from vitlens.analysis.faithfulness.league import Settings, checks_in, league
 from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, as_shares, map_overlap, map_shares
 from vitlens.analysis.faithfulness.randomisation import Explain

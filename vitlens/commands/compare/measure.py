@@ -48,6 +48,7 @@ from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import compared, in_pairs
 from vitlens.commands.shared.trainings import trainings_of
+from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of
 from vitlens.data.shapes import CLASSES as SHAPES
@@ -161,12 +162,12 @@ def answered(comparison: Comparison, evaluated: Sequence[Evaluation], seed: int)
             )
             for at, (cell, name) in enumerate(rows.CELLS.items())
         ),
-        by_class=tuple(
-            rows.ClassRow(alias, part.name, part.n, own)
+        per_class=tuple(
+            ClassRow(alias, part.name, part.n, own)
             for part in by_class(comparison, seed=seed) for alias, own in zip(aliases, (part.first, part.second))
         ),
         confusions=tuple(
-            rows.ConfusionRow(alias, each.truth, each.prediction, count)
+            ConfusionRow(alias, each.truth, each.prediction, count)
             for each in confusions(comparison) for alias, count in zip(aliases, (each.first, each.second)) if count
         ),
         calibration=tuple(

@@ -14,6 +14,7 @@ from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.maps.on_object import OnObjectRow
 from vitlens.commands.shared.maps.rows import MapCheck
 from vitlens.commands.shared.trainings import Budget
+from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Masks, Pixels
 from vitlens.uncertainty import Estimate
@@ -52,26 +53,6 @@ class CellRow:
     name: str = col("images")
     count: int = col("number")
     share: Estimate = col("share", metric="cell/{first}/{second}/{cell}")
-
-
-@dataclass(frozen=True)
-class ClassRow:
-    """The n images of one class, for one model."""
-
-    model: str = col("model")
-    class_name: str = col("class")
-    n: int = col("images")
-    accuracy: Estimate = col("accuracy")
-
-
-@dataclass(frozen=True)
-class ConfusionRow:
-    """How many images of one class one model takes for another."""
-
-    model: str = col("model")
-    truth: str = col("class")
-    prediction: str = col("prediction")
-    count: int = col("images")
 
 
 @dataclass(frozen=True)
@@ -243,7 +224,7 @@ class CompareRecord(Record):
     scores: tuple[ScoreRow, ...] = table()
     pairs: tuple[PairRow, ...] = table()
     cells: tuple[CellRow, ...] = table()
-    by_class: tuple[ClassRow, ...] = table()
+    per_class: tuple[ClassRow, ...] = table()
     confusions: tuple[ConfusionRow, ...] = table()
     calibration: tuple[CalibrationRow, ...] = table()
     methods: tuple[MapRow, ...] = table()

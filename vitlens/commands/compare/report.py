@@ -1,6 +1,7 @@
 """The report of `vitlens compare`: which of two models is better, where each errs, and what their maps show."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -8,22 +9,17 @@ import numpy as np
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, bars, images, intervals, lines, pixels
-from vitlens.commands.compare.record import (
-    CompareRecord,
-    DisturbedPairRow,
-    HarderRow,
-    ImageRow,
-    SeparationRow,
-)
+from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow, ImageRow, SeparationRow
 from vitlens.commands.shared.calibration import DRAWN, FEW, RELIABILITY, calibration_claim
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.maps.judged import JudgedMap, explanation_verdict, judged_maps
 from vitlens.commands.shared.trainings import trained
+from vitlens.commands.shared.worst_class import class_sections
 from vitlens.report.claims import Claim, found
 from vitlens.report.document import ImagePanel, Tags
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import LEVEL, Side, apart, beyond
+from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
 _PICTURED: Final = 6  # images of a figure
 _LITTLE, _MUCH = 0.3, 0.6  # rank correlations of two maps, between the words to filter by
@@ -86,8 +82,8 @@ def _furthest_ahead(record: CompareRecord, model: str) -> Iterator[Claim]:
         own, others = _at(record, model, row), _at(record, other, row)
         yield found(
             "disturbed images", model,
-            "Under {{ row.kind }} at level {{ row.level|number }}, **{{ own.model }}** keeps {{ own.accuracy|value }} "
-            "accuracy, **{{ others.model }}** {{ others.accuracy|value }}: its largest lead on disturbed images, "
+            "On disturbed images **{{ own.model }}** leads most under {{ row.kind }} at level {{ row.level|number }}: "
+            "{{ own.accuracy|value }} accuracy against {{ others.accuracy|value }} of **{{ others.model }}**, "
             "{{ effect }}.",
             row.gain(model), given={"row": row, "own": own, "others": others}, p=row.p_holm, kind="comparison",
             evidence="intervened", place="robustness",
@@ -120,31 +116,24 @@ def unknown(record: CompareRecord) -> Iterator[str]:
 
 def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> list[Picture]:
     """A row an image: input, and both models' maps with their predictions."""
-    shown, names = record.shown, record.aliases
+    shown, (first, second) = record.shown, record.aliases
     places = {row.image: at for at, row in enumerate(record.images_shown)}
     drawn: list[Picture] = []
-    for number, row in enumerate(chosen):
-        at, mask = places[row.image], None
-        assert shown is not None
-        pixels_of = shown.pixels[at] / np.float32(255)
+    if shown is None:
+        return drawn
+    for number, row in enumerate(chosen, start=1):
+        at, agreement = places[row.image], "" if row.agreement is None else f": agreement {row.agreement:.2f}"
+        image, name = shown.pixels[at] / np.float32(255), f"{number}{agreement}"
         mask = None if shown.masks is None else shown.masks[at]
-        drawn.append(Picture(pixels_of, row=_numbered(row, number), column="input", below=row.truth, mask=mask))
+        drawn.append(Picture(image, row=name, column="input", below=row.truth, mask=mask))
         for alias, values, prediction, probability in (
-            (names[0], shown.first[at], row.first_prediction, row.first_probability),
-            (names[1], shown.second[at], row.second_prediction, row.second_probability),
+            (first, shown.first[at], row.first_prediction, row.first_probability),
+            (second, shown.second[at], row.second_prediction, row.second_probability),
         ):
-            told = Picture.predicted(pixels_of, prediction, probability, row.truth)
-            drawn.append(
-                Picture(
-                    pixels_of, values, row=_numbered(row, number), column=alias, below=told.below.split("\nis ")[0],
-                    frame=told.frame, mask=mask, crossed="" if values.max() > values.min() else "uniform",
-                )
-            )  # fmt: skip
+            told = Picture.predicted(image, prediction, probability, row.truth, row=name)
+            crossed = "" if values.max() > values.min() else "uniform"
+            drawn.append(replace(told, map=values, column=alias, mask=mask, crossed=crossed))
     return drawn
-
-
-def _numbered(row: ImageRow, number: int) -> str:
-    return f"{number + 1}: agreement {row.agreement:.2f}" if row.agreement is not None else f"{number + 1}"
 
 
 def _disagreed(record: CompareRecord) -> list[Picture]:
@@ -219,6 +208,15 @@ def _fair(record: CompareRecord) -> bool:
     return first.method == second.method or all(each.state == "pass" for each in _judged(record))
 
 
+def _relation(correlation: Estimate) -> str:
+    """How far two maps agree by their mean rank correlation."""
+    if beyond(correlation, 0.0) is Side.UNDECIDED:
+        return "show no relation"
+    if correlation.value < _LITTLE:
+        return "mark different places" if correlation.value < 0 else "agree little"
+    return "agree partly" if correlation.value < _MUCH else "agree well"
+
+
 def _alike(record: CompareRecord) -> str:
     """Whether the two models' maps agree and which are more concentrated, where that can be said."""
     if not record.agreement:
@@ -232,16 +230,13 @@ def _alike(record: CompareRecord) -> str:
     gap = row.half_difference
     narrower, wider = (row.first, row.second) if gap.value < 0 else (row.second, row.first)
     return say(
-        "{{ relation }}: mean rank correlation {{ row.spearman }}, and {{ row.top|alone }} of the top tenth of one map "
-        "is in that of the other ({{ by_chance }}). {% if clear %}The maps of **{{ narrower }}** are more concentrated "
-        "than those of **{{ wider }}**{% else %}Neither model's maps are significantly more concentrated{% endif %}: "
-        "half of the maps covers areas that differ by {{ gap|points }} of the image.",
+        "The two maps of an image {{ relation }}: mean rank correlation {{ row.spearman }}, and {{ row.top|alone }} of "
+        "the top tenth of one map is in that of the other ({{ by_chance }}). {% if clear %}The maps of "
+        "**{{ narrower }}** are more concentrated than those of **{{ wider }}**{% else %}Neither model's maps are "
+        "significantly more concentrated{% endif %}: half of the maps covers areas that differ by {{ gap|points }} of "
+        "the image.",
         row=row, gap=gap, narrower=narrower, wider=wider, clear=beyond(gap, 0.0) is not Side.UNDECIDED,
-        relation={
-            Side.ABOVE: "The two maps of an image tend to mark the same patches",
-            Side.BELOW: "Patches that one map marks tend to be unmarked in the other",
-            Side.UNDECIDED: "The two maps of an image show no relation",
-        }[beyond(row.spearman, 0.0)],
+        relation=_relation(row.spearman),
         by_chance={
             Side.ABOVE: "more than by chance", Side.BELOW: "less than by chance", Side.UNDECIDED: "as by chance",
         }[beyond(row.top, _TOP)],
@@ -308,10 +303,10 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     picture=Chart(
-        "examples", images(smooth=True),
-        "Errors with the highest confidence that one model alone makes, up to three of each model, with both maps; "
-        "frames show which prediction is correct.",
-        title="Images that one of the two models misclassifies", rows=_disagreed,
+        "examples", images(),
+        "Images with both models' maps: the errors with the highest confidence that one model alone makes, up to three "
+        "of each, where there are some. Frames show whether predictions are correct.",
+        title="Input and the map of each model", rows=_disagreed,
     ),
     glance=(
         Glance("scores", "accuracy", question="accuracy", difference=lambda record: record.pairs[0].difference),
@@ -332,19 +327,7 @@ REPORT: Final = Report(
                 title="Which model is wrong", only=lambda row: row.cell != "both-right",
             ),),
         ),
-        Section(
-            "On which classes do they differ?",
-            lambda record: [row for row in record.by_class if row.n >= FEWEST],
-            columns=("model", "class_name", "n", "accuracy"), order=lambda row: row.accuracy.value,
-            opening="The lowest accuracy is that of **{{ first.model }}** on class {{ first.class_name }}, "
-            "{{ first.accuracy|alone }}.",
-            charts=(Chart(
-                "per_class", bars("class_name", "accuracy", of="model"),
-                "Accuracy of each class with its interval, lowest first. Where intervals overlap, models may differ by "
-                "chance.",
-                title="Accuracy by class",
-            ),),
-        ),
+        class_sections()[0],
         Section(
             "Which classes are confused?", _of_confusion, order=lambda row: -row.count,
             opening="Most often **{{ first.model }}** predicts {{ first.prediction }} for {{ first.truth }}: "
