@@ -70,7 +70,6 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
     score, setup = record.scores[0], record.setup[0]
     state, pair, n = _state(record), last_tenth(record.history), len(record.history)
     k = pair[1].epoch - pair[0].epoch if pair else 0
-    span = Marked("epoch") if k == 1 else Marked(say("{{ k }} epochs", k=k))
     end, words = _STATES[state]
     yield Claim(
         "accuracy", score.model,
@@ -80,7 +79,7 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
         title=say("{{ m }} reaches {{ a|value }} accuracy{{ end }}", m=score.model, a=score.accuracy, end=Marked(end)),
         effect=score.accuracy, kind="answer", place="training",
     )  # fmt: skip
-    told = say(words, span=span, n=n, rise=score.gain, pair=pair, chance=_chance(record))
+    told = say(words, span=_span(k), n=n, rise=score.gain, pair=pair, chance=_chance(record))
     yield Claim("convergence", score.model, told, effect=score.gain, kind="answer", place="training")
     yield from _pairs(record, asked="without a teacher")
     yield Claim("next", score.model, _next(record, state), kind="answer")
@@ -92,6 +91,11 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
             score.gap, given={"m": score.model, "last": record.history[-1]}, place="loss",
         )  # fmt: skip
     yield from worst_class(score.model, record.per_class, score.accuracy)
+
+
+def _span(k: int) -> Marked:
+    """ "epoch", "5 epochs": after "the last" and "every"."""
+    return Marked("epoch") if k == 1 else Marked(say("{{ k }} epochs", k=k))
 
 
 def _enough(record: TrainRecord) -> bool:
@@ -288,13 +292,14 @@ def _teaching(row: DistillationRow) -> str:
 
 def _how(record: TrainRecord) -> str:
     """Images, batches, what was fine-tuned, kept and logged."""
-    parts = [*map(_of_setup, record.setup), *map(_fine_tuned, record.started)]
+    attends = any(model.family != "cnn" for model in record.models[:1])
+    parts = [*(_of_setup(row, attends) for row in record.setup), *map(_fine_tuned, record.started)]
     logs = [(place, command) for place, command in _TRACKED if (record.folder / place).is_dir()]
     parts += [f"The log of the training is in `{place}/`; `{command}` shows it." for place, command in logs]
     return " ".join(parts)
 
 
-def _of_setup(row: SetupRow) -> str:
+def _of_setup(row: SetupRow, attends: bool) -> str:
     smaller = row.batch_size < row.usual_batch_size and not row.chosen
     return say(
         "It was trained on {{ row.training }} images and tested on {{ row.test }} others{% if row.computed %}, with "
@@ -302,9 +307,10 @@ def _of_setup(row: SetupRow) -> str:
         "of {{ row.usual_batch_size }}, the recipe's size, batches of {{ row.batch_size }} are used, and the learning "
         "rate is {{ row.learning_rate|number }} in place of {{ row.usual_learning_rate|number }}; `--batch-size` and "
         "`--learning-rate` set others. {% endif %}{% if row.keep_every %}Copies of the weights, from before training "
-        "and every {{ row.keep_every }} epoch{{ row.keep_every|s }}, are in `{{ kept }}/`; `vitlens stats FOLDER "
-        "--over-training` reads them.{% endif %}",
-        row=row, smaller=smaller, least=LEAST_STEPS, kept=KEPT_FOLDER,
+        "and after every {{ every }}, are in `{{ kept }}/`{% if attends %}; `vitlens stats FOLDER --over-training` "
+        "reads them{% endif %}.{% endif %}",
+        row=row, smaller=smaller, least=LEAST_STEPS, kept=KEPT_FOLDER, every=_span(row.keep_every or 0),
+        attends=attends,
     )  # fmt: skip
 
 
