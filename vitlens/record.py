@@ -164,7 +164,7 @@ class Record:
 def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
     """A record as it is written: metrics and tables as in results.json, and arrays by the name of their file."""
     metrics = {name: _without_none(msgspec.to_builtins(number)) for name, number in record.metrics.items()}
-    tables = {name: [_without_none(msgspec.to_builtins(row)) for row in rows] for name, rows in record.tables.items()}
+    tables = {name: [_as_json(row) for row in rows] for name, rows in record.tables.items()}
     files: dict[str, dict[str, Any]] = {}
     for each, (pattern, _) in _array_files(type(record)).items():
         value = getattr(record, each)
@@ -255,6 +255,13 @@ def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
             if number is not None and (kept is None or key in kept):
                 estimate = number if isinstance(number, Estimate) else Estimate(float(number), unit=column.unit)
                 yield column.metric.format(**parts, key=key), estimate
+
+
+def _as_json(row: Any) -> dict[str, Any]:
+    """A row as in results.json: without null, but for fields that have no default."""
+    needed = {each.name for each in fields(row) if each.default is MISSING and each.default_factory is MISSING}
+    cells: dict[str, Any] = msgspec.to_builtins(row)
+    return {name: _without_none(cell) for name, cell in cells.items() if cell is not None or name in needed}
 
 
 def _without_none(value: Any) -> Any:

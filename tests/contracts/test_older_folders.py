@@ -15,7 +15,7 @@ from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.load import load_split
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.shared.budgets import budget_of
+from vitlens.commands.shared.trainings import budget_of
 
 LINE = "vitlens train vit-micro --epochs 1 --dim 8"
 OPTIONS = RunOptions(device="cpu", quiet=True, limit=20, command=LINE)

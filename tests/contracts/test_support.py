@@ -25,7 +25,7 @@ from vitlens.attribution.look import look
 from vitlens.cli import main
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import load as loading
-from vitlens.commands.train.measure import start as train_start
+from vitlens.commands.train import start as train_start
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
 from vitlens.data.split import Split

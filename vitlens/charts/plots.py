@@ -114,7 +114,7 @@ def _spaced(values: Values) -> list[float]:
 
 
 def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: str, band: bool) -> None:
-    """One curve; several rows at one x are drawn as dots, and the curve is their mean."""
+    """One curve through what was measured; several rows at one x are drawn as dots, and the curve is their mean."""
     at, found = numbers(rows, x)[0], numbers(rows, y)
     places = np.unique(at)
     several = len(places) < len(at)
@@ -122,6 +122,7 @@ def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: st
         axes.plot(at, found[0], "o", color=colour(index), markersize=2.4, alpha=0.6, markeredgewidth=0)
         found = np.stack([[np.nanmean(found[0, at == place]), np.nan, np.nan] for place in places], 1)
     order = np.argsort(places if several else at)
+    order = order[np.isfinite(found[0, order])]
     curve = (places if several else at)[order]
     axes.plot(curve, found[0, order], STYLES[index % 4], color=colour(index), marker="o", markersize=3, label=name)
     if band and not several:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vitlens.files import read_bounded, storage_error, write_text
+from vitlens.record import col
 from vitlens.schema import read_as
 from vitlens.strict_json import parse_json
 
@@ -46,17 +47,22 @@ class EpochMetrics:
     gradient_norm: before clipping, mean over its steps (None in older files).
     """
 
-    epoch: int
-    step: int
-    images: int
-    learning_rate: float
-    train_loss: float
-    train_accuracy: float
-    test_loss: float | None
-    test_accuracy: float | None
-    seconds: float
-    images_per_second: float
-    gradient_norm: float | None = None
+    epoch: int = col("epoch")
+    step: int = col("steps")
+    images: int = col("images seen")
+    learning_rate: float = col("learning rate")
+    train_loss: float = col("training loss", unit="nats")
+    train_accuracy: float = col("training accuracy", unit="fraction")
+    test_loss: float | None = col("test loss", unit="nats")
+    test_accuracy: float | None = col("test accuracy", unit="fraction")
+    seconds: float = col("time", unit="s")
+    images_per_second: float = col("speed", unit="images/s")
+    gradient_norm: float | None = col("gradient norm", default=None)
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs are done at its end."""
+        return self.epoch + 1
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,18 @@
 """What excludes each other is refused before anything is loaded, and says what to type."""
 
-import subprocess
-import sys
+from dataclasses import replace
 
 import pytest
 
-from vitlens.commands.train.options import TeacherOptions, Tuning, require_together
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.train.measure import measure
+from vitlens.commands.train.options import (
+    Shape,
+    TeacherOptions,
+    TrainOptions,
+    Tuning,
+)
+from vitlens.commands.train.start import TrainPlan, require_trainable
 from vitlens.errors import InputError
 
 
@@ -16,7 +23,7 @@ from vitlens.errors import InputError
         ({"views": 0, "freeze": True}, "--cached-views at least 1, found 0"),
         ({"freeze": True, "last": 2}, "found --freeze-backbone and --train-last"),
         ({"freeze": True, "compare": True}, "found --freeze-backbone and --compare-frozen"),
-        ({"views": 3}, "expected --cached-views with --freeze-backbone, found it alone"),
+        ({"views": 2}, "--cached-views with --freeze-backbone, found it alone"),
     ],
 )
 def test_ways_of_tuning_exclude_each_other(fields, match):
@@ -24,26 +31,14 @@ def test_ways_of_tuning_exclude_each_other(fields, match):
         Tuning(**fields)
 
 
-def test_what_is_trained():
-    assert Tuning().trained is None
-    assert Tuning(freeze=True, views=4).trained == 0
-    assert Tuning(last=3).trained == 3
-    assert Tuning(compare=True).trained is None
-
-
-@pytest.mark.parametrize(
-    ("tuning", "option"),
-    [
-        (Tuning(freeze=True), "--freeze-backbone"),
-        (Tuning(last=1), "--train-last"),
+def test_a_preset_from_scratch_has_nothing_to_freeze():
+    for tuning, option in (
+        (Tuning(freeze=True), "--freeze-backbone"), (Tuning(last=1), "--train-last"),
         (Tuning(compare=True), "--compare-frozen"),
-    ],
-)
-def test_a_preset_from_scratch_has_nothing_to_freeze(tuning, option):
-    with pytest.raises(InputError, match=f"with {option}, found the preset 'vit-tiny': its weights are random"):
-        tuning.require_learned("vit-tiny")
-    tuning.require_learned("timm:vit_tiny_patch16_224")
-    tuning.require_learned("runs/mine")
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=f"with {option}, found the preset 'vit-tiny': its weights are random"):
+            tuning.require_learned("vit-tiny")
+        tuning.require_learned("timm:vit_tiny_patch16_224")
     Tuning().require_learned("vit-tiny")
     Tuning("vit.safetensors", freeze=True).require_learned("vit-tiny-224")
 
@@ -71,18 +66,30 @@ def test_the_hard_form_has_no_temperature():
 
 
 def test_a_head_on_features_has_no_teacher_and_nothing_else_to_keep():
-    teaching = TeacherOptions("cnn-digits")
+    plan, teaching = TrainPlan("runs/mine"), TeacherOptions("cnn-digits")
     for tuning, option in ((Tuning(freeze=True), "--freeze-backbone"), (Tuning(compare=True), "--compare-frozen")):
         with pytest.raises(InputError, match=f"expected {option} without --distill-from, found both"):
-            require_together(tuning, teaching, {})
+            require_trainable(replace(plan, tuning=tuning, teaching=teaching))
     with pytest.raises(InputError, match="without --keep-every, found both"):
-        require_together(Tuning(freeze=True), TeacherOptions(), {"--keep-every": 3, "--recompute": False})
-    require_together(Tuning(compare=True), TeacherOptions(), {"--keep-every": 3})
-    require_together(Tuning(last=1), teaching, {"--keep-every": 3, "--recompute": True})
+        require_trainable(replace(plan, tuning=Tuning(freeze=True), keep_every=3))
+    require_trainable(replace(plan, tuning=Tuning(compare=True), keep_every=3))
+    require_trainable(replace(plan, tuning=Tuning(last=1), teaching=teaching, keep_every=3, recompute=True))
 
 
-def test_the_options_are_free_of_torch():
-    program = (
-        "import sys, vitlens.commands.train.options, vitlens.commands.train.plan; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+@pytest.mark.parametrize(
+    ("model", "shape", "match"),
+    [
+        ("resnet20", Shape(dropout=0.1), "expected no --dropout for resnet20, a CNN without that setting, found 0.1"),
+        ("resnet20", Shape(pooling="mean"), "expected no --pooling for resnet20, a CNN"),
+        ("swin-micro", Shape(pooling="cls"), "expected no --pooling for swin-micro, which classifies by the mean"),
+        ("vit-micro", Shape(dropout=float("nan")), "expected a finite number at dropout in the shape of vit-micro"),
+        ("swin-micro", Shape(dropout=-0.1), r"expected dropout in \[0, 1\), found -0.1"),
+        ("vit-digits", Shape(dropout=0.1), "expected a trained model as it is, found --dropout for vit-digits"),
+    ],
+)
+def test_presets_without_a_setting_and_wrong_numbers_are_refused_in_one_line(model, shape, match, tmp_path):
+    run = RunOptions(device="cpu", limit=40, quiet=True, out=tmp_path / "out")
+    with pytest.raises(InputError, match=match) as caught:
+        measure(TrainOptions(model, shape=shape, run=run))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()

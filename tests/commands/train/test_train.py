@@ -3,28 +3,23 @@
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import vitlens
-from tests.training_runs import train
+from tests.training_runs import stop_at, train
 from tests.waiting import interrupt, interruptible
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress.training import progress_line
-from vitlens.commands.run.publish import read, report
-from vitlens.commands.train import measure as module
-from vitlens.commands.train.plan import TrainPlan
-from vitlens.commands.train.record import AUGMENTATION, FIRST_BATCH
+from vitlens.commands.run.publish import read_folder, report
 from vitlens.errors import InputError, OutputError, UnknownNameError
-from vitlens.files import read_run
 from vitlens.training.metrics import Progress
 
-TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8]}
+TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8], "dropout": 0.1, "pooling": "mean"}
 OPTIONS = RunOptions(device="cpu", limit=40, batch_size=10, quiet=True)
 
 
@@ -43,71 +38,63 @@ def results(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
-def test_the_folder_is_whole(trained):
-    files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
-    assert files >= {
-        "config.json",
-        "results.json",
-        "report.md",
-        "metrics.jsonl",
-        "model.safetensors",
-        "figures/training.png",
-        "figures/per_class.png",
-        "figures/confusion.png",
-    }
-    assert results(trained)["status"] == "done"
-    assert len((trained / "metrics.jsonl").read_text().splitlines()) == 3
-    assert "](figures/training.png)" in (trained / "report.md").read_text()
-
-
-def test_the_folder_is_a_model_with_the_accuracy_that_it_says(trained):
+def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained):
     from vitlens.data.catalogue import load_data
 
-    model = vitlens.load(str(trained))
+    files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
+    figures = {f"figures/{name}.png" for name in ("training", "loss", "confusion", "first_batch")}
+    assert files >= {"config.json", "metrics.jsonl", "model.safetensors", "tables/history.csv", *figures}
+    found, model = vitlens.read(trained), vitlens.load(str(trained))
+    assert found.status == "done"
     split = load_data("digits", part="test").limit(40)
-    images = split.source.read(torch.arange(len(split))).float() / 255
-    correct = (model(images).argmax(1) == split.labels).float().mean().item()
-    assert results(trained)["metrics"]["accuracy/vit-micro"]["value"] == pytest.approx(correct)
+    predictions = model(split.source.read(torch.arange(len(split))).float() / 255).argmax(1)
+    correct = predictions == split.labels
+    assert found.metrics["accuracy/vit-micro"].value == pytest.approx(correct.float().mean().item())
+    for row in found.table("per_class"):
+        own = correct[split.labels == split.classes.index(row.class_name)]
+        assert (row.n, row.accuracy.value) == (len(own), pytest.approx(own.float().mean().item()))
+    counts = {(row.truth, row.prediction): row.count for row in found.table("confusion")}
+    pairs = [(split.classes[t], model.classes[p]) for t, p in zip(split.labels, predictions)]
+    assert counts == {pair: pairs.count(pair) for pair in pairs}
     assert model.parameter_count() < 10_000
+    assert model.architecture["overrides"] == TINY
+    assert {part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)} == {0.1}
+
+
+def test_metrics_are_those_of_the_epochs(trained):
+    found = vitlens.read(trained)
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [asdict(row) for row in found.table("history")] == lines
+    assert len(lines) == 3
+    tests = [line["test_accuracy"] for line in lines]
+    metrics = {name.partition("/")[0]: number.value for name, number in found.metrics.items()}
+    assert metrics["best_accuracy"] == max(tests)
+    assert metrics["last_epochs_gain"] == pytest.approx(100 * (tests[-1] - tests[-2]))
+    gap = round(lines[-1]["train_accuracy"] * 40) / 40 - metrics["accuracy"]
+    assert metrics["generalisation_gap"] == pytest.approx(100 * gap)
+    assert metrics["training_seconds"] >= lines[-1]["seconds"]
 
 
 def test_the_report_is_written_again_from_the_folder_alone(trained):
     before = (trained / "report.md").read_text()
     (trained / "report.md").unlink()
-    assert report(trained) == trained / "report.md"
-    assert (trained / "report.md").read_text() == before
+    assert report(trained).read_text() == before
 
 
-def test_the_first_batch_is_drawn_where_images_are_augmented(trained, tmp_path):
-    assert (trained / "figures" / "first_batch.png").exists()  # the recipe for digits shifts
+def test_the_first_batch_is_drawn_where_images_are_augmented(tmp_path):
     plain = {"epochs": 1, "crop_padding": 0}
     train("vit-micro", recipe=plain, shape=TINY, options=replace(OPTIONS, out=tmp_path / "plain"))
     assert not (tmp_path / "plain" / "figures" / "first_batch.png").exists()
     changes = {"epochs": 1, "cutmix": 1, "crop_padding": 4}
     train("vit-micro", recipe=changes, shape=TINY, options=replace(OPTIONS, out=tmp_path / "out"))
-    record = read(read_run(tmp_path / "out"))
-    arrays = record.arrays(FIRST_BATCH)
+    record = read_folder(tmp_path / "out")
+    arrays, (row,) = record.first_batch, record.setup
     assert arrays.given.shape == arrays.trained.shape == (10, 3, 32, 32)
     assert not (arrays.given == arrays.trained).all()
     assert arrays.targets.sum(axis=1) == pytest.approx(1.0)
-    [row] = record.rows(AUGMENTATION)
-    assert (row.augmentation, row.images) == ("crop 4 px, CutMix 1.0", 10)
+    assert (row.augmentation, row.shown) == ("crop 4 px, CutMix 1.0", 10)
     assert row.mixed == ((arrays.targets > 0).sum(axis=1) == 2).sum()
-    assert (tmp_path / "out" / "figures" / "first_batch.png").is_file()
-
-
-def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit = module.fit
-
-    def interrupted(*args: object, on_progress: Callable[[Progress], None], **options: object) -> object:
-        def tell(progress: Progress) -> None:
-            if progress.step >= step:
-                raise KeyboardInterrupt
-            on_progress(progress)
-
-        return fit(*args, on_progress=tell, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "fit", interrupted)
+    assert record.scores[0].gap is None  # mixed images say nothing of overfitting
 
 
 def test_a_stopped_run_says_so_and_resumes_to_the_same_weights(trained, tmp_path, monkeypatch):
@@ -118,6 +105,7 @@ def test_a_stopped_run_says_so_and_resumes_to_the_same_weights(trained, tmp_path
             tiny(folder)
     assert results(folder)["status"] == "interrupted"
     assert not (folder / "report.md").exists()
+    assert "was interrupted" in report(folder).read_text()
     # what decides the result comes from the folder, not from what is typed now
     train(None, resume=folder, options=RunOptions(device="cpu", quiet=True, seed=7))
     assert results(folder)["status"] == "done"
@@ -126,7 +114,7 @@ def test_a_stopped_run_says_so_and_resumes_to_the_same_weights(trained, tmp_path
 
 def test_kept_weights_are_asked_for_once_and_stay(trained, tmp_path, monkeypatch):
     assert not (trained / "kept").exists()
-    assert read(read_run(trained)).section("plan", TrainPlan).keep_every is None
+    assert read_folder(trained).setup[0].keep_every is None
     folder = tmp_path / "kept"
     with monkeypatch.context() as patch:
         stop_at(5, patch)
@@ -137,7 +125,7 @@ def test_kept_weights_are_asked_for_once_and_stay(trained, tmp_path, monkeypatch
     train(None, resume=folder, options=RunOptions(device="cpu", quiet=True))
     names = ["epoch-0000.safetensors", "epoch-0002.safetensors"]
     assert sorted(path.name for path in (folder / "kept").iterdir()) == names
-    assert read(read_run(folder)).section("plan", TrainPlan).keep_every == 2
+    assert read_folder(folder).setup[0].keep_every == 2
     assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
     RunFolder.create("train", out=folder, overwrite=True)
     assert not list((folder / "kept").iterdir())

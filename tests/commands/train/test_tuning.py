@@ -9,14 +9,11 @@ import pytest
 import torch
 
 import vitlens
-from tests.training_runs import train
+from tests.training_runs import stop_at, train
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import read, report
-from vitlens.commands.shared.pairs import PAIRS
+from vitlens.commands.run.publish import read_folder, report
 from vitlens.commands.train.options import Tuning
-from vitlens.commands.train.record import ACCURACY, COMPUTED, FINE_TUNED
 from vitlens.errors import InputError
-from vitlens.files import read_run
 from vitlens.models.loading import untrained
 from vitlens.models.saved import save
 
@@ -56,11 +53,11 @@ def test_the_head_alone(learned, tmp_path):
     assert changed(learned, out) == {"head.weight", "head.bias"}
     assert len(vitlens.load(str(out)).classes) == 10
     text = (out / "report.md").read_text()
-    (row,) = read(read_run(out)).rows(FINE_TUNED)
+    (row,) = read_folder(out).started
     assert (row.last, row.trained, row.notes) == (
         0, 170, "replaced the head of 3 classes by one of the data's 10, all zeros"
     )  # fmt: skip
-    assert any("features computed once" in row.how for row in read(read_run(out)).rows(COMPUTED))
+    assert "features computed once" in " ".join(read_folder(out).setup[0].computed)
     assert not (out / "features").exists()
     report(out)
     assert (out / "report.md").read_text() == text
@@ -71,7 +68,7 @@ def test_the_last_block(learned, tmp_path):
     assert {name.split(".")[0] + "." + name.split(".")[1] for name in changed(learned, out)} == {
         "blocks.1", "norm.weight", "norm.bias", "head.weight", "head.bias",
     }  # fmt: skip
-    assert read(read_run(out)).rows(FINE_TUNED)[0].last == 1
+    assert read_folder(out).started[0].last == 1
 
 
 def test_everything_with_rates_by_depth(learned, tmp_path):
@@ -87,7 +84,7 @@ def test_positions_for_another_size(learned, tmp_path):
     model = vitlens.load(str(out))
     assert model.input_size == (48, 48)
     assert model.module.get_parameter("pos_embed").shape == (1, 1 + 36, 16)
-    (row,) = read(read_run(out)).rows(FINE_TUNED)
+    (row,) = read_folder(out).started
     assert "resized the position embeddings from 32x32 to 48x48 px" in row.notes
 
 
@@ -96,12 +93,10 @@ def test_weights_from_a_file(tmp_path):
     torch.save(untrained("vit-mini", classes=("x", "y"), overrides=shape).module.state_dict(), tmp_path / "w.pth")
     options = replace(OPTIONS, out=tmp_path / "out", limit=20)
     train("vit-mini", data="digits", tuning=Tuning(str(tmp_path / "w.pth"), freeze=True), options=options)
-    assert read(read_run(tmp_path / "out")).rows(FINE_TUNED)[0].weights == "w.pth"
+    assert read_folder(tmp_path / "out").started[0].weights == "w.pth"
 
 
 def test_a_stopped_run_goes_on(learned, tmp_path, monkeypatch):
-    from tests.commands.train.test_train import stop_at
-
     whole = tuned(learned, tmp_path / "whole", Tuning(last=1))
     with monkeypatch.context() as patch:
         stop_at(5, patch)
@@ -132,8 +127,7 @@ def test_a_folder_without_parts_is_divided_and_stays_so(tmp_path):
     untold = load_split(vitlens.load("timm:resnet10t@random", image_size=(32, 32)), options=options, data=pictures)
     assert len(untold) == 20
     assert len(tested) < 10
-    (accuracy,) = (value for _, value in read(read_run(tmp_path / "out")).all(ACCURACY))
-    assert accuracy.n == len(tested)
+    assert read_folder(tmp_path / "out").scores[0].accuracy.n == len(tested)
     assert vitlens.load(str(tmp_path / "out")).classes == ("a", "b")
 
 
@@ -158,29 +152,28 @@ def compared(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_frozen_against_full(compared, learned):
     assert changed(learned, compared / "frozen") == {"head.weight", "head.bias"}
     assert len(changed(learned, compared / "full")) > 2
-    written = results(compared)
-    for way in ("frozen", "full"):
-        own = results(compared / way)
-        assert written["metrics"][f"accuracy/{way}"]["value"] == own["metrics"][f"accuracy/{learned.stem}"]["value"]
-        assert own["status"] == "done"
-        assert (compared / way / "report.md").is_file()
-    assert written["metrics"]["accuracy_difference/full/frozen"]["unit"] == "points"
-    assert len(results(compared / "full")["tables"]["history"]) == 2  # --epochs are the full training's
-    assert {row["way"] for row in written["tables"]["reached"]} == {"frozen", "full"}
-    best = max(row["accuracy"] for row in written["tables"]["points"])
-    for row in written["tables"]["reached"]:
-        values = [point for point in written["tables"]["points"] if point["way"] == row["way"]]
-        first = next((p for p in values if p["accuracy"] >= row["share_of_best"] * best), None)
-        assert row["epochs"] == (first and first["epochs"])
-
-
-def test_the_report_of_the_comparison_can_be_made_again(compared):
+    found, record = vitlens.read(compared), read_folder(compared)
+    for way, score in zip(("frozen", "full"), record.scores, strict=True):
+        own = vitlens.read(compared / way)
+        assert own.status == "done"
+        assert found.metrics[f"accuracy/{way}"] == own.metrics[f"accuracy/{learned.stem}"] == score.accuracy
+        points = [(row.epochs, row.accuracy) for row in record.points if row.way == score.role]
+        assert points == [(row.epochs, row.test_accuracy) for row in own.table("history") if row.test_accuracy]
+        last = own.table("history")[-1]
+        before = own.table("history")[-2].images
+        assert score.seconds_per_epoch.value == pytest.approx((last.images - before) / last.images_per_second)
+    assert len(vitlens.read(compared / "full").table("history")) == 2  # --epochs are the full training's
+    gain = 100 * (record.scores[1].accuracy.value - record.scores[0].accuracy.value)
+    assert found.metrics["accuracy_difference/full/frozen"].value == pytest.approx(gain)
+    assert {row.way for row in record.reached} == {"the head alone", "all weights"}
+    best = max(row.accuracy for row in record.points)
+    for row in record.reached:
+        own = [point for point in record.points if point.way == row.way]
+        first = next((point for point in own if point.accuracy >= row.share_of_best * best), None)
+        assert row.epochs == (first and first.epochs)
     text = (compared / "report.md").read_text()
-    (pair,) = read(read_run(compared)).rows(PAIRS)
-    assert 0 <= pair.p <= 1
     assert "](figures/compared.png)" in text
-    report(compared)
-    assert (compared / "report.md").read_text() == text
+    assert report(compared).read_text() == text
 
 
 def test_overwriting_a_comparison_trains_both_anew(learned, compared, tmp_path, monkeypatch):
@@ -195,8 +188,6 @@ def test_overwriting_a_comparison_trains_both_anew(learned, compared, tmp_path, 
 
 
 def test_a_stopped_comparison_goes_on(learned, compared, tmp_path, monkeypatch):
-    from tests.commands.train.test_train import stop_at
-
     out = tmp_path / "both"
     with monkeypatch.context() as patch:
         stop_at(3, patch)  # of the full training: the head alone has a loop of its own

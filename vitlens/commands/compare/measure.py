@@ -39,10 +39,10 @@ from vitlens.commands.run.load import read_as
 from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
-from vitlens.commands.shared.budgets import trainings_of
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import compared, in_pairs
 from vitlens.commands.shared.failures_measure import failure_fields
+from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of

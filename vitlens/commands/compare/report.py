@@ -15,7 +15,7 @@ from vitlens.commands.shared.calibration import DRAWN, FEW, RELIABILITY, calibra
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.maps.judged import JudgedMap, explanation_verdict, judged_maps
 from vitlens.commands.shared.trainings import trained
-from vitlens.commands.shared.worst_class import SECTION as CLASSES
+from vitlens.commands.shared.worst_class import class_sections
 from vitlens.report.claims import Claim, found
 from vitlens.report.document import ImagePanel, Tags
 from vitlens.report.prose import Marked, listed, say
@@ -331,7 +331,7 @@ REPORT: Final = Report(
                 title="Which model is wrong", only=lambda row: row.cell != "both-right",
             ),),
         ),
-        CLASSES,
+        class_sections()[0],
         Section(
             "Which classes are confused?", _of_confusion, order=lambda row: -row.count,
             opening="Most often **{{ first.model }}** predicts {{ first.prediction }} for {{ first.truth }}: "

@@ -15,9 +15,9 @@ from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import read_as
 from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.run import Run
-from vitlens.commands.shared.budgets import trainings_of
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
+from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.split import Split
 from vitlens.uncertainty import bootstrap_mean, holm

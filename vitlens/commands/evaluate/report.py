@@ -1,20 +1,17 @@
 """The report of `vitlens evaluate`: how accurate models are, where they err, and whether their confidence is right."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, images
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictedClassRow, ScoreRow
 from vitlens.commands.shared.calibration import ENOUGH, FEW, RELIABILITY, calibration_claim
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.trainings import trained
-from vitlens.commands.shared.worst_class import SECTION as CLASSES
-from vitlens.commands.shared.worst_class import ConfusionRow, worst_of
-from vitlens.figures.confusion import confusion_matrix
+from vitlens.commands.shared.worst_class import class_sections, worst_class
+from vitlens.record import by
 from vitlens.report.claims import Claim, found
 from vitlens.report.findings import FOUND, SMALLEST, clear
 from vitlens.report.prose import listed, say
@@ -35,16 +32,7 @@ def claims(record: EvaluateRecord) -> Iterator[Claim]:
     for score in record.scores:
         yield calibration_claim(score.model, score.calibration_error)
         yield from _confidence(record, score)
-        own = [(row, row.accuracy) for row in record.per_class if row.model == score.model and row.n >= FEWEST]
-        worst = worst_of(own, score.accuracy)
-        if worst is not None:
-            yield found(
-                "worst class", score.model,
-                "**{{ row.model }}** classifies images of class {{ row.class_name }} worst: {{ effect }}, beside "
-                "{{ overall|value }} of all images.",
-                replace(worst[1], n=worst[0].n), given={"row": worst[0], "overall": score.accuracy},
-                reference=score.accuracy.value, place="per_class",
-            )  # fmt: skip
+        yield from worst_class(score.model, record.per_class, score.accuracy)
 
 
 def _answer(score: ScoreRow, record: EvaluateRecord) -> Claim:
@@ -119,19 +107,6 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
     ]  # fmt: skip
 
 
-def _confusion(rows: Sequence[ConfusionRow], _: str) -> Figure:
-    """The counts among classes that are a label or a prediction of at least one image."""
-    names = list(dict.fromkeys([*(row.truth for row in rows), *(row.prediction for row in rows)]))
-    counts = np.zeros((len(names), len(names)), np.int64)
-    for row in rows:
-        counts[names.index(row.truth), names.index(row.prediction)] = row.count
-    return confusion_matrix(counts=counts, classes=names, model=rows[0].model)
-
-
-def _confused(record: EvaluateRecord) -> list[ConfusionRow]:
-    return [row for row in record.confusion if row.truth != row.prediction and record.images >= FEWEST]
-
-
 def _leaning(record: EvaluateRecord) -> str:
     rows = [row for row in record.by_prediction if row.n >= FEWEST]
     return say(
@@ -162,20 +137,7 @@ REPORT: Final = Report(
     ),
     sections=(
         SECTION,
-        CLASSES,
-        Section(
-            "Which classes are confused?", _confused, order=lambda row: -row.count,
-            opening="{% if first.count > 1 %}Most often **{{ first.model }}** predicts {{ first.prediction }} for "
-            "{{ first.truth }}: {{ first.count }} images.{% else %}No confusion occurs twice.{% endif %}",
-            columns=("model", "truth", "prediction", "count"),
-            charts=(Chart(
-                "confusion", _confusion,
-                "Images by true class (rows) and predicted class (columns); colour: share of the row. Classes that "
-                "do not occur are left out.",
-                title="Confusions of {{ first.model }}", each="model",
-                rows=lambda record: [row for row in record.confusion if row.model in record.aliases[:_PICTURED]],
-            ),),
-        ),
+        *class_sections(),
         Section(
             "Is the confidence right?", lambda record: record.by_prediction if record.images >= FEWEST else (),
             opening=_leaning, about=("calibration",), order=lambda row: (row.p_holm, row.p),

@@ -6,20 +6,19 @@ called, so a separate test folder is evaluated whole, and of the training folder
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from vitlens.commands.shared.trainings import TRAINING_IMAGES
+from vitlens.commands.shared.trainings import TRAINING_IMAGES, training_run
 from vitlens.data.holdout import describe_hold_out
 from vitlens.data.identity import image_numbers
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split
 from vitlens.errors import InputError
-from vitlens.files import RunRecord, read_arrays, read_run, write_arrays
+from vitlens.files import read_arrays, write_arrays
 from vitlens.models.model import Model
 from vitlens.names import BUNDLED
 
@@ -153,15 +152,6 @@ def _read(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     if numbers is None or numbers.dtype != np.uint64 or numbers.ndim != 1:
         raise InputError(f"expected the numbers of training images in {path}, found something else; train again")
     return np.unique(numbers)
-
-
-def training_run(model: Model) -> RunRecord | None:
-    """The run of `vitlens train` that wrote the weights; None where there is none."""
-    place = Path(model.provenance.name)
-    with suppress(InputError):
-        run = read_run(place if place.is_dir() else place.parent)
-        return run if run.command == "train" else None
-    return None
 
 
 def _seed_of(model: Model, seed: int) -> int:

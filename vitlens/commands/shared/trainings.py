@@ -1,17 +1,27 @@
-"""How compared models were trained, and the differences as sentences of a report; free of torch."""
+"""How compared models were trained, as far as it is known, and the differences in sentences; free of torch."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.errors import InputError
+from vitlens.files import RunRecord, read_run
+from vitlens.names import BUNDLED, PRESETS
+from vitlens.record import col
 from vitlens.records import ArraysOf, Record, TableOf, UntrustedName
 from vitlens.report.document import Sentence
-from vitlens.report.numbers import in_words
 from vitlens.report.prose import Marked, listed, say
+from vitlens.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from vitlens.commands.run.folder import RunFolder
+    from vitlens.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -23,16 +33,16 @@ class Budget:
     seed; teacher: the model it was distilled from ("none").
     """
 
-    model: str
-    start: UntrustedName | None = None
-    data: UntrustedName | None = None
-    images: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    augmentation: str | None = None
-    seed: int | None = None
-    teacher: UntrustedName | None = None
+    model: str = col("model")
+    start: UntrustedName | None = col("start", default=None)
+    data: UntrustedName | None = col("data", default=None)
+    images: int | None = col("images", default=None)
+    epochs: int | None = col("epochs", default=None)
+    steps: int | None = col("steps", default=None)
+    batch_size: int | None = col("batch size", default=None)
+    augmentation: str | None = col("augmentation", default=None)
+    seed: int | None = col("seed", default=None)
+    teacher: UntrustedName | None = col("teacher", default=None)
 
     @property
     def known(self) -> bool:
@@ -57,6 +67,19 @@ class TrainingImages:
 
 TRAINING: Final = TableOf("training", Budget)
 TRAINING_IMAGES: Final = ArraysOf("training_images", TrainingImages)
+# benchmarks/bundle.py, which trained the pair: both models alike
+_BUNDLED: Final = Budget(
+    "", "random weights", "digits", images=4788, epochs=110, steps=4070, batch_size=128, augmentation="crop 2 px",
+    seed=0, teacher="none",
+)  # fmt: skip
+_AUGMENTATION: Final = {
+    "crop_padding": "crop {} px",
+    "flip": "flip",
+    "randaugment": "RandAugment {}",
+    "erasing": "erasing {}",
+    "mixup": "mixup {}",
+    "cutmix": "CutMix {}",
+}
 
 
 def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:
@@ -70,48 +93,92 @@ def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:
 
 
 def trained(budgets: Sequence[Budget]) -> Iterator[str]:
-    """That models were trained differently, or that one training is not known, where that is so."""
-    differing, strange = differences(budgets), [budget.model for budget in budgets if not budget.known]
-    if differing:
-        parts = [
-            say("{{ what }} {{ values }}", what=Marked(each.what.replace("_", " ")),
-                values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(each.values, budgets)]))
-            for each in differing
-        ]  # fmt: skip
-        yield (
-            f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this as "
-            "well as from their architectures."
-        )
-    if strange and len(budgets) > 1:
+    """That models were trained differently, and of which it is not known, as sentences."""
+    parts = [
+        say("{{ what }} {{ values }}", what=Marked(each.what.replace("_", " ")),
+            values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(each.values, budgets)]))
+        for each in differences(budgets)
+    ]  # fmt: skip
+    if parts:
+        yield f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this."
+    unknown = [budget.model for budget in budgets if not budget.known]
+    if unknown and len(budgets) > 1:
         yield say(
             "How {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained is not known here, so "
-            "trainings may differ as much as architectures.", names=strange,
+            "trainings may differ as much as architectures.", names=unknown,
         )  # fmt: skip
 
 
 def training_sentences(record: Record) -> Iterator[Sentence]:
-    """A warning where the models of a run were trained differently, or where one training is not known."""
+    """The same of a record that declares its tables by `Contents`."""
     yield from budget_sentences(record.rows(TRAINING))
 
 
 def budget_sentences(budgets: Sequence[Budget]) -> Iterator[Sentence]:
-    """The same for any budgets."""
-    names, differing = [budget.model for budget in budgets], differences(budgets)
-    if differing:
-        listed = "; ".join(
-            f"{difference.what.replace('_', ' ')} "
-            + ", ".join(f"{in_words(value)} ({name})" for name, value in zip(names, difference.values))
-            for difference in differing
-        )
-        yield Sentence(
-            f"**{' and '.join(names)} were trained differently**: {listed}. A difference between them can come "
-            "from this as well as from their architectures.",
-            tuple(budgets),
-        )
-    unknown = [budget.model for budget in budgets if not budget.known]
-    if unknown and len(unknown) < len(budgets):
-        yield Sentence(
-            f"How {' and '.join(unknown)} was trained is not known here, so the trainings may differ as much as the "
-            "architectures.",
-            tuple(budgets),
-        )
+    """The same as sentences of a document."""
+    yield from (Sentence(text, tuple(budgets)) for text in trained(budgets))
+
+
+def trainings_of(models: "Sequence[Model]") -> tuple[Budget, ...]:
+    """How the models were trained, where there are several to compare."""
+    return tuple(map(budget_of, models)) if len(models) > 1 else ()
+
+
+def write_trainings(folder: "RunFolder", models: "Sequence[Model]") -> None:
+    """Write how the models were trained, where there are several to compare."""
+    folder.write(TRAINING, trainings_of(models))
+
+
+def budget_of(model: "Model") -> Budget:
+    """How a model was trained, from the folder of its run; for the bundled pair as benchmarks/bundle.py made it."""
+    alias, name = model.alias, model.provenance.name
+    if model.provenance.weights == "random":
+        return Budget(alias, start="random weights", epochs=0, steps=0)
+    if name in BUNDLED:
+        return replace(_BUNDLED, model=alias)
+    run = training_run(model)
+    return Budget(alias) if run is None else budget_of_run(alias, run)
+
+
+def training_run(model: "Model") -> RunRecord | None:
+    """The run of `vitlens train` that wrote the weights; None where there is none."""
+    place = Path(model.provenance.name)
+    with suppress(InputError):
+        run = read_run(place if place.is_dir() else place.parent)
+        return run if run.command == "train" else None
+    return None
+
+
+def budget_of_run(alias: str, run: RunRecord) -> Budget:
+    """How the model of a run of `vitlens train` was trained, from its config.json and results.json."""
+    plan, data, recipe = (_mapping(run.config.get(name)) for name in ("plan", "data", "recipe"))
+    history = _mapping(run.results["tables"]).get("history")
+    last = _mapping(history[-1]) if isinstance(history, list) and history else {}
+    name, teacher = plan.get("model"), _mapping(plan.get("teaching")).get("teacher")
+    scratch = name in PRESETS and not _mapping(plan.get("tuning")).get("weights")
+    return Budget(
+        alias,
+        start="random weights" if scratch else _as(str, name),
+        data=_as(str, plan.get("data")),
+        images=_as(int, data.get("images")),
+        epochs=len(history) if isinstance(history, list) and history else _as(int, recipe.get("epochs")),
+        steps=_as(int, last.get("step")),
+        batch_size=_as(int, recipe.get("batch_size")),
+        augmentation=augmentation_words(recipe) if recipe else None,
+        seed=_as(int, run.config.get("seed")),
+        teacher=teacher if isinstance(teacher, str) else "none",
+    )
+
+
+def augmentation_words(recipe: Mapping[str, Any]) -> str:
+    """The augmentation of a recipe's numbers in words: "crop 4 px, flip, CutMix 1"; "none"."""
+    values = {**Recipe().numbers(), **recipe}
+    return ", ".join(text.format(values[name]) for name, text in _AUGMENTATION.items() if values[name]) or "none"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _as(kind: type, value: Any) -> Any:
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None

@@ -1,21 +1,23 @@
-"""Accuracy by class and confusions: rows, section, and the class that a model classifies worst beyond chance."""
+"""The classes of the data: accuracy of each, confusions, and the one that a model classifies worst; free of torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from vitlens.charts import bars
+import numpy as np
+
 from vitlens.commands.shared.comparison import FEWEST
 from vitlens.record import col
-from vitlens.report.document import Finding
-from vitlens.report.findings import finding
-from vitlens.report.numbers import in_words
+from vitlens.report.claims import Claim, found
 from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate, Side, beyond, widened
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 NAMED: Final = 10  # images of a class from which on it can be named as the worst
-_FEWEST: Final = 3  # classes
-Row = TypeVar("Row", bound="OfImages")
+_FEWEST_CLASSES: Final = 3
+_DRAWN: Final = 3  # models
 
 
 @dataclass(frozen=True)
@@ -38,25 +40,6 @@ class ConfusionRow:
     count: int = col("images")
 
 
-SECTION: Final = Section(
-    "Which classes are recognised worst?",
-    lambda record: [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST],
-    order=lambda row: row.accuracy.value,
-    opening="The lowest accuracy is that of **{{ first.model }}** on class {{ first.class_name }}, "
-    "{{ first.accuracy|alone }} of {{ first.n }} images; the highest is {{ rows[-1].accuracy|value }}.",
-    columns=("model", "class_name", "n", "accuracy"),
-    charts=(
-        Chart(
-            "per_class",
-            bars("class_name", "accuracy", of="model"),
-            "Accuracy of each class with its interval, lowest first. Where intervals overlap, classes may differ by "
-            "chance.",
-            title="Accuracy by class",
-        ),
-    ),
-)
-
-
 class OfImages(Protocol):
     """A class with so many images."""
 
@@ -66,42 +49,79 @@ class OfImages(Protocol):
         ...
 
 
-class ClassAccuracy(OfImages, Protocol):
-    """The accuracy of one class."""
-
-    @property
-    def class_name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def estimate(self) -> Estimate | None:
-        """The accuracy; None without images."""
-        ...
+Row = TypeVar("Row", bound=OfImages)
 
 
 def worst_of(rows: Sequence[tuple[Row, Estimate | None]], overall: Estimate) -> tuple[Row, Estimate] | None:
     """The class with the lowest accuracy, where it is below the overall one also for as many looks as classes."""
     judged = [(row, accuracy) for row, accuracy in rows if row.n >= NAMED and accuracy is not None]
-    if len(judged) < _FEWEST:
+    if len(judged) < _FEWEST_CLASSES:
         return None
     worst, accuracy = min(judged, key=lambda pair: pair[1].value)
     below = beyond(widened(accuracy, len(judged)), overall.value) is Side.BELOW
     return (worst, accuracy) if below else None
 
 
-def worst_class(alias: str, rows: Sequence[ClassAccuracy], overall: Estimate) -> Finding | None:
-    """The same as a finding."""
-    found = worst_of([(row, row.estimate) for row in rows], overall)
-    if found is None:
-        return None
-    worst, accuracy = found
-    return finding(
-        f"**{alias}** classifies images of class {worst.class_name} worst; over all classes its top-1 accuracy is "
-        f"{in_words(overall, with_n=False)}.",
-        replace(accuracy, n=worst.n),
-        kind="fact",
-        reference=overall.value,
-        figure="per_class",
-        rows=(worst, overall),
-    )
+def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iterator[Claim]:
+    """The same of one model, as a claim."""
+    own = [(row, row.accuracy) for row in rows if row.model == model and row.n >= FEWEST]
+    worst = worst_of(own, overall)
+    if worst is not None:
+        yield found(
+            "worst class", model,
+            "**{{ row.model }}** classifies images of class {{ row.class_name }} worst: {{ effect }}, beside "
+            "{{ overall|value }} of all images.",
+            replace(worst[1], n=worst[0].n), given={"row": worst[0], "overall": overall},
+            reference=overall.value, place="per_class",
+        )  # fmt: skip
+
+
+def class_sections() -> tuple[Section, Section]:
+    """Which classes are recognised worst, and which are confused, of a record with per_class and confusion."""
+    from vitlens.charts import bars
+
+    return (
+        Section(
+            "Which classes are recognised worst?",
+            lambda record: [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST],
+            order=lambda row: row.accuracy.value,
+            opening="The lowest accuracy is that of **{{ first.model }}** on class {{ first.class_name }}, "
+            "{{ first.accuracy|alone }} of {{ first.n }} images; the highest is {{ rows[-1].accuracy|value }}.",
+            columns=("model", "class_name", "n", "accuracy"),
+            charts=(Chart(
+                "per_class", bars("class_name", "accuracy", of="model"),
+                "Accuracy of each class with its interval, lowest first. Where intervals overlap, classes may differ "
+                "by chance.",
+                title="Accuracy by class",
+            ),),
+        ),
+        Section(
+            "Which classes are confused?", _confused, order=lambda row: -row.count,
+            opening="{% if first.count > 1 %}Most often **{{ first.model }}** predicts {{ first.prediction }} for "
+            "{{ first.truth }}: {{ first.count }} images.{% else %}No confusion occurs twice.{% endif %}",
+            columns=("model", "truth", "prediction", "count"),
+            charts=(Chart(
+                "confusion", _confusion,
+                "Images by true class (rows) and predicted class (columns); colour: share of the row. Classes that "
+                "do not occur are left out.",
+                title="Confusions of {{ first.model }}", each="model",
+                rows=lambda record: [row for row in record.confusion if row.model in record.aliases[:_DRAWN]],
+            ),),
+        ),
+    )  # fmt: skip
+
+
+def _confused(record: Any) -> list[ConfusionRow]:
+    several = sum(row.count for row in record.confusion if row.model == record.confusion[0].model) >= FEWEST
+    return [row for row in record.confusion if row.truth != row.prediction and several]
+
+
+def _confusion(rows: Sequence[ConfusionRow], _: str) -> "Figure":
+    """The counts among classes that are a label or a prediction of at least one image."""
+    from vitlens.figures.confusion import confusion_matrix
+
+    names = list(dict.fromkeys([*(row.truth for row in rows), *(row.prediction for row in rows)]))
+    counts = np.zeros((len(names), len(names)), np.int64)
+    for row in rows:
+        counts[names.index(row.truth), names.index(row.prediction)] = row.count
+    return confusion_matrix(counts=counts, classes=names, model=rows[0].model)

@@ -13,7 +13,7 @@ from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.targets import require_labelled
-from vitlens.commands.shared.budgets import budget_of
+from vitlens.commands.shared.trainings import budget_of
 from vitlens.commands.study.chapters import Chapters, trained_first
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LeftOutRow, StudyRecord

@@ -1,42 +1,64 @@
-"""The rows, metrics and arrays of `vitlens train`."""
+"""What `vitlens train` records: a training, the comparison of two ways of training, or the checks before one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.shared.pairs import PAIRS
-from vitlens.commands.shared.trainings import TRAINING_IMAGES, Budget
-from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
+from vitlens.commands.shared.comparison import PairRow
+from vitlens.commands.shared.trainings import Budget, TrainingImages
+from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
+from vitlens.record import Record, arrays, col, table
+from vitlens.records import Pixels
 from vitlens.training.check.rows import BatchLossRow, CheckRow, LayerRow
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
-class TrainedClassRow:
-    """One class of the test images; accuracy, low, high: None where it has no images."""
+class ScoreRow:
+    """One model on the test images. role: "student", "teacher", "without a teacher", or how it was trained of two ways;
+    None of one training.
 
-    class_name: UntrustedName
-    n: int
-    accuracy: float | None
-    low: float | None
-    high: float | None
+    gap: accuracy on the training images of the last epoch, as they were augmented, minus that on the test images, a
+    lower bound as the weights improve within the epoch and plain images are easier, None of mixed images; gain: of test
+    accuracy over the last tenth of the epochs; best: the highest of all epochs, chosen on the test images; agreement:
+    of its predictions with the teacher's.
+    """
 
-    @property
-    def estimate(self) -> Estimate | None:
-        """The accuracy with its interval."""
-        return None if self.accuracy is None else Estimate(self.accuracy, self.low, self.high)
+    model: str = col("model")
+    accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
+    role: str | None = col("training", default=None)
+    agreement: Estimate | None = col(
+        "agreement with the teacher", metric="agreement_with_teacher/{model}", default=None,
+        term="the share of test images on which a model predicts the class that the teacher predicts",
+    )  # fmt: skip
+    gap: Estimate | None = col(
+        "training minus test accuracy", metric="generalisation_gap/{model}", better="lower", default=None,
+        term="accuracy on the augmented training images of the last epoch minus accuracy on the test images; a lower "
+        "bound of overfitting",
+    )  # fmt: skip
+    gain: Estimate | None = col(
+        "rise at the end", metric="last_epochs_gain/{model}", default=None,
+        term="the change of test accuracy over the last tenth of the epochs",
+    )  # fmt: skip
+    best: Estimate | None = col("best epoch", better="higher", metric="best_accuracy/{model}", default=None)
+    seconds: Estimate | None = col("time of training", better="lower", metric="training_seconds/{model}", default=None)
+    seconds_per_epoch: Estimate | None = col(
+        "time of an epoch", better="lower", metric="seconds_per_epoch/{model}", default=None
+    )
+    images_per_second: Estimate | None = col("speed", better="higher", metric="images_per_second/{model}", default=None)
 
 
 @dataclass(frozen=True)
-class ImagesRow:
-    """The numbers of training and test images, the batch size and the learning rate; usual_*: those of the recipe.
-
-    chosen: whether the batch size was set by an option.
-    """
+class SetupRow:
+    """How a model was trained. training, test: images; usual_*: of the recipe; chosen: whether the batch size was set
+    by an option; computed: notes on precision and compilation; keep_every: epochs between copies of the weights;
+    augmentation: in words, "" where images are not augmented in every step; mixed: of the `shown` first images of the
+    first batch, those with a target of several classes."""
 
     training: int
     test: int
@@ -45,6 +67,11 @@ class ImagesRow:
     usual_batch_size: int
     usual_learning_rate: float
     chosen: bool
+    computed: tuple[str, ...]
+    keep_every: int | None = None
+    augmentation: str = ""
+    shown: int = 0
+    mixed: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,19 +83,12 @@ class SettingRow:
 
 
 @dataclass(frozen=True)
-class ComputedRow:
-    """One note on the computation (precision, compilation), in words."""
-
-    how: str
-
-
-@dataclass(frozen=True)
 class FineTunedRow:
     """The trained model that was fine-tuned. last: how many of its last blocks were trained with the head, 0 for the
     head alone, None for all weights; trained: how many of its parameters were trained; notes: on its loading."""
 
-    model: UntrustedName
-    weights: UntrustedName
+    model: str
+    weights: str
     last: int | None
     trained: int
     parameters: int
@@ -90,58 +110,36 @@ class DistillationRow:
 
 
 @dataclass(frozen=True)
-class StudentTeacherRow:
-    """One of the models that are compared on the test images. role: "student", "teacher" or "plain"; agreement: with
-    the teacher's predictions, None for itself."""
+class PointRow:
+    """The test accuracy of one of two ways of training at one evaluation; seconds: of training until then."""
 
-    model: str
-    role: str
-    n: int
-    accuracy: float
-    low: float | None
-    high: float | None
-    agreement: float | None
-    agreement_low: float | None
-    agreement_high: float | None
+    way: str = col("trained")
+    epochs: int = col("epochs")
+    seconds: float = col("time", unit="s")
+    accuracy: float = col("test accuracy", unit="fraction")
 
 
 @dataclass(frozen=True)
-class TestAccuracyRow:
-    """The test accuracy of one of the two ways of training at one evaluation; epochs, seconds: of training until
-    then."""
-
-    way: str
-    epochs: int
-    seconds: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class TimeToAccuracyRow:
+class ReachedRow:
     """When a way of training first reached a share of the best accuracy; epochs, seconds: None where it never did."""
 
-    way: str
-    share_of_best: float
-    accuracy: float
-    epochs: int | None
-    seconds: float | None
+    way: str = col("trained")
+    share_of_best: float = col("share of the best accuracy", unit="fraction")
+    accuracy: float = col("accuracy", unit="fraction")
+    epochs: int | None = col("epochs")
+    seconds: float | None = col("time", unit="s")
 
 
 @dataclass(frozen=True)
-class ConfusionArrays:
-    """counts (truth, prediction): of the data's classes, then the model's other classes."""
+class CheckedRow:
+    """Losses of the checks: before the first step, of the best constant prediction on the one batch, and at the end of
+    the training on it."""
 
-    counts: Annotated[NDArray[np.integer], Form("iu", (None, None))]
-
-
-@dataclass(frozen=True)
-class AugmentationRow:
-    """The recipe's augmentation in words; mixed: how many of the `images` first images of the first batch have a target
-    of several classes."""
-
-    augmentation: str
-    images: int
-    mixed: int
+    model: str = col("model")
+    failed: Estimate = col("failed checks", better="lower", metric="failed_checks/{model}")
+    initial: Estimate | None = col("initial loss", metric="initial_loss/{model}", default=None)
+    constant: Estimate | None = col("loss of a constant", metric="constant_loss/{model}", default=None)
+    fitted: Estimate | None = col("loss on one batch", metric="one_batch_loss/{model}", default=None)
 
 
 @dataclass(frozen=True)
@@ -155,60 +153,38 @@ class FirstBatchArrays:
     targets: Annotated[NDArray[np.floating], Form("f", (None, None))]
 
 
-WAYS: Final = {"frozen": "the backbone frozen", "full": "all weights trained"}  # of a comparison
+@dataclass(frozen=True, kw_only=True)
+class TrainRecord(Record):
+    """scores: the trained model first; points, reached: of two ways of training alone; checked and what follows: of
+    --check alone; training: of trainings that are compared."""
 
-HISTORY = TableOf("history", EpochMetrics)
-CLASSES = TableOf("per_class", TrainedClassRow)
-IMAGES = TableOf("images", ImagesRow)
-RECIPE = TableOf("recipe", SettingRow)
-COMPUTED = TableOf("computed", ComputedRow)
-FINE_TUNED = TableOf("started", FineTunedRow)
-DISTILLATION = TableOf("taught", DistillationRow)
-STUDENT_AND_TEACHER = TableOf("beside", StudentTeacherRow)
-TEST_ACCURACIES = TableOf("points", TestAccuracyRow)
-TIMES_TO_ACCURACY = TableOf("reached", TimeToAccuracyRow)
-TRAININGS = TableOf("training", Budget, optional=True)  # of trainings that are compared
-CHECKS = TableOf("checks", CheckRow, optional=True)  # these three of --check alone
-LAYERS = TableOf("layers", LayerRow, optional=True)
-AUGMENTATION = TableOf("augmentation", AugmentationRow, optional=True)
-BATCH_LOSSES = TableOf("batch_losses", BatchLossRow, optional=True)
-CONFUSION = ArraysOf("confusion", ConfusionArrays)
-FIRST_BATCH = ArraysOf("first_batch", FirstBatchArrays)
+    command: ClassVar[str] = "train"
+    scores: tuple[ScoreRow, ...] = table()
+    history: tuple[EpochMetrics, ...] = table()
+    per_class: tuple[ClassRow, ...] = table()
+    confusion: tuple[ConfusionRow, ...] = table()
+    pairs: tuple[PairRow, ...] = table()
+    setup: tuple[SetupRow, ...] = table()
+    recipe: tuple[SettingRow, ...] = table()
+    started: tuple[FineTunedRow, ...] = table()
+    taught: tuple[DistillationRow, ...] = table()
+    training: tuple[Budget, ...] = table()
+    points: tuple[PointRow, ...] = table()
+    reached: tuple[ReachedRow, ...] = table()
+    checked: tuple[CheckedRow, ...] = table()
+    checks: tuple[CheckRow, ...] = table()
+    layers: tuple[LayerRow, ...] = table()
+    batch_losses: tuple[BatchLossRow, ...] = table()
+    first_batch: FirstBatchArrays | None = arrays("first_batch")
+    training_images: TrainingImages | None = arrays("training_images")
 
-ACCURACY = MetricName("accuracy/{model}")
-BEST_ACCURACY = MetricName("best_accuracy/{model}")
-SECONDS = MetricName("training_seconds/{model}")
-IMAGES_PER_SECOND = MetricName("images_per_second/{model}")
-EPOCH_SECONDS = MetricName("seconds_per_epoch/{model}")
-AGREEMENT = MetricName("agreement_with_teacher/{model}")
-GAP = MetricName("generalisation_gap/{model}")  # accuracy on training minus test images, points
-GAIN = MetricName("last_epochs_gain/{model}")  # of test accuracy, over the last tenth of the epochs, points
-DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
-FAILED_CHECKS = MetricName("failed_checks/{model}")
-INITIAL_LOSS = MetricName("initial_loss/{model}")  # nats, before the first step
-CONSTANT_LOSS = MetricName("constant_loss/{model}")  # nats, of the best constant prediction on the one batch
-BATCH_LOSS = MetricName("one_batch_loss/{model}")  # nats, at the end of the training on one batch
 
-TABLES: Final[tuple[TableOf[Any], ...]] = (
-    HISTORY, CLASSES, IMAGES, RECIPE, COMPUTED, FINE_TUNED, DISTILLATION, STUDENT_AND_TEACHER, PAIRS, TEST_ACCURACIES,
-    TIMES_TO_ACCURACY, TRAININGS, CHECKS, LAYERS, BATCH_LOSSES, AUGMENTATION,
-)  # fmt: skip
-RECORD = Contents(
-    metrics=(
-        ACCURACY,
-        BEST_ACCURACY,
-        SECONDS,
-        IMAGES_PER_SECOND,
-        EPOCH_SECONDS,
-        AGREEMENT,
-        GAP,
-        GAIN,
-        DIFFERENCE,
-        FAILED_CHECKS,
-        INITIAL_LOSS,
-        BATCH_LOSS,
-        CONSTANT_LOSS,
-    ),
-    tables=TABLES,
-    arrays=(CONFUSION, FIRST_BATCH, TRAINING_IMAGES),
-)
+def last_tenth(history: Sequence[EpochMetrics]) -> tuple[EpochMetrics, EpochMetrics] | None:
+    """The latest evaluation that is at least a tenth of the epochs before the last one, and the last one."""
+    evaluated = [row for row in history if row.test_accuracy is not None]
+    apart = max(1, len(history) // 10)
+    earlier = [row for row in evaluated if evaluated[-1].epoch - row.epoch >= apart]
+    return (earlier[-1], evaluated[-1]) if earlier else None
+
+
+RECORD = TrainRecord

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from vitlens.record import col
+
 State = Literal["pass", "warn", "fail", "inconclusive"]
 Group = Literal["data", "model", "training"]
 
@@ -34,13 +36,13 @@ class CheckRow:
     value: the number that was judged, None where it is no number; unit: of it.
     """
 
-    name: str
-    state: State
-    expected: str
-    found: str
-    advice: str = ""
-    value: float | None = None
-    unit: str = ""
+    name: str = col("check", unit="text")
+    state: State = col("state")
+    expected: str = col("expected", unit="text")
+    found: str = col("found", unit="text")
+    advice: str = col("what to try", unit="text", default="")
+    value: float | None = col("value", default=None)
+    unit: str = col("unit", default="")
 
     @property
     def group(self) -> Group:

@@ -13,9 +13,15 @@ from tests.training.test_loop import TEST, same, state, trained
 from tests.training.tiny import tiny_model, tiny_recipe
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.cli.main import run
-from vitlens.commands.run.tracking import trackers as module
-from vitlens.commands.run.tracking.trackers import Tracker, require_trackers
-from vitlens.commands.run.tracking.watcher import EVERY_STEPS, TrackerWatcher, entropies, overlay
+from vitlens.commands.run import tracking as module
+from vitlens.commands.run.tracking import (
+    EVERY_STEPS,
+    Tracker,
+    TrackerWatcher,
+    entropies,
+    overlay,
+    require_trackers,
+)
 from vitlens.errors import InputError
 from vitlens.lens.capture import capture_attention
 from vitlens.models import loading, saved
@@ -143,7 +149,7 @@ def test_a_failure_to_measure_attention_does_not_stop_the_training(backends, tmp
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("in the statistics")
 
-    monkeypatch.setattr("vitlens.commands.run.tracking.watcher.statistics", broken)
+    monkeypatch.setattr("vitlens.commands.run.tracking.statistics", broken)
     trained(tmp_path, watchers=[watcher(tmp_path, heard)])
     assert heard == ["attention failed and is left out from here on (in the statistics); the training goes on"]
     assert [step for name, step in backends["tensorboard"].calls if name == "log"] == [5, 10, 10, 15]

@@ -12,8 +12,7 @@ from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.evaluate.report import REPORT
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read
-from vitlens.commands.shared.budgets import budget_of
-from vitlens.commands.shared.trainings import Budget, Difference, differences
+from vitlens.commands.shared.trainings import Budget, Difference, budget_of, differences
 from vitlens.files import read_run
 
 OPTIONS = RunOptions(device="cpu", quiet=True, limit=20)

@@ -1,0 +1,222 @@
+"""What `vitlens train --track` sends to TensorBoard and Weights & Biases, through accelerate's trackers.
+
+A tracker opens with its first value, after the processes have joined. If one fails, this is printed once, and the
+training goes on without it. Layers are numbered from 0, as in results.json: attention_entropy/patches/layer_00.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.heads.registry import STATISTICS
+from vitlens.analysis.heads.statistics import Statistics, statistics
+from vitlens.data.split import Split
+from vitlens.display import for_terminal
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.figures.overlays import overlay_rows
+from vitlens.models.model import Model
+from vitlens.names import TrackerName
+from vitlens.shapes import Images
+from vitlens.training.metrics import EpochMetrics, StepMetrics
+
+EVERY_STEPS: Final = 10  # between numbers of single updates
+EVERY_EPOCHS: Final = 5  # between pictures
+WATCHED: Final = 16  # test images whose attention is measured
+SHOWN: Final = 4  # of them, in a picture
+_EPOCH_METRICS: Final = (
+    "train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "gradient_norm",
+)  # fmt: skip
+_WANDB_VARIABLES: Final = ("WANDB_MODE", "WANDB_API_KEY")  # with either set, the user has chosen how W&B runs
+
+
+def require_trackers(names: Sequence[TrackerName]) -> None:
+    """Raise InputError, with what to type, unless the library of every tracker is installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise InputError(f"expected the library of --track {name}, found it not installed; type pip install {name}")
+
+
+class Tracker:
+    """One tracker of one run: numbers and pictures by name, over steps.
+
+    name: which; folder: the run's, which gets tensorboard/ or wandb/; config: what decides the run, for the tracker's
+    table of settings; say: called once with a message, if the tracker fails.
+    """
+
+    def __init__(
+        self, name: TrackerName, folder: Path, *, config: Mapping[str, object], say: Callable[[str], None]
+    ) -> None:
+        self.name, self.folder, self.config, self.say = name, folder, config, say
+        self.failed = False
+        self._backend: Any = None
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        """Log numbers by name; step: the number of updates."""
+        self._attempt(lambda: self._open(step).log(dict(values), step=step))
+
+    def show(self, name: str, picture: NDArray[np.uint8], *, step: int) -> None:
+        """Log an image (height, width, 3); step: the number of updates."""
+        settings = {"dataformats": "NHWC"} if self.name == "tensorboard" else {}  # W&B's default
+        self._attempt(lambda: self._open(step).log_images({name: picture[None]}, step=step, **settings))
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        if self._backend is not None:
+            # not by Accelerator.end_training, which ends the group of processes as well
+            self._attempt(self._backend.finish)
+
+    def _attempt(self, act: Callable[[], object]) -> None:
+        """Call it, unless the tracker has failed before."""
+        if self.failed:
+            return
+        try:
+            act()
+        except Exception as error:
+            self.failed = True
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self.say(f"{self.name} failed and is left out from here on ({reason}); the training goes on")
+
+    def _open(self, step: int) -> Any:
+        """The library's tracker, which begins at this step."""
+        if self._backend is None:
+            # not by Accelerator(log_with=...): a second Accelerator would share, and change, the first one's state
+            from accelerate.tracking import TensorBoardTracker, WandBTracker
+
+            if self.name == "tensorboard":
+                # a resumed run overwrites what was logged after its checkpoint
+                resumed = {"purge_step": step} if step > 1 else {}
+                self._backend = TensorBoardTracker("tensorboard", str(self.folder), **resumed)
+            else:
+                self._backend = WandBTracker("vitlens", **_wandb_settings(self.folder))
+            self._backend.start()
+            self._backend.store_init_configuration(_flat(self.config))
+        return self._backend
+
+
+class TrackerWatcher:
+    """A Watcher that logs a training to one or more trackers.
+
+    Every EVERY_STEPS updates loss, learning rate, gradient norm and rate; every epoch its means and the entropy of
+    attention by layer; every EVERY_EPOCHS epochs, from the first one on, the rollout over a few test images.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[TrackerName],
+        folder: Path,
+        test: Split,
+        *,
+        config: Mapping[str, object],
+        seed: int = 0,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.say = say or _say
+        self.trackers = [Tracker(name, folder, config=config, say=self.say) for name in names]
+        self.watched = test.limit(min(WATCHED, len(test)), seed=seed)
+        self._images: Tensor | None = None
+        self._attention_failed = False
+
+    def on_step(self, facts: StepMetrics) -> None:
+        """Log every tenth update."""
+        if facts.step % EVERY_STEPS == 0:
+            values = {f"train/{name}": value for name, value in asdict(facts).items() if name not in ("step", "epoch")}
+            self._log({name: float(value) for name, value in values.items()}, facts.step)
+
+    def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
+        """Log the epoch's means and the statistics of its attention."""
+        if all(tracker.failed for tracker in self.trackers):
+            return
+        values = {f"epoch/{name}": getattr(metrics, name, None) for name in _EPOCH_METRICS}
+        values["epoch/number"] = metrics.epoch + 1
+        self._log({name: float(value) for name, value in values.items() if value is not None}, metrics.step)
+        if not self._attention_failed:
+            try:
+                self._log_attention(metrics, model)
+            except UnsupportedError:  # a model without attention that can be followed
+                self._attention_failed = True
+            except Exception as error:
+                self._attention_failed = True
+                reason = " ".join(str(error).split())
+                self.say(f"attention failed and is left out from here on ({reason}); the training goes on")
+
+    def close(self) -> None:
+        """Let every tracker write what is not written yet."""
+        for tracker in self.trackers:
+            tracker.close()
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        for tracker in self.trackers:
+            tracker.log(values, step=step)
+
+    def _log_attention(self, metrics: EpochMetrics, model: Model) -> None:
+        """Log the entropy by layer, and every EVERY_EPOCHS epochs the rollout."""
+        if self._images is None:
+            (batch,) = self.watched.batches(len(self.watched))
+            self._images = batch.images
+        images = self._images.to(model.device)
+        self._log(dict(entropies(statistics(model, images, evidence=False))), metrics.step)
+        if metrics.epoch % EVERY_EPOCHS == 0:
+            shown = overlay(model, images[:SHOWN], title=f"Attention rollout after epoch {metrics.epoch + 1}")
+            for tracker in self.trackers:
+                tracker.show("attention_rollout", shown, step=metrics.step)
+
+
+def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
+    """The tracked statistics of each layer, mean over heads: entropy of CLS and patch rows as a share of ln(keys)."""
+    measured = {name for name, _ in table.moments.sums}
+    for name, statistic in STATISTICS.items():
+        if statistic.tracked_as and name in measured:
+            for layer, value in enumerate(getattr(table, name).nanmean(1).tolist()):
+                if np.isfinite(value):
+                    yield f"attention_{statistic.tracked_as}/layer_{layer:02}", value
+
+
+def overlay(model: Model, images: Images, *, title: str) -> NDArray[np.uint8]:
+    """Images beside their attention rollout on one colour scale, as pixels (height, width, 3)."""
+    maps = rollout(model, images)
+    figure = overlay_rows(
+        images=images, maps=100 * maps[:, None], titles=("rollout",), title=f"{title}, share of each patch",
+        label="rollout (%)",
+    )  # fmt: skip
+    drawn = BytesIO()
+    figure.savefig(drawn, format="rgba", dpi="figure")
+    pixels = np.frombuffer(drawn.getvalue(), np.uint8).reshape(-1, int(figure.bbox.width), 4)
+    return np.ascontiguousarray(pixels[..., :3])
+
+
+def _say(message: str) -> None:
+    print(for_terminal(message), file=sys.stderr)  # noqa: T201
+
+
+def _wandb_settings(folder: Path) -> dict[str, object]:
+    """Arguments of wandb.init: files in the run's folder, nothing printed, offline where there is no account."""
+    import wandb
+
+    notes = [Path.home() / name for name in (".netrc", "_netrc")]  # where `wandb login` notes an account
+    noted = any(path.is_file() and "wandb" in path.read_text(errors="replace") for path in notes)
+    account = noted or any(os.environ.get(name) for name in _WANDB_VARIABLES)
+    return {
+        "name": folder.name, "dir": str(folder), "settings": wandb.Settings(silent=True, console="off"),
+        **({} if account else {"mode": "offline"}),
+    }  # fmt: skip
+
+
+def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, bool | int | float | str]:
+    """Nested settings as one level of dotted names; what trackers cannot hold becomes text."""
+    flat: dict[str, bool | int | float | str] = {}
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            flat |= _flat(item, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = item if isinstance(item, bool | int | float | str) else str(item)
+    return flat

@@ -1,1 +1,0 @@
-"""What `vitlens train --track` sends to TensorBoard and Weights & Biases."""

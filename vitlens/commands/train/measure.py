@@ -1,0 +1,451 @@
+"""Train a preset from scratch, fine-tune a trained model, compare two ways of doing so, or check what would be trained;
+and write the run's folder."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
+from vitlens.commands.run.conclusion import UNMET, Conclusion
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import print_data
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.processes import join_run
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress.training import training_progress
+from vitlens.commands.run.publish import publish, read_folder
+from vitlens.commands.run.requirements import outcomes, requirements_of
+from vitlens.commands.run.tracking import TrackerWatcher, require_trackers
+from vitlens.commands.run.unseen import keep_training_images
+from vitlens.commands.shared.comparison import PairRow, in_pairs
+from vitlens.commands.shared.trainings import augmentation_words, budget_of, budget_of_run
+from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
+from vitlens.commands.train import record as rows
+from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions, require_checkable
+from vitlens.commands.train.record import TrainRecord, last_tenth
+from vitlens.commands.train.start import (
+    Start,
+    Teaching,
+    TrainPlan,
+    base_recipe,
+    part_of,
+    plan_of,
+    prepare,
+    require_trainable,
+    resumed,
+    teaching_of,
+)
+from vitlens.errors import InputError
+from vitlens.files import read_run
+from vitlens.models.loading import load
+from vitlens.models.model import Model
+from vitlens.models.naming import parse_model
+from vitlens.processes import Processes
+from vitlens.training.check.rows import TrainingCheck
+from vitlens.training.check.run import check_training
+from vitlens.training.checkpoint import require_interval
+from vitlens.training.finetune import trained_share
+from vitlens.training.first_batch import first_batch
+from vitlens.training.head import fit_head
+from vitlens.training.loop import fit
+from vitlens.training.metrics import EpochMetrics, TrainingResult
+from vitlens.uncertainty import Estimate, difference_of, wilson
+
+WAYS: Final = {"frozen": "the head alone", "full": "all weights"}  # of a comparison
+SHARES: Final = (0.9, 0.95, 0.99)  # of the highest accuracy of the two
+FAILED: Final = 1  # exit code of --check
+_PRINTED: Final = 60  # layers
+_NEW, _BEGUN, _DONE = range(3)
+
+
+def measure(options: TrainOptions) -> Path | Conclusion | None:
+    """Train (`train`), or with --check only look whether that can succeed (`check`)."""
+    return check(options) if options.check else train(options)
+
+
+def train(options: TrainOptions) -> Path | None:
+    """Train, and write the run's folder: weights, checkpoint, metrics.jsonl, report.
+
+    Returns the report's path, or None in all processes but the first of several. Raises InputError, NonFiniteError and
+    StorageError.
+    """
+    require_interval(options.keep_every)
+    require_trackers(options.track)
+    plan, run = (plan_of(options), options.run) if options.resume is None else resumed(options.resume, options)
+    require_trainable(plan)
+    if plan.tuning.compare:
+        return _compare_ways(plan, options, run)
+    processes, run = join_run(run)
+    with processes.main_process_first():
+        start = prepare(plan, run, code_files=options.model_file, processes=processes.count)
+        teaching = teaching_of(plan.teaching, start, run, code_files=options.model_file)
+    if teaching is not None:
+        teaching.compute_outputs(start.train, quiet=run.quiet)
+    if not processes.is_first:  # the others train without writing
+        _fit(plan, start, options.resume or Path("runs"), replace(options, track=()), run, teaching)
+        return None
+    print_data(start.train, run)
+    with _folder(plan, start, options, run, teaching) as folder:
+        keep_training_images(folder.path, start.train, data=plan.data, start=None if start.fresh else start.model)
+        folder.keep(TrainRecord())
+        setup, arrays = _setup(plan, start, run, processes=processes.count)
+        result = _fit(plan, start, folder.path, options, run, teaching)
+        setup = replace(setup, computed=result.notes)
+        record = replace(_recorded(plan, start, run, result, teaching), setup=(setup,), first_batch=arrays)
+        folder.keep(record)
+        if teaching is not None and teaching.plain is not None:
+            plain = replace(budget_of(teaching.plain), model=record.scores[-1].model)
+            folder.keep(replace(record, training=(budget_of_run(start.model.alias, folder.record()), plain)))
+        return publish(folder)
+
+
+def _folder(
+    plan: TrainPlan, start: Start, options: TrainOptions, run: RunOptions, teaching: Teaching | None = None
+) -> RunFolder:
+    """The run's folder: new, or that of --resume."""
+    split, recipe, checking = start.train, start.recipe, options.check
+    models = [start.model, *(teaching.models if teaching else ())]
+    config = {
+        # of a resumed run the run options that it began with, so that it can be resumed again
+        **settings(replace(options, run=run), run, models=models, split=split),
+        "plan": asdict(plan),
+        "recipe": {**recipe.numbers(), "source": recipe.source},
+    }
+    if options.resume is not None:
+        needs = {"data": None, "recipe": json.loads(json.dumps(config["recipe"]))}
+        return RunFolder.reopen(options.resume, needs=needs, config=config)
+    return RunFolder.create(
+        "train",
+        name_parts=(start.model.alias, plan.data, *(["check"] if checking else [])),
+        title=f"{'Check of training' if checking else 'Training'} {start.model.alias} on {split.title or split.name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=config,
+        formats=run.formats,
+    )
+
+
+def _setup(
+    plan: TrainPlan, start: Start, run: RunOptions, *, processes: int
+) -> tuple[rows.SetupRow, rows.FirstBatchArrays | None]:
+    """Images, batch size and augmentation, with the first batch where the recipe augments images in every step."""
+    recipe, usual = start.recipe, base_recipe(plan)
+    setup = rows.SetupRow(
+        len(start.train), len(start.test), recipe.batch_size, recipe.learning_rate, usual.batch_size,
+        usual.learning_rate, run.batch_size is not None or "batch_size" in plan.recipe, (), plan.keep_every,
+    )  # fmt: skip
+    words = augmentation_words(recipe.numbers())
+    if plan.tuning.freeze or words == "none":
+        return setup, None
+    batch = first_batch(start.model, start.train, recipe, seed=run.seed, processes=processes)
+    trained, targets = (255 * batch.trained).round().byte().numpy(), batch.targets.numpy()
+    mixed = int(((targets > 0).sum(axis=1) > 1).sum())
+    arrays = rows.FirstBatchArrays(batch.given.numpy(), trained, batch.labels.numpy(), targets)
+    return replace(setup, augmentation=words, shown=len(targets), mixed=mixed), arrays
+
+
+def _fit(
+    plan: TrainPlan, start: Start, directory: Path, options: TrainOptions, run: RunOptions, teaching: Teaching | None
+) -> TrainingResult:
+    """Train the model, or its head."""
+    model, recipe = start.model, start.recipe
+    logged = {**asdict(plan), "recipe": recipe.numbers(), "seed": run.seed}
+    names = [options.track] if options.track else []
+    watchers = [TrackerWatcher(each, directory, start.test, config=logged, seed=run.seed) for each in names]
+    with training_progress(f"training {model.alias}", quiet=run.quiet) as on_progress:
+        common: dict[str, Any] = {
+            "recipe": recipe, "directory": directory, "seed": run.seed, "device": model.device,
+            "precision": run.precision, "resume": options.resume is not None, "watchers": watchers,
+            "on_progress": on_progress,
+        }  # fmt: skip
+        if plan.tuning.freeze:
+            views = plan.tuning.views or 1
+            images = views * len(start.train) + len(start.test)
+            reading = progress(f"{model.alias}: features of each image, once", images, quiet=run.quiet)
+            return fit_head(model, start.train, start.test, **common, views=views, reading=reading)
+        return fit(
+            model, start.train, start.test, **common,
+            keep_every=plan.keep_every,
+            objective=None if teaching is None else teaching.objective,
+            train_last=plan.tuning.trained, compiling=plan.compiling, recompute=plan.recompute,
+        )  # fmt: skip
+
+
+def _recorded(
+    plan: TrainPlan, start: Start, run: RunOptions, result: TrainingResult, teaching: Teaching | None
+) -> TrainRecord:
+    """What a training came to, on the test images."""
+    split, recipe, seed = start.test, start.recipe, run.seed
+    own = evaluate(start.model, split, batch_size=run.batch_size)
+    alias, numbers, names = own.alias, {**recipe.numbers(), "source": recipe.source}, own.classes
+    score = _score(own, None, seed)
+    score = replace(
+        score,
+        gap=None if _is_mixed(numbers) else generalisation_gap(result.history, score.accuracy, images=len(start.train)),
+        gain=gain(result.history, tested=len(split)),
+        best=Estimate(result.best_accuracy, n=len(split)),
+        seconds=Estimate(result.seconds, unit="s"),
+        images_per_second=Estimate(result.history[-1].images_per_second, unit="images/s"),
+    )
+    counts = confusion(own.labels, own.predictions, count=len(names))
+    record = TrainRecord(
+        scores=(score,),
+        history=result.history,
+        per_class=tuple(
+            ClassRow(alias, each.name, each.n, each.accuracy)
+            for each in per_class(own, count=len(split.classes), seed=seed)
+        ),
+        confusion=tuple(
+            ConfusionRow(alias, names[truth], names[prediction], int(counts[truth, prediction]))
+            for truth, prediction in counts.nonzero().tolist()
+        ),
+        recipe=tuple(rows.SettingRow(name, str(value)) for name, value in numbers.items()),
+        started=() if start.fresh else (_fine_tuned(start.model, plan),),
+    )
+    return record if teaching is None else _taught(record, own, teaching, plan.data, run)
+
+
+def _score(evaluation: Evaluation, role: str | None, seed: int, **more: Estimate | None) -> rows.ScoreRow:
+    own = accuracy(evaluation.correct, groups=evaluation.groups, seed=seed)
+    return rows.ScoreRow(evaluation.alias, own, role, **more)
+
+
+def _fine_tuned(model: Model, plan: TrainPlan) -> rows.FineTunedRow:
+    """The model that is fine-tuned, and which part of it."""
+    last, origin = plan.tuning.trained, model.provenance
+    trained, whole = trained_share(model, last=last)
+    notes = "; ".join(origin.notes)
+    return rows.FineTunedRow(Path(origin.name).name, Path(origin.weights).name, last, trained, whole, notes)
+
+
+def _is_mixed(recipe: dict[str, Any]) -> bool:
+    """Whether training images were mixed, so that accuracy on them is not that on images of one class."""
+    return any(float(recipe.get(name) or 0.0) > 0 for name in ("mixup", "cutmix"))
+
+
+def generalisation_gap(history: Sequence[EpochMetrics], tested: Estimate, *, images: int) -> Estimate | None:
+    """Accuracy on the training images of the last epoch minus that on the test images, in points; None without epochs.
+
+    Both have Wilson intervals, their difference Newcombe's.
+    """
+    if not history or not images:
+        return None
+    return difference_of(wilson(round(history[-1].train_accuracy * images), images), tested)
+
+
+def gain(history: Sequence[EpochMetrics], *, tested: int) -> Estimate | None:
+    """The rise of test accuracy over the last tenth of the epochs, in points; None without two evaluations.
+
+    Both are of the same images: the interval is too wide rather than too narrow.
+    """
+    pair = last_tenth(history)
+    if pair is None:
+        return None
+    before, last = (wilson(round((row.test_accuracy or 0.0) * tested), tested) for row in pair)
+    return difference_of(last, before)
+
+
+def _taught(record: TrainRecord, own: Evaluation, teaching: Teaching, data: str, run: RunOptions) -> TrainRecord:
+    """The record of a student with its distillation, compared with its teacher and the model trained without one."""
+    how, seed = teaching.objective.how, run.seed
+    others = [predictions_of(model, data, run) for model in teaching.models]
+    roles = ("teacher", "without a teacher")[: len(others)]
+    aliases = [own.alias, *(each.alias for each in others)]
+    others = [
+        replace(each, alias=f"{each.alias}-{role.partition(' ')[0]}") if aliases.count(each.alias) > 1 else each
+        for each, role in zip(others, roles)
+    ]
+
+    def agreement(each: Evaluation) -> Estimate | None:
+        # the data's classes come first in both, in the same order
+        same = each.predictions == others[0].predictions
+        return None if each is others[0] else accuracy(same, groups=each.groups, seed=seed)
+
+    student = replace(record.scores[0], role="student", agreement=agreement(own))
+    beside = (_score(each, role, seed, agreement=agreement(each)) for each, role in zip(others, roles))
+    row = rows.DistillationRow(teaching.teacher.alias, how.kind, how.weight, how.temperature, how.token, teaching.forms)
+    return replace(record, scores=(student, *beside), taught=(row,), pairs=_pairs([own, *others], seed))
+
+
+def predictions_of(model: Model, data: str, run: RunOptions) -> Evaluation:
+    """A model's predictions on the test part of the data, preprocessed for it."""
+    return evaluate(model, part_of(data, "test", model.preprocessing, run), batch_size=run.batch_size)
+
+
+def _pairs(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, ...]:
+    groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
+    return in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed)
+
+
+def _compare_ways(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> Path | None:
+    """Train a model's head alone, then all its weights, each with its own folder, and one report of both.
+
+    The recipe's settings of the plan are those of the full training; the head alone keeps its own.
+    """
+    processes, run = join_run(run)
+    if not processes.is_first:
+        for way in WAYS:
+            _train_one_way(way, options.resume or run.out or Path("runs"), plan, options, run, processes)
+        return None
+    with _folder_of_ways(plan, options, run) as folder:
+        folder.keep(TrainRecord())
+        for way in WAYS:
+            _train_one_way(way, folder.path, plan, options, run, processes)
+        folder.keep(_ways_recorded(folder.path, plan.data, options, run))
+        return publish(folder)
+
+
+def _folder_of_ways(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> RunFolder:
+    if options.resume is not None:
+        return RunFolder.reopen(options.resume, needs={})
+    alias = parse_model(plan.model).alias
+    return RunFolder.create(
+        "train",
+        name_parts=(alias, plan.data, "compared"),
+        title=f"{alias} on {Path(plan.data).name}: frozen against full",
+        out=run.out,
+        overwrite=run.overwrite,
+        config={**settings(replace(options, run=run), run), "plan": asdict(plan)},
+        formats=run.formats,
+    )
+
+
+def _train_one_way(
+    way: str, parent: Path, plan: TrainPlan, typed: TrainOptions, run: RunOptions, processes: Processes
+) -> None:
+    """Train in one way: resume it if it has begun, skip it if it is done. The first process decides for all."""
+    place = parent / way
+    status = _status(place) if processes.is_first and typed.resume is not None else _NEW
+    status = int(processes.total(torch.tensor(status)).item())
+    if status == _DONE:
+        return
+    if status == _BEGUN:
+        train(TrainOptions(resume=place, model_file=typed.model_file, run=replace(run, out=None)))
+        return
+    frozen = way == "frozen"
+    line = f"vitlens train {plan.model} --data {plan.data}" + (" --freeze-backbone" if frozen else "")
+    options = TrainOptions(
+        plan.model,
+        plan.data,
+        tuning=replace(plan.tuning, compare=False, freeze=frozen, views=plan.tuning.views if frozen else None),
+        shape=Shape(image_size=plan.image_size, other=plan.shape),
+        model_file=typed.model_file,
+        run=replace(run, out=place, command=line),
+    )
+    if not frozen:
+        options = replace(
+            options,
+            recipe=RecipeChanges(plan.named, other=plan.recipe),
+            keep_every=plan.keep_every,
+            compiling=plan.compiling,
+            recompute=plan.recompute,
+        )
+    train(options)
+
+
+def _status(place: Path) -> int:
+    """Whether one way of training is new, begun or done."""
+    if not (place / "results.json").is_file():
+        return _NEW
+    return _DONE if read_run(place).status == "done" else _BEGUN
+
+
+def _ways_recorded(folder: Path, data: str, typed: TrainOptions, run: RunOptions) -> TrainRecord:
+    """Accuracies, their paired difference, times, and the time to shares of the best accuracy of both."""
+    found, scores, points = {}, [], []
+    for way, words in WAYS.items():
+        place = folder / way
+        history = read_folder(place, escaped=False).history
+        own = [rows.PointRow(words, row.epochs, row.seconds, row.test_accuracy) for row in history if row.test_accuracy]
+        if not own or not history[-1].images_per_second:
+            raise InputError(
+                f"expected epochs with a test accuracy in {place}, found none; begin anew without --resume"
+            )
+        found[way] = predictions_of(load(f"{way}={place}", code_files=typed.model_file), data, run)
+        images = history[-1].images - (history[-2].images if len(history) > 1 else 0)
+        epoch = images / history[-1].images_per_second  # of its training, without evaluations and files
+        scores.append(
+            _score(
+                found[way], words, run.seed, seconds=Estimate(own[-1].seconds, unit="s"),
+                seconds_per_epoch=Estimate(float(epoch), unit="s"),
+            )
+        )  # fmt: skip
+        points += own
+    return TrainRecord(
+        scores=tuple(scores),
+        pairs=_pairs([found["full"], found["frozen"]], run.seed),
+        training=tuple(budget_of_run(way, read_run(folder / way)) for way in WAYS),
+        points=tuple(points),
+        reached=tuple(_reached(points)),
+    )
+
+
+def _reached(points: Sequence[rows.PointRow]) -> Iterator[rows.ReachedRow]:
+    """When each way first reached each share of the best accuracy of both; None where it never did."""
+    best = max(row.accuracy for row in points)
+    for way in WAYS.values():
+        for share in SHARES:
+            first = next((row for row in points if row.way == way and row.accuracy >= share * best), None)
+            epochs, seconds = (None, None) if first is None else (first.epochs, first.seconds)
+            yield rows.ReachedRow(way, share, share * best, epochs, seconds)
+
+
+def check(options: TrainOptions) -> Conclusion | None:
+    """Check, and write the folder of the check; None in all processes but the first of several.
+
+    Raises InputError where model, data and options do not fit together.
+    """
+    require_checkable(options)
+    plan = plan_of(options)
+    plan.tuning.require_learned(plan.model)
+    requirements = requirements_of(options.run.at_least, options.run.at_most)
+    processes, run = join_run(options.run)
+    if not processes.is_first:
+        return None
+    start = prepare(plan, run, code_files=options.model_file, processes=processes.count)
+    print_data(start.train, run)
+    with _folder(plan, start, options, run) as folder:
+        found = check_training(
+            start.model, start.train, start.test, recipe=start.recipe, seed=run.seed,
+            train_last=plan.tuning.trained, fresh=start.fresh,
+        )  # fmt: skip
+        folder.keep(_checked(start.model.alias, found))
+        path = publish(folder)
+    judged = tuple(outcomes(requirements, read_folder(folder.path, escaped=False)))
+    holds = not found.failed and all(each.holds for each in judged)
+    lines = () if run.quiet and holds else (*_lines(found), *(each.line for each in judged))
+    return Conclusion(path, lines, holds, FAILED if found.failed else UNMET)
+
+
+def _lines(found: TrainingCheck) -> Iterator[str]:
+    """The norms of every layer, of many in the folder alone, and every check, as they are printed."""
+    if len(found.layers) > _PRINTED:
+        yield f"norms of {len(found.layers)} layers: see tables/layers.csv"
+    width = max((len(row.name) for row in found.layers), default=0)
+    for row in found.layers if len(found.layers) <= _PRINTED else ():
+        output, gradient = ("none" if each is None else f"{each:.2g}" for each in (row.activation, row.gradient))
+        yield f"{row.name:<{width}}  output {output:>8}  gradient {gradient:>8}  weights {f'{row.weight:.2g}':>8}"
+    for check in found.checks:
+        passed = check.state == "pass"
+        expected = "" if passed else f"; expected {check.expected}. {check.advice}"
+        yield f"{check.state:<12}  {check.name}: {check.found}{expected}".rstrip()
+
+
+def _checked(alias: str, found: TrainingCheck) -> TrainRecord:
+    """The checks, the norms by layer, and the losses on the one batch."""
+    values = {row.name: row.value for row in found.checks if row.value is not None and isfinite(row.value)}
+
+    def loss(value: float | None, n: int | None = found.images) -> Estimate | None:
+        return None if value is None else Estimate(value, n=n, unit="nats")
+
+    row = rows.CheckedRow(
+        alias, Estimate(float(len(found.failed)), n=len(found.checks), unit="checks"),
+        loss(values.get("initial loss")), loss(found.constant, None), loss(values.get("one batch")),
+    )  # fmt: skip
+    return TrainRecord(checked=(row,), checks=found.checks, layers=found.layers, batch_losses=found.losses)

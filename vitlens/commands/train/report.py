@@ -1,0 +1,415 @@
+"""The report of `vitlens train`: how well the model does on held-out images, and whether it had converged."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vitlens.charts import Picture, images, intervals, lines
+from vitlens.commands.shared.comparison import FEWEST, not_equal
+from vitlens.commands.shared.comparison import SECTION as COMPARED
+from vitlens.commands.shared.trainings import trained
+from vitlens.commands.shared.worst_class import class_sections, worst_class
+from vitlens.commands.train.record import (
+    DistillationRow,
+    FineTunedRow,
+    PointRow,
+    ScoreRow,
+    SetupRow,
+    TrainRecord,
+    last_tenth,
+)
+from vitlens.report.claims import Claim, above, found
+from vitlens.report.findings import SMALLEST, clear
+from vitlens.report.prose import Marked, counts, listed, say
+from vitlens.report.sections import Chart, Overview, Report, Section
+from vitlens.training.check.rows import CheckRow
+from vitlens.training.defaults import KEPT_FOLDER, LEAST_STEPS
+
+RISING: Final = 1.0  # points in the last tenth of the epochs, from which on a training had not converged
+_TENTH: Final = 10  # epochs from which on a tenth of them is one that can be compared
+_SHORT: Final = 30  # epochs below which a training says little of an architecture
+_PICTURED: Final = 6  # images of the first batch
+_LEAST: Final = 0.005  # share of a class in a target that is named
+_TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wandb sync FOLDER/wandb/*"))
+_STATES: Final = {  # how a training ended: the end of the title, and the sentence
+    "chance": (
+        ", no better than chance",
+        "This is not significantly better than always predicting the most frequent class, {{ chance|percent(1) }}.",
+    ),
+    "rising": (
+        " and was still improving",
+        "It had not converged: in the last {{ span }} of {{ n }} its accuracy rose from "
+        "{{ pair[0].test_accuracy|percent(1) }} to {{ pair[1].test_accuracy|percent(1) }}, by {{ rise }}.",
+    ),
+    "level": (
+        " and had levelled off",
+        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ rise }}: it had levelled off.",
+    ),
+    "open": (
+        "; whether it had converged is open",
+        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ rise }}: whether it had converged is open.",
+    ),
+    "": (" on held-out images", ""),
+}
+_ORDER: Final = ("fail", "warn", "inconclusive", "pass")
+
+
+def claims(record: TrainRecord) -> Iterator[Claim]:
+    """How accurate the model is and whether it had converged; of two models or ways which is better; the checks."""
+    if record.checks:
+        yield from _checked(record)
+        return
+    if not _enough(record):
+        return
+    if record.points:
+        yield from _ways(record)
+        return
+    score, setup = record.scores[0], record.setup[0]
+    state, pair, n = _state(record), last_tenth(record.history), len(record.history)
+    k = pair[1].epoch - pair[0].epoch if pair else 0
+    end, words = _STATES[state]
+    yield Claim(
+        "accuracy", score.model,
+        say("**{{ m }}** classifies {{ score.accuracy }} of the held-out images correctly, after {{ n }} "
+            "epoch{{ n|s }} on {{ setup.training }} images in {{ score.seconds }}.",
+            m=score.model, score=score, n=n, setup=setup),
+        title=say("{{ m }} reaches {{ a|value }} accuracy{{ end }}", m=score.model, a=score.accuracy, end=Marked(end)),
+        effect=score.accuracy, kind="answer", place="training",
+    )  # fmt: skip
+    told = say(words, span=_span(k), n=n, rise=score.gain, pair=pair, chance=_chance(record))
+    yield Claim("convergence", score.model, told, effect=score.gain, kind="answer", place="training")
+    yield from _pairs(record, asked="without a teacher")
+    yield Claim("next", score.model, _next(record, state), kind="answer")
+    if score.gap is not None and (score.gap.low or 0.0) >= SMALLEST:
+        yield found(
+            "overfitting", score.model,
+            "**{{ m }}** overfits: in the last epoch it classifies {{ last.train_accuracy|percent(1) }} of the "
+            "training images correctly, as it saw them, {{ effect }} more than of the held-out ones.",
+            score.gap, given={"m": score.model, "last": record.history[-1]}, place="loss",
+        )  # fmt: skip
+    yield from worst_class(score.model, record.per_class, score.accuracy)
+
+
+def _span(k: int) -> Marked:
+    """ "epoch", "5 epochs": after "the last" and "every"."""
+    return Marked("epoch") if k == 1 else Marked(say("{{ k }} epochs", k=k))
+
+
+def _enough(record: TrainRecord) -> bool:
+    """Whether there are test images enough for a claim."""
+    return bool(record.scores) and (record.scores[0].accuracy.n or 0) >= FEWEST
+
+
+def _state(record: TrainRecord) -> str:
+    """Whether accuracy is at chance, or still rose when training ended: a key of _STATES."""
+    score, rise = record.scores[0], record.scores[0].gain
+    if not above(score.accuracy, _chance(record)):
+        return "chance"
+    if rise is None:
+        return ""
+    if rise.value >= RISING and clear(rise, 0.0):
+        return "rising"
+    full = 100 * (1 - score.accuracy.value) < RISING  # it cannot rise by as much
+    return "level" if abs(rise.value) < RISING and (full or len(record.history) >= _TENTH) else "open"
+
+
+def _chance(record: TrainRecord) -> float:
+    """The share of the most frequent class among the test images."""
+    return max(row.n for row in record.per_class) / sum(row.n for row in record.per_class)
+
+
+def _next(record: TrainRecord, state: str) -> str:
+    """What to do next."""
+    if state == "chance":
+        return "Next: `vitlens train ... --check` looks for what stands in the way of this training."
+    if state in ("rising", "open"):
+        return say("Next: train longer, for example with `--epochs {{ n }}`.", n=2 * len(record.history))
+    return (
+        "Next: `vitlens evaluate FOLDER` shows errors and calibration, `vitlens explain FOLDER` what the model looks "
+        "at; this folder is a MODEL for every command."
+    )
+
+
+def _pairs(record: TrainRecord, *, asked: str) -> Iterator[Claim]:
+    """Models that differ significantly, and by more than is too small to matter; that of which it was asked, always."""
+    scores = {score.model: score for score in record.scores}
+    for row in record.pairs:
+        one, other = scores[row.first], scores[row.second]
+        if row.gain(row.first).value < 0:
+            one, other = other, one
+        answer = asked in (one.role, other.role) and "teacher" not in (one.role, other.role)
+        size, known = row.gain(one.model), {"a": one, "b": other, "row": row}
+        if row.decided:
+            says = (
+                "{{ one }} classifies more held-out images correctly than {{ other }}: {{ a.accuracy|value }} against "
+                "{{ b.accuracy|value }}, {{ size }} more (McNemar's exact test, p = {{ row.p_holm|number }})."
+            )
+        else:
+            says = (
+                "The accuracy of {{ one }}, {{ a.accuracy|value }}, and of {{ other }}, {{ b.accuracy|value }}, does "
+                "not differ significantly: {{ size }}, p = {{ row.p_holm|number }}."
+            )
+        if row.decided or answer:
+            yield Claim(
+                "comparison", f"{row.first} and {row.second}",
+                say(says, one=_named(one), other=_named(other), size=size, **known),
+                effect=size, p=row.p_holm, kind="answer" if answer else "comparison", place="beside",
+            )  # fmt: skip
+
+
+def _named(score: ScoreRow) -> Marked:
+    """A model with what it is, or a way of training."""
+    known = score.role in ("student", "teacher", "without a teacher", None)
+    return Marked(say("{% if known %}**{{ s.model }}**{% else %}training {{ s.role }}{% endif %}"
+                      "{% if known and s.role %} ({{ s.role }}){% endif %}", s=score, known=known))  # fmt: skip
+
+
+def _ways(record: TrainRecord) -> Iterator[Claim]:
+    """The two ways of training: which is better, and what it takes."""
+    frozen, full = record.scores
+    (comparison,) = _pairs(record, asked=full.role or "")
+    differ = record.pairs[0].decided
+    title = say(
+        "{% if differ %}Training all weights reaches {{ full.accuracy|value }} accuracy, the head alone "
+        "{{ frozen.accuracy|value }}{% else %}Training all weights is not significantly better than the head alone"
+        "{% endif %}", differ=differ, full=full, frozen=frozen,
+    )  # fmt: skip
+    yield replace(comparison, title=title, place="training")
+    if frozen.seconds_per_epoch is not None and full.seconds_per_epoch is not None:
+        times = full.seconds_per_epoch.value / frozen.seconds_per_epoch.value
+        yield Claim(
+            "time", "the two trainings",
+            say("An epoch of the head alone takes {{ frozen.seconds_per_epoch }}, of all weights "
+                "{{ full.seconds_per_epoch }}, {{ times|number }} times as long; the whole trainings took "
+                "{{ frozen.seconds }} and {{ full.seconds }}.", frozen=frozen, full=full, times=times),
+            kind="answer",
+        )  # fmt: skip
+    better = full if differ and full.accuracy.value > frozen.accuracy.value else frozen
+    yield Claim(
+        "next", "the two trainings",
+        say("Next: take `{{ better.model }}/` as the MODEL of other commands{% if not differ %}, as it was cheaper"
+            "{% endif %}; this folder itself is none.", better=better, differ=differ),
+        kind="answer",
+    )  # fmt: skip
+
+
+def _checked(record: TrainRecord) -> Iterator[Claim]:
+    """How many checks pass, and each as a verdict; what does not pass with what to try."""
+    alias, states = record.checked[0].model, [row.state for row in record.checks]
+    failed = [row.name for row in record.checks if row.state == "fail"]
+    yield Claim(
+        "check", alias,
+        say("Of {{ n }} checks of this training, {{ told }}.{% if not failed %} Nothing that they can see stands in "
+            "its way.{% endif %}", n=len(states), failed=failed,
+            told=counts({state: states.count(state) for state in _ORDER if state in states})),
+        title=say("{% if failed %}A training of {{ m }} fails at: {{ failed[:3]|join(', ') }}{% else %}A training of "
+                  "{{ m }} can begin: no check fails{% endif %}", m=alias, failed=failed),
+        kind="answer",
+    )  # fmt: skip
+    for row in record.checks:
+        says = "**{{ row.name }}** ({{ row.state }}): {{ row.found|whole }}. {{ row.advice|whole }}"
+        says = "" if row.state == "pass" else say(says, row=row)
+        yield Claim(row.name, alias, says, state=row.state, because=row.found)
+
+
+def unknown(record: TrainRecord) -> Iterator[str]:
+    """What could overturn the result, the most serious first."""
+    if record.checks:
+        yield "That a model learns a few images by heart does not show that it reaches a good accuracy on others."
+        yield (
+            "Labels that are wrong but in range are not found, unless one image has two of them; look at images of "
+            "each class."
+        )
+        yield "Of large data sets a seeded part is read; copies are found only where every pixel is equal."
+        return
+    if not record.scores:
+        return
+    own = record.scores[0]
+    if not _enough(record):
+        told = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores])
+        n = own.accuracy.n
+        yield say("{{ n }} test image{{ n|s }} {{ n|are }} too few for a statement: {{ told }}.", n=n, told=told)
+    yield say(
+        "{{ 'Each way' if record.points else own.model }} was trained once, with one seed: the interval covers the "
+        "choice of {{ own.accuracy.n }} test images, and another seed may give an accuracy outside of it.",
+        record=record, own=own,
+    )  # fmt: skip
+    yield from trained(record.training)
+    yield from not_equal(record.pairs)
+    if record.points:
+        yield "Each way has its own recipe, and neither was tuned on these data."
+        yield "The best accuracy, of which shares are shown, is the highest of all evaluations, so it is optimistic."
+    if own.best is not None and own.best.value > own.accuracy.value:
+        yield say("The best epoch reached {{ best|value }}, but was chosen on the test images: that number is "
+                  "optimistic and not the result.", best=own.best)  # fmt: skip
+    n = len(record.history)
+    if record.history and last_tenth(record.history) is None:
+        yield "The test images were evaluated once, so it is not known whether accuracy still rose."
+    if 0 < n < _SHORT:
+        yield say("{{ n }} epoch{{ n|s }} {{ n|are }} few: models that learn more slowly would gain most by a longer "
+                  "training.", n=n)  # fmt: skip
+
+
+def _curves(rows: Sequence[Any], title: str) -> Figure:
+    """Accuracy over the epochs: of training and test images, or of two ways of training."""
+    if isinstance(rows[0], PointRow):
+        return lines("epochs", "accuracy", of="way")(rows, title)
+    return lines("epochs", "train_accuracy", "test_accuracy")(rows, title)
+
+
+def _converged(record: TrainRecord) -> str:
+    """How far training and test accuracy are apart, and what the curves cannot show."""
+    if not record.scores:
+        return "The training has not ended."
+    return say(
+        "{% if gap %}Accuracy on the training images of the last epoch, as the model saw them, minus that on the test "
+        "images is {{ gap }}, a lower bound of overfitting.{% else %}Training images were mixed, so that accuracy on "
+        "them does not show overfitting.{% endif %}", gap=record.scores[0].gap,
+    )  # fmt: skip
+
+
+def _teaching(row: DistillationRow) -> str:
+    head = "through a distillation token with its own head" if row.token else "through the head of the labels"
+    target = (
+        "the teacher's prediction as a second label"
+        if row.kind == "hard"
+        else "the teacher's probabilities at temperature {{ temperature }}"
+    )
+    once = {1: "Its outputs on each training image", 2: "Its outputs on each training image and its mirror image"}
+    seen = (
+        f"{once[row.forms]} were computed once."
+        if row.forms
+        else "The teacher saw the same augmented images as the student, in every step."
+    )
+    return (
+        f"**{{{{ teacher }}}}** is the teacher: the student learns {target}, with weight {{{{ weight }}}} in the loss, "
+        f"{head}. {seen}"
+    )
+
+
+def _how(record: TrainRecord) -> str:
+    """Images, batches, what was fine-tuned, kept and logged."""
+    attends = any(model.family != "cnn" for model in record.models[:1])
+    parts = [*(_of_setup(row, attends) for row in record.setup), *map(_fine_tuned, record.started)]
+    logs = [(place, command) for place, command in _TRACKED if (record.folder / place).is_dir()]
+    parts += [f"The log of the training is in `{place}/`; `{command}` shows it." for place, command in logs]
+    return " ".join(parts)
+
+
+def _of_setup(row: SetupRow, attends: bool) -> str:
+    smaller = row.batch_size < row.usual_batch_size and not row.chosen
+    return say(
+        "It was trained on {{ row.training }} images and tested on {{ row.test }} others{% if row.computed %}, with "
+        "{{ row.computed|join(', ')|whole }}{% endif %}. {% if smaller %}As there are fewer than {{ least }} batches "
+        "of {{ row.usual_batch_size }}, the recipe's size, batches of {{ row.batch_size }} are used, and the learning "
+        "rate is {{ row.learning_rate|number }} in place of {{ row.usual_learning_rate|number }}; `--batch-size` and "
+        "`--learning-rate` set others. {% endif %}{% if row.keep_every %}Copies of the weights, from before training "
+        "and after every {{ every }}, are in `{{ kept }}/`{% if attends %}; `vitlens stats FOLDER --over-training` "
+        "reads them{% endif %}.{% endif %}",
+        row=row, smaller=smaller, least=LEAST_STEPS, kept=KEPT_FOLDER, every=_span(row.keep_every or 0),
+        attends=attends,
+    )  # fmt: skip
+
+
+def _fine_tuned(row: FineTunedRow) -> str:
+    part = {None: "all weights", 0: "its head alone", 1: "its last block and its head"}.get(row.last)
+    return say(
+        "**{{ row.model }}** (weights: {{ row.weights }}) was fine-tuned, {% if part %}{{ part }}{% else %}its last "
+        "{{ row.last }} blocks and its head{% endif %}: {{ row.trained }} of {{ row.parameters }} parameters"
+        "{% if row.notes %}; {{ row.notes|whole }}{% endif %}.", row=row, part=part,
+    )  # fmt: skip
+
+
+def _batch(record: TrainRecord) -> list[Picture]:
+    """The first images of the first batch: as given, and as the model is trained on them, with their targets."""
+    arrays, names = record.first_batch, [row.class_name for row in record.per_class]
+    if arrays is None or not names:
+        return []
+
+    def target(shares: Any) -> str:
+        present = [int(index) for index in shares.argsort()[::-1] if shares[index] >= _LEAST][:2]
+        mixed = len(present) > 1
+        return "\n".join(f"{names[index]}: {shares[index]:.2f}" if mixed else names[index] for index in present)
+
+    shown = range(min(_PICTURED, len(arrays.given)))
+    given = [
+        Picture(arrays.given[at] / np.float32(255), row="as given", below=names[arrays.labels[at]]) for at in shown
+    ]
+    trained = [
+        Picture(arrays.trained[at] / np.float32(255), row="trained on", below=target(arrays.targets[at]))
+        for at in shown
+    ]
+    return [*given, *trained]
+
+
+def _first_failing(row: CheckRow) -> int:
+    return _ORDER.index(row.state)
+
+
+REPORT: Final = Report(
+    TrainRecord,
+    claims=claims,
+    unknown=unknown,
+    picture=Chart(
+        "training", _curves,
+        "Accuracy after each epoch. The result is that of the last epoch; the highest would be chosen on the test "
+        "images.",
+        title="{% if record.points %}Test accuracy of the two ways{% else %}Training and test accuracy{% endif %} by "
+        "epoch",
+        rows=lambda record: record.points or record.history,
+    ),
+    glance=Overview("scores", ("model", "role", "accuracy", "agreement", "gain", "seconds", "seconds_per_epoch")),
+    sections=(
+        Section(
+            "What do the checks say?", "checks", order=_first_failing,
+            opening="What does not pass stands first, in the order of causes: an earlier failure can cause later ones.",
+            columns=("name", "state", "found", "expected", "advice"),
+        ),
+        Section(
+            "Did it converge, and does it overfit?", "history", opening=_converged,
+            charts=(Chart(
+                "loss", lines("epochs", "train_loss", "test_loss"),
+                "Loss after each epoch. A test loss that rises while the training loss falls is overfitting; strong "
+                "augmentation lifts the training loss above it.",
+                title="Training and test loss by epoch",
+            ),),
+        ),
+        Section(
+            "How soon is each accurate?", "reached",
+            opening="A dash: not reached. The best is the highest accuracy of either at any evaluation.",
+            columns=("way", "share_of_best", "accuracy", "epochs", "seconds"),
+            charts=(Chart(
+                "compared", lines("seconds", "accuracy", of="way"),
+                "Test accuracy by the time since the start; with the head alone, one pass over all images comes "
+                "first. One run of each.",
+                title="Test accuracy by time", rows="points",
+            ),),
+        ),
+        Section(
+            "What does the teacher change?", "taught", says=_teaching,
+            charts=(Chart(
+                "beside", intervals("model", "accuracy", "agreement"),
+                "Accuracy on the same test images, and agreement with the teacher's predictions, correct or not, with "
+                "intervals; the paired test below has more power.",
+                title="Student and teacher", rows="scores",
+            ),),
+        ),
+        replace(COMPARED, rows=lambda record: record.pairs if _enough(record) else ()),
+        *class_sections(),
+        Section(
+            "What does the model see in training?", lambda record: [row for row in record.setup if row.augmentation],
+            opening="The images are augmented anew in every epoch: {{ first.augmentation }}. Of the {{ first.shown }} "
+            "first images of the first batch, {{ first.mixed }} {{ first.mixed|have }} a target of several classes.",
+            charts=(Chart(
+                "first_batch", images(),
+                "Images of the first batch as given, and as the model takes them, with the shares of the classes in "
+                "their target, before label smoothing.",
+                title="The first training batch", rows=_batch,
+            ),),
+        ),
+        Section("How was it trained?", "recipe", opening=_how, columns=("setting", "value")),
+    ),
+)  # fmt: skip
