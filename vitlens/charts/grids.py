@@ -115,6 +115,10 @@ def matrix(
             found = numbers(own, cell)[0]
             words = ["" if np.isnan(each) else _cell_words(row, each, cell, below) for row, each in zip(own, found)]
             shown = _fill(axes, own, (down, across), found, words if columns == 1 else [], scale, signed=signed)
+            ticks = axes.get_xticklabels()
+            longest = max(len(tick.get_text()) for tick in ticks)
+            if 0.075 * longest > wide / len(ticks):
+                axes.tick_params(axis="x", labelrotation=90 if longest < 12 else 45)
             axes.set_title(textwrap.fill(name, 60 if columns == 1 else int(wide / 0.075)))
         for axes in grid[len(parts) :]:
             axes.set_visible(False)
@@ -155,9 +159,6 @@ def _fill(
     for axis, known, room in ((axes.xaxis, names[1], 24), (axes.yaxis, names[0], 36)):
         ticks = range(0, len(known), -(-len(known) // room))
         axis.set_ticks(ticks, labels=[shortened(known[tick], 24) for tick in ticks])
-    if sum(map(len, names[1])) > (60 if words else 20):
-        for each in axes.get_xticklabels():
-            each.set(rotation=45, ha="right", rotation_mode="anchor")
     axes.set(xlabel=label(rows, sides[1]), ylabel=label(rows, sides[0]))
     axes.spines[:].set_visible(False)
     return shown

@@ -35,7 +35,6 @@ class Cloud:
     or None, by: which classifier; thumbnails (n, 3, height, width): drawn in place of the points, or None; named:
     whether the name of each class is written at the middle of its points."""
 
-    model: str
     title: str
     points: Array
     classes: Sequence[str]
@@ -44,6 +43,12 @@ class Cloud:
     by: str = ""
     thumbnails: Array | None = None
     named: bool = True
+
+    def with_thumbnails(self, chosen: Array, pixels: Array) -> "Cloud":
+        """Some of its points as small images (chosen, 3, height, width) in [0, 1]."""
+        labels, wrong = (None if each is None else each[chosen] for each in (self.labels, self.wrong))
+        title = f"{len(chosen)} of them as thumbnails"
+        return Cloud(title, self.points[chosen], self.classes, labels, wrong, self.by, pixels)
 
 
 @styled
@@ -209,7 +214,6 @@ class Matches:
     """Two images (3, height, width) in [0, 1] and their most similar patches in descending order: sources, targets
     (m, 2) rows and columns from 0; similarity (m,); grid: (rows, columns) of both images' patches."""
 
-    model: str
     title: str
     first: Array
     second: Array

@@ -20,7 +20,7 @@ from vitlens.report.claims import Claim, found
 from vitlens.report.findings import Kind
 from vitlens.report.prose import say
 from vitlens.report.verdicts import LIMITS
-from vitlens.uncertainty import LEVEL, Side, apart, beyond, widened
+from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond, widened
 
 GROUP: Final = 10  # images of a class from which on a map can show it as a group
 SEARCHED: Final = 100  # images from which on the nearest of them says something
@@ -49,9 +49,9 @@ def claims(record: FeaturesRecord) -> Iterator[Claim]:
         yield from _zero_shot(record, row)
     yield from _objects(record)
     yield from _unlike(record)
-    for patches in record.patches:
+    for patches in record.patches if not record.depth else ():
         if patches.share == "position" and patches.layer == "embedding":
-            yield _places(patches, answers=not record.depth)
+            yield _places(patches)
 
 
 def _objectives(rows: Sequence[FeaturesRow]) -> list[str]:
@@ -60,44 +60,45 @@ def _objectives(rows: Sequence[FeaturesRow]) -> list[str]:
 
 
 def _ahead(record: FeaturesRecord) -> Claim:
-    """Which model is ahead of all others, or, where several objectives are known, of all models of another."""
-    told, two = len(_objectives(record.features)) > 1, len(record.features) == 2
-    rivals = "the other" if two else "every model of another pretraining" if told else "every other model"
-    leads = {name: _lead(record, name, told=told) for name in tested(record, record.pairs)}
-    winners = list(dict.fromkeys(lead[0].model for lead in leads.values() if lead))
-    parts = []
-    for name, lead in leads.items():
-        row, pair = lead or (None, None)
+    """Whether the model with the highest accuracy is ahead of all others, or, where several objectives are known, of
+    all models of another."""
+    told = len(_objectives(record.features)) > 1
+    known = [row for row in record.features if not told or row.objective in OBJECTIVES]
+    parts, titles, winners = [], [], dict[str, Estimate]()
+    for name in tested(record, record.pairs):
+        top = max(known, key=lambda row: each.value if (each := row.reached(name)) else 0.0)
+        rivals = {row.model for row in known if not (told and row.objective == top.objective)} - {top.model}
+        pairs = {row.other(top.model): row for row in record.pairs if row.classifier == name and row.has(top.model)}
+        beaten = [other for other, row in pairs.items() if other in rivals and row.better == top.model]
+        alike = [other for other in pairs if other in rivals and other not in beaten]
+        closest = min(beaten, key=lambda other: pairs[other].gain(top.model).value, default="")
+        gain = pairs[closest].gain(top.model) if beaten else None
+        given = {"top": top, "beaten": beaten, "alike": alike, "closest": closest, "gain": gain, "told": told}
         parts.append(say(
-            "By the {{ name }} {% if not row %}no model is significantly ahead of {{ rivals }}{% else %}**{{ row.model "
-            "}}**{% if told %} ({{ row.words }}){% endif %} is ahead of {{ rivals }}, {% if not two %}closest "
-            "{% endif %}**{{ pair.other(row.model) }}**, by {{ pair.gain(row.model) }}{% endif %}.",
-            name=classifier_name(name), row=row, pair=pair, rivals=rivals, told=told, two=two,
+            "By the {{ name }} **{{ top.model }}**{% if told %} ({{ top.words }}){% endif %} is {% if beaten %}ahead "
+            "of "
+            "{{ beaten|names }}{% if beaten|length > 1 %}, of {{ closest }}{% endif %} by {{ gain }}{% if alike %}, "
+            "but {% endif %}{% endif %}{% if alike %}not significantly ahead of {{ alike|names }}{% endif %}.",
+            name=classifier_name(name), **given,
         ))  # fmt: skip
+        titles.append(
+            say(
+                "{% if alike %}{{ top.model }} has no significant lead over {{ alike[0] }} by its features"
+                "{% elif told %}{{ top.model }} ({{ top.objective }}) is ahead of the models of other pretrainings"
+                "{% else %}The features of {{ top.model }} give the class best{% endif %}",
+                **given,
+            )
+        )
+        if gain and not alike:
+            winners.setdefault(top.objective if told else top.model, gain)
     if len(winners) > 1:
         parts.append("Which features are better depends on how they are used.")
-    first = next((each for each in leads.values() if each), None)
+        titles = ["Probe and neighbours disagree on which features are better"]
+    effect = next(iter(winners.values()), None)
     return Claim(
-        "features", " and ".join(record.aliases), " ".join(parts),
-        title=say("{% if not winners %}No model's features are significantly better{% elif winners|length > 1 %}Probe "
-                  "and neighbours disagree on which features are better{% else %}The features of {{ winners[0] }} give "
-                  "the class best{% endif %}", winners=winners),
-        effect=first[1].gain(first[0].model) if first else None, p=first[1].p_holm if first else None,
-        kind="answer", place="pairs",
+        "features", " and ".join(record.aliases), " ".join(parts), titles[0], effect=effect, kind="answer",
+        place="pairs",
     )  # fmt: skip
-
-
-def _lead(record: FeaturesRecord, classifier: str, *, told: bool) -> tuple[FeaturesRow, PairRow] | None:
-    """The model that is better than all its rivals by a classifier, and its closest comparison; of several models of
-    one objective the one with the highest accuracy."""
-    known = [row for row in record.features if not told or row.objective in OBJECTIVES]
-    for row in sorted(known, key=lambda row: -(each.value if (each := row.reached(classifier)) else 0.0)):
-        rivals = {each.model for each in known if each is not row and not (told and each.objective == row.objective)}
-        won = [pair for pair in record.pairs if pair.classifier == classifier and pair.better == row.model]
-        beaten = {pair.other(row.model): pair for pair in won}
-        if rivals and rivals <= beaten.keys():
-            return row, min((beaten[name] for name in rivals), key=lambda pair: pair.gain(row.model).value)
-    return None
 
 
 def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
@@ -106,10 +107,12 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
     if not named:
         return
     gap = next((each for each in record.head if (each.model, each.classifier) == (row.model, named[0])), None)
-    given = {"m": row.model, "by": classifier_name(named[0]), "reached": row.reached(named[0]), "own": row.accuracy}
+    given = {"m": row.model, "by": classifier_name(named[0]), "reached": row.reached(named[0]), "own": row.accuracy,
+             "chance": record.sets[0].chance}  # fmt: skip
     only = len(record.features) == 1
     if gap is None:
-        words = "The {{ by }} classifies {{ reached }} of the images by the last layer of **{{ m }}**."
+        words = "By the last layer of **{{ m }}** the {{ by }} classifies {{ reached }} of the images correctly "
+        words += "({{ chance|percent }} by chance)."
         title = say("The last layer of {{ m }} gives the class of {{ reached|value(0) }} of the images", **given)
         kind: Kind = "answer" if only else "fact"
         yield Claim("classifier", row.model, say(words, **given), title, kind=kind, place="depth")
@@ -122,9 +125,9 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
     yield Claim(
         "classifier", row.model,
         say("{% if more %}The last layer of **{{ m }}** holds more than its classifier reads: the{% else %}By the last "
-            "layer of **{{ m }}** the{% endif %} {{ by }} classifies {{ reached|alone }} of the images correctly, its "
-            "own classifier {{ own|value }} ({{ gap.difference|alone }}{% if not decided %}, not significant"
-            "{% endif %}; McNemar's exact test, p = {{ gap.p_holm|number }}).",
+            "layer of **{{ m }}** the{% endif %} {{ by }} classifies {{ reached|alone }} of the images correctly "
+            "({{ chance|percent }} by chance), its own classifier {{ own|value }} ({{ gap.difference|alone }}"
+            "{% if not decided %}, not significant{% endif %}; McNemar's exact test, p = {{ gap.p_holm|number }}).",
             more=more, decided=decided, gap=gap, **given),
         title=say("{% if more %}The last layer of {{ m }} holds more than its classifier reads{% else %}The last layer "
                   "of {{ m }} gives the class of {{ reached|value(0) }} of the images{% endif %}", more=more, **given),
@@ -212,14 +215,14 @@ def _unlike(record: FeaturesRecord) -> Iterator[Claim]:
             )  # fmt: skip
 
 
-def _places(row: PatchesRow, *, answers: bool) -> Claim:
-    """Whether positions decide which patches are similar before any attention."""
+def _places(row: PatchesRow) -> Claim:
+    """Whether, of images without classes, positions decide which patches are similar before any attention."""
     what = "their place" if beyond(row.value, row.chance) is Side.ABOVE else "what they show"
     return found(
         "positions", row.model,
         "Before any attention, {{ effect|alone }} of the nearest patches in other images lie at the same place in "
         "**{{ row.model }}** ({{ row.chance|percent }} by chance).",
-        row.value, given={"row": row}, reference=row.chance, kind="answer" if answers else "expected fact",
+        row.value, given={"row": row}, reference=row.chance, kind="answer",
         title=say("Before any attention, {{ w }} makes patches of {{ m }} similar", m=row.model, w=what),
         place="space_embedding",
     )  # fmt: skip

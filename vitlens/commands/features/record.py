@@ -115,7 +115,7 @@ class DepthRow:
 
     model: str = col("model")
     title: str = col("layer")
-    depth: float = col("share of the model's layers (0: embedding)")
+    depth: float = col("share of layers")
     classifier: str = col("classifier")
     accuracy: Estimate = col("accuracy", better="higher")
     chance: float = col("most frequent class", unit="fraction")
@@ -158,6 +158,10 @@ class PairRow:
     def gain(self, of: str) -> Estimate:
         """The difference as one of the two models minus the other."""
         return signed(self.difference, of == self.first)
+
+    def has(self, model: str) -> bool:
+        """Whether it is one of the two models."""
+        return model in (self.first, self.second)
 
     def other(self, model: str) -> str:
         """The other of the two models."""
@@ -329,9 +333,9 @@ class ShownArrays:
     """The images that are drawn, the same for all models, and what one model makes of them.
 
     colours (images, rows, columns, 3): of the patches, in [0, 1]; prompts (images, prompts, rows, columns): relevance.
-    Queries and their nearest images (queries, neighbours), nearest first; same: whether of the query's class. first, second: the
-    pairs of images in the table of matches; by the number of the pair the positions (row, column) of matched patches
-    and their similarity, most similar first.
+    Queries and their nearest images (queries, neighbours), nearest first; same: whether of the query's class. first,
+    second: the pairs of images in the table of matches; by the number of the pair the positions (row, column) of
+    matched patches and their similarity, most similar first.
     """
 
     pixels: Pixels

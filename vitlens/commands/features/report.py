@@ -14,17 +14,16 @@ from vitlens.commands.shared.comparison import UNDECIDED
 from vitlens.commands.shared.sheets import file_names
 from vitlens.figures.features import Cloud, Matches, PatchMap, correspondences, feature_space, patch_map
 from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL
-from vitlens.names import PROJECTIONS
 from vitlens.record import by
-from vitlens.report.prose import listed, say
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate
 
 _NEARLY: Final = 0.9  # of the last layer's accuracy
 _SAID: Final = 3  # sentences of a section
 _SHARED: Final = {
-    "position": "nearest patches at the same place",
-    "object": "object found by the votes of nearest patches (intersection over union)",
+    "position": Marked("nearest patches at the same place"),
+    "object": Marked("object found by the votes of nearest patches (intersection over union)"),
 }
 _METHODS: Final = {"tsne": "t-SNE", "pca": "PCA"}
 
@@ -37,12 +36,13 @@ def _over_depth(record: FeaturesRecord) -> str:
         last, best = rows[-1], max(rows, key=lambda row: row.accuracy.value)
         nearly = next(row for row in rows if row.accuracy.value >= _NEARLY * last.accuracy.value)
         said.append(say(
-            "By the {{ last.name }}, {{ first.place }} of **{{ last.model }}** gives the class of {{ "
-            "first.accuracy|value "
-            "}} of the images, {{ last.place }}, the last, {{ last.accuracy|value }}{% if best is not sameas last %} "
-            "(most: {{ best.place }}, {{ best.accuracy|value }}){% endif %}; {{ share|percent }} of that "
-            "{% if best is not sameas last %}of the last {% endif %}is reached in {{ nearly.place }}.",
-            first=rows[0], last=last, best=best, nearly=nearly, share=_NEARLY,
+            "By the {{ last.name }} **{{ last.model }}** gives the class of {{ first.accuracy|value }} of the images "
+            "in "
+            "{{ first.place }} and {{ last.accuracy|value }} in {{ last.place }}, the last{% if better %} (most: "
+            "{{ best.accuracy|value }} in {{ best.place }}){% endif %}; {{ nearly.place }} is the first with "
+            "{{ share|percent }} of that of the last.",
+            first=rows[0], last=last, best=best, better=best.accuracy.value > last.accuracy.value, nearly=nearly,
+            share=_NEARLY,
         ))  # fmt: skip
     return " ".join(said[:_SAID])
 
@@ -55,7 +55,7 @@ def _curves(record: FeaturesRecord) -> list[DepthRow]:
 
 
 def _layers(record: FeaturesRecord) -> list[LayersRow]:
-    return [row for row in (*record.within, *record.between) if row.cka is not None]
+    return [row for row in (*record.between, *record.within) if row.cka is not None]
 
 
 def _alike(record: FeaturesRecord) -> str:
@@ -85,28 +85,27 @@ def _shared(record: FeaturesRecord) -> str:
     return " ".join(said[:_SAID])
 
 
-def _image_maps(record: FeaturesRecord) -> Iterator[Cloud]:
-    """The maps of each model's images; none where classes are too small to form groups, unless asked for."""
-    errors = {row.model: row.errors for row in record.features}
-    for row in [row for row in record.maps if row.of == "images" and _groups(record)]:
+def _clouds(of: str, record: FeaturesRecord) -> list[Cloud]:
+    """The maps of all models' images, or of their patches (coloured by object or background where masks are known),
+    none where classes are too small to form groups, unless asked for; of more than two models by one method each."""
+    masked, several = record.sets[0].masked and of == "patches", len(record.features) > 1
+    clouds: dict[tuple[str, str], Cloud] = {}
+    for row in [row for row in record.maps if row.of == of and (masked or _groups(record))]:
         arrays = record.spaces[row.model]
-        points, classes = arrays.points[f"{row.method}_images"], [str(name) for name in arrays.classes]
-        labels, wrong = arrays.labels_images, arrays.wrong_images
-        yield Cloud(row.model, _map_title(row), points, classes, labels, wrong, errors[row.model])
-        if row.method == PROJECTIONS[0] and arrays.pixels is not None and arrays.pictures is not None:
-            labels, wrong = (None if each is None else each[arrays.pictures] for each in (labels, wrong))
-            title, own = f"{len(arrays.pictures)} of them as thumbnails", points[arrays.pictures]
-            yield Cloud(row.model, title, own, classes, labels, wrong, errors[row.model], arrays.pixels / 255)
-
-
-def _patch_clouds(record: FeaturesRecord) -> Iterator[Cloud]:
-    """The maps of each model's patches, coloured by object or background where masks are known, else by class."""
-    masked = record.sets[0].masked
-    for row in [row for row in record.maps if row.of == "patches" and (masked or _groups(record))]:
-        arrays = record.spaces[row.model]
-        classes = ["background", "object"] if masked else [str(name) for name in arrays.classes]
-        points = arrays.points[f"{row.method}_patches"]
-        yield Cloud(row.model, _map_title(row), points, classes, arrays.labels_patches, named=False)
+        points, classes = arrays.points[f"{row.method}_{of}"], [str(name) for name in arrays.classes]
+        title = f"{row.model}: {_map_title(row)}" if several else _map_title(row)
+        if of == "patches":
+            classes = ["background", "object"] if masked else classes
+            cloud = Cloud(title, points, classes, arrays.labels_patches, named=False)
+        else:
+            by_whom = next(each.errors for each in record.features if each.model == row.model)
+            cloud = Cloud(title, points, classes, arrays.labels_images, arrays.wrong_images, by_whom)
+        if len(record.features) <= 2 or row.model not in {model for model, _ in clouds}:
+            clouds[row.model, row.method] = cloud
+            drawn, pixels = arrays.pictures, arrays.pixels
+            if of == "images" and drawn is not None and pixels is not None and (row.model, "pictures") not in clouds:
+                clouds[row.model, "pictures"] = cloud.with_thumbnails(drawn, pixels / 255)
+    return list(clouds.values())
 
 
 def _groups(record: FeaturesRecord) -> bool:
@@ -114,8 +113,21 @@ def _groups(record: FeaturesRecord) -> bool:
     return not 0 < record.sets[0].largest < GROUP or record.options["tsne"] is True
 
 
+def _trusted(record: FeaturesRecord) -> str:
+    """How far the maps may be trusted, and why maps of images are missing."""
+    rows = [row.trustworthiness for row in record.maps if row.of in ("images", "patches")]
+    low, high = (choose(rows, key=lambda each: each.value) for choose in (min, max))
+    return say(
+        "Trustworthiness of these maps lies between {{ low|value }} and {{ high|value }}.{% if not groups %} Classes "
+        "of "
+        "at most {{ n }} images form no groups: images are mapped only with `--tsne`.{% endif %}",
+        low=low, high=high, groups=_groups(record), n=record.sets[0].largest,
+    )  # fmt: skip
+
+
 def _map_title(row: MapRow) -> str:
-    title = f"{_METHODS[row.method]}, {row.n:,} {row.of}, trustworthiness {row.trustworthiness.value:.3f}"
+    of = "images" if row.of == "images" else "patches"
+    title = f"{_METHODS[row.method]}, {row.n:,} {of}, trustworthiness {row.trustworthiness.value:.3f}"
     return title if row.explained is None else f"{title}\n{100 * row.explained:.0f} % of the variance"
 
 
@@ -186,7 +198,7 @@ def _matched(record: FeaturesRecord) -> Iterator[Matches]:
         for at, row in enumerate(rows):
             if row.matches and arrays.first is not None and arrays.second is not None:
                 yield Matches(
-                    model, f"{row.first} and {row.second}", arrays.first[at] / 255, arrays.second[at] / 255,
+                    f"{row.model}: {row.first} and {row.second}", arrays.first[at] / 255, arrays.second[at] / 255,
                     arrays.sources[at], arrays.targets[at], arrays.alike[at], row.grid,
                 )  # fmt: skip
 
@@ -230,10 +242,12 @@ REPORT: Final = Report(
         Glance("features", "parameters"),
         Glance("features", "accuracy", question="classifier"),
         Glance("features", "probe", difference=partial(_gap, classifier=PROBE)),
-        Glance(_last_layers, "knn", key="most", difference=lambda record: _gap(record, most_neighbours(record))),
-        Glance(_last_layers, "precision", key="most"),
+        Glance(
+            _last_layers, "knn", key="most", title="accuracy of k-NN (largest k)",
+            difference=lambda record: _gap(record, most_neighbours(record)),
+        ),
+        Glance(_last_layers, "precision", key="most", title="neighbours of the image's class (largest k)"),
         Glance("features", "zero_shot"),
-        Glance("features", "colours"),
     ),
     sections=(
         Section(
@@ -280,20 +294,15 @@ REPORT: Final = Report(
             "Do images of one class lie together?",
             lambda record: [row for row in record.maps if row.of in ("images", "patches")],
             columns=("model", "of", "method", "trustworthiness", "explained"),
-            charts=(
+            opening=_trusted,
+            charts=tuple(
                 Chart(
-                    "space_images", feature_space,
-                    "One point an image. Neighbours mean something, sizes of groups and distances between them do not.",
-                    title="The last layer's features of {{ first.model }}, one point an image",
-                    rows=lambda record: list(_image_maps(record)), each="model",
-                ),
-                Chart(
-                    "space_patches", feature_space,
-                    "One point a patch of a seeded sample. Neighbours mean something, sizes of groups and distances "
-                    "between them do not.",
-                    title="The last layer's features of {{ first.model }}, one point a patch",
-                    rows=lambda record: list(_patch_clouds(record)), each="model",
-                ),
+                    f"space_{of}", feature_space,
+                    "Last layers in two dimensions. Neighbours mean something, sizes of groups and distances between "
+                    "them do not.",
+                    title=f"The last layer's features, one point {each}", rows=partial(_clouds, of),
+                )
+                for of, each in (("images", "an image"), ("patches", "a patch"))
             ),
         ),
         Section(
@@ -311,8 +320,8 @@ REPORT: Final = Report(
                     "matches", correspondences,
                     "Arcs join patches of an image and its nearest neighbour that are each other's most similar; "
                     "positions alone can join them, too.",
-                    title="Best-matching patches of an image and its nearest in {{ first.model }}",
-                    rows=lambda record: list(_matched(record)), each="model",
+                    title="Best-matching patches of an image and its nearest",
+                    rows=lambda record: list(_matched(record)),
                 ),
             ),
         ),
