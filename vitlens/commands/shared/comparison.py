@@ -138,7 +138,8 @@ def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
 
 def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
     """That no significant difference is no evidence of equality, of the first such pair."""
-    for row in [row for row in rows if row.p_holm > LEVEL and row.only_first_right + row.only_second_right][:1]:
+    open_ = [row for row in rows if row.p_holm > LEVEL and row.only_first_right + row.only_second_right]
+    for row in [row for row in open_ if row.gain(row.first).low is not None][:1]:
         yield say(
             "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence that they are equal: "
             "the difference may be anything from {{ gap.low|number(1) }} to {{ gap.high|number(1) }} points.",
