@@ -68,7 +68,8 @@ def _ahead(record: FeaturesRecord) -> Claim:
     for name in tested(record, record.pairs):
         top = max(known, key=lambda row: each.value if (each := row.reached(name)) else 0.0)
         rivals = {row.model for row in known if not (told and row.objective == top.objective)} - {top.model}
-        pairs = {row.other(top.model): row for row in record.pairs if row.classifier == name and row.has(top.model)}
+        own = [row for row in record.pairs if row.classifier == name and top.model in (row.first, row.second)]
+        pairs = {row.second if row.first == top.model else row.first: row for row in own}
         beaten = [other for other, row in pairs.items() if other in rivals and row.better == top.model]
         alike = [other for other in pairs if other in rivals and other not in beaten]
         closest = min(beaten, key=lambda other: pairs[other].gain(top.model).value, default="")
@@ -97,7 +98,7 @@ def _ahead(record: FeaturesRecord) -> Claim:
     effect = next(iter(winners.values()), None)
     return Claim(
         "features", " and ".join(record.aliases), " ".join(parts), titles[0], effect=effect, kind="answer",
-        place="pairs",
+        place="depth",
     )  # fmt: skip
 
 

@@ -37,11 +37,8 @@ from vitlens.commands.features.record import (
     FeaturesRow,
     HeadRow,
     LayersRow,
-    MapRow,
-    MatchRow,
     NoteRow,
     PairRow,
-    PatchesRow,
     PromptRow,
     SetsRow,
     TemplateRow,
@@ -56,11 +53,12 @@ from vitlens.lens.stages import embedding_stage, stages
 from vitlens.models.language_image import PHOTO, by_template, has_text_tower, prompt_names, text_tower
 from vitlens.models.model import Model
 from vitlens.models.pretraining.reading import pretraining_of, told_objectives
-from vitlens.names import TEMPLATE_SETS, Weighting
+from vitlens.names import TEMPLATE_SETS, Objective, Weighting
 from vitlens.processes import share_of
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 _VOTES: Final[tuple[Weighting, ...]] = ("dino", "majority")  # by similarity, and one each
+_OF_EACH: Final = ("features", "depth", "maps", "patches", "matches", "templates", "prompts", "notes")
 _TEMPLATES: Final = next(each.default for each in fields(FeaturesOptions) if each.name == "templates")
 
 
@@ -141,101 +139,90 @@ def _record(
     own, seed = sets[0], options.run.seed
     known = [each for each in read if each is not None]  # the first process has all
     told = told_objectives(options.objective, [model.alias for model in models])
-    notes = [note for each in known for part in (each.test, each.bank) if part for note in part.notes]
-    all_correct: dict[str, _Correct] = {}
-    rows: list[FeaturesRow] = []
-    depth: list[DepthRow] = []
-    templates: list[TemplateRow] = []
-    prompts: list[PromptRow] = []
-    maps: list[MapRow] = []
-    patches: list[PatchesRow] = []
-    matches: list[MatchRow] = []
-    spaces, shown = {}, {}
-    for model, images, each in zip(models, sets, known):
-        alias = model.alias
-        found = _classified(model, images, each, options)
-        all_correct[alias] = found.correct
-        depth += found.depth
-        notes += found.notes
-        samples = draw_patches(model, images, options)
-        patches += neighbour_rows(alias, samples, seed=seed)
-        own_maps, spaces[alias] = map_model(alias, images, each.test, found.correct.wrong, samples, options)
-        maps += own_maps
-        drawn = draw(model, images, each, seed=seed)
-        matches += drawn.matches
-        wordings, reason = _zero_shot(model, images, each.test, options)
-        templates += wordings
-        similar, relevances = _prompted(model, images, options)
-        prompts += similar
-        shown[alias] = replace(drawn.arrays, prompts=relevances)
-        first, last = each.test.layers[0], each.test.layers[-1]
-        row = FeaturesRow(
-            alias, **vars(pretraining_of(model, told=told.get(alias))), parameters=model.parameter_count(),
-            pool=each.test.pool, kind="stage" if last.kind == "stage" else "block",
-            layers=len(each.test.layers) - each.test.embedded, dim=last.dim, norm=last.norm,
-            embedding=None if not each.test.embedded else "stem" if first.kind == "stem" else "embedding",
-            accuracy=found.accuracy, probe=found.last(None).get(""), knn=found.last("dino"),
-            majority=found.last("majority"), precision=found.precision,
-            zero_shot=wordings[0].accuracy if wordings else None, no_zero_shot=reason,
-            errors=found.correct.errors, among=drawn.among, searched=drawn.searched, colours=drawn.colours,
-        )  # fmt: skip
-        rows.append(row)
+    classified = [_classified(*each, options) for each in zip(models, sets, known)]
+    parts = [
+        _of_model(model, images, each, found, told.get(found.model), options)
+        for model, images, each, found in zip(models, sets, known, classified)
+    ]
+    joined: dict[str, Any] = {name: tuple(row for part in parts for row in getattr(part, name)) for name in _OF_EACH}
     layers = list(_similar([each.test for each in known], seed=seed))
     bank = None if own.bank is None else len(own.bank)
     return FeaturesRecord(
         sets=(SetsRow(len(own.test), own.chance, own.test.masks is not None, bank, own.no_bank),),
-        features=tuple(rows),
-        depth=tuple(depth),
-        pairs=tuple(_pairs(all_correct, own, seed=seed)),
-        head=tuple(_heads(all_correct, own, seed=seed)),
+        pairs=tuple(_pairs(classified, own, seed=seed)),
+        head=tuple(_heads(classified, own, seed=seed)),
         within=tuple(row for row in layers if not isinstance(row, BetweenRow)),
         between=tuple(row for row in layers if isinstance(row, BetweenRow)),
+        spaces={model: arrays for part in parts for model, arrays in part.spaces.items()},
+        shown={model: arrays for part in parts for model, arrays in part.shown.items()},
+        **joined,
+    )
+
+
+def _of_model(
+    model: Model,
+    own: FeatureSets,
+    read: ModelFeatures,
+    found: "_Classified",
+    told: Objective | None,
+    options: FeaturesOptions,
+) -> FeaturesRecord:
+    """The tables and arrays of one model alone."""
+    alias, test, seed = model.alias, read.test, options.run.seed
+    samples = draw_patches(model, own, options)
+    wrong, errors = found.marks
+    maps, space = map_model(alias, own, test, wrong, samples, options)
+    drawn = draw(model, own, read, seed=seed)
+    templates, reason = _zero_shot(model, own, test, options)
+    prompts, relevances = _prompted(model, own, options)
+    first, last = test.layers[0], test.layers[-1]
+    row = FeaturesRow(
+        alias, **vars(pretraining_of(model, told=told)), parameters=model.parameter_count(), pool=test.pool,
+        kind="stage" if last.kind == "stage" else "block", layers=len(test.layers) - test.embedded, dim=last.dim,
+        norm=last.norm, embedding=None if not test.embedded else "stem" if first.kind == "stem" else "embedding",
+        accuracy=found.accuracy, probe=found.last(None).get(""), knn=found.last("dino"),
+        majority=found.last("majority"), precision=found.precision,
+        zero_shot=templates[0].accuracy if templates else None, no_zero_shot=reason, errors=errors,
+        among=drawn.among, searched=drawn.searched, colours=drawn.colours,
+    )  # fmt: skip
+    notes = [note for part in (test, read.bank) if part is not None for note in part.notes]
+    return FeaturesRecord(
+        features=(row,),
+        depth=tuple(found.depth),
         maps=tuple(maps),
-        patches=tuple(patches),
-        matches=tuple(matches),
+        patches=tuple(neighbour_rows(alias, samples, seed=seed)),
+        matches=tuple(drawn.matches),
         templates=tuple(templates),
         prompts=tuple(prompts),
-        notes=tuple(map(NoteRow, dict.fromkeys(notes))),
-        spaces=spaces,
-        shown=shown,
+        notes=tuple(map(NoteRow, dict.fromkeys((*notes, *found.notes)))),
+        spaces={alias: space},
+        shown={alias: replace(drawn.arrays, prompts=relevances)},
     )
 
 
 @dataclass(frozen=True)
-class _Correct:
-    """Which images are classified correctly by a model's last layer, (n,) each: by its own classifier, None where that
-    has other classes than the data, and by "knn-20" or "probe"."""
-
-    own: Tensor | None
-    by: dict[str, Tensor]
-    alias: str
-
-    @property
-    def errors(self) -> str:
-        """Whose errors maps mark: the model's own, else those of the most neighbours; "" for none."""
-        return (
-            f"by {self.alias} itself" if self.own is not None else f"by {self._voters[4:]}-NN" if self._voters else ""
-        )
-
-    @property
-    def wrong(self) -> Tensor | None:
-        """Which images those are."""
-        return ~self.own if self.own is not None else ~self.by[self._voters] if self._voters else None
-
-    @property
-    def _voters(self) -> str:
-        return next((name for name in reversed(self.by) if name != PROBE), "")
-
-
-@dataclass(frozen=True)
 class _Classified:
-    """One model's images classified by its own classifier and by every layer; precision: of its last, by neighbours."""
+    """One model's images classified by its own classifier and by every layer.
 
-    correct: _Correct
+    own, correct: which images are classified correctly, (n,) each: by the model itself, None where it has other classes
+    than the data, and by its last layer's "knn-20" or "probe"; precision: of the last layer, by number of neighbours.
+    """
+
+    model: str
+    own: Tensor | None
     accuracy: Estimate | None
+    correct: Mapping[str, Tensor] = field(default_factory=dict)
     depth: Sequence[DepthRow] = ()
     precision: Mapping[str, Estimate] = field(default_factory=dict)
     notes: Sequence[str] = ()
+
+    @property
+    def marks(self) -> tuple[Tensor | None, str]:
+        """Which images are marked as misclassified in maps, and by whom: the model, else the most neighbours."""
+        if self.own is not None:
+            return ~self.own, f"by {self.model} itself"
+        voters = [name for name in self.correct if name != PROBE]
+        return (~self.correct[voters[-1]], f"by {voters[-1].partition('-')[2]}-NN") if voters else (None, "")
 
     def last(self, weighting: Weighting | None) -> dict[str, Estimate]:
         """The accuracies with the last layer, by the number of neighbours ("" of the probe)."""
@@ -245,19 +232,20 @@ class _Classified:
 
 def _classified(model: Model, own: FeatureSets, read: ModelFeatures, options: FeaturesOptions) -> _Classified:
     split, test, seed = own.test, read.test, options.run.seed
-    correct = _own_answers(model, split, test)
-    reached = None if correct is None else accuracy(correct, groups=split.groups, seed=seed)
+    itself = _own_answers(model, split, test)
+    reached = None if itself is None else accuracy(itself, groups=split.groups, seed=seed)
     if own.bank is None or read.bank is None:
-        return _Classified(_Correct(correct, {}, model.alias), reached)
+        return _Classified(model.alias, itself, reached)
     labels, known = require_labels(split).cpu().long(), require_labels(own.bank).cpu().long()
-    rows, by, notes = [], dict[str, Tensor](), [*_rare_classes(labels, known, len(split.classes))]
-    precision = {}
+    rows, correct, precision = [], dict[str, Tensor](), {}
+    notes = [*_rare_classes(labels, known, len(split.classes))]
 
     def row(place: int, name: str, right: Tensor, *, votes: Weighting | None = None, c: float | None = None) -> None:
-        layer, layers = test.layers[place], len(test.layers) - test.embedded
-        depth = (place + 1 - test.embedded) / layers
+        layer, depth = test.layers[place], (place + 1 - test.embedded) / (len(test.layers) - test.embedded)
         found = accuracy(right, groups=split.groups, seed=seed)
         rows.append(DepthRow(model.alias, layer.title, depth, name, found, own.chance, layer.index, votes, c))
+        if votes != "majority":
+            correct[name] = right  # at the end those of the last layer
 
     with progress(f"Classifying by {model.alias}", len(test.layers), unit="layers", quiet=options.run.quiet) as advance:
         for place, (queries, bank) in enumerate(zip(test.values, read.bank.values)):
@@ -266,20 +254,17 @@ def _classified(model: Model, own: FeatureSets, read: ModelFeatures, options: Fe
                 for votes in _VOTES:
                     right = vote(near, known, k=k, classes=len(split.classes), weighting=votes).cpu() == labels
                     row(place, f"knn-{k}", right, votes=votes)
-                    by |= {f"knn-{k}": right} if votes == "dino" else {}
-                share = same_class(near, known, labels, k=k)
-                if place == len(test.layers) - 1:
-                    precision[str(k)] = bootstrap_mean(share.double().numpy(), groups=own.groups, seed=seed)
             if options.probe:
-                probed = probe(
-                    bank, known, queries, labels, train_groups=own.bank.groups, groups=split.groups, seed=seed
-                )
-                by[PROBE] = probed.correct
+                grouped = partial(probe, train_groups=own.bank.groups, groups=split.groups, seed=seed)
+                probed = grouped(bank, known, queries, labels)
                 notes += probed.notes
                 row(place, PROBE, probed.correct, c=probed.c)
             advance(1)
+    for k in options.ks:
+        share = same_class(near, known, labels, k=k).double().numpy()
+        precision[str(k)] = bootstrap_mean(share, groups=own.groups, seed=seed)
     notes = [f"{model.alias}: {note}" for note in dict.fromkeys(notes)]
-    return _Classified(_Correct(correct, by, model.alias), reached, rows, precision, notes)
+    return _Classified(model.alias, itself, reached, correct, rows, precision, notes)
 
 
 def _own_answers(model: Model, split: Split, test: Features) -> Tensor | None:
@@ -305,32 +290,26 @@ def _rare_classes(labels: Tensor, known: Tensor, classes: int) -> Iterator[str]:
             yield f"{rare} of the {len(tested)} classes of the test images have {description}"
 
 
-def _pairs(correct: Mapping[str, _Correct], own: FeatureSets, *, seed: int) -> Iterator[PairRow]:
+def _pairs(classified: Sequence[_Classified], own: FeatureSets, *, seed: int) -> Iterator[PairRow]:
     """Models pairwise on the same images, for every classifier of the last layer, corrected together."""
-    tests = [
-        (one, two, name, correct[one].by[name], correct[two].by[name])
-        for one, two in combinations(correct, 2)
-        for name in correct[one].by
-        if name in correct[two].by
-    ]
-    rows = compared([(one, two, a.numpy(), b.numpy()) for one, two, _, a, b in tests], groups=own.groups, seed=seed)
-    for (one, two, name, *_), row in zip(tests, rows):
+    named = [(one, two, name) for one, two in combinations(classified, 2) for name in one.correct]
+    tests = [(a.model, b.model, a.correct[name].numpy(), b.correct[name].numpy()) for a, b, name in named]
+    for (*_, name), row in zip(named, compared(tests, groups=own.groups, seed=seed)):
         k = int(name.partition("-")[2] or 0)
         differences = (None, row.difference) if k else (row.difference, None)
-        yield PairRow(one, two, name, k, row.p, row.p_holm, row.better, *differences)
+        yield PairRow(row.first, row.second, name, k, row.p, row.p_holm, row.better, *differences)
 
 
-def _heads(correct: Mapping[str, _Correct], own: FeatureSets, *, seed: int) -> Iterator[HeadRow]:
+def _heads(classified: Sequence[_Classified], own: FeatureSets, *, seed: int) -> Iterator[HeadRow]:
     """The classifiers on each model's last layer beside its own classifier, corrected together."""
     tests = [
-        (alias, name, right, each.own)
-        for alias, each in correct.items() if each.own is not None
-        for name, right in each.by.items()
+        (each.model, name, right.numpy(), each.own.numpy())
+        for each in classified if each.own is not None
+        for name, right in each.correct.items()
     ]  # fmt: skip
-    rows = compared([(name, "own", a.numpy(), b.numpy()) for _, name, a, b in tests], groups=own.groups, seed=seed)
-    for (alias, name, *_), row in zip(tests, rows):
+    for row in compared(tests, groups=own.groups, seed=seed):
         assert row.difference is not None  # of rows just made
-        yield HeadRow(alias, name, row.difference, row.p, row.p_holm)
+        yield HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)
 
 
 def _similar(tests: Sequence[Features], *, seed: int) -> Iterator[LayersRow]:

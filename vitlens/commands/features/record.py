@@ -16,8 +16,8 @@ from vitlens.schema import Untrusted
 from vitlens.uncertainty import Estimate
 
 PROBE: Final = "probe"  # name of a classifier; the others are "knn-20" and so on
+Numbers = Mapping[str, Estimate]  # by number of neighbours
 Of = Literal["images", "patches", "embedding", "content"]
-_Points = Annotated[NDArray[np.floating], Form("f", (None, 2))]
 _Labels = Annotated[NDArray[np.integer], Form("iu", (None,))]
 _Names = Annotated[NDArray[Any], Form("U", (None, None)), Untrusted()]
 
@@ -68,30 +68,14 @@ class FeaturesRow:
     kind: Literal["block", "stage"] = col("kind of layer")
     layers: int = col("layers")
     dim: int = col("dimensions of the last layer")
-    knn: Mapping[str, Estimate] = col(
-        "accuracy of nearest neighbours", better="higher", metric="knn_accuracy/{model}/{key}"
-    )
-    majority: Mapping[str, Estimate] = col(
-        "with one vote each", better="higher", metric="knn_majority_accuracy/{model}/{key}"
-    )
-    precision: Mapping[str, Estimate] = col(
-        "neighbours of the image's class", better="higher", metric="retrieval_precision/{model}/{key}"
-    )
+    knn: Numbers = col("k-NN", better="higher", metric="knn_accuracy/{model}/{key}")
+    majority: Numbers = col("with one vote each", better="higher", metric="knn_majority_accuracy/{model}/{key}")
+    precision: Numbers = col("of the class", better="higher", metric="retrieval_precision/{model}/{key}")
     norm: str | None = col("final norm applied", default=None)
     embedding: Literal["embedding", "stem"] | None = col("read before the first layer", default=None)
-    accuracy: Estimate | None = col(
-        "accuracy of the own classifier", better="higher", metric="accuracy/{model}", default=None
-    )
-    probe: Estimate | None = col(
-        "accuracy of a linear probe",
-        term="a linear classifier trained on the last layer's features of training images",
-        better="higher",
-        metric="probe_accuracy/{model}",
-        default=None,
-    )
-    zero_shot: Estimate | None = col(
-        "zero-shot accuracy", better="higher", metric="zero_shot_accuracy/{model}", default=None
-    )
+    accuracy: Estimate | None = col("own classifier", better="higher", metric="accuracy/{model}", default=None)
+    probe: Estimate | None = col("linear probe", better="higher", metric="probe_accuracy/{model}", default=None)
+    zero_shot: Estimate | None = col("zero-shot", better="higher", metric="zero_shot_accuracy/{model}", default=None)
     no_zero_shot: str = col("without zero-shot accuracy", default="")
     errors: str = col("errors marked", default="")
     among: Literal["training images", "test images", "images shown", ""] = col("searched", default="")
@@ -158,24 +142,6 @@ class PairRow:
     def gain(self, of: str) -> Estimate:
         """The difference as one of the two models minus the other."""
         return signed(self.difference, of == self.first)
-
-    def has(self, model: str) -> bool:
-        """Whether it is one of the two models."""
-        return model in (self.first, self.second)
-
-    def other(self, model: str) -> str:
-        """The other of the two models."""
-        return self.second if model == self.first else self.first
-
-    @property
-    def name(self) -> str:
-        """The classifier in words."""
-        return classifier_name(self.classifier)
-
-    @property
-    def models(self) -> str:
-        """ "a minus b"."""
-        return f"{self.first} minus {self.second}"
 
 
 @dataclass(frozen=True)

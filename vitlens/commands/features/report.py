@@ -240,14 +240,14 @@ REPORT: Final = Report(
     glance=(
         Glance("features", "objective"),
         Glance("features", "parameters"),
-        Glance("features", "accuracy", question="classifier"),
-        Glance("features", "probe", difference=partial(_gap, classifier=PROBE)),
+        Glance("features", "accuracy", title="accuracy of the own classifier", question="classifier"),
+        Glance("features", "probe", title="accuracy of a linear probe", difference=partial(_gap, classifier=PROBE)),
         Glance(
             _last_layers, "knn", key="most", title="accuracy of k-NN (largest k)",
             difference=lambda record: _gap(record, most_neighbours(record)),
         ),
         Glance(_last_layers, "precision", key="most", title="neighbours of the image's class (largest k)"),
-        Glance("features", "zero_shot"),
+        Glance("features", "zero_shot", title="zero-shot accuracy"),
     ),
     sections=(
         Section(
@@ -264,12 +264,6 @@ REPORT: Final = Report(
             "Whose last layer is classified better?", "pairs", about=("features",),
             columns=("first", "second", "classifier", "probe", "knn", "p_holm"),
             order=lambda row: (row.better == UNDECIDED, row.p_holm),
-            charts=(Chart(
-                "pairs", intervals("models", "difference", of="name", reference=0),
-                "Difference of accuracy on the same images, by classifier, with intervals. Beyond the dashed line one "
-                "model is better.",
-                title="Accuracy with the last layers of two models",
-            ),),
         ),
         Section(
             "Which layers are alike?", _layers, opening=_alike, about=("last layers",),
