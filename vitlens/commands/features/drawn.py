@@ -166,7 +166,9 @@ def map_model(
         clouds["patches"] = last.tokens
         arrays["labels_patches"] = None if labels is None else labels.numpy()
     if embedding is not None and embedding.stage.kind == "embedding":
-        clouds |= {"embedding": embedding.tokens, "content": embedding.content}
+        clouds["embedding"] = embedding.tokens
+        if len(embedding.images.unique()) > 1:  # the content of a single image is zero
+            clouds["content"] = embedding.content
         arrays |= {"grid": np.array(embedding.grid), "places": embedding.places.numpy()}
         if not options.show:  # else only the images named there are drawn
             cut = sample(len(embedding.tokens), _THUMBNAILS, labels=None, seed=seed)

@@ -118,9 +118,8 @@ def _trusted(record: FeaturesRecord) -> str:
     rows = [row.trustworthiness for row in record.maps if row.of in ("images", "patches")]
     low, high = (choose(rows, key=lambda each: each.value) for choose in (min, max))
     return say(
-        "Trustworthiness of these maps lies between {{ low|value }} and {{ high|value }}.{% if not groups %} Classes "
-        "of "
-        "at most {{ n }} images form no groups: images are mapped only with `--tsne`.{% endif %}",
+        "Trustworthiness of these maps is {{ low|value }}{% if low != high %} to {{ high|value }}{% endif %}.{% if not "
+        "groups %} Classes of at most {{ n }} images form no groups: images are mapped only with `--tsne`.{% endif %}",
         low=low, high=high, groups=_groups(record), n=record.sets[0].largest,
     )  # fmt: skip
 
@@ -134,9 +133,9 @@ def _map_title(row: MapRow) -> str:
 def _patch_maps(record: FeaturesRecord) -> Iterator[PatchMap]:
     for model, rows in by([row for row in record.maps if row.of in ("embedding", "content")], "model").items():
         method = "tsne" if any(row.method == "tsne" for row in rows) else "pca"
-        whole, content = (row for row in rows if row.method == method)
-        arrays = record.spaces[model]
-        if arrays.places is not None and arrays.grid is not None:
+        shown, arrays = [row for row in rows if row.method == method], record.spaces[model]
+        if len(shown) == 2 and arrays.places is not None and arrays.grid is not None:
+            whole, content = shown
             yield PatchMap(
                 model, arrays.points[f"{method}_embedding"], arrays.points[f"{method}_content"],
                 (_map_title(whole).split("\n")[0], _map_title(content).split("\n")[0]), arrays.places,
@@ -147,7 +146,7 @@ def _patch_maps(record: FeaturesRecord) -> Iterator[PatchMap]:
 
 @dataclass(frozen=True)
 class Shown(Picture):
-    """A picture of a figure by its name: of one model, and where there are many, of one sheet."""
+    """A picture of the figure of one model."""
 
     of: str = ""
 
@@ -285,7 +284,7 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "Do images of one class lie together?",
+            "Which images and patches lie together?",
             lambda record: [row for row in record.maps if row.of in ("images", "patches")],
             columns=("model", "of", "method", "trustworthiness", "explained"),
             opening=_trusted,
