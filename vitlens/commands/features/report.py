@@ -55,7 +55,7 @@ def _curves(record: FeaturesRecord) -> list[DepthRow]:
 
 
 def _layers(record: FeaturesRecord) -> list[LayersRow]:
-    return [row for row in (*record.between, *record.within) if row.cka is not None]
+    return [row for row in (*record.between, *record.within) if row.cka is not None and row.rank is not None]
 
 
 def _alike(record: FeaturesRecord) -> str:
