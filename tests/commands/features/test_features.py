@@ -81,7 +81,7 @@ def test_numbers_are_those_of_the_functions(pair, tiny_vit):
     assert 0 <= pair.metric("trustworthiness/a/tsne/images").value <= 1
 
 
-def test_two_models_are_paired_on_the_same_images(pair):
+def test_two_models_are_paired_on_the_same_images(pair, tiny_vit, tiny_cnn):
     gap = pair.metric("knn_difference/a/b/3")
     first, second = (pair.metric(f"knn_accuracy/{alias}/3").value for alias in "ab")
     assert gap.value == pytest.approx(100 * (first - second))
@@ -90,11 +90,14 @@ def test_two_models_are_paired_on_the_same_images(pair):
     assert [row.difference for row in pair.pairs][1:] == [gap, pair.metric("probe_difference/a/b")]
     own = pair.metric("head_difference/a/probe").value
     assert own == pytest.approx(100 * (pair.metric("probe_accuracy/a").value - pair.metric("accuracy/a").value))
-    cka = {(row.layer, row.other): row.cka for row in pair.between}
-    assert len(cka) == (1 + 2) * (1 + 3)  # with embedding and stem
-    assert pair.metric("cka/a/b/embedding/0") == cka["embedding", "0"]
-    last = pair.metric("cka/a/b/1/2")
-    assert last.low <= last.value <= last.high
+    vit, cnn = (read(load(str(model)), pixels("test", 24)[0], embedding=True) for model in (tiny_vit, tiny_cnn))
+    expected, ranks = similarity(vit, cnn), distance_correlation(vit, cnn).values
+    for row, layer in enumerate(("embedding", 0, 1)):
+        for column, other in enumerate(("embedding", 0, 1, 2)):
+            cka = pair.metric(f"cka/a/b/{layer}/{other}")
+            assert cka.value == pytest.approx(float(expected.values[row, column]))
+            assert cka.low == pytest.approx(float(expected.low[row, column]))
+            assert pair.between[4 * row + column].rank == pytest.approx(float(ranks[row, column]))
 
 
 def test_probe_and_query(pair, pictures):
