@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from jinja2 import nodes
+from vitlens.commands.report.comparison.changes import changes_between
 
 from vitlens.charts import Picture, bars, board, histogram, images, intervals, lines, matrix, scatter
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.report.comparison.changes import changes_between
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.run.publish import report as make_again

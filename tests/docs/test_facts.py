@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from vitlens.commands.study.report.whole.learned import STATEMENTS
 
 from docs.make.literature import citations, works
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
@@ -12,7 +13,6 @@ from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.study.report.whole.learned import STATEMENTS
 from vitlens.report import verdicts
 from vitlens.report.numbers import number
 from vitlens.uncertainty import Estimate

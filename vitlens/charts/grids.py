@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
-from vitlens.charts.values import Draw, Values, label, numbers, unit_of, value
+from vitlens.charts.values import Draw, Values, label, numbers, series_of, unit_of, value
 from vitlens.figures.board import BAR_ROOM, Margins
 from vitlens.figures.board import board as panels
 from vitlens.figures.gaps import no_value_patch
@@ -85,43 +87,78 @@ def _scale(cells: Values, limits: tuple[float, float] | None) -> Scale:
 
 
 def matrix(
-    down: str, across: str, cell: str, *, signed: bool = False, below: Callable[[Any], str] | None = None
+    down: str,
+    across: str,
+    cell: str,
+    *,
+    signed: bool = False,
+    below: Callable[[Any], str] | None = None,
+    panel: str = "",
 ) -> Draw:
-    """A cell for each pair of the values of two columns, with its number where there is room; below: a second line."""
+    """A cell for each pair of the values of two columns, with its number where there is room; below: a second line;
+    panel: a column, with a matrix for each of its values, at most three in a row, all on one scale."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        names = [list(dict.fromkeys(str(value(row, name)) for row in rows)) for name in (down, across)]
-        found, cells = numbers(rows, cell)[0], np.full((len(names[0]), len(names[1])), np.nan)
-        words: dict[tuple[int, int], str] = {}
-        digits = 1 if unit_of(rows, cell) == "fraction" else None
-        for row, each in zip(rows, found):
-            at = names[0].index(str(value(row, down))), names[1].index(str(value(row, across)))
-            cells[at] = each
-            words[at] = (
-                "" if np.isnan(each) else "\n".join(filter(None, (number(each, digits), below(row) if below else "")))
-            )
-        wide = min(WIDE - 1.6, 0.72 * len(names[1]))
-        figure = sheet(wide + 1.6, 0.9 + min(6.0, wide * len(names[0]) / len(names[1]) * 0.62 + 0.3))
-        axes = figure.subplots()
-        scale = symmetric_scale([cells]) if signed else _scale(cells, None)
-        colours = SIGNED if signed else COUNTS
-        shown = axes.imshow(cells, cmap=colours, norm=scale.norm, aspect="auto")
-        if len(names[1]) <= 14 and len(names[0]) <= 20:
-            for at, text in words.items():
-                light = float(scale.norm(cells[at])) if text else 0.0
-                ink = "white" if (abs(light - 0.5) > 0.4 if signed else light > 0.6) else "black"
-                axes.text(at[1], at[0], text, ha="center", va="center", fontsize=SMALL, color=ink)
-        for axis, known, room in ((axes.xaxis, names[1], 24), (axes.yaxis, names[0], 36)):
-            places = range(0, len(known), -(-len(known) // room))
-            axis.set_ticks(places, labels=[shortened(known[place], 24) for place in places])
-        if sum(map(len, names[1])) > 60:
-            for each in axes.get_xticklabels():
-                each.set(rotation=45, ha="right", rotation_mode="anchor")
-        axes.set(xlabel=label(rows, across), ylabel=label(rows, down))
-        axes.spines[:].set_visible(False)
-        figure.colorbar(shown, ax=axes, label=label(rows, cell), shrink=0.8)
+        parts = series_of(rows, panel)
+        shapes = [[len({str(value(row, name)) for row in own}) for name in (down, across)] for own in parts.values()]
+        tallest, widest = (max(sides) for sides in zip(*shapes))
+        columns = min(len(parts), 3)
+        lines = -(-len(parts) // columns)
+        wide = min((WIDE - 1.6) / columns, 0.72 * widest)
+        tall = min(6.0, wide * tallest / widest * (0.62 if columns == 1 else 1.0) + 0.3)
+        figure = sheet(min(WIDE, wide * columns + 1.6), 0.2 + lines * (tall + (0.7 if columns == 1 else 0.9)))
+        grid = list(figure.subplots(lines, columns, squeeze=False).flat)
+        every = numbers(rows, cell)[0]
+        scale = symmetric_scale([every]) if signed else _scale(every, None)
+        for axes, (name, own) in zip(grid, parts.items()):
+            found = numbers(own, cell)[0]
+            words = ["" if np.isnan(each) else _cell_words(row, each, cell, below) for row, each in zip(own, found)]
+            shown = _fill(axes, own, (down, across), found, words if columns == 1 else [], scale, signed=signed)
+            ticks = axes.get_xticklabels()
+            longest = max(len(tick.get_text()) for tick in ticks)
+            if 0.075 * longest > wide / len(ticks):
+                axes.tick_params(axis="x", labelrotation=90 if longest < 12 else 45)
+            axes.set_title(textwrap.fill(name, 60 if columns == 1 else int(wide / 0.075)))
+        for axes in grid[len(parts) :]:
+            axes.set_visible(False)
+        figure.colorbar(shown, ax=grid, label=label(rows, cell), shrink=0.8)
         heading(figure, title)
         return figure
 
     return draw
+
+
+def _cell_words(row: Any, found: float, cell: str, below: Callable[[Any], str] | None) -> str:
+    digits = 1 if unit_of([row], cell) == "fraction" else None
+    return "\n".join(filter(None, (number(found, digits), below(row) if below else "")))
+
+
+def _fill(
+    axes: Axes,
+    rows: Sequence[Any],
+    sides: tuple[str, str],
+    found: Values,
+    words: Sequence[str],
+    scale: Scale,
+    *,
+    signed: bool,
+) -> AxesImage:
+    """One matrix; words: of its cells, in the order of the rows."""
+    names = [list(dict.fromkeys(str(value(row, name)) for row in rows)) for name in sides]
+    places = [tuple(known.index(str(value(row, side))) for known, side in zip(names, sides)) for row in rows]
+    cells = np.full((len(names[0]), len(names[1])), np.nan)
+    for at, each in zip(places, found):
+        cells[at] = each
+    shown = axes.imshow(cells, cmap=SIGNED if signed else COUNTS, norm=scale.norm, aspect="auto")
+    if len(names[1]) <= 14 and len(names[0]) <= 20:
+        for at, text in zip(places, words):
+            light = float(scale.norm(cells[at])) if text else 0.0
+            ink = "white" if (abs(light - 0.5) > 0.4 if signed else light > 0.6) else "black"
+            axes.text(at[1], at[0], text, ha="center", va="center", fontsize=SMALL, color=ink)
+    for axis, known, room in ((axes.xaxis, names[1], 24), (axes.yaxis, names[0], 36)):
+        ticks = range(0, len(known), -(-len(known) // room))
+        axis.set_ticks(ticks, labels=[shortened(known[tick], 24) for tick in ticks])
+    axes.set(xlabel=label(rows, sides[1]), ylabel=label(rows, sides[0]))
+    axes.spines[:].set_visible(False)
+    return shown

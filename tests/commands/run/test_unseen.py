@@ -13,7 +13,7 @@ from PIL import Image
 import vitlens
 from tests.training_runs import train
 from vitlens.cli.main import run
-from vitlens.commands.features.measure.images import load_sets
+from vitlens.commands.features.images import load_sets
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.run.load import load_split, load_splits
 from vitlens.commands.run.options import RunOptions

@@ -11,7 +11,6 @@ from vitlens.commands.shared.calibration import ENOUGH, FEW, RELIABILITY, calibr
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
-from vitlens.record import by
 from vitlens.report.claims import Claim, found
 from vitlens.report.findings import FOUND, SMALLEST, clear
 from vitlens.report.prose import listed, say

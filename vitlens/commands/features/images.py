@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.commands.features.options import FeaturesOptions
@@ -18,7 +20,6 @@ from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 from vitlens.names import Part
-from vitlens.preprocessing import Preprocessing
 
 SHOWN = 6  # images in a figure
 _LETTERS = 11  # of a file's name below its image
@@ -41,6 +42,28 @@ class FeatureSets:
     query: Split | None = None
     shown: Split | None = None
 
+    @property
+    def groups(self) -> NDArray[Any] | None:
+        """The source of each test image, for intervals."""
+        return None if self.test.groups is None else self.test.groups.cpu().numpy()
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of always predicting the most frequent class; 0 without labels."""
+        labels = self.test.labels
+        return 0.0 if labels is None else float(torch.bincount(labels.cpu().long()).max()) / len(labels)
+
+    @property
+    def drawn(self) -> Split:
+        """The images of which some are drawn."""
+        return self.test if self.shown is None else self.shown
+
+    def chosen(self, seed: int) -> Tensor:
+        """The numbers of those that are drawn: the first of --show, else a seeded sample."""
+        if self.shown is not None:
+            return torch.arange(min(SHOWN, len(self.shown)))
+        return sample(len(self.test), SHOWN, labels=self.test.labels, seed=seed)
+
 
 def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[FeatureSets]:
     """The same images for every model, loaded once for models with the same preprocessing. Raises InputError or
@@ -55,7 +78,7 @@ def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[Feature
     sets = []
     for model, test, bank in zip(models, tests, banks):
         relabelled = test if bank is None else _relabelled(test, bank)
-        query = _files(model, options.query)
+        query = load_images(list(options.query), preprocessing=model.preprocessing) if options.query else None
         sets.append(FeatureSets(relabelled, bank, reason, query, _shown(model, relabelled, options)))
     return sets
 
@@ -90,7 +113,7 @@ def _part(model: Model, data: str, part: Part, known: KnownTrainingImages, optio
 
 
 def _preprocessing_key(model: Model) -> object:
-    wanted: Preprocessing = model.preprocessing
+    wanted = model.preprocessing
     return wanted.size, wanted.resize, wanted.interpolation
 
 
@@ -124,10 +147,6 @@ def _relabelled(test: Split, bank: Split) -> Split:
     return replace(test, labels=places[test.labels.long()], classes=bank.classes)
 
 
-def _files(model: Model, paths: Sequence[str]) -> Split | None:
-    return load_images(list(paths), preprocessing=model.preprocessing) if paths else None
-
-
 def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
     """The images of --show: files or folders where all are paths, else images of the data by name."""
     if not options.show:
@@ -135,7 +154,7 @@ def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
     if options.thumbnails:
         raise InputError("expected --show or --thumbnails, found both: thumbnails draw the data's own images")
     if all(Path(name).exists() for name in options.show):
-        return _files(model, options.show)
+        return load_images(list(options.show), preprocessing=model.preprocessing)
     return test.starting_with(options.show).pick(torch.arange(len(set(options.show))))
 
 
@@ -167,13 +186,9 @@ def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
 
 
 def names_of(split: Split, indices: Tensor) -> list[str]:
-    """The labels of images in figures: their class, else their file name, else their number from 1."""
+    """The labels of images in figures: their class, else the end of their file name, else their number."""
     chosen = [int(index) for index in indices]
     if split.labels is not None and split.classes:
         return [split.classes[int(split.labels[index])] for index in chosen]
-    return [_ending(PurePath(split.files[index]).name) if split.files else f"image {index + 1}" for index in chosen]
-
-
-def _ending(name: str) -> str:
-    """The end of a long name, where numbered files differ."""
-    return name if len(name) <= _LETTERS else f"…{PurePath(name).stem[-_LETTERS + 1 :]}"
+    names = [PurePath(split.files[index]).name if split.files else f"image {index}" for index in chosen]
+    return [name if len(name) <= _LETTERS else f"…{PurePath(name).stem[-_LETTERS + 1 :]}" for name in names]

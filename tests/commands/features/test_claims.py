@@ -1,0 +1,225 @@
+"""Planted facts: a classifier that reads less than there is, models and pretrainings that differ, and what compares
+nothing. A claim must appear, or must not."""
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitlens.cli.main import run
+from vitlens.commands.features.record import (
+    PROBE,
+    BetweenRow,
+    DepthRow,
+    FeaturesRecord,
+    FeaturesRow,
+    HeadRow,
+    MapRow,
+    PairRow,
+    PatchesRow,
+    SetsRow,
+)
+from vitlens.commands.features.report import REPORT
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.shared.comparison import compared
+from vitlens.recorded import Config, Data, ModelEntry
+from vitlens.report.claims import Claim, contradictions
+from vitlens.uncertainty import Estimate, wilson
+
+N = 600
+OBJECTIVES = {"a": "language-image", "b": "self-supervised", "c": "supervised", "d": "supervised"}
+Correct = dict[str, torch.Tensor]
+
+
+def right(share: float, seed: int) -> torch.Tensor:
+    return torch.rand(N, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def row(alias: str, correct: Correct, objective: str = "supervised") -> FeaturesRow:
+    reached = {name: wilson(int(each.sum()), N) for name, each in correct.items()}
+    knn = {name.partition("-")[2]: each for name, each in reached.items() if name.startswith("knn")}
+    return FeaturesRow(
+        alias, objective, "X", "", "", "its name", 5_000_000, "cls", "block", 2, 8, knn, knn, knn,
+        accuracy=reached.get("own"), probe=reached.get(PROBE),
+    )  # fmt: skip
+
+
+def record_of(models: dict[str, Correct], objectives: dict[str, str] | None = None, **tables: object) -> FeaturesRecord:
+    """A record with the tests that the command makes of which images are classified correctly: by "own", "knn-20" and
+    "probe"."""
+    rows = [row(alias, correct, (objectives or {}).get(alias, "supervised")) for alias, correct in models.items()]
+    named = [(a, b, name) for a, b in combinations(models, 2) for name in ("knn-20", PROBE) if name in models[a]]
+    tests = compared([(a, b, models[a][name].numpy(), models[b][name].numpy()) for a, b, name in named])
+    pairs = []
+    for (a, b, name), test in zip(named, tests):
+        k = 20 if name == "knn-20" else 0
+        both = (None, test.difference) if k else (test.difference, None)
+        pairs.append(PairRow(a, b, name, k, test.p, test.p_holm, test.better, *both))
+    own = [(a, name) for a, each in models.items() for name in ("knn-20", PROBE) if "own" in each and name in each]
+    beside = compared([(a, "own", models[a][name].numpy(), models[a]["own"].numpy()) for a, name in own])
+    heads = [HeadRow(a, name, test.difference, test.p, test.p_holm) for (a, name), test in zip(own, beside)]
+    depth = [
+        DepthRow(alias, "block 1", 1.0, name, wilson(int(each.sum()), N), 0.2, 1, "dino" if name != PROBE else None)
+        for alias, correct in models.items() for name, each in correct.items() if name != "own"
+    ]  # fmt: skip
+    config = Config(
+        models=tuple(ModelEntry(alias) for alias in models),
+        data=Data(title="made", images=N),
+        options={"ks": [20], "tsne": None, "query": []},
+    )
+    known = {"sets": (SetsRow(N, 0.2, False, 1000),), "depth": tuple(depth), "features": tuple(rows)}
+    return FeaturesRecord(config=config, pairs=tuple(pairs), head=tuple(heads), **known | tables)
+
+
+def claims(record: FeaturesRecord) -> dict[str, Claim]:
+    document = REPORT(record)
+    assert not list(contradictions(document.claims))
+    return {claim.question: claim for claim in document.claims if claim.is_shown}
+
+
+def test_features_that_hold_more_than_the_classifier_reads():
+    own = right(0.6, 0)
+    record = record_of({"m": {"own": own, "knn-20": own, PROBE: own | right(0.5, 1)}})
+    claim = claims(record)["classifier"]
+    (gap,) = [each.difference for each in record.head if each.classifier == PROBE]
+    assert 15 < gap.value < 25
+    assert (claim.state, claim.effect.value) == ("fail", -gap.value)
+    assert REPORT(record).title == "The last layer of m holds more than its classifier reads"
+
+
+def test_a_classifier_that_reads_as_well_passes():
+    own = right(0.8, 0)
+    record = record_of({"m": {"own": own, "knn-20": own, PROBE: own}})
+    assert claims(record)["classifier"].state == "pass"
+    assert "more than" not in REPORT(record).title
+
+
+@pytest.mark.parametrize(
+    ("shares", "title"),
+    [
+        ({"a": (0.9, 0.9), "b": (0.7, 0.7), "c": (0.6, 0.6)}, "a (language-image) is ahead of"),
+        ({"a": (0.8, 0.8), "b": (0.8, 0.8), "c": (0.6, 0.6)}, "no significant lead"),
+        ({"a": (0.9, 0.5), "b": (0.6, 0.9), "c": (0.5, 0.4)}, "disagree"),
+        (
+            {"c": (0.9, 0.9), "d": (0.9, 0.9), "b": (0.6, 0.6)},
+            "(supervised) is ahead of",
+        ),
+    ],
+)
+def test_who_is_ahead_follows_from_the_paired_tests(shares, title):
+    """shares: the accuracy by probe and by neighbours of each model."""
+    models = {
+        alias: {PROBE: right(probe, 2 * at), "knn-20": right(knn, 2 * at + 1)}
+        for at, (alias, (probe, knn)) in enumerate(shares.items())
+    }
+    record = record_of(models, OBJECTIVES)
+    assert title in REPORT(record).title
+    if title.startswith("a ("):
+        claim, (closest,) = claims(record)["features"], [
+            each for each in record.pairs if (each.first, each.second, each.classifier) == ("a", "b", PROBE)
+        ]  # fmt: skip
+        assert claim.effect == closest.difference
+        assert "language-image (X)" in claim.says
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [("supervised", "compare models"), ("not known", "--objective"), ("random weights", "nothing about pretraining")],
+)
+def test_what_compares_no_pretrainings_is_said(objective, words):
+    models = {alias: {PROBE: right(0.9 - 0.4 * at, at)} for at, alias in enumerate("ab")}
+    document = REPORT(record_of(models, {"b": objective}))
+    assert words in " ".join(line.text for line in document.first.unknown)
+
+
+def overlap(alias: str, layer: str, value: float) -> PatchesRow:
+    estimate = Estimate(value, value - 0.02, value + 0.02, 2000)
+    return PatchesRow(alias, layer, "block 5" if layer == "5" else layer, "object", estimate, 0.2, 100, 10, (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((0.9, 0.9, 0.9, 0.6), "no better than those before"),
+        ((0.3, 0.7, 0.3, 0.6), "find the object best"),
+        ((0.3, 0.7, 0.3, 0.69), "no pretraining is ahead"),
+    ],
+)
+def test_objects_that_the_embedding_finds_as_well_compare_nothing(values, words):
+    """Where colour alone separates object and background, a random model is as good."""
+    layers = [("a", "embedding"), ("a", "5"), ("b", "embedding"), ("b", "5")]
+    rows = tuple(overlap(*layer, value) for layer, value in zip(layers, values))
+    record = record_of({alias: {PROBE: right(0.7, 0)} for alias in "ab"}, OBJECTIVES, patches=rows)
+    (claim,) = [each for each in REPORT(record).claims if each.question == "object by patches"]
+    assert words in claim.says
+    assert (claim.effect is not None) == ("best" in words)
+
+
+@pytest.mark.parametrize(("counts", "found"), [((200, 540, 400), True), ((200, 420, 400), False)])
+def test_an_earlier_layer_that_is_read_better(counts, found):
+    rows = tuple(
+        DepthRow("m", f"block {at}", (at + 1) / 3, PROBE, wilson(count, N), 0.2, at) for at, count in enumerate(counts)
+    )
+    assert ("best layer" in claims(record_of({"m": {}}, depth=rows))) == found
+
+
+def test_last_layers_that_are_less_alike():
+    def layers(last: float) -> tuple[BetweenRow, ...]:
+        return tuple(
+            BetweenRow("a", "b", str(at), "0", Estimate(value, value - 0.05, value + 0.05, 500, ""), 0.5)
+            for at, value in enumerate((0.8, last))
+        )
+
+    models: dict[str, Correct] = {"a": {}, "b": {}}
+    assert claims(record_of(models, between=layers(0.2)))["last layers"].effect.value == 0.2
+    assert "last layers" not in claims(record_of(models, between=layers(0.8)))
+
+
+def test_maps_and_searches_that_can_show_nothing_are_not_drawn():
+    """Images of one each of their classes, and a search among eight."""
+    maps = (MapRow("m", "images", "pca", N, 8, Estimate(0.6, n=N, unit=""), 10, None, 0.1),)
+    whole = record_of({"m": {}}, maps=maps, sets=(SetsRow(N, 1 / N, False, None, "there is no training part"),))
+    record = replace(whole, features=(replace(whole.features[0], among="test images", searched=8),))
+    document = REPORT(record)
+    assert not document.figures
+    said = " ".join(line.text for line in document.first.unknown)
+    assert {"there is no training part", "8 images", "1 image."} <= {
+        part for part in ("there is no training part", "8 images", "1 image.") if part in said
+    }
+
+
+@pytest.mark.slow
+def test_over_twenty_seeds_the_planted_classifier_is_found_and_no_other():
+    for seed in range(20):
+        own = right(0.6, seed)
+        better = record_of({"m": {"own": own, PROBE: own | right(0.3, 100 + seed)}})
+        same = record_of({"m": {"own": own, PROBE: right(0.6, 200 + seed)}})
+        assert "more than its classifier" in REPORT(better).title
+        assert "more than its classifier" not in REPORT(same).title
+
+
+DAMAGED = """
+import torch, vitlens
+
+
+def model():
+    made = vitlens.load("vit-digits")
+    with torch.no_grad():
+        for digit in (1, 4, 7):
+            made.module.head.weight[digit] = 0
+            made.module.head.bias[digit] = -100
+    return made
+"""
+
+
+@pytest.mark.slow
+def test_a_damaged_head_of_the_bundled_model_is_found(tmp_path: Path):
+    file = tmp_path / "damaged.py"
+    file.write_text(DAMAGED)
+    words = ["--data", "digits", "--limit", "100", "--no-tsne", "--no-cache", "--k", "5", "--quiet"]
+    assert run(["features", "--model-file", f"{file}:model", *words, "--out", str(tmp_path / "run")]) == 0
+    claim = claims(read_folder(tmp_path / "run"))["classifier"]
+    assert claim.state == "fail"
+    assert -40 < claim.effect.value < -20

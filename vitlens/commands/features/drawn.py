@@ -1,0 +1,290 @@
+"""What is mapped and drawn: samples of patches, maps in two dimensions, nearest images, colours, matches."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlens.analysis.features.correspondence import correspond
+from vitlens.analysis.features.embedding import embed
+from vitlens.analysis.features.features import EMBEDDING, Features, LayerChoice, patch_tokens, patch_tokens_at
+from vitlens.analysis.features.neighbours import nearest
+from vitlens.analysis.features.patch_colours import patch_components
+from vitlens.analysis.features.patch_neighbours import NEIGHBOURS, near, object_overlap, patch_neighbours, shared
+from vitlens.commands.features.images import FeatureSets, names_of, pixels, sample
+from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.features.record import MapArrays, MapRow, MatchRow, Of, PatchesRow, ShownArrays
+from vitlens.commands.run.progress.bar import progress
+from vitlens.data.split import Split
+from vitlens.errors import DataError
+from vitlens.lens.stages import FeatureStage, embedding_stage, stages
+from vitlens.models.model import Model
+from vitlens.names import PROJECTIONS
+from vitlens.uncertainty import Estimate
+
+PATCHES: Final = 2000  # of a sample, at most
+POINTS: Final = 1000  # images in a map, at most
+RETRIEVED: Final = 7  # shown for each query
+_IMAGES: Final = 100  # whose patches are drawn
+_FEWEST: Final = 4  # patches of an image (a single one is the whole image), and points of a map
+_THUMBNAILS: Final = 150  # in a map, so few that they hardly overlap
+_THUMBNAIL_SIDE: Final = 32  # pixels
+_CUT_SIDE: Final = 16  # pixels of a patch
+_PAIRS: Final = 2  # pairs of images whose patches are matched
+_SIDE: Final = 128  # pixels, at most, of a retrieved image
+
+
+@dataclass(frozen=True)
+class ModelFeatures:
+    """The features of one model's images; None for images that there are none of."""
+
+    test: Features
+    bank: Features | None
+    query: Features | None
+    shown: Features | None
+
+
+@dataclass(frozen=True)
+class PatchSample:
+    """Patches of one layer, drawn from many images.
+
+    tokens: (n, dim); content: the same minus the mean of all images' tokens at the same place, so that positions drop
+    out; images: (n,) indices into the split; places: (n, 2) rows and columns; classes: (n,) of their images, on_object:
+    (n,) 1 on the object, or None where they are not known.
+    """
+
+    stage: FeatureStage
+    grid: tuple[int, int]
+    tokens: Tensor
+    content: Tensor
+    images: Tensor
+    places: Tensor
+    classes: Tensor | None
+    on_object: Tensor | None
+
+
+def draw_patches(model: Model, own: FeatureSets, options: FeaturesOptions) -> dict[LayerChoice, PatchSample]:
+    """The patches of the embedding, where the model has one, and of the last layer (-1), from one pass; layers whose
+    tokens cannot be placed in the image are left out."""
+    split, seed, size = own.test, options.run.seed, options.run.batch_size or 32
+    known: dict[LayerChoice, FeatureStage | None] = {EMBEDDING: embedding_stage(model), -1: stages(model)[-1]}
+    placed = {layer: stage for layer, stage in known.items() if stage is not None and _cells(stage) >= _FEWEST}
+    if not placed:
+        return {}
+    images = sample(len(split), _IMAGES, labels=split.labels, seed=seed)
+    part = split.pick(images)
+    chosen = {
+        layer: sample(len(part) * _cells(stage), PATCHES, labels=None, seed=seed) for layer, stage in placed.items()
+    }
+    tokens: dict[LayerChoice, list[Tensor]] = {layer: [] for layer in placed}
+    totals: dict[LayerChoice, list[Tensor]] = {layer: [] for layer in placed}
+    with progress(f"Patches of {model.alias}", len(part), quiet=options.run.quiet) as advance:
+        for number, batch in enumerate(part.batches(size, device=model.device)):
+            read = patch_tokens_at(model, batch.images, tuple(placed))
+            for (layer, stage), values in zip(placed.items(), read):
+                start = number * size * _cells(stage)
+                inside = (chosen[layer] >= start) & (chosen[layer] < start + len(values) * _cells(stage))
+                tokens[layer].append(values.flatten(0, 2)[chosen[layer][inside] - start])
+                totals[layer].append(values.double().sum(0).flatten(0, 1))
+            advance(len(batch.images))
+    return {
+        layer: _sample(
+            stage, torch.cat(tokens[layer]), torch.stack(totals[layer]).sum(0) / len(part), chosen[layer], images, part
+        )
+        for layer, stage in placed.items()
+    }
+
+
+def _sample(
+    stage: FeatureStage, tokens: Tensor, means: Tensor, chosen: Tensor, images: Tensor, part: Split
+) -> PatchSample:
+    """means: (cells, dim) over images; chosen: numbers of the patches, row by row, image by image of the part; images:
+    its indices into the split."""
+    assert stage.grid is not None
+    of_part, cell = chosen // _cells(stage), chosen % _cells(stage)
+    on_object = None
+    if part.masks is not None:
+        share = torch.nn.functional.adaptive_avg_pool2d(part.masks.float()[:, None], stage.grid)[:, 0]
+        on_object = (share > 0.5).long().flatten().cpu()[chosen]
+    return PatchSample(
+        stage,
+        stage.grid,
+        tokens,
+        content=(tokens.double() - means[cell]).float(),
+        images=images[of_part],
+        places=torch.stack((cell // stage.grid[1], cell % stage.grid[1]), 1),
+        classes=None if part.labels is None else part.labels.cpu().long()[of_part],
+        on_object=on_object,
+    )
+
+
+def _cells(stage: FeatureStage) -> int:
+    """Patches of an image; 0 where they have no place."""
+    return 0 if stage.grid is None else stage.grid[0] * stage.grid[1]
+
+
+def neighbour_rows(alias: str, samples: Mapping[LayerChoice, PatchSample], *, seed: int) -> Iterator[PatchesRow]:
+    """What the nearest patches of other images share; nothing with too few patches in other images."""
+    for layer in samples.values():
+        images = layer.images.unique(return_inverse=True)[1]
+        try:
+            neighbours = patch_neighbours(layer.tokens, images)
+        except DataError:
+            continue
+        centres = (layer.places.double() + 0.5) / torch.tensor(layer.grid)
+        found = {"position": shared(neighbours, near(centres), images, seed=seed)}
+        if layer.classes is not None:
+            found["class"] = shared(neighbours, layer.classes[:, None] == layer.classes, images, seed=seed)
+        overlap = None if layer.on_object is None else object_overlap(neighbours, layer.on_object, images, seed=seed)
+        number = str(EMBEDDING if layer.stage.index is None else layer.stage.index)
+        for share, each in {**found, **({"object": overlap} if overlap else {})}.items():
+            yield PatchesRow(
+                alias, number, layer.stage.title, share,  # type: ignore[arg-type]
+                each.estimate, each.chance, len(images.unique()), NEIGHBOURS, layer.grid,
+            )  # fmt: skip
+
+
+def map_model(
+    alias: str,
+    own: FeatureSets,
+    test: Features,
+    wrong: Tensor | None,
+    samples: Mapping[LayerChoice, PatchSample],
+    options: FeaturesOptions,
+) -> tuple[list[MapRow], MapArrays]:
+    """The maps of one model's last layer and patch embeddings by each method, where there are enough points."""
+    split, seed = own.test, options.run.seed
+    chosen = sample(len(test), POINTS, labels=split.labels, seed=seed)
+    last, embedding = samples.get(-1), samples.get(EMBEDDING)
+    clouds: dict[Of, Tensor] = {"images": test.at(-1)[chosen]}
+    arrays: dict[str, Any] = {}
+    if last is not None and last.stage.kind == "block":
+        labels = last.classes if last.on_object is None else last.on_object
+        clouds["patches"] = last.tokens
+        arrays["labels_patches"] = None if labels is None else labels.numpy()
+    if embedding is not None and embedding.stage.kind == "embedding":
+        clouds["embedding"] = embedding.tokens
+        if len(embedding.images.unique()) > 1:  # the content of a single image is zero
+            clouds["content"] = embedding.content
+        arrays |= {"grid": np.array(embedding.grid), "places": embedding.places.numpy()}
+        if not options.show:  # else only the images named there are drawn
+            cut = sample(len(embedding.tokens), _THUMBNAILS, labels=None, seed=seed)
+            arrays |= {"cut": cut.numpy(), "cut_pixels": _cut(split, embedding, cut).numpy()}
+    if options.thumbnails:
+        thumbnails = sample(len(chosen), _THUMBNAILS, labels=None, seed=seed)
+        pictures = pixels(split, chosen[thumbnails], most=_THUMBNAIL_SIDE)
+        arrays |= {"pictures": thumbnails.numpy(), "pixels": pictures.numpy()}
+    rows, points = [], {}
+    count = len(PROJECTIONS) * len(clouds)
+    with progress(f"Mapping {alias}", count, unit="maps", quiet=options.run.quiet) as advance:
+        for of, values in clouds.items():
+            for method in PROJECTIONS:
+                advance(1)
+                # the neighbourhoods of t-SNE are three perplexities wide (van der Maaten 2014)
+                wide = options.tsne is not False and len(values) > 3 * options.perplexity
+                if len(values) < _FEWEST or (method == "tsne" and not wide):
+                    continue
+                found = embed(values, method=method, perplexity=options.perplexity, seed=seed)
+                points[f"{method}_{of}"] = np.asarray(found.points, dtype=np.float32)
+                trust = Estimate(float(found.trustworthiness), n=len(found.points), unit="")
+                share = None if found.explained is None else float(found.explained.sum())
+                size = values.shape[1]
+                row = MapRow(alias, of, method, len(values), size, trust, found.neighbours, found.perplexity, share)
+                rows.append(row)
+    return rows, MapArrays(
+        np.array(split.classes, dtype=np.str_),
+        points,
+        labels_images=None if split.labels is None else split.labels.cpu()[chosen].numpy(),
+        wrong_images=None if wrong is None else wrong[chosen].numpy(),
+        **arrays,
+    )
+
+
+def _cut(split: Split, patches: PatchSample, chosen: Tensor) -> Tensor:
+    """Pixels (chosen, 3, side, side) of the part of the image below each patch."""
+    (rows, columns), images, cuts = patches.grid, patches.images[chosen], []
+    for image in images.unique():
+        whole = pixels(split, image[None])[0]
+        height, width = whole.shape[1:]
+        for row, column in patches.places[chosen[images == image]].tolist():
+            top, left = row * height // rows, column * width // columns
+            bottom, right = -(-(row + 1) * height // rows), -(-(column + 1) * width // columns)
+            cut = whole[None, :, top:bottom, left:right].float()
+            cuts.append(torch.nn.functional.interpolate(cut, size=(_CUT_SIDE, _CUT_SIDE), mode="nearest")[0])
+    return torch.stack(cuts).byte()  # in the order of chosen, whose images ascend
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is drawn of one model's images. among: where neighbours were searched, searched: how many images; colours:
+    share of the variance in the three colours."""
+
+    arrays: ShownArrays
+    among: Literal["training images", "test images", "images shown", ""] = ""
+    searched: int = 0
+    colours: float | None = None
+    matches: list[MatchRow] = field(default_factory=list)
+
+
+def draw(model: Model, own: FeatureSets, read: ModelFeatures, *, seed: int) -> Drawn:
+    """What is only drawn, of the same few images for all models."""
+    chosen, images = own.chosen(seed), own.drawn
+    arrays: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    features = read.test if read.shown is None else read.shown
+    among, where, bank = images, "test images" if own.shown is None else "images shown", features
+    if own.shown is None and own.bank is not None and read.bank is not None:
+        among, where, bank = own.bank, "training images", read.bank
+    itself = among is images
+    count = min(RETRIEVED, len(bank) - itself)
+    nearest_images = None
+    if count > 0:
+        neighbours = nearest(features.at(-1)[chosen], bank.at(-1), k=count, leave_out=chosen if itself else None)
+        nearest_images = neighbours.indices[:, 0].long()
+        queries, places = images, chosen
+        if own.query is not None and read.query is not None:
+            neighbours = nearest(read.query.at(-1), bank.at(-1), k=min(RETRIEVED, len(bank)))
+            queries, places = own.query, torch.arange(len(own.query))
+        indices, same = neighbours.indices.long(), None
+        if own.query is None and among.labels is not None and queries.labels is not None:
+            same = (among.labels.cpu()[indices] == queries.labels.cpu()[places][:, None]).numpy()
+        more = {"among": where, "searched": len(bank)}
+        arrays = {
+            "queries": pixels(queries, places, most=_SIDE).numpy(),
+            "query_names": np.array(names_of(queries, places)),
+            "near": torch.stack([pixels(among, row, most=_SIDE) for row in indices]).numpy(),
+            "near_names": np.array([names_of(among, row) for row in indices]),
+            "similarity": neighbours.similarity.double().numpy(),
+            "same": same,
+        }
+    if stages(model)[-1].grid is not None:
+        batch = _batch(images, chosen, model)
+        tokens = patch_tokens(model, batch)
+        if tokens.shape[1] * tokens.shape[2] >= _FEWEST and tokens.shape[3] >= 3:
+            components = patch_components(tokens)
+            arrays["colours"] = components.colours().numpy().astype(np.float32)
+            more["colours"] = float(components.explained.sum())
+            if nearest_images is not None:
+                ours, theirs = chosen[:_PAIRS], nearest_images[:_PAIRS]
+                others = patch_tokens(model, _batch(among, theirs, model))
+                pairs = [correspond(mine, other) for mine, other in zip(tokens, others)]
+                arrays |= {
+                    "first": pixels(images, ours).numpy(),
+                    "second": pixels(among, theirs).numpy(),
+                    "sources": {number: pair.sources.numpy() for number, pair in enumerate(pairs)},
+                    "targets": {number: pair.targets.numpy() for number, pair in enumerate(pairs)},
+                    "alike": {number: pair.similarity.double().numpy() for number, pair in enumerate(pairs)},
+                }
+                more["matches"] = [
+                    MatchRow(model.alias, one, two, len(pair.similarity), (tokens.shape[1], tokens.shape[2]))
+                    for one, two, pair in zip(names_of(images, ours), names_of(among, theirs), pairs)
+                ]
+    return Drawn(ShownArrays(pixels(images, chosen).numpy(), np.array(names_of(images, chosen)), **arrays), **more)
+
+
+def _batch(split: Split, indices: Tensor, model: Model) -> Tensor:
+    (batch,) = split.pick(indices).batches(max(1, len(indices)), device=model.device)
+    return batch.images

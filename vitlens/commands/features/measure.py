@@ -1,0 +1,397 @@
+"""The features of models, layer by layer: extracted once, then classified, compared, mapped and drawn."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import combinations, combinations_with_replacement
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.analysis.answers.classes import match_classes
+from vitlens.analysis.answers.evaluate import accuracy, require_labels
+from vitlens.analysis.attention.chain import chain_length
+from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.features.cka import FEWEST
+from vitlens.analysis.features.embedding import require_perplexity
+from vitlens.analysis.features.extraction import extract
+from vitlens.analysis.features.features import EMBEDDING, Features
+from vitlens.analysis.features.knn import same_class, vote
+from vitlens.analysis.features.neighbours import nearest
+from vitlens.analysis.features.probe import held_out, probe
+from vitlens.analysis.features.reader import resolve_pool
+from vitlens.analysis.features.similarity import distance_correlation, similarity
+from vitlens.analysis.features.zero_shot import chosen_templates, prompted, template_scores
+from vitlens.commands.features.drawn import ModelFeatures, draw, draw_patches, map_model, neighbour_rows
+from vitlens.commands.features.images import FeatureSets, load_sets, names_of
+from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.features.record import (
+    PROBE,
+    BetweenRow,
+    DepthRow,
+    FeaturesRecord,
+    FeaturesRow,
+    HeadRow,
+    LayersRow,
+    NoteRow,
+    PairRow,
+    PromptRow,
+    SetsRow,
+    TemplateRow,
+)
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.run import Run
+from vitlens.commands.shared.comparison import compared
+from vitlens.data.split import Split
+from vitlens.errors import InputError, ModelError
+from vitlens.lens.layers import probe_images
+from vitlens.lens.stages import embedding_stage, stages
+from vitlens.models.language_image import PHOTO, by_template, has_text_tower, prompt_names, text_tower
+from vitlens.models.model import Model
+from vitlens.models.pretraining.reading import pretraining_of, told_objectives
+from vitlens.names import TEMPLATE_SETS, Objective, Weighting
+from vitlens.processes import share_of
+from vitlens.uncertainty import Estimate, bootstrap_mean
+
+_VOTES: Final[tuple[Weighting, ...]] = ("dino", "majority")  # by similarity, and one each
+_OF_EACH: Final = ("features", "depth", "maps", "patches", "matches", "templates", "prompts", "notes")
+_TEMPLATES: Final = next(each.default for each in fields(FeaturesOptions) if each.name == "templates")
+
+
+def measure(options: FeaturesOptions) -> Path | None:
+    """Run k-NN, probes, maps, similarity and retrieval for one model or several; returns the report's path.
+
+    Images without labels, or without a training part, are mapped and compared but not classified. Of several processes
+    each reads its share of the images; the first does the rest, the others return None. Raises InputError (or one of
+    its kind) before anything is written.
+    """
+    run = Run("features", options, images=False)
+    options = replace(options, run=run.run)
+    with run.processes.main_process_first():
+        sets = load_sets(run.models, options)
+    run.splits = [own.test for own in sets]
+    _require(run, sets, options)
+    with run.folder("Features of") as folder:
+        read = [_read(model, own, run, options) for model, own in zip(run.models, sets)]
+        return folder.publish(lambda: _record(run.models, sets, read, options))
+
+
+def _require(run: Run[Any], sets: Sequence[FeatureSets], options: FeaturesOptions) -> None:
+    """Refuse what cannot be done before a folder is made."""
+    for model, own in zip(run.models, sets):
+        stages(model)
+        resolve_pool(model, options.pool)
+        for split in (own.test, own.bank):
+            if split is not None:
+                share_of(split, run.processes)
+        if own.bank is not None and max(options.ks) > len(own.bank):
+            raise InputError(
+                f"expected --k of at most the {len(own.bank)} training images, found {max(options.ks)}; give fewer, or "
+                "a greater --bank"
+            )
+    bank = sets[0].bank
+    if bank is not None and options.probe:
+        held_out(require_labels(bank).cpu(), groups=bank.groups, seed=0)  # refuses what cannot be probed
+    if options.tsne:
+        require_perplexity(options.perplexity, len(sets[0].test))
+    told_objectives(options.objective, run.aliases)
+    with_texts = [model for model in run.models if has_text_tower(model)]
+    if (options.prompts or options.templates != _TEMPLATES) and not with_texts:
+        text_tower(run.model)  # says which models have one
+    for model in with_texts:
+        if options.prompts:
+            text_tower(model).tokens(list(options.prompts))
+            chain_length(model, probe_images(model, 1))
+        if options.templates != _TEMPLATES:
+            text_tower(model).tokens([template.replace("{}", "thing") for template in _templates(options)])
+
+
+def _read(model: Model, own: FeatureSets, run: Run[Any], options: FeaturesOptions) -> ModelFeatures | None:
+    """The features of one model's images; None in all processes but the first."""
+    parts = [split for split in (own.test, own.bank, own.query, own.shown) if split is not None]
+    with progress(f"Reading {model.alias}", sum(map(len, parts)), quiet=run.run.quiet) as advance:
+        reading = partial(
+            extract, model, pool=options.pool, norm=options.norm, batch_size=run.run.batch_size,
+            precision=run.run.precision, advance=advance,
+        )  # fmt: skip
+        whole = partial(
+            reading, embedding=embedding_stage(model) is not None, processes=run.processes,
+            cache=run.run.data_dir / "features" if options.cache else None,
+        )  # fmt: skip
+        # a query may be fewer images than there are processes, which each read it
+        test, bank, query, shown = (
+            None if split is None else read(split)
+            for split, read in ((own.test, whole), (own.bank, whole), (own.query, reading), (own.shown, reading))
+        )
+    return None if test is None else ModelFeatures(test, bank, query, shown)
+
+
+def _record(
+    models: Sequence[Model],
+    sets: Sequence[FeatureSets],
+    read: Sequence[ModelFeatures | None],
+    options: FeaturesOptions,
+) -> FeaturesRecord:
+    own, seed = sets[0], options.run.seed
+    known = [each for each in read if each is not None]  # the first process has all
+    told = told_objectives(options.objective, [model.alias for model in models])
+    classified = [_classified(*each, options) for each in zip(models, sets, known)]
+    parts = [
+        _of_model(model, images, each, found, told.get(found.model), options)
+        for model, images, each, found in zip(models, sets, known, classified)
+    ]
+    joined: dict[str, Any] = {name: tuple(row for part in parts for row in getattr(part, name)) for name in _OF_EACH}
+    layers = list(_similar([each.test for each in known], seed=seed))
+    bank = None if own.bank is None else len(own.bank)
+    return FeaturesRecord(
+        sets=(SetsRow(len(own.test), own.chance, own.test.masks is not None, bank, own.no_bank),),
+        pairs=tuple(_pairs(classified, own, seed=seed)),
+        head=tuple(_heads(classified, own, seed=seed)),
+        within=tuple(row for row in layers if not isinstance(row, BetweenRow)),
+        between=tuple(row for row in layers if isinstance(row, BetweenRow)),
+        spaces={model: arrays for part in parts for model, arrays in part.spaces.items()},
+        shown={model: arrays for part in parts for model, arrays in part.shown.items()},
+        **joined,
+    )
+
+
+def _of_model(
+    model: Model,
+    own: FeatureSets,
+    read: ModelFeatures,
+    found: "_Classified",
+    told: Objective | None,
+    options: FeaturesOptions,
+) -> FeaturesRecord:
+    """The tables and arrays of one model alone."""
+    alias, test, seed = model.alias, read.test, options.run.seed
+    samples = draw_patches(model, own, options)
+    wrong, errors = found.marks
+    maps, space = map_model(alias, own, test, wrong, samples, options)
+    drawn = draw(model, own, read, seed=seed)
+    templates, reason = _zero_shot(model, own, test, options)
+    prompts, relevances = _prompted(model, own, options)
+    first, last = test.layers[0], test.layers[-1]
+    row = FeaturesRow(
+        alias, **vars(pretraining_of(model, told=told)), parameters=model.parameter_count(), pool=test.pool,
+        kind="stage" if last.kind == "stage" else "block", layers=len(test.layers) - test.embedded, dim=last.dim,
+        norm=last.norm, embedding=None if not test.embedded else "stem" if first.kind == "stem" else "embedding",
+        accuracy=found.accuracy, probe=found.last(None).get(""), knn=found.last("dino"),
+        majority=found.last("majority"), precision=found.precision,
+        zero_shot=templates[0].accuracy if templates else None, no_zero_shot=reason, errors=errors,
+        among=drawn.among, searched=drawn.searched, colours=drawn.colours,
+    )  # fmt: skip
+    notes = [note for part in (test, read.bank) if part is not None for note in part.notes]
+    return FeaturesRecord(
+        features=(row,),
+        depth=tuple(found.depth),
+        maps=tuple(maps),
+        patches=tuple(neighbour_rows(alias, samples, seed=seed)),
+        matches=tuple(drawn.matches),
+        templates=tuple(templates),
+        prompts=tuple(prompts),
+        notes=tuple(map(NoteRow, dict.fromkeys((*notes, *found.notes)))),
+        spaces={alias: space},
+        shown={alias: replace(drawn.arrays, prompts=relevances)},
+    )
+
+
+@dataclass(frozen=True)
+class _Classified:
+    """One model's images classified by its own classifier and by every layer.
+
+    own, correct: which images are classified correctly, (n,) each: by the model itself, None where it has other classes
+    than the data, and by its last layer's "knn-20" or "probe"; precision: of the last layer, by number of neighbours.
+    """
+
+    model: str
+    own: Tensor | None
+    accuracy: Estimate | None
+    correct: Mapping[str, Tensor] = field(default_factory=dict)
+    depth: Sequence[DepthRow] = ()
+    precision: Mapping[str, Estimate] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @property
+    def marks(self) -> tuple[Tensor | None, str]:
+        """Which images are marked as misclassified in maps, and by whom: the model, else the most neighbours."""
+        if self.own is not None:
+            return ~self.own, f"by {self.model} itself"
+        voters = [name for name in self.correct if name != PROBE]
+        return (~self.correct[voters[-1]], f"by {voters[-1].partition('-')[2]}-NN") if voters else (None, "")
+
+    def last(self, weighting: Weighting | None) -> dict[str, Estimate]:
+        """The accuracies with the last layer, by the number of neighbours ("" of the probe)."""
+        rows = [row for row in self.depth if row.title == self.depth[-1].title and row.weighting == weighting]
+        return {row.classifier.partition("-")[2]: row.accuracy for row in rows}
+
+
+def _classified(model: Model, own: FeatureSets, read: ModelFeatures, options: FeaturesOptions) -> _Classified:
+    split, test, seed = own.test, read.test, options.run.seed
+    itself = _own_answers(model, split, test)
+    reached = None if itself is None else accuracy(itself, groups=split.groups, seed=seed)
+    if own.bank is None or read.bank is None:
+        return _Classified(model.alias, itself, reached)
+    labels, known = require_labels(split).cpu().long(), require_labels(own.bank).cpu().long()
+    rows, correct, precision = [], dict[str, Tensor](), {}
+    notes = [*_rare_classes(labels, known, len(split.classes))]
+
+    def row(place: int, name: str, right: Tensor, *, votes: Weighting | None = None, c: float | None = None) -> None:
+        layer, depth = test.layers[place], (place + 1 - test.embedded) / (len(test.layers) - test.embedded)
+        found = accuracy(right, groups=split.groups, seed=seed)
+        rows.append(DepthRow(model.alias, layer.title, depth, name, found, own.chance, layer.index, votes, c))
+        if votes != "majority":
+            correct[name] = right  # at the end those of the last layer
+
+    with progress(f"Classifying by {model.alias}", len(test.layers), unit="layers", quiet=options.run.quiet) as advance:
+        for place, (queries, bank) in enumerate(zip(test.values, read.bank.values)):
+            near = nearest(queries, bank, k=max(options.ks))
+            for k in options.ks:
+                for votes in _VOTES:
+                    right = vote(near, known, k=k, classes=len(split.classes), weighting=votes).cpu() == labels
+                    row(place, f"knn-{k}", right, votes=votes)
+            if options.probe:
+                grouped = partial(probe, train_groups=own.bank.groups, groups=split.groups, seed=seed)
+                probed = grouped(bank, known, queries, labels)
+                notes += probed.notes
+                row(place, PROBE, probed.correct, c=probed.c)
+            advance(1)
+    for k in options.ks:
+        share = same_class(near, known, labels, k=k).double().numpy()
+        precision[str(k)] = bootstrap_mean(share, groups=own.groups, seed=seed)
+    notes = [f"{model.alias}: {note}" for note in dict.fromkeys(notes)]
+    return _Classified(model.alias, itself, reached, correct, rows, precision, notes)
+
+
+def _own_answers(model: Model, split: Split, test: Features) -> Tensor | None:
+    """Whether the model's own predictions are correct; None without a classifier of the data's classes."""
+    if split.labels is None or not model.has_classifier:
+        return None
+    try:
+        columns, _ = match_classes(model.classes, split.classes)
+    except InputError:
+        return None
+    return test.logits[:, columns].argmax(-1) == split.labels.cpu().long()
+
+
+def _rare_classes(labels: Tensor, known: Tensor, classes: int) -> Iterator[str]:
+    """How many classes of the test images have no training image, or one."""
+    counts, tested = torch.bincount(known, minlength=classes), labels.unique()
+    for number, description in (
+        (0, "no training image, so none of their images can be correct"),
+        (1, "one training image"),
+    ):
+        rare = int((counts[tested] == number).sum())
+        if rare:
+            yield f"{rare} of the {len(tested)} classes of the test images have {description}"
+
+
+def _pairs(classified: Sequence[_Classified], own: FeatureSets, *, seed: int) -> Iterator[PairRow]:
+    """Models pairwise on the same images, for every classifier of the last layer, corrected together."""
+    named = [(one, two, name) for one, two in combinations(classified, 2) for name in one.correct]
+    tests = [(a.model, b.model, a.correct[name].numpy(), b.correct[name].numpy()) for a, b, name in named]
+    for (*_, name), row in zip(named, compared(tests, groups=own.groups, seed=seed)):
+        k = int(name.partition("-")[2] or 0)
+        differences = (None, row.difference) if k else (row.difference, None)
+        yield PairRow(row.first, row.second, name, k, row.p, row.p_holm, row.better, *differences)
+
+
+def _heads(classified: Sequence[_Classified], own: FeatureSets, *, seed: int) -> Iterator[HeadRow]:
+    """The classifiers on each model's last layer beside its own classifier, corrected together."""
+    tests = [
+        (each.model, name, right.numpy(), each.own.numpy())
+        for each in classified if each.own is not None
+        for name, right in each.correct.items()
+    ]  # fmt: skip
+    for row in compared(tests, groups=own.groups, seed=seed):
+        assert row.difference is not None  # of rows just made
+        yield HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)
+
+
+def _similar(tests: Sequence[Features], *, seed: int) -> Iterator[LayersRow]:
+    """Every pair of layers, of one model and of two; none for so few images that CKA is not defined."""
+    for first, second in combinations_with_replacement(tests, 2) if len(tests[0]) >= FEWEST else ():
+        other = None if first is second else second
+        found = similarity(first, other, seed=seed)
+        ranks = distance_correlation(first, other, seed=seed).values
+        for (row, column), value in np.ndenumerate(found.values.numpy()):
+            low, high = (None if end is None else float(end[row, column]) for end in (found.low, found.high))
+            layer, to = (
+                str(EMBEDDING if each.index is None else each.index)
+                for each in (first.layers[row], second.layers[column])
+            )
+            cka = Estimate(float(value), low, high, found.n, "") if np.isfinite(value) else None
+            rank = float(ranks[row, column])
+            kind = LayersRow if other is None else BetweenRow
+            yield kind(first.alias, second.alias, layer, to, cka, rank if np.isfinite(rank) else None)
+
+
+def _templates(options: FeaturesOptions) -> tuple[str, ...]:
+    """The templates of the options: of named sets, of files with one per line, and as typed."""
+    words: list[str] = []
+    for name in options.templates:
+        file = Path(name)
+        if name not in TEMPLATE_SETS and "{}" not in name and file.is_file():
+            words += [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        else:
+            words.append(name)
+    sets: Mapping[str, Sequence[str]] = dict.fromkeys(TEMPLATE_SETS, ())
+    if any(word in TEMPLATE_SETS and word != "photo" for word in words):
+        from vitlens.models.sources.open_clip import template_sets
+
+        sets = template_sets()
+    return chosen_templates(words, {**sets, "photo": PHOTO})
+
+
+def _zero_shot(
+    model: Model, own: FeatureSets, test: Features, options: FeaturesOptions
+) -> tuple[list[TemplateRow], str]:
+    """Zero-shot accuracy of the ensemble and of every template, or why there is none ("" for no text tower)."""
+    split = own.test
+    if not has_text_tower(model) or split.labels is None or not split.classes:
+        return [], ""
+    try:
+        templates, embeddings = _templates(options), []
+        with progress(
+            f"Reading prompts by {model.alias}", len(templates), unit="templates", quiet=options.run.quiet
+        ) as advance:
+            for template in templates:
+                names = prompt_names(split.classes)
+                embeddings.append(by_template(text_tower(model), names, [template], device=model.device).cpu())
+                advance(1)
+    except ModelError as error:  # no tokenizer; with --prompt it was refused before
+        return [], str(error)
+    scores = template_scores(
+        test.logits, split.labels, torch.cat(embeddings), templates, groups=split.groups, seed=options.run.seed
+    )
+    return [
+        TemplateRow(model.alias, each.template, each.accuracy, each.gain, each.p, each.p_holm) for each in scores
+    ], ""
+
+
+def _prompted(
+    model: Model, own: FeatureSets, options: FeaturesOptions
+) -> tuple[list[PromptRow], NDArray[np.floating] | None]:
+    """The similarity of the images that are drawn to each prompt, and its relevance over them."""
+    if not options.prompts or not has_text_tower(model):
+        return [], None
+    chosen = own.chosen(options.run.seed)
+    (batch,) = own.drawn.pick(chosen).batches(max(1, len(chosen)), device=model.device)
+    classifier, tower = prompted(model, options.prompts), text_tower(model)
+    maps = []
+    for index in range(len(options.prompts)):
+        targets = torch.full((len(chosen),), index, device=model.device)
+        maps.append(relevance(classifier, batch.images, targets=targets).float().cpu())
+    with torch.no_grad():
+        logits = classifier(batch.images).float().cpu()
+    cosine = (logits - tower.bias) / tower.scale
+    rows = [
+        PromptRow(model.alias, image, name, prompt, float(cosine[image, number]))
+        for image, name in enumerate(names_of(own.drawn, chosen))
+        for number, prompt in enumerate(options.prompts)
+    ]
+    return rows, torch.stack(maps, 1).numpy()
