@@ -2,20 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from vitlens.commands.shared.comparison import FEWEST
 from vitlens.record import col
-from vitlens.report.claims import Claim, found
+from vitlens.report.claims import Claim, below, found
 from vitlens.report.sections import Chart, Section
-from vitlens.uncertainty import Estimate, Side, beyond, widened
+from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAMED: Final = 10  # images of a class from which on it can be named as the worst
 _FEWEST_CLASSES: Final = 3
 _DRAWN: Final = 3  # models
 
@@ -40,38 +39,19 @@ class ConfusionRow:
     count: int = col("images")
 
 
-class OfImages(Protocol):
-    """A class with so many images."""
-
-    @property
-    def n(self) -> int:
-        """Its images."""
-        ...
-
-
-Row = TypeVar("Row", bound=OfImages)
-
-
-def worst_of(rows: Sequence[tuple[Row, Estimate | None]], overall: Estimate) -> tuple[Row, Estimate] | None:
-    """The class with the lowest accuracy, where it is below the overall one also for as many looks as classes."""
-    judged = [(row, accuracy) for row, accuracy in rows if row.n >= NAMED and accuracy is not None]
-    if len(judged) < _FEWEST_CLASSES:
-        return None
-    worst, accuracy = min(judged, key=lambda pair: pair[1].value)
-    below = beyond(widened(accuracy, len(judged)), overall.value) is Side.BELOW
-    return (worst, accuracy) if below else None
-
-
 def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iterator[Claim]:
-    """The same of one model, as a claim."""
-    own = [(row, row.accuracy) for row in rows if row.model == model and row.n >= FEWEST]
-    worst = worst_of(own, overall)
-    if worst is not None:
+    """The class with the lowest accuracy, where it is below the overall one also for as many tests as classes."""
+    own = [row for row in rows if row.model == model and row.n >= FEWEST]
+    judged = [(row, row.accuracy) for row in own if row.accuracy is not None]
+    if len(judged) < _FEWEST_CLASSES:
+        return
+    worst, accuracy = min(judged, key=lambda pair: pair[1].value)
+    if below(accuracy, overall.value, len(judged)):
         yield found(
             "worst class", model,
             "**{{ row.model }}** classifies images of class {{ row.class_name }} worst: {{ effect }}, beside "
             "{{ overall|value }} of all images.",
-            replace(worst[1], n=worst[0].n), given={"row": worst[0], "overall": overall},
+            replace(accuracy, n=worst.n), given={"row": worst, "overall": overall},
             reference=overall.value, place="per_class",
         )  # fmt: skip
 

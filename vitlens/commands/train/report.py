@@ -187,7 +187,10 @@ def _ways(record: TrainRecord) -> Iterator[Claim]:
                 "{{ frozen.seconds }} and {{ full.seconds }}.", frozen=frozen, full=full, times=times),
             kind="answer",
         )  # fmt: skip
-    better = full if differ and full.accuracy.value > frozen.accuracy.value else frozen
+    if differ:
+        better = max(frozen, full, key=lambda score: score.accuracy.value)
+    else:
+        better = min(frozen, full, key=lambda score: score.seconds.value if score.seconds else 0.0)
     yield Claim(
         "next", "the two trainings",
         say("Next: take `{{ better.model }}/` as the MODEL of other commands{% if not differ %}, as it was cheaper"
