@@ -288,6 +288,7 @@ HEADS = [
         board("fur", "weight", marked=lambda row: row.head == 1),
         board("fur", signed=True),
         matrix("layer", "head", "fur", below=lambda _: "n = 9"),
+        matrix("head", "model", "fur", panel="layer"),
     ],
 )
 def test_every_kind_of_chart_draws_rows(draw):

@@ -116,9 +116,9 @@ def matrix(
             words = ["" if np.isnan(each) else _cell_words(row, each, cell, below) for row, each in zip(own, found)]
             shown = _fill(axes, own, (down, across), found, words if columns == 1 else [], scale, signed=signed)
             ticks = axes.get_xticklabels()
-            longest = max(len(tick.get_text()) for tick in ticks)
-            if 0.075 * longest > wide / len(ticks):
-                axes.tick_params(axis="x", labelrotation=90 if longest < 12 else 45)
+            if 0.075 * max(len(tick.get_text()) for tick in ticks) > wide / len(ticks):
+                for tick in ticks:
+                    tick.set(rotation=45, ha="right", rotation_mode="anchor")
             axes.set_title(textwrap.fill(name, 60 if columns == 1 else int(wide / 0.075)))
         for axes in grid[len(parts) :]:
             axes.set_visible(False)

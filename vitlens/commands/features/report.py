@@ -153,12 +153,12 @@ class Shown(Picture):
 
 def _colours(record: FeaturesRecord) -> Iterator[Picture]:
     """The images, and below them the colours of their patches by every model."""
-    known = {model: arrays for model, arrays in record.shown.items() if arrays.colours is not None}
-    for model in [alias for alias in record.aliases if alias in known][:1]:
-        for at, pixels in enumerate(known[model].pixels):
+    known = [(row.model, record.shown[row.model]) for row in record.features if row.colours is not None]
+    for _, arrays in known[:1]:
+        for at, pixels in enumerate(arrays.pixels):
             yield Picture(pixels / 255, row="image", column=str(at))
-    for model in [alias for alias in record.aliases if alias in known]:
-        for at, colours in enumerate(known[model].colours):  # type: ignore[arg-type]
+    for model, arrays in known:
+        for at, colours in enumerate([] if arrays.colours is None else arrays.colours):
             yield Picture(np.moveaxis(colours, -1, 0), row=model, column=str(at))
 
 
@@ -239,6 +239,7 @@ REPORT: Final = Report(
     glance=(
         Glance("features", "objective"),
         Glance("features", "parameters"),
+        Glance("features", "pool"),
         Glance("features", "accuracy", title="accuracy of the own classifier", question="classifier"),
         Glance("features", "probe", title="accuracy of a linear probe", difference=partial(_gap, classifier=PROBE)),
         Glance(
