@@ -113,6 +113,9 @@ def unknown(record: CompareRecord) -> Iterator[str]:
             "difference between them may come from the methods; one name in `--method` compares by one.",
             first=first, second=second, a=_title(first.method), b=_title(second.method),
         )  # fmt: skip
+    n_disturbed = record.disturbed_pairs[0].difference.n or 0 if record.disturbed_pairs else FEWEST
+    if n_disturbed < FEWEST:
+        yield say("Only {{ n }} image{{ n|s }} {{ n|are }} disturbed, too few to compare models on.", n=n_disturbed)
     yield from failures.unknown(record)
     yield say("Of each model one training was compared, on {{ n }} images: another seed may order them otherwise.", n=n)
 
@@ -225,6 +228,8 @@ def _alike(record: CompareRecord) -> str:
     if not record.agreement:
         return "No image has a usable map of both models."
     (row,) = record.agreement
+    if (row.spearman.n or 0) < FEWEST:
+        return say("{{ n }} image{{ n|s }} {{ n|are }} too few to compare the maps.", n=row.spearman.n)
     if not _fair(record):
         return (
             "The maps of the two models are not compared: they are by two methods that do not both pass their checks, "
@@ -275,8 +280,9 @@ def _biased(record: CompareRecord) -> str:
     else:
         given |= {"ahead": one, "other": two} if side is Side.ABOVE else {"ahead": two, "other": one}
         words = "**{{ ahead.model }}** relies on shape more than **{{ other.model }}**"
-    note = "{% if one.note %} {{ one.note|whole }}{% endif %}"
-    return say(f"{words}: {{{{ one.bias }}}} and {{{{ two.bias }}}}.{note}", **given)
+    known = record.config.data.notes if record.config.data else ()
+    given["note"] = "" if one.note in known else one.note  # of other images than the comparison's
+    return say(f"{words}: {{{{ one.bias }}}} and {{{{ two.bias }}}}. {{{{ note|whole }}}}", **given)
 
 
 def _errors(record: CompareRecord) -> str:
@@ -367,7 +373,8 @@ REPORT: Final = Report(
             columns=("model", "score", "estimate", "baseline", "of_baseline", "difference"),
         ),
         Section(
-            "Which model copes better with disturbed images?", "disturbed_pairs",
+            "Which model copes better with disturbed images?",
+            lambda record: [row for row in record.disturbed_pairs if (row.difference.n or 0) >= FEWEST],
             opening=_ahead, order=lambda row: row.p_holm,
             columns=("kind", "level", "difference", "p_holm", "better"),
             charts=(Chart(

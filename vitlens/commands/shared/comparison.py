@@ -27,7 +27,7 @@ class PairRow:
 
     p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of tests; difference: of their accuracy,
     None where a command records it elsewhere; better: the model that is significantly better by more than is too small
-    to matter, or UNDECIDED.
+    to matter, or UNDECIDED, as always for fewer than FEW images.
     """
 
     first: str = col("first")
@@ -71,7 +71,7 @@ def compared(
     rows = []
     for (first, second, one, two), counts, p, p_holm in zip(correct, alone, tests, holm(tests)):
         gain = accuracy_difference(one, two, groups=groups, seed=seed)
-        shown = p_holm <= LEVEL and abs(gain.value) >= SMALLEST
+        shown = len(one) >= FEW and p_holm <= LEVEL and abs(gain.value) >= SMALLEST
         better = (first if gain.value > 0 else second) if shown else UNDECIDED
         both, neither = int((one & two).sum()), int((~one & ~two).sum())
         rows.append(PairRow(first, second, both, *counts, neither, p, p_holm, gain, better))
@@ -150,8 +150,8 @@ def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
 def _paired(row: PairRow) -> str:
     words = "{{ first }} alone is correct on {{ only_first_right }} images, {{ second }} alone on "
     words += "{{ only_second_right }}, both on {{ both_right }}."
-    small = " This difference is significant, but too small to matter."
-    return words + small if row.p_holm <= LEVEL and not row.decided else words
+    small = row.p_holm <= LEVEL and abs(row.gain(row.first).value) < SMALLEST
+    return words + " This difference is significant, but too small to matter." if small else words
 
 
 SECTION: Final = Section(
