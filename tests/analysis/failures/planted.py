@@ -72,11 +72,10 @@ def low_contrast(_planes: Tensor, local: Tensor) -> Tensor:
     return local.flatten(1).abs().amax(1) < 0.12
 
 
-def at_border(_planes: Tensor, local: Tensor) -> Tensor:
-    """Stripes reach the edge of the image."""
-    size = local.abs()
-    edge = torch.cat([size[:, 0], size[:, -1], size[:, :, 0], size[:, :, -1]], 1).amax(1)
-    return edge > 0.4 * size.flatten(1).amax(1)
+def at_border(planes: Tensor, _local: Tensor) -> Tensor:
+    """A stripe reaches the edge of the image."""
+    edge = torch.cat([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], 1)
+    return ((edge > 0.36) & (edge < 0.85)).any(1)
 
 
 def cluttered(planes: Tensor, _local: Tensor) -> Tensor:

@@ -79,7 +79,11 @@ def covariates(subject: Subject) -> dict[str, PerImage]:
     found |= _of_maps(subject)
     found["look_alike"] = look_alike(evaluation.logits, evaluation.labels)
     found["confidence"] = evaluation.probabilities.amax(1)
-    return {name: found[name] for name in PROPERTIES if name in found and found[name].nan_to_num(0.0).std() > 1e-6}
+    return {
+        name: found[name]
+        for name in PROPERTIES
+        if name in found and found[name].nan_to_num(0.0).std(correction=0) > 1e-6
+    }
 
 
 def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
