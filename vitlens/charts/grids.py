@@ -85,30 +85,36 @@ def _scale(cells: Values, limits: tuple[float, float] | None) -> Scale:
 
 
 def matrix(
-    down: str, across: str, cell: str, *, signed: bool = False, below: Callable[[Any], str] | None = None
+    down: str,
+    across: str,
+    cell: str,
+    *,
+    signed: bool = False,
+    below: Callable[[Any], str] | None = None,
+    words: Callable[[Any], str] | None = None,
 ) -> Draw:
-    """A cell for each pair of the values of two columns, with its number where there is room; below: a second line."""
+    """A cell for each pair of the values of two columns, with its number where there is room; below: a second line;
+    words: what stands in the place of numbers, where colours are judgements, which need no bar."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         names = [list(dict.fromkeys(str(value(row, name)) for row in rows)) for name in (down, across)]
         found, cells = numbers(rows, cell)[0], np.full((len(names[0]), len(names[1])), np.nan)
-        words: dict[tuple[int, int], str] = {}
+        texts: dict[tuple[int, int], str] = {}
         digits = 1 if unit_of(rows, cell) == "fraction" else None
         for row, each in zip(rows, found):
             at = names[0].index(str(value(row, down))), names[1].index(str(value(row, across)))
             cells[at] = each
-            words[at] = (
-                "" if np.isnan(each) else "\n".join(filter(None, (number(each, digits), below(row) if below else "")))
-            )
+            text = words(row) if words else "" if np.isnan(each) else number(each, digits)
+            texts[at] = "\n".join(filter(None, (text, below(row) if below and text else "")))
         wide = min(WIDE - 1.6, 0.72 * len(names[1]))
         figure = sheet(wide + 1.6, 0.9 + min(6.0, wide * len(names[0]) / len(names[1]) * 0.62 + 0.3))
         axes = figure.subplots()
         scale = symmetric_scale([cells]) if signed else _scale(cells, None)
         colours = SIGNED if signed else COUNTS
         shown = axes.imshow(cells, cmap=colours, norm=scale.norm, aspect="auto")
-        if len(names[1]) <= 14 and len(names[0]) <= 20:
-            for at, text in words.items():
+        if len(names[1]) <= 14 and len(names[0]) <= 24:
+            for at, text in texts.items():
                 light = float(scale.norm(cells[at])) if text else 0.0
                 ink = "white" if (abs(light - 0.5) > 0.4 if signed else light > 0.6) else "black"
                 axes.text(at[1], at[0], text, ha="center", va="center", fontsize=SMALL, color=ink)
@@ -120,7 +126,8 @@ def matrix(
                 each.set(rotation=45, ha="right", rotation_mode="anchor")
         axes.set(xlabel=label(rows, across), ylabel=label(rows, down))
         axes.spines[:].set_visible(False)
-        figure.colorbar(shown, ax=axes, label=label(rows, cell), shrink=0.8)
+        if not words:
+            figure.colorbar(shown, ax=axes, label=label(rows, cell), shrink=0.8)
         heading(figure, title)
         return figure
 

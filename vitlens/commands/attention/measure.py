@@ -23,8 +23,8 @@ from vitlens.commands.run.load import load_split
 from vitlens.commands.run.options import ModelOptions
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.explorer.measure import explored
-from vitlens.commands.shared.maps.measured import information_row, on_object_rows
-from vitlens.commands.shared.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
+from vitlens.commands.shared.maps.measure import information_row, on_object_rows
+from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, OnObjectRow
 from vitlens.commands.shared.mixed_heads import MixedHeadsRow
 from vitlens.commands.shared.receptive.measure import field_rows
 from vitlens.commands.shared.receptive.record import FieldArrays, FieldRow
@@ -139,12 +139,14 @@ def _layer_rows(model: Model, split: Split, layers: Sequence[LayerMaps]) -> Iter
         site, told = layer.site, information_row(*named[index], groups)
         previous: Estimate | None = None
         if index and layers[index - 1].maps.shape[-2:] == layer.maps.shape[-2:]:
-            previous = student_mean(similarity(means[index], means[index - 1]).numpy(), groups=groups, unit="")
+            alike_before = similarity(means[index], means[index - 1]).numpy()
+            previous = student_mean(alike_before, groups=groups, unit="", least=-1.0, most=1.0)
         hit = pointing[index] if pointing else None
         yield kept.LayerRow(
             model.alias, site.layer, site.module, site.kind, site.heads,
             (layer.maps.shape[-2], layer.maps.shape[-1]), layer.reading, float(layer.prefix.mean()), told.information,
-            student_mean(alike(layer.maps.float().cpu()).numpy(), groups=groups, unit=""), told.by_place, previous,
+            student_mean(alike(layer.maps.float().cpu()).numpy(), groups=groups, unit="", least=-1.0, most=1.0),
+            told.by_place, previous,
             *((hit.estimate, hit.baseline, hit.of_baseline, hit.difference) if hit else ()),
         )  # fmt: skip
 

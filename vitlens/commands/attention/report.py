@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.commands.attention.record import AttentionRecord, LayerRow
 from vitlens.commands.shared.explorer.report import Shown, explorer_of, without_explorer
-from vitlens.commands.shared.maps.information import FIXED, UNIFORM
-from vitlens.commands.shared.maps.on_object import ATTENTION, HEAD, OnObjectRow, mass_of
+from vitlens.commands.shared.maps.record import ATTENTION, FIXED, HEAD, UNIFORM, OnObjectRow, mass_of
 from vitlens.commands.shared.mixed_heads import mixed_heads_words
 from vitlens.commands.shared.receptive.report import draw_depth, draw_maps
 from vitlens.commands.shared.sheets import DRAWN, EACH

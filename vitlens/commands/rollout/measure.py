@@ -19,7 +19,7 @@ from vitlens.commands.rollout.record import ImageRow, MapRow, PairRow, RolloutAr
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer.measure import explored
-from vitlens.commands.shared.maps.measured import information_row, on_object_rows
+from vitlens.commands.shared.maps.measure import information_row, on_object_rows
 from vitlens.commands.shared.mixed_heads import MixedHeadsRow
 from vitlens.commands.shared.sheets import DRAWN, EACH, print_left_out
 from vitlens.data.identity import sources
@@ -124,7 +124,8 @@ def _pair_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> It
     """The agreement of any two kinds of map."""
     groups = None if split.groups is None else split.groups.numpy()
     for one, two in combinations(range(len(ways)), 2):
-        rho = student_mean(rank_agreement(maps[:, one], maps[:, two]).numpy(), groups=groups, unit="")
+        found = rank_agreement(maps[:, one], maps[:, two]).numpy()
+        rho = student_mean(found, groups=groups, unit="", least=-1.0, most=1.0)
         yield PairRow(_name(ways[one]), _name(ways[two]), rho)
 
 

@@ -1,26 +1,33 @@
-"""Which methods `vitlens explain` runs on each model, and what it does with their maps."""
+"""Which methods `vitlens explain` runs on each model, and the methods as functions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from vitlens.analysis.attention.affinity import require_affinity
-from vitlens.attribution.explain import methods_for, require_method
+from vitlens.analysis.faithfulness.randomisation import Explain
+from vitlens.attribution.choice import candidates_for
+from vitlens.attribution.explain import explain, methods_for, require_method
 from vitlens.attribution.refinement import Refinement, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
-from vitlens.commands.explain.measure.choice import candidate_methods
 from vitlens.commands.explain.options import ALL, NONE, ExplainOptions, RefineOptions
 from vitlens.errors import InputError, UnknownNameError
+from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.names import Engine
+from vitlens.shapes import Images, Labels, Maps
 
 
 def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[str, ...]]:
-    """The methods of each model, with --auto the candidates."""
+    """The methods of each model, with --auto the candidates. Raises as `chosen_methods`, and InputError for fewer than
+    two candidates."""
     refinement, engine = refinement_of(options.refine), options.engine
-    if options.auto and not options.method:
-        return candidate_methods(models, None, engine=engine, refinement=refinement)
-    named = (ALL,) if options.verify and not options.method else options.method
-    methods = chosen_methods(models, named, engine=engine, refinement=refinement)
-    return candidate_methods(models, methods, engine=engine, refinement=refinement) if options.auto else methods
+    named: Sequence[tuple[str, ...] | None] = [None] * len(models)
+    if options.method or not options.auto:
+        given = (ALL,) if options.verify and not options.method else options.method
+        named = methods = chosen_methods(models, given, engine=engine, refinement=refinement)
+        if not options.auto:
+            return methods
+    return [candidates_for(model, own, engine=engine, refinement=refinement) for model, own in zip(models, named)]
 
 
 def refinement_of(options: RefineOptions) -> Refinement:
@@ -78,3 +85,27 @@ def _applies(model: Model, method: str, refinement: Refinement) -> bool:
     except InputError:
         return False
     return True
+
+
+def as_function(name: str, options: ExplainOptions) -> Explain:
+    """A method as a function of (model, images, targets), refined as the options say."""
+    refinement, engine, run = refinement_of(options.refine), options.engine, options.run
+
+    def maps(model: Model, images: Images, targets: Labels) -> Maps:
+        with quickly(model, name):
+            return explain(
+                model, images, targets=targets, method=name, refinement=refinement, engine=engine,
+                batch_size=run.batch_size, seed=run.seed,
+            )  # fmt: skip
+
+    return maps
+
+
+@contextmanager
+def quickly(model: Model, method: str) -> Iterator[None]:
+    """Inside, the passes of a method that does not observe attention are quick ones."""
+    if ATTRIBUTIONS[method].needs not in (None, "cam"):
+        yield
+        return
+    with quick_passes(model):
+        yield
