@@ -17,6 +17,7 @@ from vitlens.figures.style import COUNTS, MAGNITUDE, SIGNED, SMALL, WIDE, headin
 from vitlens.report.numbers import number
 
 _PANELS: Final = 6
+_LETTER: Final = 0.066  # inch per letter of a tick
 
 
 def board(
@@ -101,7 +102,8 @@ def matrix(
         names = [list(dict.fromkeys(str(value(row, name)) for row in rows)) for name in (down, across)]
         found, cells = numbers(rows, cell)[0], np.full((len(names[0]), len(names[1])), np.nan)
         texts: dict[tuple[int, int], str] = {}
-        digits = 1 if unit_of(rows, cell) == "fraction" else None
+        shares, plain = unit_of(rows, cell) == "fraction", np.abs(found).max(initial=0.0, where=~np.isnan(found)) <= 1.0
+        digits = 1 if shares else 2 if plain else None  # of correlations and differences of areas
         for row, each in zip(rows, found):
             at = names[0].index(str(value(row, down))), names[1].index(str(value(row, across)))
             cells[at] = each
@@ -121,7 +123,12 @@ def matrix(
         for axis, known, room in ((axes.xaxis, names[1], 24), (axes.yaxis, names[0], 36)):
             places = range(0, len(known), -(-len(known) // room))
             axis.set_ticks(places, labels=[shortened(known[place], 24) for place in places])
-        if sum(map(len, names[1])) > 60:
+        room = int(wide / len(names[1]) / _LETTER)
+        if max(len(word) for name in names[1] for word in name.split(" ")) <= room:
+            axes.set_xticks(
+                axes.get_xticks(), [textwrap.fill(each.get_text(), room) for each in axes.get_xticklabels()]
+            )
+        elif sum(map(len, names[1])) > 60 or max(map(len, names[1])) > room + 1:
             for each in axes.get_xticklabels():
                 each.set(rotation=45, ha="right", rotation_mode="anchor")
         axes.set(xlabel=label(rows, across), ylabel=label(rows, down))

@@ -38,7 +38,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer.measure import explored
 from vitlens.commands.shared.maps.record import removal_check
-from vitlens.commands.shared.sheets import DRAWN, EACH, print_left_out
+from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model
@@ -220,15 +220,16 @@ class Work:
 def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[ImageRow]:
     """The prediction of each image, and the class that is explained; None where the model has no classifier."""
     labels = [None] * len(split) if split.labels is None else [split.classes[int(label)] for label in split.labels]
+    names = file_names(split.names)
     if targets is None:
-        return [ImageRow(model.alias, name, label=label) for name, label in zip(split.names, labels)]
+        return [ImageRow(model.alias, name, label=label) for name, label in zip(names, labels)]
     shares = logits.softmax(-1)
     return [
         ImageRow(
             model.alias, name, model.classes[int(own.argmax())], round(float(own.max()), 4),
             model.classes[int(target)], round(float(own[int(target)]), 4), label,
         )
-        for name, own, target, label in zip(split.names, shares, targets, labels)
+        for name, own, target, label in zip(names, shares, targets, labels)
     ]  # fmt: skip
 
 

@@ -133,7 +133,7 @@ class PairRow:
 
     model: str = col("model")
     first: str = col("method")
-    second: str = col("and")
+    second: str = col("other method")
     spearman: Estimate = col("rank correlation", metric="agreement/{model}/{first}/{second}")
     top_overlap: Estimate = col("overlap of the highest cells")
     iou: Estimate = col("IoU of the cells above the mean")

@@ -1,7 +1,7 @@
 """The report of `vitlens explain`: the maps, which of them may be believed, and the checks behind it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -22,11 +22,10 @@ from vitlens.commands.explain.record import (
     ImageRow,
     MethodRow,
     OrderRow,
-    PairRow,
     RankingRow,
 )
 from vitlens.commands.shared.explorer.report import Shown, explorer_of, without_explorer
-from vitlens.commands.shared.maps.record import REPLACED, JudgedMap, MapCheckRow, judged_maps
+from vitlens.commands.shared.maps.record import JUMPS, REPLACED, JudgedMap, MapCheckRow, judged_maps
 from vitlens.commands.shared.maps.report import FEWEST, checks_chart, in_order, map_claims, uniform_claim
 from vitlens.commands.shared.sheets import EACH
 from vitlens.figures.explain import attribution_overlays
@@ -86,7 +85,7 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
             "{% if margin %}; the other {{ row.report }} images {{ verb }} it ({{ margin|alone }} above "
             "{{ row.runner_up }}){% endif %}{% if row.alike %}; {{ row.alike|names }} give the same maps{% endif %}.",
             **given),
-        say("{{ row.method }} is chosen for {{ row.model }}{% if margin %}, and other images {{ verb }} it{% endif %}",
+        say("{{ row.method }} is chosen for {{ row.model }}{% if margin %}; other images {{ verb }} it{% endif %}",
             **given),
         effect=given["margin"], evidence="intervened", place="choice", kind="answer",  # type: ignore[arg-type]
     )  # fmt: skip
@@ -109,8 +108,9 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
                   "{{ row.worse }} with patches {{ first }}, below with patches {{ second }}.", alias=alias, row=row,
                   first=REPLACED[row.first], second=REPLACED[row.second])  # fmt: skip
     for row in [row for row in record.power if row.check in ("road", "gap")][:1]:
-        yield say("A true difference of two methods below {{ row.detectable|value }} in {{ check }} is likely missed "
-                  "with {{ row.detectable.n }} images.", row=row, check=_CHECK_WORDS[row.check])  # fmt: skip
+        yield say("A true difference of two methods below {{ least|number }} in {{ check }} is likely missed "
+                  "with {{ row.detectable.n }} images.", row=row, least=row.detectable.value,
+                  check=_CHECK_WORDS[row.check])  # fmt: skip
     yield from _left_out(record)
     if options.get("engine") == "grad-cam":
         yield "The maps are the grad-cam package's: negative values set to zero, each scaled to its own range."
@@ -177,10 +177,11 @@ def sheets(record: ExplainRecord) -> Iterator[Sheet]:
                 yield Sheet(
                     number, alias, arrays.images[some],
                     [arrays.maps[index][some] for index in range(len(methods))[columns]],
-                    [row.signed for row in methods[columns]], [row.title for row in methods[columns]],
+                    [row.signed for row in methods[columns]],
+                    [f"{row.title}{f' ({JUMPS})' * (faults.get(row.method) == JUMPS)}" for row in methods[columns]],
                     [_below(row) for row in shown[some]],
                     None if arrays.masks is None else arrays.masks[some],
-                    [faults.get(row.method, "") for row in methods[columns]],
+                    [faults.get(row.method, "").replace(JUMPS, "") for row in methods[columns]],
                 )  # fmt: skip
                 number += 1
 
@@ -241,9 +242,9 @@ def _by_verdict(record: ExplainRecord) -> list[MapCheckRow]:
 
 def _states(record: ExplainRecord) -> str:
     """How many methods of each model have each verdict."""
-    words = {"pass": "pass every check", "warn": "are above random only", "inconclusive": "are open", "fail": "fail"}
+    words = {"pass": "passing every check", "warn": "above random alone", "inconclusive": "open", "fail": "failing"}
     parts = [
-        say("of the {{ n }} methods of **{{ alias }}**, {{ found }}", n=len(own), alias=alias,
+        say("of the {{ n }} methods of **{{ alias }}**: {{ found }}", n=len(own), alias=alias,
             found=counts({words[state]: len(rows) for state, rows in by(own, "state").items()}))
         for alias, own in judged_of(record).items()
     ]  # fmt: skip
@@ -318,12 +319,6 @@ def _localised(record: ExplainRecord) -> str:
         "more than the best of four maps that ignore the image; **{{ first.maps }}** of {{ first.model }} lies there "
         "most, with a ROC-AUC of {{ first.estimate|alone }}.", more=more, rows=rows, first=rows[0],
     )  # fmt: skip
-
-
-def _pairs(record: ExplainRecord) -> list[PairRow]:
-    """Each pair of methods in both orders."""
-    both = ((row, replace(row, first=row.second, second=row.first)) for row in record.agreement)
-    return [each for pair in both for each in pair]
 
 
 def _removed(record: ExplainRecord) -> Iterator[Picture]:
@@ -402,7 +397,7 @@ _PICTURE: Final = Chart(
     "explain", _draw,
     "Maps over their images: red for the class, blue against it; unsigned maps begin at their minimum. Compare places, "
     "not amounts. Outline: object. Crossed out: uniform or failed.",
-    title="{{ first.model }}: maps of {{ 'each image' if first.images|length > 1 else 'the image' }}",
+    title="Maps of {{ first.model }}",
     rows=lambda record: list(sheets(record)),
 )  # fmt: skip
 
@@ -414,7 +409,7 @@ REPORT: Final = Report(
     definitions=definitions,
     title="Attribution maps of {{ record.aliases|join(', ') }}",
     picture=_PICTURE,
-    glance=Overview(believed, ("model", "method", "state", "margin", "jumped", "lacks")),
+    glance=Overview(believed, ("model", "method", "state", "value", "margin", "not_passed")),
     sections=(
         Section(
             "Which maps may be believed?", lambda record: record.checks if record.stages else (), opening=_states,
@@ -434,7 +429,6 @@ REPORT: Final = Report(
         Section(
             "Do predictions depend on the highest patches?",
             lambda record: record.league if record.images >= FEWEST else (), opening=_ranking,
-            columns=("model", "method", "deletion", "insertion", "road"),
             charts=(
                 Chart(
                     "faithfulness", lines("share", "probability", of="method", panel="panel"),
@@ -444,7 +438,7 @@ REPORT: Final = Report(
                     each="model",
                 ),
                 Chart(
-                    "substrates", matrix("method", "substrate", "gap", signed=True),
+                    "substrates", matrix("method", "substrate", "gap"),
                     "Insertion minus deletion by what replaces a removed patch; imputed is ROAD. A method that is high "
                     "in one column alone depends on it.",
                     title="Insertion minus deletion by replacement, {{ first.model }}", rows="substrates", each="model",
@@ -468,25 +462,24 @@ REPORT: Final = Report(
                 "localisation",
                 intervals("maps", "estimate", "of_baseline", titles=("this map", "a map that ignores the image")),
                 "ROC-AUC of each map on the object's mask, beside the best of four maps that ignore the image.",
-                title="Maps of {{ first.model }} on the object", each="model",
+                title="ROC-AUC of maps on the object, {{ first.model }}", each="model",
             ),),
         ),
         Section(
             "Do the methods agree?", lambda record: record.agreement if record.images >= FEWEST else (),
             order=lambda row: row.spearman.value,
-            columns=("model", "first", "second", "spearman", "top_overlap", "iou"),
             opening="Least alike are the maps of {{ first.first }} and {{ first.second }}, with a rank correlation of "
             "{{ first.spearman|value }}.",
             charts=(Chart(
-                "agreement", matrix("first", "second", "spearman", signed=True),
-                "Rank correlation of the maps of two methods, mean over images; red: alike.",
-                title="Agreement of methods, {{ first.model }}", rows=_pairs, each="model",
+                "agreement", matrix("first", "second", "spearman"),
+                "Rank correlation of the maps of two methods, mean over images; dark: alike.",
+                title="Agreement of methods, {{ first.model }}", rows="agreement", each="model",
             ),),
         ),
         Section(
             "How few patches change the prediction?", lambda record: record.orders if record.images >= FEWEST else (),
             order=lambda row: row.searched.value, opening=_fewest,
-            columns=("model", "method", "size", "turned", "searched"),
+            columns=("model", "method", "size", "turned"),
             charts=(Chart(
                 "counterfactuals", images(),
                 "Grey: removed patches, in the order of a map, with their number and the prediction without them. "
@@ -512,18 +505,14 @@ REPORT: Final = Report(
                 Chart(
                     "composite_maps", _draw,
                     "Composite images with maps of the outlined class, of the methods with most mass there.",
-                    title="{{ first.model }}: maps of the outlined class", each="sheet",
+                    title="Maps of the outlined class, {{ first.model }}", each="sheet",
                     rows=lambda record: list(_composite_sheets(record)),
                 ),
             ),
         ),
         Section(
             "Which methods, and at what cost?", "methods", opening=_slowest,
-            columns=("model", "method", "source", "map", "seconds", "constant"),
-        ),
-        Section(
-            "Which classes were explained?", "shown",
-            columns=("model", "image", "prediction", "target", "target_probability", "label"),
+            columns=("model", "method", "source", "map", "seconds"),
         ),
     ),
 )  # fmt: skip

@@ -28,7 +28,7 @@ BASELINES: Final = {
 IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
 JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")  # replacements, those that no method chooses by first
 REMOVALS: Final = 2  # with which a map is judged
-WEIGHTS, SHIFTS, ON_OBJECT = "weights", "shifts", "on the object"
+WEIGHTS, SHIFTS, ON_OBJECT = "weights", "shifts", "object"
 REPLACED: Final = {  # what becomes of removed patches
     IMPUTED: "imputed",
     "mean": "in the mean colour",
@@ -37,13 +37,15 @@ REPLACED: Final = {  # what becomes of removed patches
     "blur": "blurred",
 }
 CHECKS: Final = {
-    **{name: f"patches {words}" for name, words in REPLACED.items()},
+    **{name: words.removeprefix("in the ").removeprefix("in ") for name, words in REPLACED.items()},
+    IMPUTED: "imputed (ROAD)",
     WEIGHTS: "random weights",
-    SHIFTS: "shifts by a pixel",
-    ON_OBJECT: "on the object",
+    SHIFTS: "shifts",
+    ON_OBJECT: "object",
 }
 UNIFORM: Final = 0.5  # bits, below which a map is uniform; as the label of heads
 FIXED: Final = 0.75  # of a map's information: beyond it, what the image itself decides is a small rest
+JUMPS: Final = "jumps"  # a fault that leaves the map worth looking at
 _BEST_FIRST: Final[tuple[State, ...]] = ("pass", "warn", "inconclusive", "fail")
 _OBSTACLES: Final = {
     "uniform maps": "all its maps are uniform",
@@ -107,7 +109,7 @@ class MapCheckRow:
     needed: bool = col("needed", default=True)
 
     @property
-    def title(self) -> str:
+    def checked_with(self) -> str:
         """The check as figures name it."""
         return CHECKS[self.check]
 
@@ -125,8 +127,9 @@ class MapCheckRow:
 
 @dataclass(frozen=True)
 class JudgedMap:
-    """The verdict on one method of a model. lacks: why it does not pass; value, baseline, margin: of the first removal
-    check; similarity: of maps with random weights; jumped: the share of the maps that jump."""
+    """The verdict on one method of a model. lacks: why it does not pass, not_passed: which checks; value, baseline,
+    margin: of the first removal check; similarity: of maps with random weights; jumped: the share of maps that jump;
+    alike: whether its score cannot be told from that of the best."""
 
     model: str = col("model")
     method: str = col("method")
@@ -145,6 +148,7 @@ class JudgedMap:
     jumped: Estimate | None = col("maps that jump", term="maps whose highest point moves by more than an eighth of a "
                                   "side when the image is shifted by at most a pixel")  # fmt: skip
     alike: bool = col("not told from the best")
+    not_passed: tuple[str, ...] = col("not passed")
 
     @property
     def fault(self) -> str:
@@ -157,7 +161,7 @@ class JudgedMap:
 _FAULTS: Final = {
     "has uniform maps": "uniform",
     "ignores the weights": "ignores the weights",
-    "jumps": "jumps",
+    JUMPS: JUMPS,
     "is not shown to exceed": "not above random",
 }
 
@@ -182,7 +186,7 @@ def removal_check(
     harder = min(margins, key=lambda name: margins[name].value)
     missing = [BASELINES[name] for name in margins if beyond(margins[name], 0.0) is not Side.ABOVE]
     state: State = "pass"
-    lacks = f"is not shown to exceed {' or '.join(missing)}" if missing else ""
+    lacks = f"is not shown to exceed {listed(missing, 'or')}" if missing else ""
     if not usable:
         state, lacks = "fail", "has uniform maps, or none that are finite"
     elif (value.n or 0) < ENOUGH:
@@ -259,6 +263,7 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
         weights.value if weights else None,
         shifts.value if shifts else None,
         first is not None and first.behind is not None and beyond(first.behind, 0.0) is not Side.ABOVE,
+        (*(CHECKS[row.check] for row in rows if row.state != "pass"), *untested),
     )  # fmt: skip
 
 

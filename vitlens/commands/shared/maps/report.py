@@ -105,7 +105,7 @@ def uniform_claim(alias: str, unusable: Mapping[str, int], images: int) -> Itera
 def checks_chart(rows: Rows) -> Chart:
     """Methods by checks, the best first."""
     return Chart(
-        "checks", matrix("method", "title", "colour", signed=True, words=lambda row: row.words),
+        "checks", matrix("method", "checked_with", "colour", signed=True, words=lambda row: row.words),
         "Methods by checks, with their scores: ✓ passed, ~ above random alone, ✗ failed, ? open. The object does not "
         "count for the verdict.",
         title="Checks of the maps of {{ first.model }}", rows=rows, each="model",
