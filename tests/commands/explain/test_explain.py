@@ -99,8 +99,9 @@ def test_constant_maps_are_reported_and_not_drawn(tmp_path):
     record = explained(tmp_path / "out", line, tmp_path / "blind")
     assert [(row.constant, row.maps) for row in record.methods] == [(20, 20), (20, 20)]
     assert not list((tmp_path / "out").glob("figures/*"))
-    (finding,) = report(record).findings
-    assert finding.effect.value == 1.0
+    document = report(record)
+    assert [each.effect.value for each in document.findings] == [1.0]
+    assert sum("uniform or not finite" in each.text for each in document.first.unknown) == 2
 
 
 @pytest.mark.parametrize(

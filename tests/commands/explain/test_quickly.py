@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from vitlens.commands.explain.measure.subject import quickly
 
 from tests.lens.tiny import images
 from vitlens.attribution.explain import explain, methods_for
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.explain.methods import quickly
 from vitlens.lens import quick_passes
 from vitlens.models.loading import load
 

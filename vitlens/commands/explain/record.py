@@ -29,7 +29,7 @@ class MethodRow:
 
     model: str = col("model")
     method: str = col("method")
-    title: str = col("map")
+    title: str = col("map", unit="text")
     source: str = col("source", unit="text")
     map: str = col("size")
     signed: bool = col("signed")

@@ -98,15 +98,18 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
         yield "No map was checked: a map that looks right may be that of any model. `--verify` checks them."
     if record.images < FEWEST:
         yield say("{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about others.", n=record.images)
+    for kind in [row for row in record.methods if row.constant + row.not_finite][:2]:
+        yield say("{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are uniform or not finite: "
+                  "nothing is drawn.", row=kind, n=kind.constant + kind.not_finite)  # fmt: skip
     names = {row.method for row in record.methods} | {name for row in record.chosen for name in row.candidates}
     if data is not None and data.title in _LOOKED_AT and "best" in names:
         yield say("The settings of best were chosen while looking at {{ title }}: a lead of best is optimistic here.",
                   title=data.title)  # fmt: skip
     for alias, rows in by(record.swapped, "model").items():
-        row = max(rows, key=lambda row: min(row.in_first.value, -row.in_second.value))
+        most = max(rows, key=lambda row: min(row.in_first.value, -row.in_second.value))
         yield say("The ranking for {{ alias }} depends on what replaces a removed patch: {{ row.better }} is above "
-                  "{{ row.worse }} with patches {{ first }}, below with patches {{ second }}.", alias=alias, row=row,
-                  first=REPLACED[row.first], second=REPLACED[row.second])  # fmt: skip
+                  "{{ row.worse }} with patches {{ first }}, below with patches {{ second }}.", alias=alias, row=most,
+                  first=REPLACED[most.first], second=REPLACED[most.second])  # fmt: skip
     for row in [row for row in record.power if row.check in ("road", "gap")][:1]:
         yield say("A true difference of two methods below {{ least|number }} in {{ check }} is likely missed "
                   "with {{ row.detectable.n }} images.", row=row, least=row.detectable.value,
@@ -226,8 +229,9 @@ def explorer(record: ExplainRecord) -> Explorer | None:
 
 def definitions(record: ExplainRecord) -> Iterator[tuple[str, str]]:
     """What each method is."""
-    for row in {row.method: row for row in record.methods}.values():
-        yield row.method, ATTRIBUTIONS[row.method].description
+    for name in dict.fromkeys(row.method for row in record.methods):
+        if name in ATTRIBUTIONS:
+            yield name, ATTRIBUTIONS[name].description
 
 
 def believed(record: ExplainRecord) -> list[JudgedMap]:
@@ -370,10 +374,10 @@ def _composite_sheets(record: ExplainRecord) -> Iterator[Sheet]:
         arrays = record.composite_maps[f"{row.kind}-{row.model}"]
         rows = [each for each in record.composites if (each.model, each.kind) == (row.model, row.kind)]
         shown = [each.method for each in rows if not each.baseline][: _METHODS - 2]
-        known = arrays.methods.tolist()
+        known, methods = arrays.methods.tolist(), {each.method: each for each in record.methods}
         yield Sheet(
             at, row.model, arrays.images, [arrays.maps[known.index(name)] for name in shown],
-            [ATTRIBUTIONS[name].signed for name in shown], [ATTRIBUTIONS[name].title for name in shown],
+            [methods[name].signed for name in shown], [methods[name].title for name in shown],
             [f"explained: {name}" for name in arrays.targets.tolist()], arrays.masks,
         )  # fmt: skip
 
@@ -512,7 +516,7 @@ REPORT: Final = Report(
         ),
         Section(
             "Which methods, and at what cost?", "methods", opening=_slowest,
-            columns=("model", "method", "source", "map", "seconds"),
+            columns=("model", "title", "source", "map", "seconds"),
         ),
     ),
 )  # fmt: skip

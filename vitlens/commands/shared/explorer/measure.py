@@ -6,8 +6,7 @@ from torch import Tensor
 
 from vitlens.analysis.attention.defaults import WHOLE
 from vitlens.analysis.attention.tokens import require_token_attention, token_attention
-from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.shared.explorer.record import EXPLORER_ARRAYS, LEVELS, ExplorerArrays, ExplorerRow
+from vitlens.commands.shared.explorer.record import LEVELS, ExplorerArrays, ExplorerRow
 from vitlens.errors import LensError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.layers import probe_images
@@ -18,15 +17,6 @@ from vitlens.report.html.packing import quantised
 from vitlens.shapes import Images
 
 _BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
-
-
-def explorer_row(folder: RunFolder, model: Model, images: Images, *, whole: int = WHOLE) -> ExplorerRow:
-    """Keep what looks where in these images, of the first `whole` by every head; the row says what was kept, or why
-    this model has none."""
-    row, arrays = explored(model, images, whole=whole)
-    if arrays is not None:
-        folder.save(EXPLORER_ARRAYS, arrays, model=model.alias)
-    return row
 
 
 def explored(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays | None]:

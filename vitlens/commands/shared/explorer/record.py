@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.records import ArraysOf, TableOf
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,3 @@ class ExplorerArrays:
 
 
 LEVELS: Final = 255  # of a byte
-
-EXPLORER = TableOf("explorer", ExplorerRow, optional=True)
-EXPLORER_ARRAYS = ArraysOf("explorer-{model}", ExplorerArrays)
