@@ -142,7 +142,7 @@ def test_two_models_are_compared_by_it(added, tiny_vit, tmp_path):
 def test_every_view_shows_it(added):
     assert all("greatest_weight" in shown_in(view) for view in NEW["greatest_weight"].views)
     from vitlens.analysis.robustness.inside import shifts
-    from vitlens.commands.compare.measure.maps import attention_numbers
+    from vitlens.commands.compare.measure import attention_numbers
     from vitlens.commands.run.options import RunOptions
 
     batch = images((32, 48))

@@ -75,7 +75,7 @@ LINES["explain --verify"] = "--method gradcam,rollout --limit 4"
 def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     model, data = odd
     word, *options = f"{command} {LINES[command]}".split()
-    models = [str(model)] * (2 if word == "compare" else 1)
+    models = [str(model), f"other={model}@random"] if word == "compare" else [str(model)]
     images = () if word == "profile" else ("--data", str(data))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -198,7 +198,8 @@ def typed(command: str, name: str, out: Path) -> list[str]:
         picture = out.parent / "picture.png"
         Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(picture)
         return [command, str(picture), "--model", name, "--out", str(out), "--device", "cpu", "--quiet"]
-    names = [name, name] if command == "compare" else [name]
+    other = "cls" if name == "resnet20" else "resnet20"  # a model is not compared with itself
+    names = [name, other] if command == "compare" else [name]
     options = LINES.get(command, "--data digits --limit 2")
     return [command, *names, *options.split(), "--out", str(out), "--device", "cpu", "--quiet"]
 

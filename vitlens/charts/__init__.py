@@ -13,7 +13,7 @@ Each is called with its columns and gives a function from rows and a title to a 
 """
 
 from vitlens.charts.grids import board, matrix
-from vitlens.charts.pictures import Picture, amplification, images
+from vitlens.charts.pictures import Picture, amplification, images, pixels
 from vitlens.charts.plots import bars, histogram, intervals, lines, scatter
 
 __all__ = [
@@ -26,5 +26,6 @@ __all__ = [
     "intervals",
     "lines",
     "matrix",
+    "pixels",
     "scatter",
 ]

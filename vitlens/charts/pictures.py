@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.ndimage import binary_erosion
 
 from vitlens.charts.values import Draw
 from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
@@ -136,6 +137,16 @@ def images(
         return drawn.figure
 
     return draw
+
+
+def pixels(picture: Picture) -> NDArray[np.uint8]:
+    """A picture alone, (height, width, 3), with its object outlined in white, for a page of panels one by one."""
+    drawn = _pixels(picture, None, True)
+    if picture.mask is not None:
+        times = drawn.shape[0] // picture.mask.shape[0]
+        inside = np.asarray(picture.mask, bool).repeat(times, 0).repeat(times, 1)
+        drawn[inside & ~binary_erosion(inside, iterations=2)] = 1.0
+    return np.asarray(np.round(np.clip(drawn, 0, 1) * 255), np.uint8)
 
 
 def amplification(changes: NDArray[np.floating]) -> int:

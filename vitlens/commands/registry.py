@@ -153,7 +153,7 @@ _ENTRIES: Final = (
     ),
     Command(
         "compare",
-        "Two models on the same images: maps side by side, error analysis, paired test, shape or texture bias.",
+        "Two models on the same images: paired test, errors, maps side by side, shape bias; quick with --limit 200.",
         "vitlens compare vit-digits cnn-digits",
         "Explain and test",
         needs=("classifier",),

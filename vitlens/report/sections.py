@@ -44,6 +44,10 @@ SAID: Final = 3  # sentences of a section
 _ORDER: Final = ("fail", "warn", "inconclusive", "not tested", "pass", "")
 
 
+def _nothing(_: Any) -> Iterator[Any]:
+    yield from ()
+
+
 def _every(_: Any) -> bool:
     return True
 
@@ -76,7 +80,8 @@ class Section:
     opening: a sentence over all rows (`rows`, `first`, `record`), or a function of the record; says: a sentence a row,
     of those that `only` picks, at most SAID; columns: of its table, at most six; order: of the rows; about: the
     questions of the claims whose state is its status; without: what is said where there are no rows ("": no section);
-    step: whether it is one of a sequence, through which a page leads with a slider.
+    step: whether it is one of a sequence, through which a page leads with a slider; panels: of the record, images one
+    by one, which a page can filter.
     """
 
     question: str
@@ -91,6 +96,7 @@ class Section:
     about: tuple[str, ...] = ()
     without: str = ""
     step: bool = False
+    panels: Callable[[Any], Iterator[page.ImagePanel]] = _nothing
 
 
 def other_sheets(picture: Chart) -> Section:
@@ -124,10 +130,6 @@ class Overview:
 
     rows: Rows
     columns: tuple[str, ...]
-
-
-def _nothing(_: Any) -> Iterator[Any]:
-    yield from ()
 
 
 def _no_explorer(_: Any) -> Explorer | None:
@@ -216,6 +218,7 @@ def _made(section: Section, record: Any, claims: Sequence[Claim]) -> page.Sectio
         tuple(_table(section, rows, record)),
         figures,
         leading=True,
+        panels=tuple(section.panels(record)),
         step=section.step,
         status=min(states, key=_ORDER.index) if states else "",
     )

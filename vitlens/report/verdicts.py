@@ -38,6 +38,15 @@ class Threshold:
         worst = value.low if self.higher else value.high
         return self.state(value.value if worst is None else worst)
 
+    def judge_difference(self, value: Estimate) -> State:
+        """The state of a difference between two models: what its whole interval shows, as it may also be none.
+
+        It passes where both ends pass, warns or fails where even the better end does, and is inconclusive between.
+        """
+        ends = [value.value if end is None else end for end in (value.low, value.high)]
+        best, worst = (self.state(end) for end in sorted(ends, reverse=self.higher))
+        return "inconclusive" if best == "pass" != worst else best
+
 
 def _read() -> dict[str, Threshold]:
     declared: dict[str, dict[str, Any]] = tomllib.loads(

@@ -29,7 +29,7 @@ class RandomisedStage:
     """
 
     name: str
-    similarity: float | None
+    similarity: float | None = None
     low: float | None = None
     high: float | None = None
     kept: float | None = None

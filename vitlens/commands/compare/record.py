@@ -1,197 +1,216 @@
-"""The record of `vitlens compare`; its columns call the two models first and second."""
+"""What `vitlens compare` records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.archives import Form
-from vitlens.commands.shared.calibration import CALIBRATION, CALIBRATION_ERROR
-from vitlens.commands.shared.failures.rows import FAILURE_ARRAYS, FAILURE_TABLES
-from vitlens.commands.shared.maps.on_object import ON_OBJECT
+from vitlens.commands.shared.calibration import CalibrationRow
+from vitlens.commands.shared.comparison import PairRow
+from vitlens.commands.shared.maps.on_object import OnObjectRow
 from vitlens.commands.shared.maps.rows import MapCheck
-from vitlens.commands.shared.trainings import TRAINING
-from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
+from vitlens.commands.shared.trainings import Budget
+from vitlens.record import Record, arrays, col, table
+from vitlens.records import Masks, Pixels
 from vitlens.uncertainty import Estimate
 
-PANELS: Final = "panels"  # the sheet that shows images by rising agreement of the two maps
-
-# columns of SliceRow: the cells of errors as analysis/failures/errors.py names them (a test compares the two)
+# cells of errors, as analysis/failures/errors.py orders them (tested), with the words for two models
 CELLS: Final[Mapping[str, str]] = {
-    "both_right": "both right",
-    "only_first_wrong": "only first wrong",
-    "only_second_wrong": "only second wrong",
-    "both_wrong_alike": "both wrong, alike",
-    "both_wrong_differently": "both wrong, differently",
+    "both-right": "both correct",
+    "only-first-wrong": "only {first} wrong",
+    "only-second-wrong": "only {second} wrong",
+    "both-wrong-alike": "both wrong, the same class",
+    "both-wrong-differently": "both wrong, different classes",
 }
 
 
 @dataclass(frozen=True)
-class MapMethodRow:
-    """The attribution method of one model's maps."""
+class ScoreRow:
+    """One model on all images."""
 
-    model: str
-    method: str
-
-
-@dataclass(frozen=True)
-class SliceRow:
-    """A subset of the images: n, the number in each cell of errors, and the accuracy of both models.
-
-    name: the class, or the number of the slice from 1.
-    """
-
-    name: UntrustedName
-    n: int
-    both_right: int
-    only_first_wrong: int
-    only_second_wrong: int
-    both_wrong_alike: int
-    both_wrong_differently: int
-    first_accuracy: float
-    first_low: float | None
-    first_high: float | None
-    second_accuracy: float
-    second_low: float | None
-    second_high: float | None
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Images in each of CELLS."""
-        return tuple(getattr(self, column) for column in CELLS)
-
-    @property
-    def first(self) -> Estimate:
-        """Accuracy of the first model."""
-        return Estimate(self.first_accuracy, self.first_low, self.first_high)
-
-    @property
-    def second(self) -> Estimate:
-        """Accuracy of the second model."""
-        return Estimate(self.second_accuracy, self.second_low, self.second_high)
+    model: str = col("model")
+    accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
+    calibration_error: Estimate = col(
+        "calibration error",
+        better="lower",
+        metric="calibration_error/{model}",
+        term="the mean difference of confidence and accuracy over bins of confidence, weighted by their images",
+    )
 
 
 @dataclass(frozen=True)
-class NumberSliceRow(SliceRow):
-    """About a quarter of the images, by rising value of a quantity; lowest, highest: its values in the slice."""
+class CellRow:
+    """The images on which both, one or none of the two models is wrong. cell: a key of CELLS; name: in words."""
 
-    number: str
-    lowest: float
-    highest: float
+    first: str = col("first")
+    second: str = col("second")
+    cell: str = col("cell")
+    name: str = col("images")
+    count: int = col("number")
+    share: Estimate = col("share", metric="cell/{first}/{second}/{cell}")
 
 
 @dataclass(frozen=True)
-class ConfusedPairRow:
-    """A true class with a wrong prediction: first, second: images for which each model makes this error."""
+class ClassRow:
+    """The n images of one class, for one model."""
 
-    truth: UntrustedName
-    prediction: UntrustedName
-    first: int
-    second: int
+    model: str = col("model")
+    class_name: str = col("class")
+    n: int = col("images")
+    accuracy: Estimate = col("accuracy")
+
+
+@dataclass(frozen=True)
+class ConfusionRow:
+    """How many images of one class one model takes for another."""
+
+    model: str = col("model")
+    truth: str = col("class")
+    prediction: str = col("prediction")
+    count: int = col("images")
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """The maps of one model by one method: means over those of the sampled images that are usable (not constant,
+    finite, with a positive value), None where none is."""
+
+    model: str = col("model")
+    method: str = col("maps by")
+    usable: Estimate = col("usable maps", metric="maps/{model}/usable")
+    half: Estimate | None = col(
+        "area of half the map",
+        metric="maps/{model}/half",
+        default=None,
+        term="the smallest share of the image that holds half of a map; 50 % of a uniform one",
+    )
+    spread: Estimate | None = col("spread", metric="maps/{model}/spread", default=None)
+    central: Estimate | None = col(
+        "on the middle quarter",
+        metric="maps/{model}/central",
+        default=None,
+        term="the share of a map on the middle quarter of the image; 25 % of a uniform one",
+    )
+    row: Estimate | None = col("centre of mass, down", metric="maps/{model}/row", default=None)
+    column: Estimate | None = col("centre of mass, across", metric="maps/{model}/column", default=None)
+    inside: Estimate | None = col("on the object", metric="maps/{model}/inside", default=None)
+    pointing: Estimate | None = col("maximum on the object", metric="localisation/{model}/pointing", default=None)
+
+
+@dataclass(frozen=True)
+class AgreementRow:
+    """Both models' maps of the same images: rank correlation, the share of the top tenth of one that is in the top
+    tenth of the other, the mass in the same places; half_difference: area of half the map, first minus second."""
+
+    first: str = col("first")
+    second: str = col("second")
+    spearman: Estimate = col("rank correlation", metric="agreement/{first}/{second}/spearman")
+    top: Estimate = col("top tenth in common", metric="agreement/{first}/{second}/top")
+    shared: Estimate = col("mass in common", metric="agreement/{first}/{second}/shared")
+    half_difference: Estimate = col("difference in area", metric="half_difference/{first}/{second}")
 
 
 @dataclass(frozen=True)
 class SeparationRow:
     """How well a quantity separates one model's failures from its successes.
 
-    kind: what is measured; number: the quantity; area: under the ROC curve, the probability that a failure has the
-    greater value, with its interval (None for too few images); failures, successes: images, with the medians of the
-    quantity among them; p: two-sided, that the area is 0.5, p_holm: corrected for all tests of the table (None for too
-    few images).
+    area: under the ROC curve, the probability that a failure has the greater value; medians: of the quantity among
+    failures and successes; p: two-sided, that the area is 0.5, p_holm: corrected for all tests of the table (None for
+    too few images).
     """
 
-    model: str
-    kind: Literal["image", "attention", "map"]
-    number: str
-    area: float
-    low: float | None
-    high: float | None
-    failures: int
-    successes: int
-    median_failure: float
-    median_success: float
-    p: float | None
-    p_holm: float | None
+    model: str = col("model")
+    kind: Literal["image", "attention", "map"] = col("of")
+    number: str = col("quantity")
+    area: Estimate = col(
+        "ROC-AUC of failures",
+        term="the probability that a failure has a greater value than a success; 0.5 where they do not differ",
+    )
+    failures: int = col("failures")
+    successes: int = col("successes")
+    median_failure: float = col("median, failures")
+    median_success: float = col("median, successes")
+    p: float | None = col("p", default=None)
+    p_holm: float | None = col("p (Holm)", default=None)
 
 
 @dataclass(frozen=True)
-class ComparedImageRow:
-    """One image that is shown. image: its index in the data; cell: a value of CELLS; agreement: rank correlation of the
-    two maps, None where either is constant, has no positive value or is not finite."""
+class ImageRow:
+    """One image that is shown. image: its index in the data; cell: a key of CELLS; agreement: rank correlation of the
+    two maps, None where one is not usable; panel: its place among the panels by rising agreement, None for an example
+    of its cell alone; example: whether it is one."""
 
-    image: int
-    file: UntrustedName
-    truth: UntrustedName
-    cell: str
-    agreement: float | None
-    first_prediction: UntrustedName
-    first_probability: float
-    second_prediction: UntrustedName
-    second_probability: float
-
-
-@dataclass(frozen=True)
-class SheetRow:
-    """The images of a sheet in order. sheet: PANELS, or the value of CELLS of which they are examples."""
-
-    sheet: str
-    images: tuple[int, ...]
+    image: int = col("image")
+    file: str = col("file")
+    truth: str = col("class")
+    cell: str = col("cell")
+    first_prediction: str = col("prediction of the first")
+    first_probability: float = col("probability", unit="fraction")
+    second_prediction: str = col("prediction of the second")
+    second_probability: float = col("probability of the second", unit="fraction")
+    agreement: float | None = col("agreement of the maps", default=None)
+    panel: int | None = col("panel", default=None)
+    example: bool = col("example", default=False)
 
 
 @dataclass(frozen=True)
 class HarderRow:
-    """One model under one disturbance at one level."""
+    """One model under one disturbance at one level; chance: the accuracy of a guess."""
 
-    model: str
-    kind: str
-    level: float
-    accuracy: float
-    low: float | None
-    high: float | None
-    n: int | None
+    model: str = col("model")
+    kind: str = col("disturbance")
+    level: float = col("level")
+    accuracy: Estimate = col("accuracy", better="higher", metric="hardened_accuracy/{model}/{kind}/{level:g}")
+    chance: float = col("chance", unit="fraction")
 
     @property
-    def estimate(self) -> Estimate:
-        """The accuracy with its interval."""
-        return Estimate(self.accuracy, self.low, self.high, self.n)
+    def panel(self) -> str:
+        """The disturbance and what its level is."""
+        return f"{self.kind}: {DISTURBANCES[self.kind].axis.replace('%', 'share')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisturbedPairRow(PairRow):
+    """Both models on the same disturbed images. p_holm: corrected for all rows of the table."""
+
+    kind: str = col("disturbance")
+    level: float = col("level")
+    p: float = col("p")
+    difference: Estimate = col("first minus second")
 
 
 @dataclass(frozen=True)
-class DisturbedPairRow:
-    """Both models on the same disturbed images: accuracy of the first minus that of the second, in points, with its
-    paired interval. p: McNemar's exact test, p_holm: corrected for all rows of the table."""
+class BiasRow:
+    """One model on the cue conflicts of a data set: bias, predictions by shape among those by shape or by texture, None
+    without any. note: a remark on the predictions, or empty."""
 
-    kind: str
-    level: float
-    difference: float
-    low: float | None
-    high: float | None
-    n: int
-    p: float
-    p_holm: float
-
-    @property
-    def estimate(self) -> Estimate:
-        """The difference with its interval."""
-        return Estimate(self.difference, self.low, self.high, self.n, "points")
+    model: str = col("model")
+    n: int = col("images")
+    bias: Estimate | None = col(
+        "shape bias",
+        metric="shape_bias/{model}",
+        term="the share of predictions of the shape's class among those of the shape's or the texture's (Geirhos 2019)",
+    )
+    shape: Estimate = col("predictions by shape", metric="shape_answers/{model}")
+    texture: Estimate = col("by texture", metric="texture_answers/{model}")
+    data: str = col("data")
+    note: str = col("note", unit="text")
 
 
 @dataclass(frozen=True)
-class ShapeBiasRow:
-    """One model on the cue conflicts of one class of shape: predictions by shape and by texture among n images.
+class ConflictRow:
+    """The n cue conflicts of one class of shape, for one model: predictions by shape and by texture."""
 
-    data: the title of the data set; note: a remark on the predictions, or empty.
-    """
-
-    model: str
-    class_name: UntrustedName
-    n: int
-    shape: int
-    texture: int
-    data: UntrustedName
-    note: str
+    model: str = col("model")
+    class_name: str = col("class of the shape")
+    n: int = col("images")
+    shape: int = col("predictions by shape")
+    texture: int = col("by texture")
+    share: float | None = col("by shape, of those by shape or texture", unit="fraction", default=None)
 
 
 _Maps = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
@@ -199,7 +218,7 @@ _Map = Annotated[NDArray[np.floating], Form("f", (None, None))]
 
 
 @dataclass(frozen=True)
-class ComparedPixelArrays:
+class ShownArrays:
     """By row of the table of images: pixels, the positive part of both models' maps, and masks where known."""
 
     pixels: Pixels
@@ -210,57 +229,36 @@ class ComparedPixelArrays:
 
 @dataclass(frozen=True)
 class MeanMapArrays:
-    """Both models' mean map as shares of its sum, and the rank correlation of the two maps of each sampled image."""
+    """Both models' mean map, as shares of its sum."""
 
     first: _Map
     second: _Map
-    agreement: Annotated[NDArray[np.floating], Form("f", (None,))]
 
 
-METHODS = TableOf("methods", MapMethodRow)
-BY_CLASS = TableOf("by_class", SliceRow)
-BY_NUMBER = TableOf("by_number", NumberSliceRow)
-CONFUSED = TableOf("confusions", ConfusedPairRow)
-SEPARATIONS = TableOf("separations", SeparationRow)
-IMAGES = TableOf("images", ComparedImageRow)
-SHEETS = TableOf("sheets", SheetRow)
-HARDER = TableOf("robustness", HarderRow)
-DISTURBED_PAIRS = TableOf("disturbed_pairs", DisturbedPairRow, optional=True)
-CONFLICTS = TableOf("shape_bias", ShapeBiasRow)
-MAP_CHECKS = TableOf("map_checks", MapCheck, optional=True)  # of the methods of which each model's maps were chosen
+@dataclass(frozen=True, kw_only=True)
+class CompareRecord(Record):
+    """Two models on the same labelled images."""
 
-SHOWN = ArraysOf("images", ComparedPixelArrays)
-MEAN_MAPS = ArraysOf("mean_maps", MeanMapArrays)
+    command: ClassVar[str] = "compare"
+    scores: tuple[ScoreRow, ...] = table()
+    pairs: tuple[PairRow, ...] = table()
+    cells: tuple[CellRow, ...] = table()
+    by_class: tuple[ClassRow, ...] = table()
+    confusions: tuple[ConfusionRow, ...] = table()
+    calibration: tuple[CalibrationRow, ...] = table()
+    methods: tuple[MapRow, ...] = table()
+    map_checks: tuple[MapCheck, ...] = table()
+    agreement: tuple[AgreementRow, ...] = table()
+    on_object: tuple[OnObjectRow, ...] = table()
+    separations: tuple[SeparationRow, ...] = table()
+    images_shown: tuple[ImageRow, ...] = table()
+    robustness: tuple[HarderRow, ...] = table()
+    disturbed_pairs: tuple[DisturbedPairRow, ...] = table()
+    shape_bias: tuple[BiasRow, ...] = table()
+    cue_conflicts: tuple[ConflictRow, ...] = table()
+    training: tuple[Budget, ...] = table()
+    shown: ShownArrays | None = arrays("images")
+    mean_maps: MeanMapArrays | None = arrays("mean_maps")
 
-ACCURACY = MetricName("accuracy/{model}")
-DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
-MCNEMAR_P = MetricName("mcnemar_p/{first}/{second}")
-CELL_SHARE = MetricName("cell/{first}/{second}/{cell}")
 
-USABLE = MetricName("maps/{model}/usable")  # not constant, finite, with a positive value
-MAP_NUMBERS: Final[Mapping[str, MetricName]] = {  # means over usable maps; analysis/faithfulness/map_shares.py
-    name: MetricName(f"maps/{{model}}/{name}") for name in ("half", "spread", "central", "row", "column", "inside")
-}
-POINTING = MetricName("localisation/{model}/pointing")
-AGREEMENTS: Final[Mapping[str, MetricName]] = {
-    name: MetricName(f"agreement/{{first}}/{{second}}/{name}") for name in ("spearman", "top", "shared")
-}
-HALF_DIFFERENCE = MetricName("half_difference/{first}/{second}")
-
-HARDENED = MetricName("hardened_accuracy/{model}/{kind}/{level}")
-SHAPE_BIAS = MetricName("shape_bias/{model}")
-SHAPE_ANSWERS = MetricName("shape_answers/{model}")
-TEXTURE_ANSWERS = MetricName("texture_answers/{model}")
-
-RECORD = Contents(
-    metrics=(
-        ACCURACY, DIFFERENCE, MCNEMAR_P, CALIBRATION_ERROR, CELL_SHARE, USABLE, *MAP_NUMBERS.values(), POINTING,
-        *AGREEMENTS.values(), HALF_DIFFERENCE, HARDENED, SHAPE_BIAS, SHAPE_ANSWERS, TEXTURE_ANSWERS,
-    ),
-    tables=(
-        METHODS, MAP_CHECKS, CALIBRATION, BY_CLASS, BY_NUMBER, CONFUSED, SEPARATIONS, IMAGES, SHEETS, HARDER,
-        DISTURBED_PAIRS, CONFLICTS, TRAINING, ON_OBJECT,
-        *FAILURE_TABLES,
-    ),
-    arrays=(SHOWN, MEAN_MAPS, FAILURE_ARRAYS),
-)  # fmt: skip
+RECORD = CompareRecord

@@ -1,7 +1,7 @@
 """Accuracy, calibration and confusions of one model or several on the same labelled images."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from vitlens.analysis.answers import evaluate as answers
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate, require_labels
-from vitlens.analysis.answers.pairs import pairs
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import read_as
@@ -18,9 +17,9 @@ from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.budgets import trainings_of
 from vitlens.commands.shared.calibration import calibration_rows
-from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.comparison import in_pairs
 from vitlens.data.split import Split
-from vitlens.uncertainty import accuracy_difference, bootstrap_mean, holm
+from vitlens.uncertainty import bootstrap_mean, holm
 
 MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
 SHOWN: Final = 12  # errors that are drawn
@@ -60,6 +59,7 @@ def _evaluations(run: Run[Any]) -> Iterator[Evaluation]:
 
 def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> rows.EvaluateRecord:
     """The rows of models on the same images. classes: those of the data."""
+    groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
     return rows.EvaluateRecord(
         scores=tuple(_score(each, seed) for each in evaluations),
         per_class=tuple(
@@ -72,7 +72,7 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
             row for each in evaluations
             for row in calibration_rows(each.alias, answers.calibration(each.probabilities, each.labels))
         ),
-        pairs=tuple(_pair_rows(evaluations, seed)),
+        pairs=in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed),
     )  # fmt: skip
 
 
@@ -90,14 +90,6 @@ def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
         bootstrap_mean(excess.numpy(), groups=groups, seed=seed),
         None if top5 is None else accuracy(top5, groups=evaluation.groups, seed=seed),
     )
-
-
-def _pair_rows(evaluations: Sequence[Evaluation], seed: int) -> Iterator[PairRow]:
-    correct = {each.alias: each.correct.numpy() for each in evaluations}
-    groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
-    for pair in pairs(evaluations):
-        gain = accuracy_difference(correct[pair.first], correct[pair.second], groups=groups, seed=seed)
-        yield PairRow(**asdict(pair), difference=gain)
 
 
 def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClassRow]:

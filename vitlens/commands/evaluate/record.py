@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.shared.calibration import CalibrationRow
-from vitlens.commands.shared.pairs import PairRow
+from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import ClassNames, Pixels

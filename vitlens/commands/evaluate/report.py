@@ -10,35 +10,31 @@ from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, bars, images
 from vitlens.commands.evaluate.record import ConfusionRow, EvaluateRecord, PredictedClassRow, ScoreRow
-from vitlens.commands.shared.calibration import DRAWN, ENOUGH, FEW, diagram
-from vitlens.commands.shared.pairs import PairRow
-from vitlens.commands.shared.trainings import differences
+from vitlens.commands.shared.calibration import ENOUGH, FEW, RELIABILITY, calibration_claim
+from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
+from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import worst_of
 from vitlens.figures.confusion import confusion_matrix
 from vitlens.record import by
-from vitlens.report.claims import Claim, found, judge
+from vitlens.report.claims import Claim, found
 from vitlens.report.findings import FOUND, SMALLEST, clear
-from vitlens.report.prose import Marked, listed, say
+from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import LEVEL, Estimate
+from vitlens.uncertainty import Estimate
 
-FEWEST: Final = 20  # images, of a model or a class, below which nothing is claimed
 _PICTURED: Final = 3  # models
 
 
 def claims(record: EvaluateRecord) -> Iterator[Claim]:
     """Which model is better, what is judged of each, and where its confidence and its classes are worst."""
-    if record.images >= FEW:
-        yield from _which(record)
+    accuracies = {score.model: score.accuracy for score in record.scores}
+    if len(accuracies) > 1:
+        yield from which_is_better(accuracies, record.pairs) if record.images >= FEW else ()
+        yield from accuracy_claims(accuracies, record.pairs)
+    elif record.images >= FEW:
+        yield _answer(record.scores[0], record)
     for score in record.scores:
-        if len(record.scores) > 1:
-            yield _accuracy(record, score)
-        error = score.calibration_error
-        if (error.n or 0) >= ENOUGH:
-            yield judge("calibration", score.model, error, "calibration", because="expected calibration error")
-        else:
-            because = say("expected calibration error of fewer than {{ n }} images, which bins bias upwards", n=ENOUGH)
-            yield Claim("calibration", score.model, state="inconclusive", limit="calibration", because=because)
+        yield calibration_claim(score.model, score.calibration_error)
         yield from _confidence(record, score)
         own = [(row, row.accuracy) for row in record.per_class if row.model == score.model and row.n >= FEWEST]
         worst = worst_of(own, score.accuracy)
@@ -52,74 +48,15 @@ def claims(record: EvaluateRecord) -> Iterator[Claim]:
             )  # fmt: skip
 
 
-def _best(record: EvaluateRecord) -> ScoreRow:
-    return max(record.scores, key=lambda row: row.accuracy.value)
-
-
-def gain(row: PairRow, of: str) -> Estimate:
-    """The difference of accuracy of a pair as one of its models minus the other."""
-    difference = row.difference or Estimate(0.0, unit="points")
-    if row.first == of:
-        return difference
-    low, high = (None if end is None else -end for end in (difference.high, difference.low))
-    return replace(difference, value=-difference.value, low=low, high=high)
-
-
-def differs(row: PairRow) -> bool:
-    """Whether the two models differ significantly, and by more than is too small to matter."""
-    return row.p_holm <= LEVEL and abs(gain(row, row.first).value) >= SMALLEST
-
-
-def _which(record: EvaluateRecord) -> Iterator[Claim]:
-    """The answer: the accuracy of one model, or the best of several and which others it exceeds."""
-    top = _best(record)
-    pairs = {row.second if row.first == top.model else row.first: row
-             for row in record.pairs if top.model in (row.first, row.second)}  # fmt: skip
-    alike = [other for other, row in pairs.items() if not differs(row)]
-    given = {"top": top, "n": record.images, "right": record.images - record.errors, "pairs": pairs, "alike": alike}
-    if not pairs:
-        yield Claim(
-            "top-1 accuracy", top.model,
-            say("**{{ top.model }}** classifies {{ top.accuracy }} of the images correctly.", **given),
-            title=say("{{ top.model }} classifies {{ right }} of {{ n }} images correctly", **given),
-            effect=top.accuracy, kind="answer",
-        )  # fmt: skip
-    for other, row in pairs.items():
-        if differs(row):
-            given |= {"other": other, "row": row, "size": gain(row, top.model)}
-            yield Claim(
-                "which is better", f"{top.model} and {other}",
-                say("**{{ top.model }}** classifies more images correctly than **{{ other }}**: "
-                    "{{ top.accuracy|value }}, {{ size }} more (McNemar's exact test, p = {{ row.p_holm|number }}).",
-                    **given),
-                title=say("{% if not alike %}{{ top.model }} classifies more images correctly than {% if pairs|length "
-                          "> 1 %}the {{ pairs|length }} other models{% else %}{{ other }}{% endif %}{% endif %}",
-                          **given),
-                effect=gain(row, top.model), p=row.p_holm, kind="answer",
-            )  # fmt: skip
-    if alike:
-        row = pairs[alike[0]]
-        yield Claim(
-            "no difference", top.model,
-            say("**{{ top.model }}** has the highest accuracy, {{ top.accuracy|alone }}, but no significant lead over "
-                "{{ alike|names }}{% if pairs|length == 1 %}: {{ size|alone }}, p = {{ row.p_holm|number }}"
-                "{% endif %}.", row=row, size=gain(row, top.model), **given),
-            title=say("{{ top.model }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy", **given),
-            kind="answer",
-        )  # fmt: skip
-
-
-def _accuracy(record: EvaluateRecord, score: ScoreRow) -> Claim:
-    """The judgement of a model beside the best that was compared."""
-    top, because = _best(record), say("fewer than {{ few }} images do not order models; raise --limit", few=FEW)
-    if record.images < FEW:
-        return Claim("accuracy", score.model, state="inconclusive", limit="accuracy", because=because)
-    if score is top:
-        because = say("top-1 accuracy {{ own }}, the highest of the models compared", own=score.accuracy)
-        return Claim("accuracy", score.model, state="pass", limit="accuracy", because=because)
-    row = next(row for row in record.pairs if {row.first, row.second} == {score.model, top.model})
-    because = say("difference from {{ best }}", best=top.model)
-    return judge("accuracy", score.model, gain(row, score.model), "accuracy", because=because)
+def _answer(score: ScoreRow, record: EvaluateRecord) -> Claim:
+    """The accuracy of the only model."""
+    given = {"top": score, "n": record.images, "right": record.images - record.errors}
+    return Claim(
+        "top-1 accuracy", score.model,
+        say("**{{ top.model }}** classifies {{ top.accuracy }} of the images correctly.", **given),
+        title=say("{{ top.model }} classifies {{ right }} of {{ n }} images correctly", **given),
+        effect=score.accuracy, kind="answer",
+    )  # fmt: skip
 
 
 def misjudged(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
@@ -173,32 +110,12 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
 
 def unknown(record: EvaluateRecord) -> Iterator[str]:
     """What could overturn these numbers, the most serious first."""
-    n, trained = record.images, differences(record.training)
+    n = record.images
     if n < FEW:
         scores = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores])
         yield say("{{ n }} image{{ n|s }} {{ n|are }} too few to judge a model: {{ scores }}.", n=n, scores=scores)
-    if trained:
-        parts = [
-            say("{{ what }} {{ values }}", what=Marked(each.what.replace("_", " ")),
-                values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(each.values, record.training)]))
-            for each in trained
-        ]  # fmt: skip
-        yield (
-            f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this as "
-            "well as from their architectures."
-        )
-    strange = [budget.model for budget in record.training if not budget.known]
-    if strange and record.pairs:
-        yield say(
-            "How {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained is not known here, so "
-            "trainings may differ as much as architectures.", names=strange,
-        )  # fmt: skip
-    for row in [row for row in record.pairs if row.p_holm > LEVEL and row.only_first_right + row.only_second_right][:1]:
-        yield say(
-            "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence that they are equal: "
-            "the difference may be anything from {{ gap.low|number(1) }} to {{ gap.high|number(1) }} points.",
-            r=row, gap=gain(row, row.first),
-        )  # fmt: skip
+    yield from trained(record.training)
+    yield from not_equal(record.pairs)
     yield say(
         "The images are a sample of {{ n }}, and of each model one training was evaluated: other data or another seed "
         "may give {{ 'another order' if pairs else 'another accuracy' }}.", n=n, pairs=record.pairs,
@@ -231,13 +148,6 @@ def _confused(record: EvaluateRecord) -> list[ConfusionRow]:
     return [row for row in record.confusion if row.truth != row.prediction and record.images >= FEWEST]
 
 
-def _paired(row: PairRow) -> str:
-    words = "{{ first }} alone is correct on {{ only_first_right }} images, {{ second }} alone on "
-    words += "{{ only_second_right }}, both on {{ both_right }}."
-    small = " This difference is significant, but too small to matter."
-    return words + small if row.p_holm <= LEVEL and not differs(row) else words
-
-
 def _leaning(record: EvaluateRecord) -> str:
     """In how many predicted classes of each model confidence differs from accuracy."""
     rows = by([row for row in record.by_prediction if row.n >= FEWEST], "model")
@@ -250,12 +160,6 @@ def _leaning(record: EvaluateRecord) -> str:
         "accuracy in {{ shown }}.{% else %}No class is predicted for {{ n }} images, enough to judge its confidence."
         "{% endif %}", n=FEWEST, parts=parts, shown=listed(parts[:_PICTURED]),
     )  # fmt: skip
-
-
-def _reliability(rows: Sequence[EvaluateRecord], _: str) -> Figure:
-    (record,) = rows
-    shown = [row for row in record.calibration if row.model in record.aliases[:_PICTURED]]
-    return diagram(shown, {row.model: row.calibration_error.value for row in record.scores})
 
 
 REPORT: Final = Report(
@@ -271,7 +175,7 @@ REPORT: Final = Report(
     ),
     glance=(
         Glance("scores", "accuracy", question="accuracy", difference=lambda record: (
-            gain(record.pairs[0], record.aliases[0]) if len(record.pairs) == 1 else None
+            record.pairs[0].difference if len(record.pairs) == 1 else None
         )),
         Glance("scores", "top5"),
         Glance("scores", "cross_entropy"),
@@ -279,12 +183,7 @@ REPORT: Final = Report(
         Glance("scores", "confidence_gap"),
     ),
     sections=(
-        Section(
-            "Which model is correct on which images?",
-            lambda record: record.pairs if record.images >= FEWEST else (),
-            says=_paired, about=("accuracy",),
-            columns=("first", "second", "difference", "only_first_right", "only_second_right", "p_holm"),
-        ),
+        SECTION,
         Section(
             "Which classes are recognised worst?",
             lambda record: [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST],
@@ -316,12 +215,7 @@ REPORT: Final = Report(
             "Is the confidence right?", lambda record: record.by_prediction if record.images >= FEWEST else (),
             opening=_leaning, about=("calibration",), order=lambda row: (row.p_holm, row.p),
             columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),
-            charts=(Chart(
-                "calibration", _reliability,
-                "Accuracy against confidence in bins, with the share of images below; bars under the dashed line are "
-                "overconfident, hollow ones hold few images.",
-                title="Accuracy against confidence", rows=lambda record: [record] if record.images >= DRAWN else [],
-            ),),
+            charts=(RELIABILITY,),
         ),
     ),
 )  # fmt: skip

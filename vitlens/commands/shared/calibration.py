@@ -1,16 +1,16 @@
-"""Calibration of models on labelled images, as rows and as a report's figure; free of torch."""
+"""Calibration of models on labelled images: rows, the judgement and the figure; free of torch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from vitlens.record import by, col
-from vitlens.records import MetricName, Record, TableOf
-from vitlens.report import verdicts as rules
-from vitlens.report.document import FigureSpec, Sentence, Verdict
+from vitlens.report.claims import Claim, judge
+from vitlens.report.prose import say
+from vitlens.report.sections import Chart
+from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,11 +28,10 @@ class CalibrationRow:
     count: int = col("images")
 
 
-CALIBRATION: Final = TableOf("calibration", CalibrationRow)
-CALIBRATION_ERROR: Final = MetricName("calibration_error/{model}")
 FEW: Final = 30  # images below which an accuracy, of a model or of a bin, is not judged
 DRAWN: Final = 100  # images from which on accuracy by confidence is drawn
 ENOUGH: Final = 300  # images from which on a calibration error in 15 bins is judged
+MODELS: Final = 3  # that are drawn
 
 
 def calibration_rows(model: str, bins: "CalibrationBins") -> Iterator[CalibrationRow]:
@@ -41,57 +40,32 @@ def calibration_rows(model: str, bins: "CalibrationBins") -> Iterator[Calibratio
         yield CalibrationRow(model, confidence, accuracy, count)
 
 
-def calibration_verdict(record: Record, alias: str) -> Verdict:
-    """The verdict on a model's expected calibration error; inconclusive for fewer than ENOUGH images."""
-    error, subject = record.metric(CALIBRATION_ERROR(model=alias)), f"calibration of {alias}"
-    if (error.n or 0) < ENOUGH:
-        because = f"expected calibration error of fewer than {ENOUGH} images, which 15 bins bias upwards"
-        return rules.inconclusive(subject, error, rules.CALIBRATION, because)
-    return rules.judged(subject, error, rules.CALIBRATION, "expected calibration error")
+def calibration_claim(model: str, error: Estimate) -> Claim:
+    """The judgement of a model's expected calibration error; inconclusive for fewer than ENOUGH images."""
+    if (error.n or 0) >= ENOUGH:
+        return judge("calibration", model, error, "calibration", because="expected calibration error")
+    because = say("expected calibration error of fewer than {{ n }} images, which bins bias upwards", n=ENOUGH)
+    return Claim("calibration", model, state="inconclusive", limit="calibration", because=because)
 
 
-def reliability(record: Record) -> Iterator[FigureSpec]:
-    """The reliability diagram of the models with enough images; none where no model has them."""
-    if _drawn(record):
-        yield FigureSpec(
-            "calibration",
-            "Accuracy against confidence, in 15 bins of equal width; on the dashed line accuracy equals confidence. "
-            f"Hollow: a bin of fewer than {FEW} images, which shows little by itself. Below: "
-            "the share of the images in each bin.",
-            partial(_reliability_diagram, record),
-        )
-
-
-def undrawn(record: Record) -> Iterator[Sentence]:
-    """That too few images are no diagram."""
-    for alias in record.aliases:
-        if alias not in _drawn(record):
-            error = record.metric(CALIBRATION_ERROR(model=alias))
-            yield Sentence(
-                f"Accuracy by confidence of {alias} is not drawn: {error.n or 0} images in bins show no "
-                f"calibration; it takes at least {DRAWN}.",
-                (error, error.n or 0, DRAWN),
-            )
-
-
-def _drawn(record: Record) -> list[str]:
-    """The models with enough images for a diagram."""
-    return [alias for alias in record.aliases if (record.metric(CALIBRATION_ERROR(model=alias)).n or 0) >= DRAWN]
-
-
-def _reliability_diagram(record: Record) -> "Figure":
-    drawn = _drawn(record)
-    rows = [row for row in record.rows(CALIBRATION) if row.model in drawn]
-    return diagram(rows, {alias: record.metric(CALIBRATION_ERROR(model=alias)).value for alias in drawn})
-
-
-def diagram(rows: Sequence[CalibrationRow], errors: Mapping[str, float]) -> "Figure":
-    """The reliability diagram of models from their bins; errors: the expected calibration error of each."""
+def _reliability(rows: Sequence[Any], _: str) -> "Figure":
     from vitlens.figures.calibration import Calibration, reliability_diagram
 
+    (record,) = rows
+    errors = {row.model: row.calibration_error.value for row in record.scores}
     models = []
-    for alias, own in by(rows, "model").items():
+    for alias, own in list(by(record.calibration, "model").items())[:MODELS]:
         confidence, accuracy = (np.array([getattr(row, name) for row in own]) for name in ("confidence", "accuracy"))
         counts = np.array([row.count for row in own], float)
         models.append(Calibration(alias, confidence, accuracy, counts, error=errors[alias]))
     return reliability_diagram(models=models, few=FEW)
+
+
+RELIABILITY: Final = Chart(
+    "calibration",
+    _reliability,
+    "Accuracy against confidence in bins, with the share of images below; bars under the dashed line are "
+    "overconfident, hollow ones hold few images.",
+    title="Accuracy against confidence",
+    rows=lambda record: [record] if record.images >= DRAWN else [],
+)

@@ -11,6 +11,7 @@ from vitlens.archives import Form
 from vitlens.records import ArraysOf, Record, TableOf, UntrustedName
 from vitlens.report.document import Sentence
 from vitlens.report.numbers import in_words
+from vitlens.report.prose import Marked, listed, say
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,26 @@ def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:
         if field.name != "model" and None not in values and len(set(values)) > 1:
             differing.append(Difference(field.name, tuple(values)))
     return tuple(differing)
+
+
+def trained(budgets: Sequence[Budget]) -> Iterator[str]:
+    """That models were trained differently, or that one training is not known, where that is so."""
+    differing, strange = differences(budgets), [budget.model for budget in budgets if not budget.known]
+    if differing:
+        parts = [
+            say("{{ what }} {{ values }}", what=Marked(each.what.replace("_", " ")),
+                values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(each.values, budgets)]))
+            for each in differing
+        ]  # fmt: skip
+        yield (
+            f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this as "
+            "well as from their architectures."
+        )
+    if strange and len(budgets) > 1:
+        yield say(
+            "How {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained is not known here, so "
+            "trainings may differ as much as architectures.", names=strange,
+        )  # fmt: skip
 
 
 def training_sentences(record: Record) -> Iterator[Sentence]:

@@ -17,9 +17,9 @@ class Margin:
 
     against: str
     difference: float
-    low: float | None
-    high: float | None
-    n: int
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
 
     @property
     def estimate(self) -> Estimate:
@@ -43,11 +43,11 @@ class MapCheck:
     images: int
     unusable: int
     gap: float
-    low: float | None
-    high: float | None
-    road: float | None
-    margins: tuple[Margin, ...]
-    cascade: Cascade | None
+    low: float | None = None
+    high: float | None = None
+    road: float | None = None
+    margins: tuple[Margin, ...] = ()
+    cascade: Cascade | None = None
     road_low: float | None = None
     road_high: float | None = None
     judged_by: str = INSERTION

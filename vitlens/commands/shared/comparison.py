@@ -1,0 +1,163 @@
+"""Models on the same images: one row a pair, one claim on which is better, one judgement, one table; free of torch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.commands.shared.calibration import FEW
+from vitlens.record import col
+from vitlens.report.claims import Claim
+from vitlens.report.findings import SMALLEST
+from vitlens.report.prose import say
+from vitlens.report.sections import Section
+from vitlens.report.verdicts import LIMITS
+from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, mcnemar
+
+FEWEST: Final = 20  # images below which nothing is claimed
+UNDECIDED: Final = "undecided"
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """Two models on the same images: how many both, one alone, or none predicts correctly.
+
+    p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of tests; difference: of their accuracy,
+    None where a command records it elsewhere; better: the model that is significantly better by more than is too small
+    to matter, or UNDECIDED.
+    """
+
+    first: str = col("first")
+    second: str = col("second")
+    both_right: int = col("both correct")
+    only_first_right: int = col("only the first correct")
+    only_second_right: int = col("only the second correct")
+    both_wrong: int = col("both wrong")
+    p: float = col("p", metric="mcnemar_p/{first}/{second}")
+    p_holm: float = col("p (Holm)")
+    difference: Estimate | None = col("first minus second", metric="accuracy_difference/{first}/{second}", default=None)
+    better: str = col("better", default=UNDECIDED)
+
+    @property
+    def decided(self) -> bool:
+        """Whether one of the two is better."""
+        return self.better != UNDECIDED
+
+    def gain(self, of: str) -> Estimate:
+        """The difference as one of the two models minus the other."""
+        return signed(self.difference or Estimate(0.0, unit="points"), of == self.first)
+
+
+def signed(difference: Estimate, keep: bool) -> Estimate:
+    """A difference, or its negative."""
+    if keep:
+        return difference
+    low, high = (None if end is None else -end for end in (difference.high, difference.low))
+    return replace(difference, value=-difference.value, low=low, high=high)
+
+
+def compared(
+    correct: Sequence[tuple[str, str, NDArray[np.bool_], NDArray[np.bool_]]],
+    *,
+    groups: NDArray[Any] | None = None,
+    seed: int = 0,
+) -> list[PairRow]:
+    """The rows of comparisons that are corrected together: two models, and which images each classifies correctly."""
+    alone = [(int((one & ~two).sum()), int((two & ~one).sum())) for *_, one, two in correct]
+    tests = [mcnemar(*counts) for counts in alone]
+    rows = []
+    for (first, second, one, two), counts, p, p_holm in zip(correct, alone, tests, holm(tests)):
+        gain = accuracy_difference(one, two, groups=groups, seed=seed)
+        shown = p_holm <= LEVEL and abs(gain.value) >= SMALLEST
+        better = (first if gain.value > 0 else second) if shown else UNDECIDED
+        both, neither = int((one & two).sum()), int((~one & ~two).sum())
+        rows.append(PairRow(first, second, both, *counts, neither, p, p_holm, gain, better))
+    return rows
+
+
+def in_pairs(
+    correct: Mapping[str, NDArray[np.bool_]], *, groups: NDArray[Any] | None = None, seed: int = 0
+) -> tuple[PairRow, ...]:
+    """The rows of all pairs of models, in their order."""
+    pairs = [(first, second, correct[first], correct[second]) for first, second in combinations(correct, 2)]
+    return tuple(compared(pairs, groups=groups, seed=seed))
+
+
+def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
+    """The answer: which models the one with the highest accuracy exceeds, and which it does not."""
+    top = max(accuracies, key=lambda name: accuracies[name].value)
+    pairs = {row.second if row.first == top else row.first: row for row in rows if top in (row.first, row.second)}
+    alike = [other for other, row in pairs.items() if not row.decided]
+    known = {"top": top, "accuracy": accuracies[top], "pairs": pairs, "alike": alike}
+    for other, row in pairs.items():
+        if row.decided:
+            given = known | {"other": other, "row": row, "size": row.gain(top)}
+            yield Claim(
+                "which is better", f"{top} and {other}",
+                say("**{{ top }}** classifies more images correctly than **{{ other }}**: {{ accuracy|value }}, "
+                    "{{ size }} more (McNemar's exact test, p = {{ row.p_holm|number }}).", **given),
+                title=say("{% if not alike %}{{ top }} classifies more images correctly than {% if pairs|length > 1 %}"
+                          "the {{ pairs|length }} other models{% else %}{{ other }}{% endif %}{% endif %}", **given),
+                effect=row.gain(top), p=row.p_holm, kind="answer",
+            )  # fmt: skip
+    if alike:
+        row = pairs[alike[0]]
+        yield Claim(
+            "no difference", top,
+            say("**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no significant lead over "
+                "{{ alike|names }}{% if pairs|length == 1 %}: {{ size|alone }}, p = {{ row.p_holm|number }}"
+                "{% endif %}.", row=row, size=row.gain(top), **known),
+            title=say("{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy", **known),
+            kind="answer",
+        )  # fmt: skip
+
+
+def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
+    """The judgement of each of several models beside the best of them: what its whole interval allows."""
+    limit = LIMITS["accuracy"]
+    top = max(accuracies, key=lambda name: accuracies[name].value)
+    for model, own in accuracies.items():
+        claim = Claim("accuracy", model, limit="accuracy")
+        if (own.n or 0) < FEW:
+            because = say("fewer than {{ few }} images do not order models; raise --limit", few=FEW)
+            yield replace(claim, state="inconclusive", because=because)
+        elif model == top:
+            because = say("top-1 accuracy {{ own }}, the highest of the models compared", own=own)
+            yield replace(claim, state="pass", because=because)
+        else:
+            row = next(row for row in rows if {row.first, row.second} == {model, top})
+            gain = row.gain(model)
+            state = limit.judge_difference(gain)
+            state = "inconclusive" if state in ("warn", "fail") and not row.decided else state
+            because = say("difference from {{ best }}", best=top)
+            yield replace(claim, state=state, effect=gain, because=because)
+
+
+def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
+    """That no significant difference is no evidence of equality, of the first such pair."""
+    open_ = [row for row in rows if row.p_holm > LEVEL and row.only_first_right + row.only_second_right]
+    for row in [row for row in open_ if row.gain(row.first).low is not None][:1]:
+        yield say(
+            "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence that they are equal: "
+            "the difference may be anything from {{ gap.low|number(1) }} to {{ gap.high|number(1) }} points.",
+            r=row, gap=row.gain(row.first),
+        )  # fmt: skip
+
+
+def _paired(row: PairRow) -> str:
+    words = "{{ first }} alone is correct on {{ only_first_right }} images, {{ second }} alone on "
+    words += "{{ only_second_right }}, both on {{ both_right }}."
+    small = " This difference is significant, but too small to matter."
+    return words + small if row.p_holm <= LEVEL and not row.decided else words
+
+
+SECTION: Final = Section(
+    "Which model is correct on which images?",
+    lambda record: record.pairs if record.images >= FEWEST else (),
+    says=_paired,
+    about=("accuracy",),
+    columns=("first", "second", "difference", "p_holm", "better"),
+)
