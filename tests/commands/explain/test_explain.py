@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.commands.explain.run import BRIEF, explained, report
-from tests.commands.shared.maps.rows import FALLING, STAYING, checks
+from tests.commands.map_rows import FALLING, STAYING, checks
 from tests.figures.reading import crosses
 from vitlens.attribution.explain import explain as attribute
 from vitlens.attribution.explain import methods_for

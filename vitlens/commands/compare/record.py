@@ -11,8 +11,7 @@ from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.archives import Form
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
-from vitlens.commands.shared.maps.on_object import OnObjectRow
-from vitlens.commands.shared.maps.rows import MapCheck
+from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Masks, Pixels
@@ -247,7 +246,7 @@ class CompareRecord(Record):
     confusions: tuple[ConfusionRow, ...] = table()
     calibration: tuple[CalibrationRow, ...] = table()
     methods: tuple[MapRow, ...] = table()
-    map_checks: tuple[MapCheck, ...] = table()
+    map_checks: tuple[MapCheckRow, ...] = table()
     agreement: tuple[AgreementRow, ...] = table()
     on_object: tuple[OnObjectRow, ...] = table()
     separations: tuple[SeparationRow, ...] = table()

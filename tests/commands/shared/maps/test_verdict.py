@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.commands.shared.maps.rows import FALLING, STAYING, checks
+from tests.commands.map_rows import FALLING, STAYING, checks
 from vitlens.analysis.faithfulness import league
 from vitlens.analysis.faithfulness.steadiness import judged_steadiness
 from vitlens.commands.shared.maps.measure import CheckedMaps, information_row, on_object_rows
