@@ -14,7 +14,7 @@ from vitlens.attribution.explain import methods_for
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.cli.main import run as command_line
-from vitlens.commands.explain.methods import chosen_methods
+from vitlens.commands.explain.measure import chosen_methods
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.models.loading import load

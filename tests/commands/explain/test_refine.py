@@ -12,7 +12,7 @@ from vitlens.attribution.explain import explain as attribute
 from vitlens.attribution.refinement import Refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.cli.main import run
-from vitlens.commands.explain.methods import chosen_methods
+from vitlens.commands.explain.measure import chosen_methods
 from vitlens.commands.run.publish import read_folder
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError

@@ -1,7 +1,8 @@
 """Attribution maps of images by several methods, of one model or several; their choice, and the checks of them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -10,19 +11,21 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import BACKWARD, answers, fitting_batch_size
+from vitlens.analysis.attention.affinity import require_affinity
 from vitlens.analysis.faithfulness.choice import DRAWS, MethodChoice
 from vitlens.analysis.faithfulness.league import BASELINES
 from vitlens.analysis.faithfulness.map_shares import map_faults
 from vitlens.analysis.faithfulness.masking import require_substrate
-from vitlens.attribution.choice import FAITHFULNESS, REPLACED, chosen_by_evidence
+from vitlens.analysis.faithfulness.randomisation import Explain
+from vitlens.attribution.choice import FAITHFULNESS, REPLACED, candidates_for, chosen_by_evidence
 from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
-from vitlens.attribution.explain import explain
+from vitlens.attribution.explain import explain, methods_for, require_method
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.package import PROVENANCE
-from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.attribution.refinement import Refinement, require_refinement
+from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.explain.checks import check_methods
-from vitlens.commands.explain.methods import as_function, methods_of, quickly, refinement_of
-from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.options import ALL, NONE, ExplainOptions, RefineOptions
 from vitlens.commands.explain.record import (
     ChoiceRow,
     ExplainArrays,
@@ -41,8 +44,12 @@ from vitlens.commands.shared.maps.record import removal_check
 from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
-from vitlens.shapes import Labels
+from vitlens.names import Engine
+from vitlens.shapes import Images, Labels
+from vitlens.shapes import Maps as MapsOf
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 _BACKWARD: Final = 3  # forward passes that take as long as one forward and backward pass, about
@@ -258,3 +265,97 @@ def choice_rows(alias: str, choice: MethodChoice) -> dict[str, object]:
         ),
         "checks": (removal_check(alias, choice.method, REPLACED, value, known, usable=1),) if value and known else (),
     }  # fmt: skip
+
+
+def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[str, ...]]:
+    """The methods of each model, with --auto the candidates. Raises as `chosen_methods`, and InputError for fewer than
+    two candidates."""
+    refinement, engine = refinement_of(options.refine), options.engine
+    named: Sequence[tuple[str, ...] | None] = [None] * len(models)
+    if options.method or not options.auto:
+        given = (ALL,) if options.verify and not options.method else options.method
+        named = methods = chosen_methods(models, given, engine=engine, refinement=refinement)
+        if not options.auto:
+            return methods
+    return [candidates_for(model, own, engine=engine, refinement=refinement) for model, own in zip(models, named)]
+
+
+def refinement_of(options: RefineOptions) -> Refinement:
+    """What is done with every map."""
+    times = None if options.times == NONE else options.times
+    return Refinement(options.refine, options.layers, options.steps, times, options.views, options.upsample)
+
+
+def chosen_methods(
+    models: Sequence[Model],
+    method: Sequence[str],
+    *,
+    engine: Engine = "vitlens",
+    refinement: Refinement | None = None,
+) -> list[tuple[str, ...]]:
+    """The methods of each model, in the order of `method`; without any, the default ones.
+
+    refinement: what is done with the maps; of methods that are not named, those whose maps it does not apply to are
+    left out. Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, for a
+    model that has none of them, and for a refinement that does not apply.
+    """
+    refinement = refinement or Refinement()
+    defined = [
+        tuple(name for name in methods_for(model, engine=engine) if name in method or _applies(model, name, refinement))
+        for model in models
+    ]
+    for model in models:
+        for name in methods_for(model, engine=engine) if method and ALL not in method else ():
+            if name in method:
+                require_refinement(model, name, refinement)
+        if refinement.times is not None:
+            require_method(model, refinement.times, engine=engine)
+    if ALL in method:
+        return defined
+    names = tuple(dict.fromkeys(method or default_methods()))
+    for name in names:
+        if name not in ATTRIBUTIONS:
+            raise UnknownNameError("method", name, (*ATTRIBUTIONS, ALL))
+        if method and not any(name in own for own in defined):
+            require_method(models[0], name, engine=engine)
+    chosen = [tuple(name for name in names if name in own) for own in defined]
+    for model, own in zip(models, chosen):
+        if not own:
+            require_method(model, names[0], engine=engine)
+    return chosen
+
+
+def _applies(model: Model, method: str, refinement: Refinement) -> bool:
+    """Whether the refinement applies to the method's maps. Raises UnsupportedError where it applies to no method, and
+    InputError for a layer that the model does not have."""
+    if refinement.refine == "affinity":
+        require_affinity(model, refinement.layers)
+    try:
+        require_refinement(model, method, refinement)
+    except InputError:
+        return False
+    return True
+
+
+def as_function(name: str, options: ExplainOptions) -> Explain:
+    """A method as a function of (model, images, targets), refined as the options say."""
+    refinement, engine, run = refinement_of(options.refine), options.engine, options.run
+
+    def maps(model: Model, images: Images, targets: Labels) -> MapsOf:
+        with quickly(model, name):
+            return explain(
+                model, images, targets=targets, method=name, refinement=refinement, engine=engine,
+                batch_size=run.batch_size, seed=run.seed,
+            )  # fmt: skip
+
+    return maps
+
+
+@contextmanager
+def quickly(model: Model, method: str) -> Iterator[None]:
+    """Inside, the passes of a method that does not observe attention are quick ones."""
+    if ATTRIBUTIONS[method].needs not in (None, "cam"):
+        yield
+        return
+    with quick_passes(model):
+        yield
