@@ -51,8 +51,8 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
         say("**{{ row.method }}** is chosen for **{{ row.model }}**: it has the highest score of {{ n }} methods on "
             "{{ row.selection }} images, and in {{ row.certainty|value }} of {{ row.draws }} bootstrap samples of them"
             "{% if margin %}; the other {{ row.report }} images {{ verb }} it: its score minus that of "
-            "{{ row.runner_up }} is {{ margin|alone }}{% endif %}{% if row.alike %}; {{ row.alike|names }} give the same "
-            "maps{% endif %}.",
+            "{{ row.runner_up }} is {{ margin|alone }}{% endif %}{% if row.alike %}; {{ row.alike|names }} give the "
+            "same maps{% endif %}.",
             **given),
         say("{{ row.method }} is chosen for {{ row.model }}{% if margin %}; other images {{ verb }} it{% endif %}",
             **given),
