@@ -86,6 +86,7 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
     if options.get("engine") == "grad-cam":
         yield "The maps are the grad-cam package's: negative values set to zero, each scaled to its own range."
     if record.stages:
+        yield "Images of another kind, and other classes than those explained here, may have another best map."
         yield "A map that changes with the weights need not be right: randomisation is necessary, not sufficient."
     yield from without_explorer(record.explorer)
 

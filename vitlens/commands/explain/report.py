@@ -38,13 +38,14 @@ from vitlens.uncertainty import Side
 _METHODS: Final = 7  # on a sheet; more are divided among several
 _CURVES: Final = 6  # methods whose curves are drawn
 _ORDERS: Final = 5  # orders of patches beside one another
+_TARGETS: Final = {"predicted": ", the predicted class", "true": ", the true class"}
 _GREY: Final = 0.8  # share of grey in a removed patch
 
 
 @dataclass(frozen=True)
 class Sheet:
     """Images with their maps by some methods; sheet: its number, over all models; titles: of the methods; names: below
-    the images; failed: why a method's maps may not be believed."""
+    the images; failed: why a method's maps may not be believed; target: which class they explain."""
 
     sheet: int
     model: str
@@ -55,6 +56,7 @@ class Sheet:
     names: Sequence[str]
     masks: Any = None
     failed: Sequence[str] = ()
+    target: str = ""
 
 
 def _draw(rows: Sequence[Sheet], title: str) -> Figure:
@@ -72,6 +74,7 @@ def sheets(record: ExplainRecord) -> Iterator[Sheet]:
         methods = [row for row in record.methods if row.model == alias]
         shown = [row for row in record.shown if row.model == alias]
         count, faults = len(arrays.images), {each.method: each.fault for each in judged.get(alias, ())}
+        explained = any(row.target is not None for row in shown)
         if not any(is_drawable(own) for maps in arrays.maps.values() for own in maps[:count]):
             continue
         for some in _evenly(count, EACH):
@@ -84,6 +87,7 @@ def sheets(record: ExplainRecord) -> Iterator[Sheet]:
                     [_below(row) for row in shown[some]],
                     None if arrays.masks is None else arrays.masks[some],
                     [faults.get(row.method, "").replace(JUMPS, "") for row in methods[columns]],
+                    _TARGETS.get(record.options.get("target", ""), ", the class of --target") if explained else "",
                 )  # fmt: skip
                 number += 1
 
@@ -300,7 +304,7 @@ _PICTURE: Final = Chart(
     "explain", _draw,
     "Maps over their images: red for the class, blue against it; unsigned maps begin at their minimum. Compare places, "
     "not amounts. Outline: object. Crossed out: uniform or failed.",
-    title="Maps of {{ first.model }}",
+    title="Maps of {{ first.model }}{{ first.target }}",
     rows=lambda record: list(sheets(record)),
 )  # fmt: skip
 

@@ -148,7 +148,9 @@ class JudgedMap:
     jumped: Estimate | None = col("maps that jump", term="maps whose highest point moves by more than an eighth of a "
                                   "side when the image is shifted by at most a pixel")  # fmt: skip
     alike: bool = col("not told from the best")
-    not_passed: tuple[str, ...] = col("not passed")
+    not_passed: tuple[str, ...] = col(
+        "not passed", term="the checks that a map fails, that could not decide, or that were not run"
+    )
 
     @property
     def fault(self) -> str:
