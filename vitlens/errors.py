@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
+_LISTED = 40  # names of a kind that a message lists, where none is near
 _NEAR = 0.6  # least similarity of a suggestion
 _BEHIND = 0.1  # largest difference in similarity to the best suggestion
 _SUGGESTED = 3
@@ -49,7 +50,7 @@ class UnknownNameError(InputError):
         message = f"no {kind} {name!r}"
         if near:
             message += "; did you mean " + " or ".join(repr(word) for word in near) + "?"
-        elif len(known) <= 12:
+        elif len(known) <= _LISTED:
             message += f"; known: {', '.join(known)}"
         if hint:
             message += f"{'' if message.endswith('?') else ';'} see {hint}"

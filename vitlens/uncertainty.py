@@ -1,5 +1,6 @@
 """Uncertainty: confidence intervals, paired tests, and the correction for multiple tests."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -136,10 +137,18 @@ def bootstrap_mean(
     return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()), unit)
 
 
-def student_mean(values: ArrayLike, *, groups: ArrayLike | None = None, unit: str = "fraction") -> Estimate:
+def student_mean(
+    values: ArrayLike,
+    *,
+    groups: ArrayLike | None = None,
+    unit: str = "fraction",
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> Estimate:
     """The mean of values (n,) with Student's 95 % interval, for few values; none for fewer than 2 values (or groups).
 
-    groups (n,): the group of each value; the interval is that of the means of groups.
+    groups (n,): the group of each value; the interval is that of the means of groups. least, most: that a value can be
+    by definition, where the interval ends.
     """
     sums, counts = _by_group(_vector(values), groups)
     mean, n, means = float(sums.sum() / counts.sum()), int(counts.sum()), sums / counts
@@ -148,7 +157,7 @@ def student_mean(values: ArrayLike, *, groups: ArrayLike | None = None, unit: st
     from scipy import stats
 
     half = float(stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means)))
-    return Estimate(mean, mean - half, mean + half, n, unit)
+    return Estimate(mean, max(mean - half, least), min(mean + half, most), n, unit)
 
 
 def student_test(values: ArrayLike) -> float:

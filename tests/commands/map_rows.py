@@ -1,43 +1,59 @@
-"""Rows of map checks built by hand."""
+"""Checks of a method built by hand."""
+
+from collections.abc import Collection, Mapping
 
 from vitlens.analysis.faithfulness.cascade import RandomisedStage, judged_cascade
-from vitlens.commands.shared.maps.rows import INSERTION, ROAD, MapCheck, Margin
+from vitlens.analysis.faithfulness.steadiness import judged_steadiness
+from vitlens.commands.shared.maps.record import (
+    CENTRE,
+    IMPUTED,
+    RANDOM,
+    SHUFFLED,
+    MapCheckRow,
+    removal_check,
+    shifts_check,
+    weights_check,
+)
+from vitlens.uncertainty import Estimate
 
 STAGES = ("head", "blocks 4 to 5", "blocks 2 to 3", "block 1", "block 0", "embedding")
 FALLING = (0.7, 0.3, 0.1, 0.0, 0.0, 0.0)
 STAYING = (1.0, 0.99, 0.92, 0.78, 0.24, 0.0)  # rollout of a DeiT
+HALF = 0.05  # of the width of every interval
 
 
-def map_check(
+def estimate(value: float, n: int) -> Estimate:
+    return Estimate(value, value - HALF, value + HALF, n, "")
+
+
+def checks(
     model: str = "vit",
     method: str = "relevance",
     *,
-    over_random: float = 0.3,
-    over_centre: float = 0.1,
-    half: float = 0.05,
+    score: float = 0.3,
+    over: Mapping[str, float] | None = None,
+    second: Mapping[str, float] | None = {},
+    without: Collection[str] = (),
     cascade: tuple[float, ...] | None = FALLING,
     kept: float | None = 0.1,
     n: int = 100,
     randomised: int = 32,
-    unusable: int = 0,
-    leader: tuple[str, float] | None = None,
-    road: float | None = None,
-    gap: float | None = None,
-) -> MapCheck:
-    """A method that passes every check, but for what is changed. half: half of the width of every interval; road:
-    what judges, where it was run."""
-    others = [("random", over_random), ("centre", over_centre), *([leader] if leader else [])]
-    stages = [RandomisedStage(name, mean, mean - half, mean + half, kept) for name, mean in zip(STAGES, cascade or ())]
-    return MapCheck(
-        model=model,
-        method=method,
-        images=n,
-        unusable=unusable,
-        gap=over_random if gap is None else gap,
-        low=over_random - half,
-        high=over_random + half,
-        road=road,
-        margins=tuple(Margin(name, value, value - half, value + half, n) for name, value in others),
-        cascade=None if cascade is None else judged_cascade(stages, randomised),
-        judged_by=INSERTION if road is None else ROAD,
-    )
+    usable: int = 100,
+    jumped: float | None = 0.0,
+    behind: float | None = None,
+) -> list[MapCheckRow]:
+    """A method that passes every check, but for what is changed. over: what its score exceeds each baseline by, second:
+    with the second replacement (None: not tried); without: baselines that were not compared."""
+    margins = {RANDOM: 0.3, CENTRE: 0.2, SHUFFLED: 0.1} | dict(over or {})
+    rows = []
+    for substrate, changed in ((IMPUTED, {}), ("mean", second)):
+        if changed is not None:
+            known = {name: estimate(value, n) for name, value in {**margins, **changed}.items() if name not in without}
+            less = None if behind is None else estimate(behind, n)
+            rows.append(removal_check(model, method, substrate, estimate(score, n), known, usable=usable, behind=less))
+    stages = [RandomisedStage(name, mean, mean - HALF, mean + HALF, kept) for name, mean in zip(STAGES, cascade or ())]
+    rows.append(weights_check(model, method, judged_cascade(stages, randomised) if cascade else None))
+    if jumped is not None:
+        share = Estimate(jumped, max(0.0, jumped - 0.1), jumped + 0.1, 16)
+        rows.append(shifts_check(model, method, judged_steadiness(estimate(0.9, 16), share), share))
+    return rows

@@ -18,8 +18,10 @@ from tests.pages import page_problems
 from tests.saving import saved_figures
 from tests.whole_folder import whole_folder
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.cli.main import run
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
+from vitlens.commands.shared.maps.record import judged_maps
 from vitlens.demo.badges import Badges, found_badges
 from vitlens.demo.limits import PASSES
 from vitlens.demo.markup import Card, Share, cards, classes_table, sentence
@@ -101,20 +103,17 @@ def test_a_second_model_without_the_class_explains_its_own_prediction_and_says_s
 
 
 def test_the_badge_is_the_verdict_of_the_league_on_these_weights(picture, tmp_path):
-    for model in (VIT, CNN):  # committed leagues of other weights under these names: no badge, until the hash is theirs
-        league = Path(shutil.copytree(Path("reports") / f"explain-{model.alias}", tmp_path / model.alias))
-        assert found_badges(tmp_path, (model,)).of(model, "rollout").state == "not tested"
-        assert model.provenance.sha256 is not None
-        config = (league / "config.json").read_text()
-        (league / "config.json").write_text(
-            config.replace(read_folder(league).models[0].sha256, model.provenance.sha256)
-        )
+    brief = "--no-counterfactuals --no-stability --composites none --other-substrates none --method saliency --quiet"
+    line = ["explain", "vit-digits", "--limit", "12", "--verify", *brief.split(), "--out", str(tmp_path / "league")]
+    assert run(line) == 0
     badges = found_badges(tmp_path, (VIT, CNN))
-    assert badges.of(VIT, "rollout").state == "fail"
-    assert badges.of(CNN, "gradcam").state == "pass"
-    assert "500 images" in badges.of(CNN, "gradcam").words
+    (judged,) = judged_maps(read_folder(tmp_path / "league").checks)
+    assert badges.of(VIT, "saliency").state == judged.state != "pass"
+    assert "12 images" in badges.of(VIT, "saliency").words
+    assert judged.lacks in badges.of(VIT, "saliency").words
+    assert badges.of(CNN, "saliency").state == "not tested"
     other = vitlens.load("vit-digits@random")
-    assert badges.of(other, "rollout").state == "not tested"
+    assert badges.of(other, "saliency").state == "not tested"
     assert found_badges(Path("no such folder"), (VIT,)) == Badges()
 
 

@@ -19,6 +19,7 @@ from vitlens.figures.style import COUNTS, MAGNITUDE, SIGNED, SMALL, WIDE, headin
 from vitlens.report.numbers import number
 
 _PANELS: Final = 6
+_LETTER: Final = 0.066  # inch per letter of a tick
 
 
 def board(
@@ -94,9 +95,11 @@ def matrix(
     signed: bool = False,
     below: Callable[[Any], str] | None = None,
     panel: str = "",
+    words: Callable[[Any], str] | None = None,
 ) -> Draw:
     """A cell for each pair of the values of two columns, with its number where there is room; below: a second line;
-    panel: a column, with a matrix for each of its values, at most three in a row, all on one scale."""
+    panel: a column, with a matrix for each of its values, at most three in a row, all on one scale; words: what
+    stands in the place of numbers, where colours are judgements, which need no bar."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -110,28 +113,37 @@ def matrix(
         figure = sheet(min(WIDE, wide * columns + 1.6), 0.2 + lines * (tall + (0.7 if columns == 1 else 0.9)))
         grid = list(figure.subplots(lines, columns, squeeze=False).flat)
         every = numbers(rows, cell)[0]
+        within = unit_of(rows, cell) != "fraction" and np.abs(every).max(initial=0.0, where=~np.isnan(every)) <= 1.0
+        digits = 1 if unit_of(rows, cell) == "fraction" else 2 if within else None  # 2: correlations, areas
         scale = symmetric_scale([every]) if signed else _scale(every, None)
         for axes, (name, own) in zip(grid, parts.items()):
             found = numbers(own, cell)[0]
-            words = ["" if np.isnan(each) else _cell_words(row, each, cell, below) for row, each in zip(own, found)]
-            shown = _fill(axes, own, (down, across), found, words if columns == 1 else [], scale, signed=signed)
-            ticks = axes.get_xticklabels()
-            if 0.075 * max(len(tick.get_text()) for tick in ticks) > wide / len(ticks):
-                for tick in ticks:
-                    tick.set(rotation=45, ha="right", rotation_mode="anchor")
+            texts = [words(row) if words else "" if np.isnan(each) else number(each, digits)
+                     for row, each in zip(own, found)]  # fmt: skip
+            if below:
+                texts = [f"{text}\n{below(row)}" if text else "" for text, row in zip(texts, own)]
+            shown = _fill(axes, own, (down, across), found, texts if columns == 1 else [], scale, signed=signed)
+            _name_columns(axes, int(wide / len(axes.get_xticks()) / _LETTER))
             axes.set_title(textwrap.fill(name, 60 if columns == 1 else int(wide / 0.075)))
         for axes in grid[len(parts) :]:
             axes.set_visible(False)
-        figure.colorbar(shown, ax=grid, label=label(rows, cell), shrink=0.8)
+        if not words:
+            figure.colorbar(shown, ax=grid, label=label(rows, cell), shrink=0.8)
         heading(figure, title)
         return figure
 
     return draw
 
 
-def _cell_words(row: Any, found: float, cell: str, below: Callable[[Any], str] | None) -> str:
-    digits = 1 if unit_of([row], cell) == "fraction" else None
-    return "\n".join(filter(None, (number(found, digits), below(row) if below else "")))
+def _name_columns(axes: Axes, room: int) -> None:
+    """Names of columns on several lines where their words fit into so many letters, else at a slant."""
+    ticks = axes.get_xticklabels()
+    names = [tick.get_text() for tick in ticks]
+    if max(len(word) for name in names for word in name.split(" ")) <= room:
+        axes.set_xticks(axes.get_xticks(), [textwrap.fill(name, room) for name in names])
+    elif max(map(len, names)) > room + 1:
+        for tick in ticks:
+            tick.set(rotation=45, ha="right", rotation_mode="anchor")
 
 
 def _fill(
@@ -151,7 +163,7 @@ def _fill(
     for at, each in zip(places, found):
         cells[at] = each
     shown = axes.imshow(cells, cmap=SIGNED if signed else COUNTS, norm=scale.norm, aspect="auto")
-    if len(names[1]) <= 14 and len(names[0]) <= 20:
+    if len(names[1]) <= 14 and len(names[0]) <= 24:
         for at, text in zip(places, words):
             light = float(scale.norm(cells[at])) if text else 0.0
             ink = "white" if (abs(light - 0.5) > 0.4 if signed else light > 0.6) else "black"

@@ -4,14 +4,13 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from vitlens.commands.explain.conclusions import checks_of
 from vitlens.commands.run.publish import read_folder
-from vitlens.commands.shared.maps.judged import judged_maps
+from vitlens.commands.shared.maps.record import judged_maps
 from vitlens.errors import VitlensError
 from vitlens.files import CONFIG
 from vitlens.models.model import Model
-from vitlens.records import Record
 from vitlens.report.document import State
 
 
@@ -65,15 +64,14 @@ def _is_league(config: Path) -> bool:
         return False
 
 
-def _of_record(record: Record, wanted: Collection[str | None]) -> dict[tuple[str, str], tuple[int, Badge]]:
+def _of_record(record: Any, wanted: Collection[str | None]) -> dict[tuple[str, str], tuple[int, Badge]]:
     data = record.config.data
     title = "" if data is None else f" of {data.title}"
     found = {}
     for model in record.models:
         if model.sha256 is None or model.sha256 not in wanted:
             continue
-        for each in judged_maps(checks_of(record, model.alias)):
-            images = each.check.images
-            words = f"{each.state} on {images} images{title}: {each.because}"
-            found[model.sha256, each.check.method] = images, Badge(each.state, words)
+        for each in judged_maps([row for row in record.checks if row.model == model.alias]):
+            words = f"{each.state} on {record.images} images{title}: {each.lacks or 'it passes every check'}"
+            found[model.sha256, each.method] = record.images, Badge(each.state, words)
     return found

@@ -49,9 +49,9 @@ def names(values: Iterable[Any], most: int = NAMED) -> Marked:
     return listed([*every[:most], *([f"{len(every) - most} more"] if len(every) > most else [])])
 
 
-def listed(parts: Sequence[str]) -> Marked:
+def listed(parts: Sequence[str], word: str = "and") -> Marked:
     """Parts that are finished: "a, b and c"."""
-    return Marked(parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else "none")
+    return Marked(parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {word} {parts[-1]}" if parts else "none")
 
 
 def counts(numbers: Mapping[str, int]) -> Marked:

@@ -22,7 +22,7 @@ from vitlens.commands.attention.record import AttentionRecord, LayerRow, LayoutR
 from vitlens.commands.attention.report import REPORT
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read_folder
-from vitlens.commands.shared.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
+from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, OnObjectRow
 from vitlens.data.catalogue import load_data
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.loading import load, untrained

@@ -6,20 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.commands.map_rows import STAYING, map_check
+from tests.commands.map_rows import STAYING, checks
 from vitlens.analysis.answers.evaluate import Evaluation
 from vitlens.analysis.failures.errors import compare_answers
 from vitlens.commands.compare.measure import answered
 from vitlens.commands.compare.record import AgreementRow, CompareRecord, DisturbedPairRow, HarderRow, MapRow
 from vitlens.commands.compare.report import REPORT
-from vitlens.commands.shared.maps.rows import MapCheck
+from vitlens.commands.shared.maps.record import CENTRE, RANDOM, MapCheckRow
 from vitlens.recorded import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, shown
 from vitlens.uncertainty import Estimate, mcnemar
 
 PAIR = ("vit", "cnn")
 CLASSES = tuple("abcdefghij")
-CHECKS = (map_check("vit", "relevance"), map_check("cnn", "gradcam"))
+VIT, CNN = checks("vit", "relevance"), checks("cnn", "gradcam")
+CHECKS = (*VIT, *CNN)
 N = 1000
 
 
@@ -38,7 +39,7 @@ def recorded(
     errors: tuple[float, float],
     *,
     seed: int = 0,
-    checks: tuple[MapCheck, ...] = CHECKS,
+    map_checks: tuple[MapCheckRow, ...] = CHECKS,
     methods: tuple[str, str] = ("relevance", "gradcam"),
     n: int = N,
 ) -> CompareRecord:
@@ -54,7 +55,7 @@ def recorded(
         answered(compare_answers(first, second), evaluations, seed),
         config=Config(models=tuple(map(ModelEntry, PAIR)), data=Data(title="data", images=n, classes=10)),
         methods=tuple(MapRow(alias, name, around(1.0), around(0.2)) for alias, name in zip(PAIR, methods)),
-        map_checks=checks,
+        map_checks=map_checks,
         agreement=(AgreementRow(*PAIR, around(0.3, unit=""), around(0.4), around(0.5), around(-0.2)),),
     )
 
@@ -70,7 +71,7 @@ def states(record: CompareRecord) -> dict[str, str]:
 
 def test_a_vit_that_loses_to_its_cnn_comes_first():
     """Also where a fault of the maps is found."""
-    record = recorded((0.20, 0.10), checks=(map_check("vit", "relevance", cascade=STAYING, half=0.001), CHECKS[1]))
+    record = recorded((0.20, 0.10), map_checks=(*checks("vit", "relevance", cascade=STAYING), *CNN))
     first, second = found(record)
     wrong_vit, wrong_cnn = (record.metric(f"cell/vit/cnn/only-{each}-wrong").value * N for each in ("first", "second"))
     assert first.effect.value == pytest.approx((wrong_vit - wrong_cnn) * 100 / N)
@@ -103,7 +104,7 @@ def test_models_that_agree_on_everything():
 
 
 def test_few_images_are_inconclusive():
-    record = recorded((0.5, 0.0), n=10, checks=tuple(replace(each, images=1) for each in CHECKS))
+    record = recorded((0.5, 0.0), n=10, map_checks=(*checks("vit", "relevance", n=1), *checks("cnn", "gradcam", n=1)))
     assert set(states(record).values()) == {"inconclusive"}
     assert not shown(REPORT.claims(record))
 
@@ -140,11 +141,11 @@ def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
         text = " ".join(each.text for each in sections["Do both models mark the same places?"].sentences)
         return "**vit** are more concentrated" in text
 
-    unverified = (CHECKS[0], map_check("cnn", "gradcam", over_centre=0.0))
-    same = (map_check("vit", "saliency", over_random=0.0), map_check("cnn", "saliency"))
+    unverified = (*VIT, *checks("cnn", "gradcam", over={CENTRE: 0.0}))
+    same = (*checks("vit", "saliency", over={RANDOM: 0.0}), *checks("cnn", "saliency"))
     assert compares()
-    assert not compares(checks=unverified)
-    assert compares(methods=("saliency", "saliency"), checks=same)
+    assert not compares(map_checks=unverified)
+    assert compares(methods=("saliency", "saliency"), map_checks=same)
 
 
 @pytest.mark.slow

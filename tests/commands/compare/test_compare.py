@@ -125,7 +125,7 @@ def test_means_of_maps_are_those_of_their_figure(record):
 
 def test_numbers_of_images_are_those_asked_for_and_said(tmp_path, tiny_vit, tiny_cnn):
     record = run(tmp_path / "run", [str(tiny_vit), str(tiny_cnn)], limit=12, panels=1, checked=4, disturbed=5)
-    assert {row.images for row in record.map_checks} == {4}
+    assert {row.margin.n for row in record.map_checks if row.margin} == {4}
     assert {row.accuracy.n for row in record.robustness} == {row.difference.n for row in record.disturbed_pairs} == {5}
     assert "Only 5 images are disturbed" in (record.folder / "report.md").read_text()
 

@@ -6,7 +6,7 @@ import torch
 from tests.lens.tiny import images
 from vitlens.attribution.explain import explain, methods_for
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.explain.measure.subject import quickly
+from vitlens.commands.explain.measure import quickly
 from vitlens.lens import quick_passes
 from vitlens.models.loading import load
 

@@ -6,15 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.explain.test_explain import run as explained
+from tests.commands.explain.run import explained
 from vitlens.analysis.faithfulness.league import RANDOM
 from vitlens.attribution.explain import explain as attribute
 from vitlens.attribution.refinement import Refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.cli.main import run
 from vitlens.commands.explain.measure import chosen_methods
-from vitlens.commands.explain.options import RefineOptions
-from vitlens.commands.explain.record import COMPLETENESS, LEAGUE, MAPS, METHODS
 from vitlens.commands.run.publish import read_folder
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -36,16 +34,14 @@ def typed(tiny_vit: Path, tiny_cnn: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_refined_run_writes_the_refined_maps_and_says_so(tiny_vit, tmp_path):
-    options = RefineOptions("affinity", views=2, times="gradcam")
-    record = explained(
-        [tiny_vit], tmp_path / "out", data="digits", method=("relevance", "rollout"), target="true", refine=options
-    )
+    line = "--data digits --limit 5 --method relevance,rollout --target true --refine affinity --views 2"
+    record = explained(tmp_path / "out", f"{line} --times gradcam", tiny_vit)
     model, split = load(str(tiny_vit)), digits("test", seed=0).limit(5, seed=0)
     (batch,) = split.batches(5)
     refinement = Refinement("affinity", times="gradcam", views=2)
-    written = record.arrays(MAPS, model=model.alias).maps
-    assert [row.method for row in record.rows(METHODS)] == ["relevance", "rollout"]
-    for index, row in enumerate(record.rows(METHODS)):
+    written = record.maps[model.alias].maps
+    assert [row.method for row in record.methods] == ["relevance", "rollout"]
+    for index, row in enumerate(record.methods):
         expected = attribute(model, batch.images, targets=batch.labels, method=row.method, refinement=refinement)
         assert expected.shape == (5, 8, 8)
         assert row.map == "8x8"
@@ -56,7 +52,7 @@ def test_a_refined_run_writes_the_refined_maps_and_says_so(tiny_vit, tmp_path):
         words = "times GradCAM, refined by attention between patches (2 steps), mean of 2 views"
         assert row.title == f"{ATTRIBUTIONS[row.method].title}, {words}"
     report = (tmp_path / "out" / "report.md").read_text()
-    assert report.count(record.rows(METHODS)[0].title) >= 1
+    assert report.count(record.methods[0].title) >= 1
 
 
 @pytest.mark.parametrize(
@@ -72,7 +68,7 @@ def test_a_refined_run_writes_the_refined_maps_and_says_so(tiny_vit, tmp_path):
 def test_the_options_as_typed(typed, tmp_path, line, size, words):
     code, _, written = typed(f"--method gradcam {line}")
     assert (code, written) == (0, True)
-    (row,) = read_folder(tmp_path / "out").rows(METHODS)
+    (row,) = read_folder(tmp_path / "out").methods
     assert row.map == size
     assert row.title.startswith("GradCAM, ")
     assert row.title.endswith(words)
@@ -81,13 +77,9 @@ def test_the_options_as_typed(typed, tmp_path, line, size, words):
 
 def test_a_refined_map_has_no_completeness_error(tiny_vit, tmp_path):
     """Its sum is no longer that of the method."""
-    record = explained(
-        [tiny_vit], tmp_path / "out", data="digits", method=("integrated-gradients",), refine=RefineOptions(views=2)
-    )
-    (row,) = record.rows(METHODS)
-    assert row.gain is None
-    with pytest.raises(InputError, match="found none"):
-        record.metric(COMPLETENESS(model="tiny-vit", method="integrated-gradients"))
+    line = "--data digits --limit 2 --method integrated-gradients --views 2"
+    (row,) = explained(tmp_path / "out", line, tiny_vit).methods
+    assert (row.gain, row.completeness) == (None, None)
 
 
 def test_methods_that_are_not_named_and_cannot_be_refined_are_left_out(tiny_vit, tiny_cnn, tmp_path):
@@ -102,31 +94,22 @@ def test_methods_that_are_not_named_and_cannot_be_refined_are_left_out(tiny_vit,
         tuple(name for name in default_methods() if name != "gradcam")
     ]
     assert chosen_methods([vit, cnn], (), refinement=views) == chosen_methods([vit, cnn], ())
-    record = explained([tiny_vit], tmp_path / "out", data="digits", refine=RefineOptions("affinity"))
-    assert tuple(row.method for row in record.rows(METHODS)) == refinable
+    record = explained(tmp_path / "out", "--data digits --limit 2 --refine affinity", tiny_vit)
+    assert tuple(row.method for row in record.methods) == refinable
 
 
 @pytest.mark.slow
 def test_checks_are_of_the_refined_maps(tiny_vit, tmp_path):
     """A verified run removes patches in the order of the refined map."""
+    line = "--data digits --limit 5 --method gradcam --verify --no-counterfactuals --no-stability"
     plain, refined = (
-        explained(
-            [tiny_vit],
-            tmp_path / name,
-            data="digits",
-            method=("gradcam",),
-            verify=True,
-            counterfactuals=False,
-            stability=False,
-            other_substrates=("none",),
-            refine=options,
-        )
-        for name, options in (("plain", RefineOptions()), ("refined", RefineOptions("affinity", views=2)))
+        explained(tmp_path / name, f"{line} --other-substrates none {more}", tiny_vit)
+        for name, more in (("plain", ""), ("refined", "--refine affinity --views 2"))
     )
-    rows = [{row.method: row for row in record.rows(LEAGUE)} for record in (plain, refined)]
+    rows = [{row.method: row for row in record.league} for record in (plain, refined)]
     assert rows[0]["gradcam"].gap != rows[1]["gradcam"].gap
     assert rows[0][RANDOM].gap == rows[1][RANDOM].gap
-    assert rows[1]["gradcam"].forwards > 2 * rows[0]["gradcam"].forwards
+    assert rows[1]["gradcam"].forwards.value > 2 * rows[0]["gradcam"].forwards.value
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutRecord, Ro
 from vitlens.commands.rollout.report import REPORT
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
-from vitlens.commands.shared.maps.measured import on_object_rows
+from vitlens.commands.shared.maps.measure import on_object_rows
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.loading import load

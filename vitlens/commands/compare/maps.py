@@ -22,10 +22,8 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
-from vitlens.commands.shared.maps.judged import judged_maps
-from vitlens.commands.shared.maps.measured import map_checks, on_object_rows
-from vitlens.commands.shared.maps.on_object import OnObjectRow
-from vitlens.commands.shared.maps.rows import MapCheck
+from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
+from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow, judged_maps
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.errors import InputError
@@ -57,7 +55,7 @@ def candidates(method: Sequence[str], models: Sequence[Model]) -> tuple[tuple[st
     return tuple(chosen)
 
 
-def checked(run: Run[CompareOptions], model: Model, split: Split, names: Sequence[str]) -> tuple[MapCheck, ...]:
+def checked(run: Run[CompareOptions], model: Model, split: Split, names: Sequence[str]) -> tuple[MapCheckRow, ...]:
     """The checks of a model's methods on a seeded, class-balanced subset of at most --checked images, of the target
     class's logit."""
     options, target = run.run, run.options.target
@@ -72,8 +70,8 @@ def checked(run: Run[CompareOptions], model: Model, split: Split, names: Sequenc
     what = f"checking maps of {model.alias}"
     with progress(what, checks_in(len(names)), unit="checks", quiet=options.quiet) as advance:
         found = league(model, images, classes.to(model.device), functions, settings=settings, advance=advance)
-    by_name = map_checks(found, model.alias, groups=part.groups, seed=options.seed)
-    return tuple(by_name[name] for name in names)
+    given = (model, images, classes.to(model.device), functions, found, settings, part.groups, sources(part))
+    return tuple(CheckedMaps(*given, quiet=options.quiet).rows())
 
 
 def _function(name: str, options: RunOptions) -> Explain:
@@ -83,11 +81,11 @@ def _function(name: str, options: RunOptions) -> Explain:
     return maps
 
 
-def best_method(checks: Sequence[MapCheck]) -> str:
+def best_method(checks: Sequence[MapCheckRow]) -> str:
     """The method of the best verdict, then of the greatest ROAD; where no verdict is better than inconclusive, the
     first, which is the preferred one."""
     best = judged_maps(checks)[0]
-    return best.check.method if best.state in ("pass", "warn") else checks[0].method
+    return best.method if best.state in ("pass", "warn") else checks[0].method
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from vitlens.archives import Form
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.failures import FailuresRecord
-from vitlens.commands.shared.maps.on_object import OnObjectRow
-from vitlens.commands.shared.maps.rows import MapCheck
+from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import arrays, col, table
@@ -205,7 +204,7 @@ class CompareRecord(FailuresRecord):
     confusions: tuple[ConfusionRow, ...] = table()
     calibration: tuple[CalibrationRow, ...] = table()
     methods: tuple[MapRow, ...] = table()
-    map_checks: tuple[MapCheck, ...] = table()
+    map_checks: tuple[MapCheckRow, ...] = table()
     agreement: tuple[AgreementRow, ...] = table()
     on_object: tuple[OnObjectRow, ...] = table()
     images_shown: tuple[ImageRow, ...] = table()

@@ -13,7 +13,7 @@ from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, Har
 from vitlens.commands.shared import failures
 from vitlens.commands.shared.calibration import DRAWN, FEW, RELIABILITY, calibration_claim
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
-from vitlens.commands.shared.maps.judged import JudgedMap, explanation_verdict, judged_maps
+from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections
 from vitlens.report.claims import Claim, found
@@ -42,16 +42,18 @@ def claims(record: CompareRecord) -> Iterator[Claim]:
 
 def _explanation(record: CompareRecord, model: str) -> Claim:
     """Whether the map of a model that is shown may be believed."""
-    own = [check for check in record.map_checks if check.model == model]
-    verdict = explanation_verdict(model, own, untested="its maps were not checked")
-    row = next(each for each in _judged(record) if each.check.model == model)
+    best = best_map([check for check in record.map_checks if check.model == model])
+    if best is None:
+        return Claim("explanation", model, state="not tested", because="its maps were not checked")
+    row = next(each for each in _judged(record) if each.model == model)
     says = say(
-        "The maps of **{{ row.check.model }}** by {{ method }} are not to be believed: {{ because }}.",
-        row=row, method=_title(row.check.method), because=Marked(row.because),
+        "The maps of **{{ row.model }}** by {{ method }} are not to be believed: it {{ row.lacks|whole }}.",
+        row=row, method=_title(row.method),
     )  # fmt: skip
+    because = say("{{ best.method }} {{ best.lacks|whole if best.lacks else 'passes every check' }}", best=best)
     told = says if row.state == "fail" and record.images >= FEWEST else ""
     return Claim(
-        "explanation", model, told, state=verdict.state, effect=verdict.value, because=verdict.because,
+        "explanation", model, told, state=best.state, effect=best.margin, because=because,
         evidence="intervened", place="panels",
     )  # fmt: skip
 
@@ -64,7 +66,7 @@ def _judged(record: CompareRecord) -> list[JudgedMap]:
     """The verdict on the method of each model's maps."""
     shown = {(row.model, row.method) for row in record.methods}
     of_model = ([check for check in record.map_checks if check.model == alias] for alias in record.aliases)
-    return [each for own in of_model for each in judged_maps(own) if (each.check.model, each.check.method) in shown]
+    return [each for own in of_model for each in judged_maps(own) if (each.model, each.method) in shown]
 
 
 def _at(record: CompareRecord, model: str, row: DisturbedPairRow) -> HarderRow:
@@ -365,7 +367,7 @@ REPORT: Final = Report(
         ),
         Section(
             "May these maps be believed?", _judged,
-            says="{{ check.method }} of **{{ check.model }}** ({{ state }}): {{ because|whole }}.",
+            says="{{ method }} of **{{ model }}** ({{ state }}){% if lacks %}: it {{ lacks|whole }}{% endif %}.",
             about=("explanation",),
         ),
         Section(

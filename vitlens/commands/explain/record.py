@@ -1,22 +1,21 @@
-"""The record of `vitlens explain`. Every row names its model; the tables of the league are empty without --verify."""
+"""What `vitlens explain` records. Every row names its model; tables of checks are empty without --verify."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.explain.choice_record import CHOICES
-from vitlens.commands.explain.evidence_record import EVIDENCE
-from vitlens.commands.shared.explorer import EXPLORER, EXPLORER_ARRAYS
-from vitlens.commands.shared.maps.on_object import ON_OBJECT
-from vitlens.commands.shared.maps.rows import MapCheck
-from vitlens.names import Substrate
-from vitlens.records import ArraysOf, ClassNames, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
+from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
+from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
+from vitlens.record import Record, arrays, col, table
+from vitlens.records import ClassNames, Masks, Pixels
+from vitlens.uncertainty import Estimate
 
 SEARCH: Final = "search"  # the greedy search's name among the orders of patches
+OVERALL: Final = "shifts"  # all judged disturbances together
 
 
 @dataclass(frozen=True)
@@ -24,106 +23,301 @@ class MethodRow:
     """One method on one model's images.
 
     source: paper, or the package whose maps these are; map: rows and columns; signed: whether negative values are
-    evidence against the target; maps: their number; constant, not_finite: the number with this fault; seconds: for one
-    image; gain: mean |F(image) - F(black)| in logits, of methods whose maps sum to that.
+    evidence against the target; maps: their number; constant, not_finite: the number with this fault; gain: mean
+    |F(image) - F(black)| in logits, of methods whose maps sum to that, and completeness the error of the sum.
     """
 
-    model: str
-    method: str
-    title: str
-    source: str
-    map: str
-    signed: bool
-    maps: int
-    constant: int
-    not_finite: int
-    seconds: float
-    gain: float | None
+    model: str = col("model")
+    method: str = col("method")
+    title: str = col("map", unit="text")
+    source: str = col("source", unit="text")
+    map: str = col("size")
+    signed: bool = col("signed")
+    maps: int = col("maps")
+    constant: int = col("uniform maps")
+    not_finite: int = col("not finite")
+    seconds: float = col("time an image", unit="s")
+    gain: float | None = col("change of the logit from black", unit="logits", default=None)
+    completeness: Estimate | None = col(
+        "completeness error", term="the mean difference of a map's sum from the change of the logit from a black image",
+        better="lower", metric="completeness/{model}/{method}", default=None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class ExplainImageRow:
+class ImageRow:
     """One image: prediction and explained class with their probabilities (None where the model has no classifier), and
     the label (None where there is none)."""
 
-    model: str
-    image: UntrustedName
-    prediction: UntrustedName | None
-    probability: float | None
-    target: UntrustedName | None
-    target_probability: float | None
-    label: UntrustedName | None
+    model: str = col("model")
+    image: str = col("image")
+    prediction: str | None = col("prediction", default=None)
+    probability: float | None = col("probability", unit="fraction", default=None)
+    target: str | None = col("target class", default=None)
+    target_probability: float | None = col("its probability", unit="fraction", default=None)
+    label: str | None = col("label", default=None)
 
 
 @dataclass(frozen=True)
 class LeagueRow:
-    """One method, or baseline, in every check: means over images, whose intervals are in the metrics of `CHECKS`.
+    """One method, or baseline, in every check: means over images, None where a check was not run or gave no number.
 
-    None where a check was not run or gave no number. by_stage: mean Spearman correlation of the maps before and after
-    the weights are randomised, by the part that is randomised in addition (None: undefined). seconds, forwards: the
-    cost for an image; faults: of the maps, in words, empty where there are none; flagged: by the
-    randomisation check; check: paired differences from the baselines and the judged cascade (None: a baseline, or a
-    folder of a version before them). relevance_gain: LeRF minus MoRF of the target's logit; cascade: the mean
-    correlation over all stages of the randomisation (None: a folder of a version before them).
+    randomisation: with all weights random, cascade: over all stages; seconds, forwards: the cost for an image; faults:
+    of the maps, in words.
     """
 
-    model: str
-    method: str
-    baseline: bool
-    deletion: float
-    insertion: float
-    gap: float
-    deletion_accuracy: float
-    insertion_accuracy: float
-    road: float | None
-    size: float | None
-    roc_auc: float | None
-    average_precision: float | None
-    iou: float | None
-    pixel_accuracy: float | None
-    mass: float | None
-    pointing: float | None
-    randomisation: float | None
-    by_stage: Mapping[str, float | None] | None
-    seconds: float
-    forwards: float | None
-    faults: str
-    flagged: bool
-    verdict: str
-    check: MapCheck | None = None
-    relevance_gain: float | None = None
-    cascade: float | None = None
+    model: str = col("model")
+    method: str = col("method")
+    baseline: bool = col("baseline")
+    deletion: Estimate = col("deletion", better="lower", metric="faithfulness/{model}/deletion/{method}")
+    insertion: Estimate = col("insertion", better="higher", metric="faithfulness/{model}/insertion/{method}")
+    gap: Estimate = col("insertion − deletion", better="higher", metric="faithfulness/{model}/gap/{method}")
+    relevance_gain: Estimate = col(
+        "symmetric relevance gain", better="higher", metric="faithfulness/{model}/relevance_gain/{method}"
+    )
+    deletion_accuracy: Estimate = col(
+        "deletion, predictions kept", better="lower", metric="faithfulness/{model}/deletion_accuracy/{method}"
+    )
+    insertion_accuracy: Estimate = col(
+        "insertion, predictions kept", better="higher", metric="faithfulness/{model}/insertion_accuracy/{method}"
+    )
+    road: Estimate | None = col("ROAD", better="higher", metric="faithfulness/{model}/road/{method}", default=None)
+    roc_auc: Estimate | None = col(
+        "ROC-AUC on the object", better="higher", metric="localisation/{model}/roc_auc/{method}", default=None
+    )
+    average_precision: Estimate | None = col(
+        "average precision", better="higher", metric="localisation/{model}/average_precision/{method}", default=None
+    )
+    iou: Estimate | None = col("IoU", better="higher", metric="localisation/{model}/iou/{method}", default=None)
+    pixel_accuracy: Estimate | None = col(
+        "pixel accuracy", better="higher", metric="localisation/{model}/pixel_accuracy/{method}", default=None
+    )
+    mass: Estimate | None = col(
+        "mass on the object", better="higher", metric="localisation/{model}/mass/{method}", default=None
+    )
+    pointing: Estimate | None = col(
+        "pointing game", better="higher", metric="localisation/{model}/pointing/{method}", default=None
+    )
+    randomisation: Estimate | None = col(
+        "all weights random", better="lower", metric="randomisation/{model}/{method}", default=None
+    )
+    cascade: Estimate | None = col(
+        "mean over stages", better="lower", metric="randomisation_cascade/{model}/{method}", default=None
+    )
+    seconds: Estimate | None = col(
+        "time an image", better="lower", metric="cost/{model}/seconds/{method}", default=None
+    )
+    forwards: Estimate | None = col(
+        "forward passes", better="lower", metric="cost/{model}/forwards/{method}", default=None
+    )
+    faults: str = col("faults", default="")
 
 
 @dataclass(frozen=True)
-class MethodAgreementRow:
-    """The similarity of the maps of two methods: means over n images of Spearman's correlation, of the overlap of their
-    highest cells and of the intersection over union of the cells above their means."""
+class StageRow:
+    """The maps of a method after one stage of the randomisation, which includes all before it. similarity: mean rank
+    correlation with the trained model's maps, None where undefined; kept: share of the predictions that are the same.
+    """
 
-    model: str
-    first: str
-    second: str
-    spearman: float
-    top_overlap: float
-    iou: float
-    n: int
+    model: str = col("model")
+    method: str = col("method")
+    stage: str = col("random down to")
+    similarity: Estimate | None = col("rank correlation", default=None)
+    kept: float | None = col("predictions kept", unit="fraction", default=None)
 
 
 @dataclass(frozen=True)
-class LeagueSettingsRow:
-    """The settings of one model's checks. images, randomised: their number in all, and in the randomisation check."""
+class PairRow:
+    """The similarity of the maps of two methods, means over images: Spearman's correlation, the overlap of their
+    highest cells, and the intersection over union of the cells above their means."""
 
-    model: str
-    substrate: Substrate
-    steps: int | None
-    road: bool
-    counterfactuals: bool
-    seed: int
-    batch_size: int | None
-    images: int
-    randomised: int
+    model: str = col("model")
+    first: str = col("method")
+    second: str = col("other method")
+    spearman: Estimate = col("rank correlation", metric="agreement/{model}/{first}/{second}")
+    top_overlap: Estimate = col("overlap of the highest cells")
+    iou: Estimate = col("IoU of the cells above the mean")
 
 
+@dataclass(frozen=True)
+class OrderRow:
+    """The patches to be removed, in the order of one method's map, before the prediction changes. size: their share, of
+    all images (None of the greedy search); turned: the share of images whose prediction changes at all; searched: as
+    size, on the images of the greedy search."""
+
+    model: str = col("model")
+    method: str = col("order of")
+    size: Estimate | None = col(
+        "patches to remove", better="lower", metric="counterfactual/{model}/size/{method}", default=None
+    )
+    turned: Estimate | None = col(
+        "predictions changed", better="higher", metric="counterfactual/{model}/turned/{method}", default=None
+    )
+    searched: Estimate | None = col(
+        "on the searched images", better="lower", metric="counterfactual/{model}/size_searched/{method}", default=None
+    )
+
+
+@dataclass(frozen=True)
+class SubstrateRow:
+    """Insertion minus deletion (LeRF minus MoRF) of one method, or baseline, with one replacement of removed patches,
+    on the same images for all of them."""
+
+    model: str = col("model")
+    method: str = col("method")
+    baseline: bool = col("baseline")
+    substrate: str = col("replacement")
+    gap: Estimate = col("insertion − deletion", better="higher", metric="substrates/{model}/{substrate}/{method}")
+
+
+@dataclass(frozen=True)
+class RankingRow:
+    """The rankings of the methods, without the baselines, with two replacements. tau: Kendall's; swapped: number of
+    pairs of methods that significantly change places."""
+
+    model: str = col("model")
+    first: str = col("replacement")
+    second: str = col("and")
+    tau: Estimate = col(
+        "Kendall's τ", term="1 where two rankings are the same, -1 where one is the reverse of the other",
+        metric="substrate_agreement/{model}/{first}/{second}",
+    )  # fmt: skip
+    methods: int = col("methods")
+    swapped: int = col("pairs that change places")
+
+
+@dataclass(frozen=True)
+class SwappedRow:
+    """Two methods of which the first replacement shows one to be better and the second the other. in_first, in_second:
+    mean paired differences of insertion minus deletion, better minus worse, as wide as all pairs require."""
+
+    model: str = col("model")
+    first: str = col("first replacement")
+    second: str = col("second replacement")
+    better: str = col("method")
+    worse: str = col("other method")
+    in_first: Estimate = col("difference with the first")
+    in_second: Estimate = col("with the second")
+
+
+@dataclass(frozen=True)
+class StabilityRow:
+    """Whether the maps of one method follow its images. disturbance: a name of the registry, or OVERALL; correlation:
+    mean rank correlation of the map of the disturbed image with the map that is disturbed in the same way; jumped:
+    share of the images whose top point lies far from its place. None: no usable map."""
+
+    model: str = col("model")
+    method: str = col("method")
+    disturbance: str = col("images")
+    correlation: Estimate | None = col(
+        "rank correlation", better="higher", metric="stability/{model}/correlation/{disturbance}/{method}", default=None
+    )
+    jumped: Estimate | None = col(
+        "maps that jump", better="lower", metric="stability/{model}/jumped/{disturbance}/{method}", default=None
+    )
+
+
+@dataclass(frozen=True)
+class PowerRow:
+    """What paired comparisons of the best method with the others can see in one check. error: median standard error of
+    the mean difference; detectable: the smallest true difference that is found with a probability of 80 % at 5 %;
+    groups: independent images."""
+
+    model: str = col("model")
+    check: str = col("check")
+    best: str = col("best method")
+    error: float = col("standard error")
+    detectable: Estimate = col("detectable difference", metric="detectable/{model}/{check}")
+    groups: int = col("independent images")
+
+
+@dataclass(frozen=True)
+class CompositeSetRow:
+    """The composites of one kind. refused: why there are none; labels: "labels" or "predictions", what the explained
+    classes come from; usable, classes: confidently classified images and their classes; composites, maps: their
+    number; chance: mean share that the evidence covers; recognised: share of the explained classes among the most
+    probable of their composite, guessed: that by chance; seen: whether the former is shown to be above the latter."""
+
+    model: str = col("model")
+    kind: str = col("composites of")
+    refused: str = col("not made", unit="text")
+    labels: str = col("classes from")
+    usable: int = col("images")
+    classes: int = col("classes")
+    composites: int = col("composites")
+    maps: int = col("maps")
+    chance: float | None = col("evidence covers", unit="fraction", default=None)
+    recognised: Estimate | None = col(
+        "recognised", better="higher", metric="composites/{model}/{kind}/recognised", default=None
+    )
+    guessed: float = col("by guessing", unit="fraction", default=0.0)
+    seen: bool = col("seen", default=False)
+
+
+@dataclass(frozen=True)
+class CompositeRow:
+    """One method, or baseline, on one kind of composites: means over its maps. above: the baselines that its mass is
+    shown to exceed (paired, as wide as all methods require)."""
+
+    model: str = col("model")
+    kind: str = col("composites of")
+    method: str = col("method")
+    baseline: bool = col("baseline")
+    mass: Estimate = col("mass on the class", better="higher", metric="composites/{model}/{kind}/mass/{method}")
+    pointing: Estimate = col("pointing game", better="higher", metric="composites/{model}/{kind}/pointing/{method}")
+    roc_auc: Estimate = col("ROC-AUC", better="higher", metric="composites/{model}/{kind}/roc_auc/{method}")
+    above: tuple[str, ...] = col("exceeds", default=())
+
+
+@dataclass(frozen=True)
+class ChoiceRow:
+    """The method chosen for one model. reason: why it is the default and not chosen by evidence, else empty; checks:
+    what decided; left_out: checks that judged nothing, with the reason; localised: where localisation was scored,
+    "objects" or a kind of composites; certainty: share of the bootstrap draws of the selection half in which it wins;
+    alike: candidates with the same maps; confirmation: what the report half says of it and the runner-up; selection,
+    report: images in each half; replaced: what removed patches were replaced by."""
+
+    model: str = col("model")
+    method: str = col("chosen")
+    reason: str = col("not by evidence", unit="text")
+    candidates: tuple[str, ...] = col("candidates")
+    checks: tuple[str, ...] = col("checks")
+    left_out: Mapping[str, str] = col("left out")
+    localised: str = col("localised on")
+    certainty: Estimate | None = col("wins", metric="choice/{model}/certainty", default=None)
+    draws: int = col("bootstrap samples", default=0)
+    runner_up: str | None = col("runner-up", default=None)
+    alike: tuple[str, ...] = col("the same maps", default=())
+    confirmation: Literal["confirmed", "not confirmed", "contradicted"] | None = col("other half", default=None)
+    selection: int = col("images that select", default=0)
+    report: int = col("images that report", default=0)
+    replaced: str = col("replaced by", default="")
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One candidate, or baseline: its mean in each check and its score by half; wins: share of the bootstrap draws of
+    the selection half in which no candidate scores higher, None for a baseline."""
+
+    model: str = col("model")
+    method: str = col("method")
+    baseline: bool = col("baseline")
+    selection: Mapping[str, Estimate] = col("selection half", metric="choice/{model}/selection/{key}/{method}")
+    report: Mapping[str, Estimate] = col("other half", metric="choice/{model}/report/{key}/{method}")
+    wins: float | None = col("wins", unit="fraction", default=None)
+
+
+@dataclass(frozen=True)
+class MarginRow:
+    """The chosen method minus another one on the report half: the mean paired difference in a check or of the score."""
+
+    model: str = col("model")
+    against: str = col("method")
+    check: str = col("check")
+    difference: Estimate = col("chosen minus this")
+
+
+_Maps = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 _Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
 _Curves = Annotated[NDArray[np.floating], Form("f", (None, None))]
 _Words = Annotated[NDArray[Any], Form("U", (None,))]
@@ -135,12 +329,12 @@ class ExplainArrays:
     (images, rows, columns), raw."""
 
     images: Pixels
-    maps: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
+    maps: _Maps
     masks: Masks | None = None
 
 
 @dataclass(frozen=True)
-class LeagueArrays:
+class CurveArrays:
     """The mean curves: probability of the target (methods, points) at the shares of patches that are removed or
     inserted."""
 
@@ -152,7 +346,7 @@ class LeagueArrays:
 
 
 @dataclass(frozen=True)
-class CounterfactualArrays:
+class SetArrays:
     """The removed patches of a few images by each order of patches (images, orders, rows, columns), and the class that
     is predicted without them (images, orders); methods: the orders; prediction: of the whole image."""
 
@@ -164,56 +358,47 @@ class CounterfactualArrays:
     classes: ClassNames
 
 
-METHODS = TableOf("methods", MethodRow)
-IMAGES = TableOf("images", ExplainImageRow)
-LEAGUE = TableOf("league", LeagueRow)
-AGREEMENTS = TableOf("agreement", MethodAgreementRow)
-SETTINGS = TableOf("league_settings", LeagueSettingsRow)
+@dataclass(frozen=True)
+class CompositeArrays:
+    """The first composites with their maps: images and masks of the evidence, one for each map; maps: by row of the
+    methods (maps, rows, columns), raw; targets: the explained classes."""
 
-MAPS = ArraysOf("explain-{model}", ExplainArrays)
-CURVES = ArraysOf("league-{model}", LeagueArrays)
-COUNTERFACTUALS = ArraysOf("counterfactuals-{model}", CounterfactualArrays)
+    images: Pixels
+    masks: Masks
+    maps: _Maps
+    methods: _Words
+    targets: ClassNames
 
-# mean |sum of a map - (F(image) - F(black))|, in logits
-COMPLETENESS = MetricName("completeness/{model}/{method}")
-AGREEMENT = MetricName("agreement/{model}/{first}/{second}")  # mean Spearman correlation
-SECONDS = MetricName("cost/{model}/seconds/{method}")
-FORWARDS = MetricName("cost/{model}/forwards/{method}")
-TURNED = MetricName("counterfactual/{model}/turned/{method}")  # fraction of images whose prediction changes
-SIZE_SEARCHED = MetricName("counterfactual/{model}/size_searched/{method}")  # on the images of the greedy search
 
-# the columns of LeagueRow that have an interval; size: share of the patches whose removal changes the prediction
-CHECKS: Final[Mapping[str, MetricName]] = {
-    "deletion": MetricName("faithfulness/{model}/deletion/{method}"),
-    "insertion": MetricName("faithfulness/{model}/insertion/{method}"),
-    "gap": MetricName("faithfulness/{model}/gap/{method}"),
-    "deletion_accuracy": MetricName("faithfulness/{model}/deletion_accuracy/{method}"),
-    "insertion_accuracy": MetricName("faithfulness/{model}/insertion_accuracy/{method}"),
-    "road": MetricName("faithfulness/{model}/road/{method}"),
-    "size": MetricName("counterfactual/{model}/size/{method}"),
-    "roc_auc": MetricName("localisation/{model}/roc_auc/{method}"),
-    "average_precision": MetricName("localisation/{model}/average_precision/{method}"),
-    "iou": MetricName("localisation/{model}/iou/{method}"),
-    "pixel_accuracy": MetricName("localisation/{model}/pixel_accuracy/{method}"),
-    "mass": MetricName("localisation/{model}/mass/{method}"),
-    "pointing": MetricName("localisation/{model}/pointing/{method}"),
-    "randomisation": MetricName("randomisation/{model}/{method}"),
-    "relevance_gain": MetricName("faithfulness/{model}/relevance_gain/{method}"),
-    "cascade": MetricName("randomisation_cascade/{model}/{method}"),
-}
+@dataclass(frozen=True, kw_only=True)
+class ExplainRecord(Record):
+    """Attribution maps of one model or several, and the checks of the methods."""
 
-RECORD = Contents(
-    metrics=(
-        COMPLETENESS,
-        *CHECKS.values(),
-        SECONDS,
-        FORWARDS,
-        TURNED,
-        SIZE_SEARCHED,
-        AGREEMENT,
-        *EVIDENCE.metrics,
-        *CHOICES.metrics,
-    ),
-    tables=(METHODS, IMAGES, LEAGUE, AGREEMENTS, SETTINGS, ON_OBJECT, EXPLORER, *EVIDENCE.tables, *CHOICES.tables),
-    arrays=(MAPS, CURVES, COUNTERFACTUALS, EXPLORER_ARRAYS, *EVIDENCE.arrays),
-)
+    command: ClassVar[str] = "explain"
+    methods: tuple[MethodRow, ...] = table()
+    shown: tuple[ImageRow, ...] = table()
+    checks: tuple[MapCheckRow, ...] = table()
+    league: tuple[LeagueRow, ...] = table()
+    stages: tuple[StageRow, ...] = table()
+    agreement: tuple[PairRow, ...] = table()
+    orders: tuple[OrderRow, ...] = table()
+    on_object: tuple[OnObjectRow, ...] = table()
+    substrates: tuple[SubstrateRow, ...] = table()
+    rankings: tuple[RankingRow, ...] = table()
+    swapped: tuple[SwappedRow, ...] = table()
+    stability: tuple[StabilityRow, ...] = table()
+    power: tuple[PowerRow, ...] = table()
+    composite_sets: tuple[CompositeSetRow, ...] = table()
+    composites: tuple[CompositeRow, ...] = table()
+    chosen: tuple[ChoiceRow, ...] = table()
+    choice_scores: tuple[ScoreRow, ...] = table()
+    choice_margins: tuple[MarginRow, ...] = table()
+    explorer: tuple[ExplorerRow, ...] = table()
+    maps: Mapping[str, ExplainArrays] = arrays("explain-{model}")
+    curves: Mapping[str, CurveArrays] = arrays("league-{model}")
+    sets: Mapping[str, SetArrays] = arrays("counterfactuals-{model}")
+    composite_maps: Mapping[str, CompositeArrays] = arrays("composites-{place}")
+    explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
+
+
+RECORD = ExplainRecord

@@ -19,8 +19,8 @@ from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutArrays, Ro
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
-from vitlens.commands.shared.maps.information import MixedHeadsRow
-from vitlens.commands.shared.maps.measured import map_rows
+from vitlens.commands.shared.maps.record import MixedHeadsRow
+from vitlens.commands.shared.maps.measure import map_rows
 from vitlens.commands.shared.sheets import DRAWN, EACH, print_left_out
 from vitlens.data.split import Split
 from vitlens.lens.mixing import talking_heads
@@ -115,7 +115,8 @@ def _pair_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> It
     """The agreement of any two kinds of map."""
     groups = None if split.groups is None else split.groups.numpy()
     for one, two in combinations(range(len(ways)), 2):
-        rho = student_mean(rank_agreement(maps[:, one], maps[:, two]).numpy(), groups=groups, unit="")
+        found = rank_agreement(maps[:, one], maps[:, two]).numpy()
+        rho = student_mean(found, groups=groups, unit="", least=-1.0, most=1.0)
         yield PairRow(_name(ways[one]), _name(ways[two]), rho)
 
 

@@ -84,15 +84,8 @@ class Shown:
 def explorer_of(record: Any, shown: Shown) -> Explorer | None:
     """The explorer of the first model that has one. A record class has it as the fields `explorer`, a table, and
     `explorer_arrays`, by model."""
-    if isinstance(record, Recorded):
-        kept: Any = record
-        row = next((row for row in kept.explorer if row.model in kept.explorer_arrays), None)
-        return None if row is None else explorer(row, kept.explorer_arrays[row.model], shown)
-    alias = explored(record)
-    if alias is None:
-        return None
-    row = next(row for row in record.rows(EXPLORER) if row.model == alias)
-    return explorer(row, record.arrays(EXPLORER_ARRAYS, model=alias), shown)
+    row = next((row for row in record.explorer if row.model in record.explorer_arrays), None)
+    return None if row is None else explorer(row, record.explorer_arrays[row.model], shown)
 
 
 def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
@@ -101,19 +94,6 @@ def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
         if row.reason:
             reason = Marked(protected(visible(row.reason)))  # a whole sentence, which is not to be shortened
             yield say("There is no attention explorer of {{ model }}: {{ reason }}.", model=row.model, reason=reason)
-
-
-def explored(record: Record) -> str | None:
-    """The model whose explorer it is; None where there is none."""
-    kept = (row.model for row in record.rows(EXPLORER) if not row.reason)
-    return next((alias for alias in kept if record.has(EXPLORER_ARRAYS, model=alias)), None)
-
-
-def explorer_sentences(record: Record) -> Iterator[Sentence]:
-    """Why a model has no explorer."""
-    for row in record.rows(EXPLORER):
-        if row.reason:
-            yield Sentence(f"There is no attention explorer of {row.model}: {row.reason}.", says="setting")
 
 
 def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer:

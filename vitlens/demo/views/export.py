@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from vitlens.commands.attack.measure import measure as attack_measured
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.explain.measure import measured as explain_measured
+from vitlens.commands.explain.measure import measure as explain_measured
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.look.measure import measured as look_measured
 from vitlens.commands.look.options import LookOptions
@@ -114,7 +114,10 @@ def _explained(picture: Picture, wanted: Wanted, run: RunOptions) -> Path:
         target=_target(wanted),
         run=run,
     )
-    return explain_measured(options, models, [picture.split(model) for model in models], list(methods.values()))
+    splits = [picture.split(model) for model in models]
+    path = explain_measured(options, models, splits, list(methods.values()))
+    assert path is not None  # there is one process
+    return path
 
 
 def _attacked(picture: Picture, wanted: Wanted, run: RunOptions) -> Path:

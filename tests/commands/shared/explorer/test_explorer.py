@@ -92,7 +92,7 @@ def test_rollout_and_explain_add_their_maps_and_predictions(tiny_vit, tiny_cnn, 
     document = document_of(tmp_path / "two", *both)
     assert document.explorer.model == "tiny-vit"
     assert set(document.explorer.images[2].maps) == {"relevance", "GradCAM"}
-    reasons = [each.text for each in document.preface if "no attention explorer of tiny-cnn" in each.text]
+    reasons = [each.text for each in document.first.unknown if "no attention explorer of tiny-cnn" in each.text]
     assert len(reasons) == 1
 
 

@@ -1,0 +1,418 @@
+"""Every check on every method, for one model and its images, as the tables and arrays of the record."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from statistics import median
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.answers.classes import label_columns
+from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
+from vitlens.analysis.answers.paired import estimates, intervals
+from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overlap
+from vitlens.analysis.faithfulness.cascade import ENOUGH, RandomisedStage
+from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, FEWEST, CompositeKind, composite_kind
+from vitlens.analysis.faithfulness.composites import COMPOSITE_SCORES, Composites, confident_images, recognised
+from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, by_search
+from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks, Settings, checks_in, league, random_maps
+from vitlens.analysis.faithfulness.localisation import centre_maps, has_edge, pointing_rate
+from vitlens.analysis.faithfulness.masking import resized
+from vitlens.analysis.faithfulness.randomisation import Explain
+from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
+from vitlens.analysis.faithfulness.substrates import rank_agreement
+from vitlens.commands.explain import record as kept
+from vitlens.commands.explain.options import AUTO, NONE, ExplainOptions
+from vitlens.commands.run.progress.bar import Advance, progress
+from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
+from vitlens.commands.shared.maps.record import OnObjectRow
+from vitlens.data.identity import sources
+from vitlens.data.split import Split
+from vitlens.devices import evaluating
+from vitlens.errors import DataError
+from vitlens.models.model import Model
+from vitlens.shapes import Images, Labels, Logits, Maps, Masks
+from vitlens.uncertainty import Estimate, Side, beyond, power_of, widened
+
+SEARCHED: Final = 32  # images of the greedy search, at most
+_DRAWN: Final = 5  # images whose counterfactuals are drawn
+_COMPOSITES: Final = 4  # maps of each kind of composites that are drawn
+_UNITS: Final = {"relevance_gain": "logits"}  # of columns that are no fractions
+
+
+def check_methods(
+    model: Model,
+    split: Split,
+    targets: Labels,
+    functions: Mapping[str, Explain],
+    made: Mapping[str, tuple[Tensor, float]],
+    options: ExplainOptions,
+) -> dict[str, object]:
+    """The fields of the record. made: maps that were computed before, with the seconds for each image."""
+    run, alias = options.run, model.alias
+    settings = Settings(
+        substrate=options.substrate, counterfactuals=options.counterfactuals, seed=run.seed, batch_size=run.batch_size
+    )
+    images = torch.cat([batch.images for batch in split.batches(256, device=model.device)])
+    targets, masks = targets.to(model.device), None if split.masks is None else split.masks.to(model.device)
+    with progress("Checking explanations", checks_in(len(functions)), unit="checks", quiet=run.quiet) as advance:
+        results = league(
+            model, images, targets, functions, masks=masks, computed=made, settings=settings, advance=advance
+        )
+    checked = CheckedMaps(
+        model, images, targets, functions, results, settings, split.groups, sources(split),
+        [name for name in options.other_substrates if name != NONE], options.stability, run.quiet,
+    )  # fmt: skip
+    on_object = list(_on_object(checked, split))
+    searched = None
+    if settings.counterfactuals and len(images):
+        searched = by_search(model, images[:SEARCHED], substrate=settings.substrate)
+    return {
+        "checks": tuple(checked.rows(on_object)),
+        "league": league_rows(alias, results, split, settings.seed),
+        "stages": tuple(_stage_rows(checked)),
+        "agreement": tuple(_pair_rows(checked)),
+        "orders": () if searched is None else tuple(_order_rows(checked, searched)),
+        "on_object": tuple(on_object),
+        **_substrate_rows(checked),
+        "stability": tuple(_stability_rows(checked)) if options.stability else (),
+        "power": tuple(_power_rows(checked, split)),
+        "curves": {alias: _curves(results)},
+        "sets": {} if searched is None else {alias: _sets(checked, searched, split)},
+        **_composite_rows(checked, split, masks, options),
+    }  # fmt: skip
+
+
+def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
+    """Where the maps of each method lie, beside maps that ignore the image; none without masks."""
+    named = [(checks.name, checks.maps) for checks in checked.results if checks.name in checked.methods]
+    for score in ("roc_auc", "mass", "pointing") if split.masks is not None else ():
+        assert split.masks is not None
+        yield from on_object_rows(
+            checked.model.alias, named, score, split.masks.cpu(), groups=split.groups, sources=checked.sources,
+            seed=checked.settings.seed,
+        )  # fmt: skip
+
+
+def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed: int) -> tuple[kept.LeagueRow, ...]:
+    """The means of every check with their intervals, the best method first: by ROAD, or by insertion minus deletion."""
+    means: dict[str, dict[str, Estimate]] = {checks.name: {} for checks in results}
+    for column, values, groups in _columns(results, split):
+        for checks, estimate in zip(results, estimates(values, groups=groups, unit=_UNITS.get(column, "fraction"))):
+            means[checks.name][column] = estimate
+    for checks in results:
+        own = means[checks.name]
+        if "pointing" in checks.scores:
+            own["pointing"] = pointing_rate(checks.scores["pointing"], groups=_masked_groups(split))
+        if checks.randomisation is not None and len(checks.randomisation.last):
+            own["randomisation"] = checks.randomisation.estimate(seed=seed)
+            own["cascade"] = checks.randomisation.whole(seed=seed)
+        own["seconds"] = Estimate(checks.seconds, n=len(checks.maps), unit="s")
+        if checks.forwards is not None:
+            own["forwards"] = Estimate(checks.forwards, unit="forwards")
+    rows = [
+        kept.LeagueRow(alias, checks.name, checks.name in BASELINES, faults=checks.faults.words, **means[checks.name])
+        for checks in results
+    ]
+    return tuple(sorted(rows, key=lambda row: -(row.gap if row.road is None else row.road).value))
+
+
+def _columns(results: Sequence[MethodChecks], split: Split) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Columns that are averaged over images, with values (methods, n) and groups; methods share bootstrap draws."""
+
+    def values(read: Callable[[MethodChecks], Tensor]) -> Tensor:
+        return torch.stack([read(checks).float() for checks in results])
+
+    columns = {
+        "deletion": values(lambda checks: checks.fidelity.deletion.areas),
+        "insertion": values(lambda checks: checks.fidelity.least_first.areas),
+        "gap": values(lambda checks: checks.fidelity.gaps),
+        "relevance_gain": values(lambda checks: checks.fidelity.relevance_gains),
+        "deletion_accuracy": values(lambda checks: checks.fidelity.deletion.kept_areas),
+        "insertion_accuracy": values(lambda checks: checks.fidelity.least_first.kept_areas),
+    }
+    if all(checks.road is not None for checks in results):
+        columns["road"] = values(lambda checks: checks.road.gaps)  # type: ignore[union-attr]
+    yield from ((name, column, split.groups) for name, column in columns.items())
+    for name in results[0].scores:
+        if name != "pointing":
+            yield name, values(lambda checks, name=name: checks.scores[name]), _masked_groups(split)  # type: ignore[misc]
+
+
+def _masked_groups(split: Split) -> Tensor | None:
+    """The groups of the images whose mask can be scored; None where images have no groups or no masks."""
+    if split.groups is None or split.masks is None:
+        return None
+    return split.groups[has_edge(split.masks).cpu()]
+
+
+def _stage_rows(checked: CheckedMaps) -> Iterator[kept.StageRow]:
+    """The similarity of each method's maps at every stage of the randomisation."""
+    for checks in checked.results:
+        found = None if checks.randomisation is None else checks.randomisation.cascade(seed=checked.settings.seed)
+        for stage in () if found is None else found.stages:
+            yield kept.StageRow(checked.model.alias, checks.name, stage.name, _similarity(stage, found.n), stage.kept)  # type: ignore[union-attr]
+
+
+def _similarity(stage: RandomisedStage, n: int) -> Estimate | None:
+    return None if stage.similarity is None else Estimate(stage.similarity, stage.low, stage.high, n, "")
+
+
+def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
+    """How similar the maps of each pair of methods are, on the grid of the checks.
+
+    A constant map has no ranks: its correlation with any other counts as 0.
+    """
+    grid, groups = removal_grid(checked.model), checked.groups
+    maps = {checks.name: on_grid(checks.maps, grid) for checks in checked.results if checks.name not in BASELINES}
+    pairs = list(combinations(maps, 2))
+    columns = [
+        estimates(
+            torch.stack([measured(maps[first], maps[second]).nan_to_num(0.0) for first, second in pairs]),
+            groups=groups, unit="" if measured is spearman else "fraction",
+        )
+        for measured in (spearman, top_overlap, map_iou) if pairs
+    ]  # fmt: skip
+    for (first, second), *found in zip(pairs, *columns) if pairs else ():
+        yield kept.PairRow(checked.model.alias, first, second, *found)
+
+
+def _order_rows(checked: CheckedMaps, searched: Counterfactuals) -> Iterator[kept.OrderRow]:
+    """With how many patches the prediction changes, in the order of each map and in that of the greedy search."""
+    groups, count = checked.groups, len(searched.prediction)
+    by_map = {each.name: each.counterfactuals for each in checked.results if each.counterfactuals is not None}
+    first = None if groups is None else groups[:count]
+    sizes = estimates(torch.stack([_shares(own) for own in by_map.values()]), groups=groups)
+    some = [*(_shares(own)[:count] for own in by_map.values()), _shares(searched)]
+    for name, own, size, few in zip(by_map, by_map.values(), sizes, estimates(torch.stack(some), groups=first)):
+        yield kept.OrderRow(checked.model.alias, name, size, accuracy(own.found, groups=groups), few)
+    yield kept.OrderRow(checked.model.alias, kept.SEARCH, searched=estimates(torch.stack(some), groups=first)[-1])
+
+
+def _shares(own: Counterfactuals) -> Tensor:
+    """The share of the patches in each image's set; all of them where no removal changes the prediction."""
+    return own.sizes.float() / own.removed[0].numel()
+
+
+def _sets(checked: CheckedMaps, searched: Counterfactuals, split: Split) -> kept.SetArrays:
+    """The sets of the images that are drawn."""
+    shown = torch.arange(min(_DRAWN, len(searched.prediction)))
+    by_map = {each.name: each.counterfactuals for each in checked.results if each.counterfactuals is not None}
+    orders = {**by_map, kept.SEARCH: searched}
+    return kept.SetArrays(
+        images=split.source.read(shown).numpy(),
+        methods=np.array(list(orders)),
+        removed=np.stack([own.removed[: len(shown)].numpy() for own in orders.values()], 1),
+        turned=np.stack([own.turned[: len(shown)].numpy() for own in orders.values()], 1),
+        prediction=searched.prediction[: len(shown)].numpy(),
+        classes=np.array(checked.model.classes),
+    )
+
+
+def _curves(results: Sequence[MethodChecks]) -> kept.CurveArrays:
+    return kept.CurveArrays(
+        methods=np.array([checks.name for checks in results]),
+        shares=results[0].fidelity.deletion.shares.numpy(),
+        inserted=results[0].fidelity.insertion.shares.numpy(),
+        deletion=np.stack([checks.fidelity.deletion.probability.mean(0).numpy() for checks in results]),
+        insertion=np.stack([checks.fidelity.insertion.probability.mean(0).numpy() for checks in results]),
+    )
+
+
+def _substrate_rows(checked: CheckedMaps) -> dict[str, object]:
+    """Insertion minus deletion by replacement, and how far each pair of replacements agrees about the methods."""
+    alias, seed, count = checked.model.alias, checked.settings.seed, checked.count
+    groups = None if checked.groups is None else checked.groups[:count]
+    gaps = {name: {method: own[:count] for method, own in found.items()} for name, found in checked.removals[0].items()}
+    rows, rankings, swapped = [], [], []
+    for substrate, by_method in gaps.items() if len(gaps) > 1 else ():
+        means = estimates(torch.stack(list(by_method.values())), groups=groups, seed=seed, unit="")
+        rows += [
+            kept.SubstrateRow(alias, name, name in BASELINES, substrate, own) for name, own in zip(by_method, means)
+        ]
+    for first, second in combinations(gaps, 2) if len(checked.methods) > 1 else ():
+        both = [{name: gaps[substrate][name] for name in checked.methods} for substrate in (first, second)]
+        found = rank_agreement(*both, groups=groups, seed=seed)
+        tau = Estimate(found.tau, n=found.n, unit="")
+        rankings.append(kept.RankingRow(alias, first, second, tau, len(checked.methods), len(found.swapped)))
+        swapped += [
+            kept.SwappedRow(alias, first, second, pair.better, pair.worse, pair.first, pair.second)
+            for pair in found.swapped
+        ]
+    return {"substrates": tuple(rows), "rankings": tuple(rankings), "swapped": tuple(swapped)}
+
+
+def _stability_rows(checked: CheckedMaps) -> Iterator[kept.StabilityRow]:
+    """Whether the maps of each method follow shifts of the images, and a flip."""
+    seed = checked.settings.seed
+    for method, found in checked.steady.items():
+        names = [disturbance.name for disturbance in found.disturbances]
+        each = [(kept.OVERALL, *found.overall(seed=seed)), *zip(names, found.correlations(seed=seed), found.jumps())]
+        for disturbance, correlation, jumped in each:
+            yield kept.StabilityRow(checked.model.alias, method, disturbance, correlation, jumped)
+
+
+def _power_rows(checked: CheckedMaps, split: Split) -> Iterator[kept.PowerRow]:
+    """What paired comparisons of the best method with the others can see, in each check that has a value an image."""
+    methods = [checks for checks in checked.results if checks.name not in BASELINES]
+    judge = "road" if checked.imputed else "gap"
+    columns = {judge: ({checks.name: checks.judged for checks in methods}, checked.groups)}
+    for score in ("roc_auc", "pointing"):
+        if all(score in checks.scores for checks in methods):
+            columns[score] = {checks.name: checks.scores[score] for checks in methods}, _masked_groups(split)
+    for check, (values, own_groups) in columns.items():
+        best = max(values, key=lambda name: float(values[name].mean()))
+        others = [values[best].double() - values[name].double() for name in values if name != best]
+        known = [power_of(other, groups=own_groups) for other in others]
+        found = [power for power in known if power is not None and power.error > 0]
+        if found:
+            error, detectable = (median(getattr(power, each) for power in found) for each in ("error", "detectable"))
+            estimate = Estimate(detectable, n=found[0].n)
+            yield kept.PowerRow(checked.model.alias, check, best, error, estimate, found[0].groups)
+
+
+def composite_names(chosen: Sequence[str], *, has_masks: bool) -> tuple[str, ...]:
+    """The kinds of `--composites`: "auto" is the default kinds where masks are not known."""
+    names = [name for name in chosen if name not in (AUTO, NONE)]
+    if AUTO in chosen and not has_masks:
+        names += [kind.name for kind in COMPOSITE_KINDS.values() if kind.default]
+    return tuple(name for name in COMPOSITE_KINDS if name in names)
+
+
+def _composite_rows(
+    checked: CheckedMaps, split: Split, masks: Masks | None, options: ExplainOptions
+) -> dict[str, object]:
+    """Localisation without masks: composites of the given images, explained by every method."""
+    kinds = composite_names(options.composites, has_masks=masks is not None)
+    if not kinds:
+        return {}
+    model, seed = checked.model, checked.settings.seed
+    labels, words = _labels(checked, split)
+    images = resized(model, checked.images)
+    usable = confident_images(_logits(model, images), labels).cpu()
+    classes = len(set(labels[usable].tolist()))
+    if masks is not None and masks.shape[-2:] != images.shape[-2:]:
+        masks = F.interpolate(masks[:, None].float(), size=images.shape[-2:], mode="nearest-exact")[:, 0] > 0.5
+    sets, rows, arrays = [], [], {}
+    total = len(kinds) * len(checked.functions)
+    with progress("Explaining composites", total, unit="methods", quiet=checked.quiet) as advance:
+        for name in kinds:
+            kind = composite_kind(name)
+            refused, made = _refusal(kind, len(usable), classes, masks), None
+            if not refused:
+                own = None if masks is None else masks[usable]
+                count = options.composite_count
+                made = kind.make(images[usable], labels[usable], own, count=count, seed=seed, **kind.arguments)
+            sets.append(_set_row(checked, kind, made, refused, words, len(usable), classes))
+            if made is not None:
+                maps = dict(_maps(checked, made, advance))
+                rows += _method_rows(checked, kind, made, maps)
+                arrays[f"{name}-{model.alias}"] = _arrays(checked, made, maps)
+    return {"composite_sets": tuple(sets), "composites": tuple(rows), "composite_maps": arrays}
+
+
+def _labels(checked: CheckedMaps, split: Split) -> tuple[Labels, str]:
+    """The class of each image as a column of the logits, and whether it is a label or a prediction."""
+    if split.labels is not None:
+        try:
+            return label_columns(checked.model.classes, split).cpu(), "labels"
+        except DataError:
+            pass  # the labels are not the model's classes, and its predictions are explained instead
+    return _logits(checked.model, checked.images).argmax(-1).cpu(), "predictions"
+
+
+def _logits(model: Model, images: Images) -> Logits:
+    with evaluating(model), torch.no_grad():
+        return torch.cat([model(part).float().cpu() for part in images.split(fitting_batch_size(model))])
+
+
+def _refusal(kind: CompositeKind, usable: int, classes: int, masks: Masks | None) -> str:
+    """Why there are no composites of a kind, in a line; empty where there are."""
+    if kind.needs_masks and masks is None:
+        return "the objects' masks are not known"
+    least = max(FEWEST, kind.classes)
+    if classes >= least:
+        return ""
+    return (
+        f"expected confidently and correctly classified images of at least {least} distinct classes, found {usable} of "
+        f"{classes}"
+    )
+
+
+def _set_row(
+    checked: CheckedMaps, kind: CompositeKind, made: Composites | None, refused: str, words: str, usable: int,
+    classes: int,
+) -> kept.CompositeSetRow:  # fmt: skip
+    """The composites of one kind, and how often an explained class is among the most probable ones of its composite, as
+    many as it has classes."""
+    model, guessed, share = checked.model, min(1.0, kind.classes / len(checked.model.classes)), None
+    if made is not None:
+        named = recognised(_logits(model, made.images)[made.which], made.targets, kind.classes).float()
+        share = accuracy(named > 0.5, groups=made.which, seed=checked.settings.seed)
+    return kept.CompositeSetRow(
+        model.alias, kind.name, refused, words, usable, classes,
+        0 if made is None else len(made.images),
+        0 if made is None else len(made),
+        None if made is None else round(made.chance, 6),
+        share, round(guessed, 6), share is not None and beyond(share, guessed) is Side.ABOVE,
+    )  # fmt: skip
+
+
+def _maps(checked: CheckedMaps, made: Composites, advance: Advance) -> Iterator[tuple[str, Maps]]:
+    """The maps of every method and baseline; values that are not finite count as 0."""
+    targets = made.targets.to(checked.model.device)
+    images = made.images[made.which.to(made.images.device)]
+    for name, explain in checked.functions.items():
+        with evaluating(checked.model):
+            yield name, explain(checked.model, images, targets).cpu().float().nan_to_num(0.0, 0.0, 0.0)
+        advance(1)
+    grid = removal_grid(checked.model)
+    yield BASELINES[0], random_maps(len(made), grid, seed=checked.settings.seed)
+    yield BASELINES[1], centre_maps(len(made), grid)
+
+
+def _method_rows(
+    checked: CheckedMaps, kind: CompositeKind, made: Composites, maps: Mapping[str, Maps]
+) -> list[kept.CompositeRow]:
+    """The scores of every method with their intervals, the greatest mass first."""
+    seed = checked.settings.seed
+    scores = {name: torch.stack([score(own, made.masks) for own in maps.values()]) for name, score in _SCORES}
+    means = {name: estimates(values, groups=made.which, seed=seed) for name, values in scores.items()}
+    means["pointing"] = [pointing_rate(hits, groups=made.which, seed=seed) for hits in scores["pointing"]]
+    mass, rows = dict(zip(maps, scores["mass"].double())), []
+    for place, method in enumerate(maps):
+        rest = [base for base in BASELINES if base != method]
+        above = [base for base in rest if _exceeds(mass[method] - mass[base], made.which, len(checked.functions))]
+        own = {score: every[place] for score, every in means.items()}
+        rows.append(
+            kept.CompositeRow(checked.model.alias, kind.name, method, method in BASELINES, **own, above=tuple(above))
+        )
+    return sorted(rows, key=lambda row: -row.mass.value)
+
+
+_SCORES: Final = tuple(COMPOSITE_SCORES.items())
+
+
+def _exceeds(difference: Tensor, groups: Tensor, looks: int) -> bool:
+    """Whether a paired difference is above 0 at the interval that so many looks require."""
+    if len(groups.unique()) < ENOUGH:
+        return False
+    low, high = intervals(difference[None], groups=groups)
+    estimate = Estimate(float(difference.mean()), float(low[0]), float(high[0]), len(difference))
+    return beyond(widened(estimate, looks), 0.0) is Side.ABOVE
+
+
+def _arrays(checked: CheckedMaps, made: Composites, maps: Mapping[str, Maps]) -> kept.CompositeArrays:
+    """The first composites with the maps of every method."""
+    shown = slice(0, min(_COMPOSITES, len(made)))
+    own = {name: values for name, values in maps.items() if name not in BASELINES}
+    return kept.CompositeArrays(
+        images=(made.images[made.which[shown]].cpu() * 255).round().to(torch.uint8).numpy(),
+        masks=made.masks[shown].numpy(),
+        maps={place: values[shown].numpy() for place, values in enumerate(own.values())},
+        methods=np.array(list(own)),
+        targets=np.array([checked.model.classes[int(target)] for target in made.targets[shown]]),
+    )

@@ -1,0 +1,361 @@
+"""Attribution maps of images by several methods, of one model or several; their choice, and the checks of them."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.answers.evaluate import BACKWARD, answers, fitting_batch_size
+from vitlens.analysis.attention.affinity import require_affinity
+from vitlens.analysis.faithfulness.choice import DRAWS, MethodChoice
+from vitlens.analysis.faithfulness.league import BASELINES
+from vitlens.analysis.faithfulness.map_shares import map_faults
+from vitlens.analysis.faithfulness.masking import require_substrate
+from vitlens.analysis.faithfulness.randomisation import Explain
+from vitlens.attribution.choice import FAITHFULNESS, REPLACED, candidates_for, chosen_by_evidence
+from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
+from vitlens.attribution.explain import explain, methods_for, require_method
+from vitlens.attribution.gradients import logit_gain
+from vitlens.attribution.package import PROVENANCE
+from vitlens.attribution.refinement import Refinement, require_refinement
+from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.commands.explain.checks import check_methods
+from vitlens.commands.explain.options import ALL, NONE, ExplainOptions, RefineOptions
+from vitlens.commands.explain.record import (
+    ChoiceRow,
+    ExplainArrays,
+    ExplainRecord,
+    ImageRow,
+    MarginRow,
+    MethodRow,
+    ScoreRow,
+)
+from vitlens.commands.run.load import load_splits
+from vitlens.commands.run.progress.bar import Advance, progress
+from vitlens.commands.run.run import Run
+from vitlens.commands.run.targets import chosen_targets
+from vitlens.commands.shared.explorer.measure import explored
+from vitlens.commands.shared.maps.record import removal_check
+from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, print_left_out
+from vitlens.data.split import Split
+from vitlens.devices import autocast
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.lens.quick_passes import quick_passes
+from vitlens.models.model import Model
+from vitlens.names import Engine
+from vitlens.shapes import Images, Labels
+from vitlens.shapes import Maps as MapsOf
+from vitlens.uncertainty import Estimate, bootstrap_mean
+
+_BACKWARD: Final = 3  # forward passes that take as long as one forward and backward pass, about
+_STORED_BYTES: Final = 32 << 20  # of a model's maps, at most, beyond the drawn ones
+
+
+def measure(
+    options: ExplainOptions,
+    models: Sequence[Model] = (),
+    splits: Sequence[Split] = (),
+    methods: Sequence[tuple[str, ...]] = (),
+) -> Path | None:
+    """Explain images with every chosen method and write the report; returns its path.
+
+    models, splits, methods: of each model, where they are loaded and chosen already. Raises InputError (or one of its
+    kind) before anything is written.
+    """
+    run = Run("explain", options, images=False, load=(lambda _: tuple(models)) if models else None)
+    for model in run.models if options.verify else ():
+        model.require_classifier()
+    methods = methods or methods_of(options, run.models)
+    for model in run.models if options.verify else ():
+        require_substrate(model, options.substrate)
+    if not splits:
+        limit = None if options.images or options.verify else CHOICE_IMAGES if options.auto else EACH
+        splits = load_splits(
+            run.models, options=run.run, data=options.data, images=options.images, limit=limit, repeat=True
+        )
+        splits = [split.starting_with(options.show) for split in splits]
+    run.splits = splits
+    works = [
+        Work(model, split, chosen_targets(options.target, model, split), names, options)
+        for model, split, names in zip(run.models, splits, methods)
+    ]
+    with run.folder("Attribution maps of") as folder:
+        drawn = min(DRAWN if options.images else EACH, len(run.split))
+        print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
+        parts: list[ExplainRecord] = []
+        for work in works:
+            explorer = not any(part.explorer_arrays for part in parts)  # of the first model that has one
+            parts.append(work.record(drawn, explorer=explorer))
+        return folder.publish(lambda: joined(parts))
+
+
+def joined(parts: Sequence[ExplainRecord]) -> ExplainRecord:
+    """The rows and arrays of all models in one record."""
+    names = parts[0].tables
+    tables: dict[str, Any] = {name: tuple(row for part in parts for row in part.tables[name]) for name in names}
+    arrays: dict[str, Any] = {
+        name: {key: found for part in parts for key, found in getattr(part, name).items()}
+        for name in ("maps", "curves", "sets", "composite_maps", "explorer_arrays")
+    }
+    return ExplainRecord(**tables, **arrays)
+
+
+@dataclass(frozen=True)
+class Maps:
+    """One method on all images of one model: maps (n, rows, columns) on the CPU, raw; seconds: an image; gains: the
+    target's logit minus its logit for a black image (n,), None for a method whose maps do not sum to it."""
+
+    method: str
+    maps: Tensor
+    seconds: float
+    gains: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, its images, the target class of each (None: the predicted one), and its methods, with --auto the
+    candidates."""
+
+    model: Model
+    split: Split
+    targets: Labels | None
+    methods: tuple[str, ...]
+    options: ExplainOptions
+
+    def record(self, drawn: int, *, explorer: bool) -> ExplainRecord:
+        """The record of this model. drawn: images in figures; explorer: whether to keep its attention."""
+        model, split, run = self.model, self.split, self.options.run
+        choice = self._choice() if self.options.auto else None
+        names = self.methods if choice is None else (choice.method,)
+        precision = "bf16" if run.precision == "bf16" else "fp32"  # attributions are differences of large numbers
+        logits = answers(model, split, batch_size=run.batch_size, precision=precision)
+        classes = logits.argmax(-1) if self.targets is None and model.has_classifier else self.targets
+        costs = {name: self._passes(name) for name in names}
+        total = len(split) * sum(costs.values())  # images would be no measure of time: a map takes 1 pass or 500
+        with progress(f"Explaining {model.alias}", total, unit="passes", quiet=run.quiet) as advance:
+            maps = [
+                self._maps(name, classes, precision, lambda images, cost=cost: advance(images * cost))  # type: ignore[misc]
+                for name, cost in costs.items()
+            ]
+        rows: dict[str, object] = {} if choice is None else choice_rows(model.alias, choice)
+        if self.options.verify and classes is not None:
+            functions = {name: as_function(name, self.options) for name in names}
+            made = {each.method: (each.maps, each.seconds) for each in maps}
+            rows |= check_methods(model, split, classes, functions, made, self.options)
+        (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
+        found = explored(model, shown.images) if explorer else None
+        return ExplainRecord(
+            methods=tuple(map(self._method_row, maps)),
+            shown=tuple(image_rows(model, split, logits, classes)),
+            explorer=() if found is None else (found[0],),
+            maps={model.alias: self._arrays(maps, drawn)},
+            explorer_arrays={} if found is None or found[1] is None else {model.alias: found[1]},
+            **rows,  # type: ignore[arg-type]
+        )
+
+    def _choice(self) -> MethodChoice:
+        """The method that quick checks choose."""
+        model, split, run = self.model, self.split, self.options.run
+        functions = {name: as_function(name, self.options) for name in self.methods}
+        total = len(functions) * (1 if split.masks is not None else 3)  # maps of images, and of each half's mosaics
+        with progress(f"Choosing a method for {model.alias}", total, unit="methods", quiet=run.quiet) as advance:
+            return chosen_by_evidence(
+                model, split, self.targets, functions, batch_size=run.batch_size, seed=run.seed, advance=advance
+            )
+
+    def _passes(self, method: str) -> int:
+        """The map of one image in forward passes of about the same time, the maps that it is multiplied by included."""
+        refinement = refinement_of(self.options.refine)
+        entries = [ATTRIBUTIONS[name] for name in (method, refinement.times) if name is not None]
+        return max(1, round(refinement.views * sum(each.forwards + _BACKWARD * each.backwards for each in entries)))
+
+    def _maps(self, method: str, targets: Labels | None, precision: str, advance: Advance) -> Maps:
+        """One method on every image."""
+        model, run, refinement = self.model, self.options.run, refinement_of(self.options.refine)
+        size = run.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
+        maps, gains, seconds = [], [], 0.0
+        complete = ATTRIBUTIONS[method].complete and not refinement.changes  # a refined map sums to less
+        for batch in self.split.batches(size, device=model.device):
+            own = None if targets is None else targets[batch.indices].to(model.device)
+            with autocast(model.device, precision), quickly(model, method):
+                start = time.perf_counter()
+                made = explain(
+                    model, batch.images, targets=own, method=method, refinement=refinement,
+                    engine=self.options.engine, batch_size=size, seed=run.seed,
+                )  # fmt: skip
+                maps.append(made.cpu())  # waits for an asynchronous device
+                seconds += time.perf_counter() - start
+                if complete and own is not None:
+                    gains.append(logit_gain(model, batch.images, own).cpu())
+            advance(len(made))
+        return Maps(method, torch.cat(maps), seconds / len(self.split), torch.cat(gains) if gains else None)
+
+    def _method_row(self, made: Maps) -> MethodRow:
+        """The method and what was done with its maps, their faults, cost and completeness."""
+        method, faults, split = ATTRIBUTIONS[made.method], map_faults(made.maps), self.split
+        own, refinement = self.options.engine == "vitlens", refinement_of(self.options.refine)
+        title, done = method.title if own else f"{method.title} (grad-cam package)", refinement.words
+        completeness = None
+        if made.gains is not None and bool(made.maps.isfinite().all()):
+            error = (made.maps.sum((1, 2)) - made.gains).abs().numpy()
+            groups = None if split.groups is None else split.groups.numpy()
+            completeness = bootstrap_mean(error, groups=groups, unit="logits")
+        return MethodRow(
+            self.model.alias, method.name, f"{title}, {done}" if done else title, method.paper if own else PROVENANCE,
+            "x".join(str(side) for side in made.maps.shape[1:]),
+            method.signed and own and refinement.times is None,
+            len(made.maps), int(faults.constant.sum()), int(faults.not_finite.sum()), round(made.seconds, 5),
+            None if made.gains is None else float(made.gains.abs().mean()), completeness,
+        )  # fmt: skip
+
+    def _arrays(self, maps: Sequence[Maps], drawn: int) -> ExplainArrays:
+        """The drawn images with their maps, and as many further maps as are small enough."""
+        split, shown = self.split, torch.arange(min(drawn, len(self.split)))
+        stored = max(drawn, _STORED_BYTES // sum(4 * each.maps[0].numel() for each in maps))
+        return ExplainArrays(
+            split.source.read(shown).numpy(),
+            {index: each.maps[:stored].numpy() for index, each in enumerate(maps)},
+            None if split.masks is None else split.masks[shown].numpy(),
+        )
+
+
+def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[ImageRow]:
+    """The prediction of each image, and the class that is explained; None where the model has no classifier."""
+    labels = [None] * len(split) if split.labels is None else [split.classes[int(label)] for label in split.labels]
+    names = file_names(split.names)
+    if targets is None:
+        return [ImageRow(model.alias, name, label=label) for name, label in zip(names, labels)]
+    shares = logits.softmax(-1)
+    return [
+        ImageRow(
+            model.alias, name, model.classes[int(own.argmax())], round(float(own.max()), 4),
+            model.classes[int(target)], round(float(own[int(target)]), 4), label,
+        )
+        for name, own, target, label in zip(names, shares, targets, labels)
+    ]  # fmt: skip
+
+
+def choice_rows(alias: str, choice: MethodChoice) -> dict[str, object]:
+    """The tables of the choice; of the chosen method, what its check says in the table of checks."""
+    scores = {each.method: each.report for each in choice.scores}
+    margins = {name: choice.margin(name, FAITHFULNESS) for name in BASELINES}
+    known = {name: margin for name, margin in margins.items() if margin is not None}
+    value = scores.get(choice.method, {}).get(FAITHFULNESS)
+    return {
+        "chosen": (
+            ChoiceRow(
+                alias, choice.method, choice.reason, choice.candidates, choice.checks, choice.left_out,
+                choice.localised,
+                None if choice.certainty is None else Estimate(choice.certainty, n=len(choice.selection)),
+                DRAWS, choice.runner_up, choice.alike, choice.confirmation, len(choice.selection), len(choice.report),
+                REPLACED,
+            ),
+        ),
+        "choice_scores": tuple(
+            ScoreRow(alias, each.method, each.baseline, each.selection, each.report, each.wins)
+            for each in choice.scores
+        ),
+        "choice_margins": tuple(
+            MarginRow(alias, each.against, each.check, each.difference) for each in choice.margins
+        ),
+        "checks": (removal_check(alias, choice.method, REPLACED, value, known, usable=1),) if value and known else (),
+    }  # fmt: skip
+
+
+def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[str, ...]]:
+    """The methods of each model, with --auto the candidates. Raises as `chosen_methods`, and InputError for fewer than
+    two candidates."""
+    refinement, engine = refinement_of(options.refine), options.engine
+    named: Sequence[tuple[str, ...] | None] = [None] * len(models)
+    if options.method or not options.auto:
+        given = (ALL,) if options.verify and not options.method else options.method
+        named = methods = chosen_methods(models, given, engine=engine, refinement=refinement)
+        if not options.auto:
+            return methods
+    return [candidates_for(model, own, engine=engine, refinement=refinement) for model, own in zip(models, named)]
+
+
+def refinement_of(options: RefineOptions) -> Refinement:
+    """What is done with every map."""
+    times = None if options.times == NONE else options.times
+    return Refinement(options.refine, options.layers, options.steps, times, options.views, options.upsample)
+
+
+def chosen_methods(
+    models: Sequence[Model],
+    method: Sequence[str],
+    *,
+    engine: Engine = "vitlens",
+    refinement: Refinement | None = None,
+) -> list[tuple[str, ...]]:
+    """The methods of each model, in the order of `method`; without any, the default ones.
+
+    refinement: what is done with the maps; of methods that are not named, those whose maps it does not apply to are
+    left out. Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, for a
+    model that has none of them, and for a refinement that does not apply.
+    """
+    refinement = refinement or Refinement()
+    defined = [
+        tuple(name for name in methods_for(model, engine=engine) if name in method or _applies(model, name, refinement))
+        for model in models
+    ]
+    for model in models:
+        for name in methods_for(model, engine=engine) if method and ALL not in method else ():
+            if name in method:
+                require_refinement(model, name, refinement)
+        if refinement.times is not None:
+            require_method(model, refinement.times, engine=engine)
+    if ALL in method:
+        return defined
+    names = tuple(dict.fromkeys(method or default_methods()))
+    for name in names:
+        if name not in ATTRIBUTIONS:
+            raise UnknownNameError("method", name, (*ATTRIBUTIONS, ALL))
+        if method and not any(name in own for own in defined):
+            require_method(models[0], name, engine=engine)
+    chosen = [tuple(name for name in names if name in own) for own in defined]
+    for model, own in zip(models, chosen):
+        if not own:
+            require_method(model, names[0], engine=engine)
+    return chosen
+
+
+def _applies(model: Model, method: str, refinement: Refinement) -> bool:
+    """Whether the refinement applies to the method's maps. Raises UnsupportedError where it applies to no method, and
+    InputError for a layer that the model does not have."""
+    if refinement.refine == "affinity":
+        require_affinity(model, refinement.layers)
+    try:
+        require_refinement(model, method, refinement)
+    except InputError:
+        return False
+    return True
+
+
+def as_function(name: str, options: ExplainOptions) -> Explain:
+    """A method as a function of (model, images, targets), refined as the options say."""
+    refinement, engine, run = refinement_of(options.refine), options.engine, options.run
+
+    def maps(model: Model, images: Images, targets: Labels) -> MapsOf:
+        with quickly(model, name):
+            return explain(
+                model, images, targets=targets, method=name, refinement=refinement, engine=engine,
+                batch_size=run.batch_size, seed=run.seed,
+            )  # fmt: skip
+
+    return maps
+
+
+@contextmanager
+def quickly(model: Model, method: str) -> Iterator[None]:
+    """Inside, the passes of a method that does not observe attention are quick ones."""
+    if ATTRIBUTIONS[method].needs not in (None, "cam"):
+        yield
+        return
+    with quick_passes(model):
+        yield

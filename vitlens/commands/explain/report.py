@@ -1,0 +1,425 @@
+"""The report of `vitlens explain`: the maps, which of them may be believed, and the checks behind it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vitlens.analysis.faithfulness.cascade import SIMILAR
+from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.charts import Picture, images, intervals, lines, matrix
+from vitlens.commands.explain.claims import claims, judged_of, unknown
+from vitlens.commands.explain.record import (
+    SEARCH,
+    CompositeSetRow,
+    ExplainRecord,
+    ImageRow,
+    MethodRow,
+    OrderRow,
+    RankingRow,
+)
+from vitlens.commands.shared.explorer.report import Shown, explorer_of
+from vitlens.commands.shared.maps.record import JUMPS, REPLACED, JudgedMap, MapCheckRow
+from vitlens.commands.shared.maps.report import FEWEST, checks_chart, in_order
+from vitlens.commands.shared.sheets import EACH
+from vitlens.figures.explain import attribution_overlays
+from vitlens.figures.overlay import upsample
+from vitlens.record import by, col
+from vitlens.report.explorer import Explorer
+from vitlens.report.prose import counts, say
+from vitlens.report.sections import ROWS, Chart, Overview, Report, Section, other_sheets
+from vitlens.uncertainty import Side
+
+_METHODS: Final = 7  # on a sheet; more are divided among several
+_CURVES: Final = 6  # methods whose curves are drawn
+_ORDERS: Final = 5  # orders of patches beside one another
+_TARGETS: Final = {"predicted": ", the predicted class", "true": ", the true class"}
+_GREY: Final = 0.8  # share of grey in a removed patch
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Images with their maps by some methods; sheet: its number, over all models; titles: of the methods; names: below
+    the images; failed: why a method's maps may not be believed; target: which class they explain."""
+
+    sheet: int
+    model: str
+    images: Any
+    maps: Sequence[Any]
+    signed: Sequence[bool]
+    titles: Sequence[str]
+    names: Sequence[str]
+    masks: Any = None
+    failed: Sequence[str] = ()
+    target: str = ""
+
+
+def _draw(rows: Sequence[Sheet], title: str) -> Figure:
+    one = rows[0]
+    return attribution_overlays(
+        images=one.images / np.float32(255), maps=one.maps, signed=one.signed, titles=one.titles, names=one.names,
+        title=title, masks=one.masks, failed=one.failed or None,
+    )  # fmt: skip
+
+
+def sheets(record: ExplainRecord) -> Iterator[Sheet]:
+    """The drawn images of each model, a sheet for at most EACH images and _METHODS methods; none without a map."""
+    number, judged = 0, judged_of(record)
+    for alias, arrays in sorted(record.maps.items(), key=lambda pair: record.aliases.index(pair[0])):
+        methods = [row for row in record.methods if row.model == alias]
+        shown = [row for row in record.shown if row.model == alias]
+        count, faults = len(arrays.images), {each.method: each.fault for each in judged.get(alias, ())}
+        explained = any(row.target is not None for row in shown)
+        if not any(is_drawable(own) for maps in arrays.maps.values() for own in maps[:count]):
+            continue
+        for some in _evenly(count, EACH):
+            for columns in _evenly(len(methods), _METHODS):
+                yield Sheet(
+                    number, alias, arrays.images[some],
+                    [arrays.maps[index][some] for index in range(len(methods))[columns]],
+                    [row.signed for row in methods[columns]],
+                    [f"{row.title}{f' ({JUMPS})' * (faults.get(row.method) == JUMPS)}" for row in methods[columns]],
+                    [_below(row) for row in shown[some]],
+                    None if arrays.masks is None else arrays.masks[some],
+                    [faults.get(row.method, "").replace(JUMPS, "") for row in methods[columns]],
+                    _TARGETS.get(record.options.get("target", ""), ", the class of --target") if explained else "",
+                )  # fmt: skip
+                number += 1
+
+
+def _evenly(count: int, most: int) -> list[slice]:
+    """The fewest parts of at most that many, of about equal size."""
+    parts = -(-count // most)
+    edges = [round(count * part / parts) for part in range(parts + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def is_drawable(values: Any) -> bool:
+    """Whether a map is finite and not constant."""
+    return bool(np.isfinite(values).all() and np.ptp(values) > 1e-6 * np.abs(values).max())
+
+
+def _below(row: ImageRow) -> str:
+    """The text below an image: the prediction, and the target where it is another class."""
+    if row.target is None or row.target_probability is None:
+        return Path(row.image).name
+    target = f"{row.target} ({100 * row.target_probability:.0f} %)"
+    if row.target == row.prediction:
+        return f"predicted: {target}"
+    return f"predicted: {row.prediction} ({100 * (row.probability or 0.0):.0f} %); target: {target}"
+
+
+def explorer(record: ExplainRecord) -> Explorer | None:
+    """The attention of the first model that has one, its drawn images with their maps."""
+    alias = next((row.model for row in record.explorer if row.model in record.explorer_arrays), None)
+    if alias is None:
+        return None
+    arrays, shown = record.maps[alias], [row for row in record.shown if row.model == alias]
+    maps = {
+        row.title: arrays.maps[index]
+        for index, row in enumerate(row for row in record.methods if row.model == alias)
+        if all(map(is_drawable, arrays.maps[index][: len(arrays.images)]))
+    }
+    return explorer_of(
+        record, Shown(arrays.images, [row.image for row in shown], [[_below(row)] for row in shown], maps)
+    )
+
+
+def definitions(record: ExplainRecord) -> Iterator[tuple[str, str]]:
+    """What each method is."""
+    for name in dict.fromkeys(row.method for row in record.methods):
+        if name in ATTRIBUTIONS:
+            yield name, ATTRIBUTIONS[name].description
+
+
+def believed(record: ExplainRecord) -> list[JudgedMap]:
+    """The best maps of each model, as many as a table holds."""
+    judged = judged_of(record).values()
+    return [each for own in judged for each in own[: max(1, ROWS // len(judged))]]
+
+
+def _by_verdict(record: ExplainRecord) -> list[MapCheckRow]:
+    return [row for rows in by(record.checks, "model").values() for row in in_order(rows)]
+
+
+def _states(record: ExplainRecord) -> str:
+    """How many methods of each model have each verdict."""
+    words = {"pass": "passing every check", "warn": "above random alone", "inconclusive": "open", "fail": "failing"}
+    parts = [
+        say("of the {{ n }} methods of **{{ alias }}**: {{ found }}", n=len(own), alias=alias,
+            found=counts({words[state]: len(rows) for state, rows in by(own, "state").items()}))
+        for alias, own in judged_of(record).items()
+    ]  # fmt: skip
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The mean probability of the target with a share of the patches removed, or inserted, highest first."""
+
+    model: str
+    method: str
+    panel: str
+    share: float = col("patches, highest first", unit="fraction")
+    probability: float = col("probability of the target", unit="fraction")
+
+
+def _curves(record: ExplainRecord) -> list[CurvePoint]:
+    """The curves of the best methods and of the baselines."""
+    found = []
+    for alias, rows in by(record.league, "model").items():
+        arrays, best = record.curves[alias], [row.method for row in rows if not row.baseline][:_CURVES]
+        shown = [*best, *(row.method for row in rows if row.baseline)]
+        for panel, shares, curves in (
+            ("removed: lower is better", arrays.shares, arrays.deletion),
+            ("inserted: higher is better", arrays.inserted, arrays.insertion),
+        ):
+            for name in shown:
+                own = curves[arrays.methods.tolist().index(name)]
+                found += [CurvePoint(alias, name, panel, *map(float, pair)) for pair in zip(shares, own)]
+    return found
+
+
+def _ranking(record: ExplainRecord) -> str:
+    """How far the replacements agree about the methods, and what changes places."""
+    least: RankingRow | None = min(record.rankings, key=lambda row: row.tau.value, default=None)
+    if least is None:
+        return ""
+    pairs = len({(row.model, *sorted((row.better, row.worse))) for row in record.swapped})
+    return say(
+        "{% if pairs %}{{ pairs }} pair{{ pairs|s }} of methods change{{ 's' if pairs == 1 }} places{% else %}No pair "
+        "of methods is shown to change places{% endif %} when removed patches are replaced otherwise"
+        "{% if row.methods > 2 %}; the rankings agree least with patches {{ first }} and {{ second }} (Kendall's τ "
+        "{{ row.tau|value }}){% endif %}.",
+        pairs=pairs, row=least, first=REPLACED[least.first], second=REPLACED[least.second],
+    )  # fmt: skip
+
+
+def _weights(record: ExplainRecord) -> str:
+    """The rank correlation above which maps count as unchanged, and the predictions that were kept."""
+    rows = [row for row in record.stages if row.similarity is not None]
+    kept = next((row for row in reversed(rows) if row.kept is not None), None)
+    return say(
+        "Weights are randomised from the head down. A map that depends on them falls to zero; one that stays above "
+        "{{ similar|number }} in the upper half, or with all of them random, fails"
+        "{% if kept %}. The last stage keeps {{ kept.kept|percent }} of the predictions{% endif %}.",
+        similar=SIMILAR, kept=kept,
+    )  # fmt: skip
+
+
+def _on_object(record: ExplainRecord) -> list[Any]:
+    rows = [row for row in record.on_object if row.score == "roc_auc" and record.images >= FEWEST]
+    return sorted(rows, key=lambda row: -row.estimate.value)
+
+
+def _localised(record: ExplainRecord) -> str:
+    rows = _on_object(record)
+    more = [row.maps for row in rows if row.side is Side.ABOVE]
+    return say(
+        "{{ more|length or 'None' }} of {{ rows|length }} maps lie{{ 's' if not more }} on the object significantly "
+        "more than the best of four maps that ignore the image; **{{ first.maps }}** of {{ first.model }} lies there "
+        "most, with a ROC-AUC of {{ first.estimate|alone }}.", more=more, rows=rows, first=rows[0],
+    )  # fmt: skip
+
+
+def _removed(record: ExplainRecord) -> Iterator[Picture]:
+    """The first images with the patches greyed whose removal changes the prediction, in the best orders."""
+    for alias, arrays in list(record.sets.items())[:1]:
+        known = arrays.methods.tolist()
+        rows = [row for row in record.league if row.model == alias]
+        best = [row.method for row in rows if not row.baseline][: _ORDERS - 2]
+        for at, pixels in enumerate(arrays.images):
+            image = pixels / np.float32(255)
+            row = f"{at}: {arrays.classes[arrays.prediction[at]]}"
+            yield Picture(image, row=row, column="image")
+            for name in (*best, next(row.method for row in rows if row.baseline), SEARCH):
+                place = known.index(name)
+                where, turned = arrays.removed[at, place], arrays.classes[arrays.turned[at, place]]
+                mask = upsample(where.astype(float), image.shape[1:], smooth=False) > 0.5
+                size = int(where.sum())
+                below = f"{size} of {where.size}\n→ {turned}" if size else "none found"
+                greyed = np.where(mask, (1 - _GREY) * image + _GREY * np.float32(0.5), image)
+                yield Picture(greyed, row=row, column=name, below=below)
+
+
+def _fewest(record: ExplainRecord) -> str:
+    rows: list[OrderRow] = [row for row in record.orders if row.size is not None]
+    best = min(rows, key=lambda row: row.size.value if row.size else 1.0)
+    search = next(row for row in record.orders if row.model == best.model and row.method == SEARCH)
+    return say(
+        "In the order of **{{ best.method }}**, {{ best.size|alone }} of the patches must be removed before the "
+        "prediction of {{ best.model }} changes; a greedy search on {{ search.searched.n }} images needs "
+        "{{ search.searched|value }}.", best=best, search=search,
+    )  # fmt: skip
+
+
+def _composites(row: CompositeSetRow) -> str:
+    """Whether composites judge the maps."""
+    kind = COMPOSITE_KINDS[row.kind].title
+    if row.refused:
+        return f"No {kind} of {{{{ model }}}}: {{{{ refused|whole }}}}."
+    number = "among as many of the most probable classes as a composite has"
+    found = f"{{{{ model }}}} has the explained class {number} in {{{{ recognised|alone }}}} of the {{{{ maps }}}} maps"
+    if row.seen:
+        return f"On {kind}, {found}, by guessing {{{{ guessed|percent }}}}."
+    return f"The {kind} judge no map: {found}, which is not shown to exceed guessing ({{{{ guessed|percent }}}})."
+
+
+def _composite_sheets(record: ExplainRecord) -> Iterator[Sheet]:
+    """The first composites of each kind with the maps of the methods that have most mass in the right place."""
+    for at, row in enumerate(row for row in record.composite_sets if not row.refused):
+        arrays = record.composite_maps[f"{row.kind}-{row.model}"]
+        rows = [each for each in record.composites if (each.model, each.kind) == (row.model, row.kind)]
+        shown = [each.method for each in rows if not each.baseline][: _METHODS - 2]
+        known, methods = arrays.methods.tolist(), {each.method: each for each in record.methods}
+        yield Sheet(
+            at, row.model, arrays.images, [arrays.maps[known.index(name)] for name in shown],
+            [methods[name].signed for name in shown], [methods[name].title for name in shown],
+            [f"explained: {name}" for name in arrays.targets.tolist()], arrays.masks,
+        )  # fmt: skip
+
+
+def _slowest(record: ExplainRecord) -> str:
+    """The cost of the methods, their faults, and the errors of those whose maps sum to a change of the logit."""
+    rows: list[MethodRow] = sorted(record.methods, key=lambda row: row.seconds)
+    off = [row for row in rows if row.completeness is not None]
+    worst = max(
+        off, key=lambda row: row.completeness.value / (row.gain or 1.0) if row.completeness else 0.0, default=None
+    )
+    return say(
+        "{% if rows|length > 1 %}A map takes from {{ rows[0].seconds|number }} s ({{ rows[0].method }}) to "
+        "{{ rows[-1].seconds|number }} s ({{ rows[-1].method }}).{% endif %}{% if worst %} The sums of "
+        "{{ worst.method }} miss the change of the logit from a black image, {{ worst.gain|number }} on average, by "
+        "{{ worst.completeness|alone }}.{% endif %}", rows=rows, worst=worst,
+    )  # fmt: skip
+
+
+_PICTURE: Final = Chart(
+    "explain", _draw,
+    "Maps over their images: red for the class, blue against it; unsigned maps begin at their minimum. Compare places, "
+    "not amounts. Outline: object. Crossed out: uniform or failed.",
+    title="Maps of {{ first.model }}{{ first.target }}",
+    rows=lambda record: list(sheets(record)),
+)  # fmt: skip
+
+REPORT: Final = Report(
+    ExplainRecord,
+    claims=claims,
+    unknown=unknown,
+    explorer=explorer,
+    definitions=definitions,
+    title="Attribution maps of {{ record.aliases|join(', ') }}",
+    picture=_PICTURE,
+    glance=Overview(believed, ("model", "method", "state", "value", "margin", "not_passed")),
+    sections=(
+        Section(
+            "Which maps may be believed?", lambda record: record.checks if record.stages else (), opening=_states,
+            about=("maps",), charts=(checks_chart(_by_verdict),),
+        ),
+        other_sheets(_PICTURE),
+        Section(
+            "Which method was chosen?", "choice_scores", columns=("model", "method", "baseline", "wins"),
+            opening="Scores are means over the checks, each in standard deviations of the methods. One half of the "
+            "images selects, the other one, drawn here, reports.",
+            charts=(Chart(
+                "choice", intervals("method", "report.score"),
+                "Score of each candidate and baseline on the half of the images that did not select, with intervals.",
+                title="Candidates for {{ first.model }}", each="model",
+            ),),
+        ),
+        Section(
+            "Do predictions depend on the highest patches?",
+            lambda record: record.league if record.images >= FEWEST else (), opening=_ranking,
+            charts=(
+                Chart(
+                    "faithfulness", lines("share", "probability", of="method", panel="panel"),
+                    "Mean probability of the target as patches are removed and inserted, highest first, of the best "
+                    "methods and the baselines.",
+                    title="Probability without and with the highest patches, {{ first.model }}", rows=_curves,
+                    each="model",
+                ),
+                Chart(
+                    "substrates", matrix("method", "substrate", "gap"),
+                    "Insertion minus deletion by what replaces a removed patch; imputed is ROAD. A method that is high "
+                    "in one column alone depends on it.",
+                    title="Insertion minus deletion by replacement, {{ first.model }}", rows="substrates", each="model",
+                ),
+            ),
+        ),
+        Section(
+            "Do maps depend on the weights?", "stages", opening=_weights,
+            charts=(Chart(
+                "randomisation", matrix("method", "stage", "similarity"),
+                "Rank correlation of maps before and after the weights are randomised from the head down to a stage. "
+                "Low is good.",
+                title="Maps of {{ first.model }} with random weights", each="model",
+                only=lambda row: row.similarity is not None,
+            ),),
+        ),
+        Section(
+            "Do maps lie on the object?", _on_object, opening=_localised,
+            columns=("model", "maps", "estimate", "baseline", "of_baseline", "difference"),
+            charts=(Chart(
+                "localisation",
+                intervals("maps", "estimate", "of_baseline", titles=("this map", "a map that ignores the image")),
+                "ROC-AUC of each map on the object's mask, beside the best of four maps that ignore the image.",
+                title="ROC-AUC of maps on the object, {{ first.model }}", each="model",
+            ),),
+        ),
+        Section(
+            "Do the methods agree?", lambda record: record.agreement if record.images >= FEWEST else (),
+            order=lambda row: row.spearman.value,
+            opening="Least alike are the maps of {{ first.first }} and {{ first.second }}, with a rank correlation of "
+            "{{ first.spearman|value }}.",
+            charts=(Chart(
+                "agreement", matrix("first", "second", "spearman"),
+                "Rank correlation of the maps of two methods, mean over images; dark: alike.",
+                title="Agreement of methods, {{ first.model }}", rows="agreement", each="model",
+            ),),
+        ),
+        Section(
+            "How few patches change the prediction?", lambda record: record.orders if record.images >= FEWEST else (),
+            order=lambda row: row.searched.value, opening=_fewest,
+            columns=("model", "method", "size", "turned"),
+            charts=(Chart(
+                "counterfactuals", images(),
+                "Grey: removed patches, in the order of a map, with their number and the prediction without them. "
+                "Other patches may support it as well.",
+                title="Patches whose removal changes the prediction", rows=lambda record: list(_removed(record)),
+            ),),
+        ),
+        Section(
+            "Do maps find a class among others?", "composite_sets", says=_composites,
+            columns=("model", "kind", "composites", "maps", "recognised", "guessed"),
+            charts=(
+                Chart(
+                    "composites", intervals("method", "mass", of="kind"),
+                    "Share of a map's positive values on the part that shows the explained class, with intervals over "
+                    "composites.",
+                    title="Mass on the explained class, {{ first.model }}", rows=lambda record: [
+                        row for row in record.composites
+                        if any(made.seen and (made.model, made.kind) == (row.model, row.kind)
+                               for made in record.composite_sets)
+                    ],
+                    each="model",
+                ),
+                Chart(
+                    "composite_maps", _draw,
+                    "Composite images with maps of the outlined class, of the methods with most mass there.",
+                    title="Maps of the outlined class, {{ first.model }}", each="sheet",
+                    rows=lambda record: list(_composite_sheets(record)),
+                ),
+            ),
+        ),
+        Section(
+            "Which methods, and at what cost?", "methods", opening=_slowest,
+            columns=("model", "title", "source", "map", "seconds"),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,271 @@
+"""Measures the checks of maps: of the methods of a model, where maps lie on objects, and how much they tell."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.attention.map_checks import FEWEST, fixed_share, map_bits
+from vitlens.analysis.faithfulness.defaults import OTHER_IMAGES, OTHER_STEPS
+from vitlens.analysis.faithfulness.deletion import faithfulness
+from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks, Settings
+from vitlens.analysis.faithfulness.localisation import (
+    baseline_scores,
+    has_edge,
+    mass_inside,
+    pointing_hits,
+    pointing_rate,
+    roc_auc,
+)
+from vitlens.analysis.faithfulness.masking import require_substrate
+from vitlens.analysis.faithfulness.randomisation import Explain
+from vitlens.analysis.faithfulness.resampled import AnyMaps, removal_grid
+from vitlens.analysis.faithfulness.road import road
+from vitlens.analysis.faithfulness.stability import Stability, stability
+from vitlens.analysis.faithfulness.steadiness import STEADY_IMAGES
+from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.shared.maps.record import (
+    IMPUTED,
+    SHUFFLED,
+    MapCheckRow,
+    MapRow,
+    OnObjectRow,
+    judged_by,
+    object_check,
+    removal_check,
+    shifts_check,
+    weights_check,
+)
+from vitlens.data.identity import sources as same_photograph
+from vitlens.data.split import Split
+from vitlens.errors import UnsupportedError
+from vitlens.models.model import Model
+from vitlens.shapes import Images, Labels, Maps, Masks
+from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
+
+Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
+
+
+@dataclass(frozen=True)
+class CheckedMaps:
+    """The methods of one model, checked on the same images. model, images, targets, functions: what was explained, on
+    the model's device; results: of `league`; groups, sources (n,): of the images, and which photograph each is;
+    substrates: other replacements of removed patches, as far as the model has them; steadiness: whether the images are
+    shifted. Patches are removed, and images shifted, when the results are first read."""
+
+    model: Model
+    images: Images
+    targets: Labels
+    functions: Mapping[str, Explain]
+    results: Sequence[MethodChecks]
+    settings: Settings
+    groups: Tensor | None = None
+    sources: Tensor | None = None
+    substrates: Sequence[str] = ("mean",)
+    steadiness: bool = True
+    quiet: bool = False
+
+    @cached_property
+    def removals(self) -> tuple[dict[str, Gaps], dict[str, Gaps]]:
+        """By replacement of removed patches, insertion minus deletion of each method and baseline; and, with those that
+        judge, of the methods' maps of other images."""
+        names, maps = [checks.name for checks in self.results], [checks.maps[: self.count] for checks in self.results]
+        own = self.settings.substrate
+        others = [name for name in dict.fromkeys(self.substrates) if name != own and self._has(name)]
+        judging = judged_by({own, *others, *([IMPUTED] if self.imputed else [])})
+        where = self.other_images()
+        moved = [] if where is None else [each[where] for name, each in zip(names, maps) if name not in BASELINES]
+        gaps: dict[str, Gaps] = {own: {checks.name: checks.fidelity.gaps for checks in self.results}}
+        total = self.count * (len(others) + (len(judging) if moved else 0))
+        with progress("Checking on other substrates", total, quiet=self.quiet) as advance:
+            for name in others:
+                gaps[name] = dict(zip(names, self._removed(name, maps, advance)))
+            shuffled = {name: dict(zip(self.methods, self._removed(name, moved, advance))) for name in judging if moved}
+        if self.imputed:
+            gaps[IMPUTED] = {checks.name: checks.road.gaps for checks in self.results if checks.road}
+        return gaps, dict(shuffled)
+
+    @cached_property
+    def steady(self) -> dict[str, Stability]:
+        """The maps of images that are shifted, or flipped, by method."""
+        images, targets = self.images[:STEADY_IMAGES], self.targets[:STEADY_IMAGES]
+        known, found = {checks.name: checks for checks in self.results}, {}
+        with progress("Disturbing images", len(self.functions), unit="methods", quiet=self.quiet) as advance:
+            for name, explain in self.functions.items():
+                sound = not bool(known[name].faults.not_finite.any())
+                maps = known[name].maps[: len(images)] if sound else None  # broken ones are zeros in the results
+                found[name] = stability(self.model, images, targets, explain, maps=maps)
+                advance(1)
+        return found
+
+    @property
+    def count(self) -> int:
+        """The images on which other replacements, and maps of other images, are tried."""
+        return min(OTHER_IMAGES, len(self.images))
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods without the baselines."""
+        return [checks.name for checks in self.results if checks.name not in BASELINES]
+
+    @property
+    def imputed(self) -> bool:
+        """Whether ROAD was run."""
+        return all(checks.road is not None for checks in self.results)
+
+    def _has(self, substrate: Any) -> bool:
+        try:
+            require_substrate(self.model, substrate)
+        except UnsupportedError:
+            return False
+        return True
+
+    def _removed(self, substrate: Any, maps: Sequence[AnyMaps], advance: Any) -> list[Tensor]:
+        """Insertion minus deletion of maps of the first images with one replacement."""
+        settings, count = self.settings, self.count
+        given = (self.model, self.images[:count], self.targets[:count], maps)
+        common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size, "advance": advance}
+        grid = removal_grid(self.model)
+        if substrate == IMPUTED:
+            return [each.gaps for each in road(*given, grid=grid, **common)]
+        steps = settings.steps if substrate == settings.substrate else OTHER_STEPS
+        return [each.gaps for each in faithfulness(*given, substrate=substrate, steps=steps, grid=grid, **common)]
+
+    def other_images(self) -> Tensor | None:
+        """For each of the first images one of another source, drawn with the seed; None where all are of one."""
+        own = torch.arange(self.count) if self.sources is None else self.sources[: self.count].cpu()
+        _, group = own.unique(return_inverse=True)
+        sizes = group.bincount()
+        if len(sizes) < 2:
+            return None
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        order = torch.randperm(self.count, generator=generator)
+        order = order[group[order].argsort(stable=True)]
+        further = (torch.rand(self.count, generator=generator) * (self.count - sizes[group])).long()
+        return order[(sizes.cumsum(0)[group] + further) % self.count]
+
+    def rows(self, on_object: Sequence[OnObjectRow] = ()) -> Iterator[MapCheckRow]:
+        """The row of each method in each check. on_object: where its maps lie, where masks are known."""
+        alias, seed, looks = self.model.alias, self.settings.seed, len(self.methods)
+        by_name = {checks.name: checks for checks in self.results}
+        cascades = {
+            name: None if (found := by_name[name].randomisation) is None else found.cascade(seed=seed)
+            for name in self.methods
+        }
+        passing = [name for name, cascade in cascades.items() if cascade is not None and cascade.state == "passes"]
+        every, shuffled = self.removals
+        for substrate in judged_by(every):
+            gaps, moved = every[substrate], shuffled.get(substrate, {})
+            leader = max(passing or self.methods, key=lambda name: float(gaps[name].mean()))
+            values = estimates(torch.stack([gaps[name] for name in self.methods]), groups=self._of(gaps), unit="")
+            for name, value in zip(self.methods, values):
+                margins = {base: self._margin(gaps[name], gaps[base], looks) for base in BASELINES}
+                if name in moved:
+                    margins[SHUFFLED] = self._margin(gaps[name], moved[name], looks)
+                yield removal_check(
+                    alias, name, substrate, value, margins, usable=int(by_name[name].faults.sound.sum()),
+                    behind=None if name == leader else self._margin(gaps[leader], gaps[name], looks),
+                )  # fmt: skip
+        for name in self.methods:
+            yield weights_check(alias, name, cascades[name])
+        for name, steady in self.steady.items() if self.steadiness else ():
+            yield shifts_check(alias, name, steady.state(seed=seed), steady.overall(seed=seed)[1])
+        yield from (object_check(row) for row in on_object if row.score == "roc_auc")
+
+    def _of(self, gaps: Gaps) -> Tensor | None:
+        """The groups of the images of these gaps."""
+        return None if self.groups is None else self.groups[: len(next(iter(gaps.values())))]
+
+    def _margin(self, own: Tensor, other: Tensor, looks: int) -> Estimate:
+        """The paired difference on the images of both, as wide as so many methods require."""
+        count = min(len(own), len(other))
+        groups = None if self.groups is None else self.groups[:count]
+        (difference,) = estimates((own[:count] - other[:count])[None], groups=groups, unit="")
+        return widened(replace(difference, n=count), looks)
+
+
+def map_rows(alias: str, maps: Sequence[tuple[str, Maps]], split: Split) -> list[MapRow]:
+    """The row of each kind of map of the split's images, by its name; the pointing game where masks are known."""
+    groups = None if split.groups is None else split.groups.numpy()
+    rows = []
+    for name, own in maps:
+        bits = student_mean(map_bits(own).numpy(), groups=groups, unit="bits", least=0.0)
+        few = len(own) < FEWEST
+        fixed = None if few else student_mean(fixed_share(own).numpy(), groups=groups, least=0.0, most=1.0)
+        rows.append(MapRow(model=alias, maps=name, information=bits, by_place=fixed))
+    if split.masks is None:
+        return rows
+    of = same_photograph(split)
+    hits = on_object_rows(alias, maps, "pointing", split.masks.cpu(), groups=split.groups, sources=of)
+    return [
+        replace(
+            row, pointing=hit.estimate, baseline=hit.baseline, of_baseline=hit.of_baseline, difference=hit.difference
+        )
+        for row, hit in zip(rows, hits)
+    ] or rows
+
+
+def on_object_rows(
+    model: str,
+    maps: Sequence[tuple[str, AnyMaps]],
+    score: str,
+    masks: Masks,
+    *,
+    groups: Tensor | None = None,
+    sources: Tensor | None = None,
+    seed: int = 0,
+) -> list[OnObjectRow]:
+    """The row of each kind of map, with its name, of one model in one score on the same images.
+
+    Images without an object, and but for pointing those without background, are left out. All tensors on the CPU;
+    groups (n,): of the images; sources (n,): which photograph each image is (None: its group), as no baseline is to be
+    of the same one.
+    """
+    sources = groups if sources is None else sources
+    known = masks.flatten(1).any(1) if score == "pointing" else has_edge(masks)
+    if not bool(known.any()):
+        return []
+    masks = masks[known]
+    groups, sources = (None if each is None else each[known] for each in (groups, sources))
+    judge = _ON_OBJECT[score]
+    values, chances, names = [], [], []
+    for _, every in maps:
+        own = every[known].float()
+        baselines = baseline_scores(judge, own, masks, groups=sources, seed=seed)
+        names.append(max(baselines, key=lambda name: float(baselines[name].mean())))
+        values.append(judge(own, masks).double())
+        chances.append(baselines[names[-1]].double())
+    unit = "" if score == "roc_auc" else "fraction"
+    scored = torch.stack(values)
+    means = (
+        [pointing_rate(hits, groups=groups, seed=seed) for hits in scored]
+        if score == "pointing"
+        else estimates(scored, groups=groups, seed=seed, unit=unit)
+    )
+    gains = estimates(scored - torch.stack(chances), groups=groups, seed=seed, unit=unit)
+    if score == "pointing":  # of hits that are all 0, or all 1, the bootstrap would have no width
+        apart = [
+            difference_of(hits, pointing_rate(each, groups=groups, seed=seed)) for hits, each in zip(means, chances)
+        ]
+        gains = [_wider(*pair) for pair in zip(gains, apart)]
+    return [
+        OnObjectRow(
+            model, name, score, replace(mean, n=len(masks), unit=unit), baseline,
+            Estimate(float(chance.mean()), unit=unit), in_points(replace(gain, n=len(masks), unit=unit)),
+        )
+        for (name, _), mean, baseline, chance, gain in zip(maps, means, names, chances, gains)
+    ]  # fmt: skip
+
+
+def _wider(paired: Estimate, apart: Estimate) -> Estimate:
+    """The paired difference, at each end with the wider of its interval and that of independent rates, in points."""
+    if paired.low is None or paired.high is None or apart.low is None or apart.high is None:
+        return paired
+    return replace(paired, low=min(paired.low, apart.low / 100), high=max(paired.high, apart.high / 100))
+
+
+_ON_OBJECT: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}

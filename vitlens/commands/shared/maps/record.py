@@ -1,0 +1,312 @@
+"""The checks of maps as rows, and the one rule by which a map passes them; free of torch.
+
+A map passes only if removing patches in its order tells more than in the order of a random map, of a map of the centre
+and of the maps of other images, with two replacements of removed patches; if it changes when the weights are
+randomised; and if it stays in place under shifts of at most a pixel. Otherwise the verdict says what it lacks.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from vitlens.analysis.faithfulness.cascade import ENOUGH, KEPT, SIMILAR, Cascade
+from vitlens.analysis.faithfulness.steadiness import SteadyState
+from vitlens.record import by, col
+from vitlens.report.document import State
+from vitlens.report.numbers import percent
+from vitlens.report.prose import listed
+from vitlens.uncertainty import Estimate, Side, beyond
+
+ATTENTION, ROLLOUT, HEAD = "attention", "rollout", "head"  # maps of a layer: its mean, the rollout up to it, a head's
+RANDOM, CENTRE = "random", "centre"  # model-free maps, as analysis/faithfulness/league.py names them (tested)
+SHUFFLED: Final = "other images"  # the method's own maps, of other images
+BASELINES: Final = {
+    RANDOM: "a random map",
+    CENTRE: "a map of the centre",
+    SHUFFLED: "its maps of other images",
+}
+IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
+JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")  # replacements, those that no method chooses by first
+REMOVALS: Final = 2  # with which a map is judged
+WEIGHTS, SHIFTS, ON_OBJECT = "weights", "shifts", "object"
+REPLACED: Final = {  # what becomes of removed patches
+    IMPUTED: "imputed",
+    "mean": "in the mean colour",
+    "black": "in black",
+    "absent": "left out",
+    "blur": "blurred",
+}
+CHECKS: Final = {
+    **{name: words.removeprefix("in the ").removeprefix("in ") for name, words in REPLACED.items()},
+    IMPUTED: "imputed (ROAD)",
+    WEIGHTS: "random weights",
+    SHIFTS: "shifts",
+    ON_OBJECT: "object",
+}
+UNIFORM: Final = 0.5  # bits, below which a map is uniform; as the label of heads
+FIXED: Final = 0.75  # of a map's information: beyond it, what the image itself decides is a small rest
+JUMPS: Final = "jumps"  # a fault that leaves the map worth looking at
+_BEST_FIRST: Final[tuple[State, ...]] = ("pass", "warn", "inconclusive", "fail")
+_OBSTACLES: Final = {
+    "uniform maps": "all its maps are uniform",
+    "few images": f"fewer than {ENOUGH} images have a usable map",
+    "predictions unchanged": f"random weights keep {percent(KEPT)} or more of the predictions, so no map had to change",
+    "interval holds the threshold": f"the interval of the similarity holds {SIMILAR:g}",
+}
+
+
+@dataclass(frozen=True)
+class OnObjectRow:
+    """Where maps lie on objects with known masks, means over images.
+
+    score: pointing (their maximum lies on the object), mass (the share of their mass), roc_auc; baseline: which map
+    that ignores the image has the greatest mean; difference: paired, of shares in percentage points. layer, head: of
+    the maps, where they are of one.
+    """
+
+    model: str = col("model")
+    maps: str = col("maps")
+    score: str = col("score")
+    estimate: Estimate = col("on the object", better="higher")
+    baseline: str = col("best map that ignores the image")
+    of_baseline: Estimate = col("its score")
+    difference: Estimate = col("difference", better="higher")
+    layer: int | None = col("layer", default=None)
+    head: int | None = col("head", default=None)
+
+    @property
+    def side(self) -> Side:
+        """Whether the maps are shown to exceed the baseline, or to stay below it."""
+        return beyond(self.difference, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapRow:
+    """The maps of one method or layer, means over images, which a command's row adds to. maps: their name in metrics;
+    pointing: how often a map's highest point lies on the object; of_baseline: the same of the best map that ignores
+    the image; difference: paired over images. None where there are no masks, or too few images."""
+
+    model: str = col("model")
+    maps: str = col("name in metrics")
+    information: Estimate = col(
+        "information", term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map"
+    )
+    by_place: Estimate | None = col(
+        "the same in other images",
+        term="the share of a map's information that the mean map of the other images explains",
+        default=None,
+    )
+    pointing: Estimate | None = col(
+        "highest point on the object", better="higher", metric="localisation/{model}/pointing/{maps}", default=None
+    )
+    baseline: str | None = col("best map that ignores the image", default=None)
+    of_baseline: Estimate | None = col("of a map that ignores the image", default=None)
+    difference: Estimate | None = col("difference", better="higher", default=None)
+
+
+Row = TypeVar("Row", bound=MapRow)
+
+
+def fixed_maps(rows: Sequence[Row]) -> list[Row]:
+    """The rows whose maps hold information and are nearly the same for every image."""
+    return [r for r in rows if above(r.by_place, FIXED, len(rows)) and (r.information.low or 0.0) >= UNIFORM]
+
+
+@dataclass(frozen=True)
+class MixedHeadsRow:
+    """One attention module that mixes the weights over heads after the softmax (talking heads, CaiT)."""
+
+    module: str
+
+
+def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
+    """That the weights are those before the mixing."""
+    return say(
+        "In {{ n }} layer{{ n|s }} (talking heads) the attention weights are those before a linear map mixes them over "
+        "heads: these are not the weights that multiply the values.",
+        n=len(rows),
+    )
+
+
+@dataclass(frozen=True)
+class MapCheckRow:
+    """One check of one method's maps. value: its score; baseline, margin: the hardest of the maps that it is held
+    against, and the paired difference from it, at the width that all methods require; lacks: why it does not pass;
+    behind: the best method minus this one in the same check, None for the best; needed: whether the verdict needs it.
+    """
+
+    model: str = col("model")
+    method: str = col("method")
+    check: str = col("check")
+    state: State = col("judgement")
+    value: Estimate | None = col("score", default=None)
+    baseline: str = col("hardest baseline", default="")
+    margin: Estimate | None = col("above it", default=None)
+    lacks: str = col("lacks", unit="text", default="")
+    behind: Estimate | None = col("behind the best", default=None)
+    needed: bool = col("needed", default=True)
+
+    @property
+    def checked_with(self) -> str:
+        """The check as figures name it."""
+        return CHECKS[self.check]
+
+    @property
+    def colour(self) -> float:
+        """Its place on a scale from passed to failed, for a figure."""
+        return {"pass": -1.0, "warn": 0.4, "fail": 1.0}.get(self.state, 0.0)
+
+    @property
+    def words(self) -> str:
+        """The state as a sign, and the score."""
+        sign = {"pass": "✓", "warn": "~", "fail": "✗"}.get(self.state, "?")
+        return sign if self.value is None else f"{sign} {self.value.value:.2f}"
+
+
+@dataclass(frozen=True)
+class JudgedMap:
+    """The verdict on one method of a model. lacks: why it does not pass, not_passed: which checks; value, baseline,
+    margin: of the first removal check; similarity: of maps with random weights; jumped: the share of maps that jump;
+    alike: whether its score cannot be told from that of the best."""
+
+    model: str = col("model")
+    method: str = col("method")
+    state: State = col("verdict")
+    lacks: str = col("lacks", unit="text")
+    value: Estimate | None = col(
+        "removal score",
+        term="the area under the target's probability where patches are removed from the lowest up, minus that where "
+        "they are removed from the highest down; 0 for a random order",
+    )
+    baseline: str = col("hardest baseline")
+    margin: Estimate | None = col("above the hardest baseline")
+    similarity: Estimate | None = col(
+        "similarity with random weights", term="Spearman's correlation of the maps before and after randomisation"
+    )
+    jumped: Estimate | None = col("maps that jump", term="maps whose highest point moves by more than an eighth of a "
+                                  "side when the image is shifted by at most a pixel")  # fmt: skip
+    alike: bool = col("not told from the best")
+    not_passed: tuple[str, ...] = col(
+        "not passed", term="the checks that a map fails, that could not decide, or that were not run"
+    )
+
+    @property
+    def fault(self) -> str:
+        """Why it fails, in the few words that fit a figure; "" for a method that does not."""
+        if self.state != "fail":
+            return ""
+        return next(fault for words, fault in _FAULTS.items() if words in self.lacks)
+
+
+_FAULTS: Final = {
+    "has uniform maps": "uniform",
+    "ignores the weights": "ignores the weights",
+    JUMPS: JUMPS,
+    "is not shown to exceed": "not above random",
+}
+
+
+def judged_by(known: Collection[str]) -> list[str]:
+    """The replacements of removed patches by which maps are judged, of those that are known."""
+    return [name for name in JUDGING if name in known][:REMOVALS]
+
+
+def removal_check(
+    model: str,
+    method: str,
+    substrate: str,
+    value: Estimate,
+    margins: Mapping[str, Estimate],
+    *,
+    usable: int,
+    behind: Estimate | None = None,
+) -> MapCheckRow:
+    """Whether removing patches in the order of a map tells more than in that of each baseline. margins: the paired
+    differences from the baselines, as wide as all methods require; usable: maps that are finite and not uniform."""
+    harder = min(margins, key=lambda name: margins[name].value)
+    missing = [BASELINES[name] for name in margins if beyond(margins[name], 0.0) is not Side.ABOVE]
+    state: State = "pass"
+    lacks = f"is not shown to exceed {listed(missing, 'or')}" if missing else ""
+    if not usable:
+        state, lacks = "fail", "has uniform maps, or none that are finite"
+    elif (value.n or 0) < ENOUGH:
+        state, lacks = "inconclusive", f"was tried on fewer than {ENOUGH} images"
+    elif missing:
+        state = "fail" if BASELINES[RANDOM] in missing else "warn"
+    elif SHUFFLED not in margins:
+        state, lacks = "inconclusive", "was not compared with its maps of other images"
+    return MapCheckRow(model, method, substrate, state, value, BASELINES[harder], margins[harder], lacks, behind)
+
+
+def weights_check(model: str, method: str, cascade: Cascade | None) -> MapCheckRow:
+    """Whether maps change when the weights are randomised from the head down; None where the check was not run."""
+    if cascade is None:
+        lacks = "has maps that are not finite, so that the weights were not randomised"
+        return MapCheckRow(model, method, WEIGHTS, "inconclusive", lacks=lacks)
+    states: dict[str, State] = {"passes": "pass", "fails": "fail"}
+    lacks = "ignores the weights: its maps hardly change when these are randomised" if cascade.state == "fails" else ""
+    if cascade.state == "inconclusive":
+        lacks = f"is not judged with random weights: {_OBSTACLES[cascade.obstacle]}"
+    state = states.get(cascade.state, "inconclusive")
+    return MapCheckRow(model, method, WEIGHTS, state, cascade.similarity, lacks=lacks)
+
+
+def shifts_check(model: str, method: str, steady: SteadyState, jumped: Estimate | None) -> MapCheckRow:
+    """Whether maps follow shifts of their images by at most a pixel."""
+    states: dict[SteadyState, State] = {"steady": "pass", "jumps": "fail", "inconclusive": "inconclusive"}
+    words = {"steady": "", "jumps": "jumps when images are shifted by at most a pixel"}
+    lacks = words.get(steady, "is not shown to stay in place when images are shifted by at most a pixel")
+    return MapCheckRow(model, method, SHIFTS, states[steady], jumped, lacks=lacks)
+
+
+def object_check(row: OnObjectRow) -> MapCheckRow:
+    """Whether maps lie on the object more than maps that ignore the image; the verdict does not need it."""
+    passes = row.side is Side.ABOVE
+    lacks = "" if passes else f"is not shown to lie on the object more than {row.baseline}"
+    return MapCheckRow(
+        row.model, row.maps, ON_OBJECT, "pass" if passes else "warn", row.estimate, row.baseline, row.difference, lacks,
+        needed=False,
+    )  # fmt: skip
+
+
+def judged_maps(rows: Sequence[MapCheckRow]) -> tuple[JudgedMap, ...]:
+    """All methods of one model by their checks, the best first: by verdict, then by the score of the first removal."""
+    found = [_judged(method, own) for method, own in by([row for row in rows if row.needed], "method").items()]
+    return tuple(sorted(found, key=lambda row: (_BEST_FIRST.index(row.state), -row.value.value if row.value else 0.0)))
+
+
+def best_map(rows: Sequence[MapCheckRow]) -> JudgedMap | None:
+    """The best method of a model, None where nothing was checked."""
+    return next(iter(judged_maps(rows)), None)
+
+
+def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
+    known = {row.check: row for row in rows}
+    removals = [known[name] for name in judged_by(known)]
+    untested = [CHECKS[name] for name in (WEIGHTS, SHIFTS) if name not in known]
+    if len(removals) < REMOVALS:
+        untested = ["a second replacement of removed patches" if removals else "removed patches", *untested]
+    states: set[State] = {row.state for row in rows}
+    if untested:
+        states.add("inconclusive")
+    lacks = [
+        f"{words} with patches {' and '.join(REPLACED[row.check] for row in own)}" if "exceed" in words else words
+        for words, own in by(removals, "lacks").items() if words
+    ]  # fmt: skip
+    lacks += [row.lacks for row in rows if row.check not in REPLACED and row.lacks]
+    lacks += [f"was not tested with {listed(untested)}"] if untested else []
+    first = removals[0] if removals else None
+    weights, shifts = known.get(WEIGHTS), known.get(SHIFTS)
+    return JudgedMap(
+        rows[0].model, method, max(states, key=_BEST_FIRST.index), "; ".join(lacks),
+        *((first.value, first.baseline, first.margin) if first else (None, "", None)),
+        weights.value if weights else None,
+        shifts.value if shifts else None,
+        first is not None and first.behind is not None and beyond(first.behind, 0.0) is not Side.ABOVE,
+        (*(CHECKS[row.check] for row in rows if row.state != "pass"), *untested),
+    )  # fmt: skip
+
+
+def mass_of(rows: Sequence[OnObjectRow], kind: str) -> list[OnObjectRow]:
+    """The rows of the mass of one kind of map, by layer."""
+    return [row for row in rows if row.score == "mass" and row.maps == kind]

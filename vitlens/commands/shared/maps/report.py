@@ -1,0 +1,118 @@
+"""What a report says of the checks of maps: one claim on which map may be believed, its faults, and one chart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from vitlens.analysis.faithfulness.cascade import SIMILAR
+from vitlens.charts import matrix
+from vitlens.commands.shared.maps.record import WEIGHTS, MapCheckRow, judged_maps
+from vitlens.report.claims import Claim, below, found
+from vitlens.report.prose import say
+from vitlens.report.sections import Chart, Rows
+from vitlens.uncertainty import Estimate, Side, beyond, widened, wilson
+
+FEWEST: Final = 20  # images, below which nothing is claimed
+_UNIFORM: Final = 0.05  # share of unusable maps that is no finding
+_SAYS: Final = {
+    "pass": "**{{ best.method }}** may be believed for **{{ alias }}**: it passes every check"
+    "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. Removing patches in its "
+    "order exceeds {{ best.baseline }}, the hardest baseline, by {{ best.margin|alone }}"
+    "{% if alike %}; {{ alike|names(3) }} cannot be told from it{% endif %}.",
+    "inconclusive": "Whether a map of **{{ alias }}** may be believed is open: **{{ best.method }}**"
+    "{% if judged|length > 1 %}, the closest of {{ judged|length }} methods,{% endif %} {{ best.lacks|whole }}.",
+    "": "No map of **{{ alias }}** passes every check: **{{ best.method }}**{% if judged|length > 1 %}, the closest of "
+    "{{ judged|length }} methods,{% endif %} {{ best.lacks|whole }}.",
+}
+_TITLES: Final = {
+    "pass": "{{ best.method }} passes every check of maps of {{ alias }}",
+    "inconclusive": "It is open which map of {{ alias }} may be believed",
+    "": "No map of {{ alias }} passes every check",
+}
+
+
+def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: str = "") -> Iterator[Claim]:
+    """Which map of a model may be believed, by its best one; the methods that ignore the weights, and those below a
+    baseline. rows: of its methods; images: that were checked; place: the figure that shows it."""
+    judged = judged_maps(rows)
+    if not judged:
+        return
+    best, passing = judged[0], [each.method for each in judged if each.state == "pass"]
+    if images < FEWEST:
+        because = say("fewer than {{ few }} images do not judge a map", few=FEWEST)
+        yield Claim("maps", alias, state="inconclusive", because=because)
+        return
+    alike = [each.method for each in judged[1:] if each.state == "pass" and each.alike]
+    given = {"best": best, "alias": alias, "judged": judged, "passing": passing, "several": len(passing) > 1,
+             "alike": alike}  # fmt: skip
+    which = best.state if best.state in _SAYS else ""
+    because = say(
+        "{{ best.method }} {% if best.lacks %}{{ best.lacks|whole }}{% else %}passes every check{% endif %}", best=best
+    )
+    yield Claim(
+        "maps", alias, say(_SAYS[which], **given), say(_TITLES[which], **given), state=best.state, effect=best.margin,
+        evidence="intervened", place=place, kind="answer", because=because,
+    )  # fmt: skip
+    yield from _weights(alias, [row for row in rows if row.check == WEIGHTS and row.state == "fail"], place)
+    yield from _below(alias, rows, place)
+
+
+def _weights(alias: str, rows: Sequence[MapCheckRow], place: str) -> Iterator[Claim]:
+    """The methods whose maps hardly change with random weights."""
+    known = [row for row in rows if row.value is not None and (row.value.n or 0) >= FEWEST]
+    if known:
+        worst = max(known, key=lambda row: row.value.value if row.value else 0.0)
+        yield found(
+            "maps that ignore the weights", alias,
+            "{{ rows|names }} hardly change{{ 's' if rows|length == 1 }} when the weights of **{{ alias }}** are "
+            "randomised: {{ worst }} keeps a rank correlation of {{ effect|alone }}.",
+            worst.value or Estimate(0.0),
+            given={"rows": [row.method for row in rows], "worst": worst.method, "alias": alias},
+            kind="hidden fault", reference=SIMILAR, evidence="intervened", place=place,
+        )  # fmt: skip
+
+
+def _below(alias: str, rows: Sequence[MapCheckRow], place: str) -> Iterator[Claim]:
+    """The methods by which patches are ranked worse than by a map that ignores the model or the image."""
+    known = [row for row in rows if row.needed and below(row.margin, 0.0) and (row.margin.n or 0) >= FEWEST]  # type: ignore[union-attr]
+    if known:
+        worst = min(known, key=lambda row: row.margin.value if row.margin else 0.0)
+        yield found(
+            "maps below a baseline", alias,
+            "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse than a baseline: "
+            "{{ worst.method }} differs from {{ worst.baseline }} by {{ effect|alone }}.",
+            worst.margin or Estimate(0.0),
+            given={"names": list(dict.fromkeys(row.method for row in known)), "worst": worst, "alias": alias},
+            kind="hidden fault", evidence="intervened", place=place,
+        )  # fmt: skip
+
+
+def uniform_claim(alias: str, unusable: Mapping[str, int], images: int) -> Iterator[Claim]:
+    """The method most of whose maps are uniform or not finite. unusable: the number of such maps by method."""
+    if not any(unusable.values()) or images < FEWEST:
+        return
+    worst = max(unusable, key=lambda name: unusable[name])
+    share = widened(wilson(unusable[worst], images), len(unusable))
+    if beyond(share, _UNIFORM) is Side.ABOVE:
+        yield found(
+            "uniform maps", alias,
+            "{{ count }} of {{ images }} maps of **{{ worst }}** for **{{ alias }}** are uniform or not finite: they "
+            "show nothing.",
+            share, given={"count": unusable[worst], "images": images, "worst": worst, "alias": alias},
+            kind="hidden fault", reference=_UNIFORM,
+        )  # fmt: skip
+
+
+def checks_chart(rows: Rows) -> Chart:
+    """Methods by checks, the best first."""
+    return Chart(
+        "checks", matrix("method", "checked_with", "colour", signed=True, words=lambda row: row.words),
+        "Methods by checks, with their scores: ✓ passed, ~ above random alone, ✗ failed, ? open. The object does not "
+        "count for the verdict.",
+        title="Checks of the maps of {{ first.model }}", rows=rows, each="model",
+    )  # fmt: skip
+
+
+def in_order(rows: Sequence[MapCheckRow]) -> list[MapCheckRow]:
+    """Rows of one model by the verdict on their method, the best first."""
+    order = {each.method: at for at, each in enumerate(judged_maps(rows))}
+    return sorted(rows, key=lambda row: order[row.method])
