@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from vitlens.commands.report.comparison.changes import changes_between
+from vitlens.commands.report.comparison.document import ComparedRuns, document
 
 from tests.backing import unbacked
 from tests.pages import page_problems
 from vitlens.cli.main import run
-from vitlens.commands.report.comparison.changes import changes_between
-from vitlens.commands.report.comparison.document import ComparedRuns, document
 from vitlens.commands.run.publish import read_folder
 from vitlens.uncertainty import mcnemar
 

@@ -23,9 +23,8 @@ from vitlens.commands.run.load import load_split
 from vitlens.commands.run.options import ModelOptions
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.explorer_measure import explored
-from vitlens.commands.shared.maps.record import MixedHeadsRow
 from vitlens.commands.shared.maps.measure import map_rows, on_object_rows
-from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, OnObjectRow, mass_of
+from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, MixedHeadsRow, OnObjectRow, mass_of
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow, field_rows
 from vitlens.commands.shared.sheets import DRAWN, left_out_words, print_left_out
 from vitlens.data.identity import sources

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
-from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow
-from vitlens.commands.shared.maps.record import OnObjectRow
+from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow, OnObjectRow
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.sheets import file_names
 from vitlens.record import Record, arrays, col, table

@@ -12,8 +12,16 @@ from matplotlib.figure import Figure
 from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.commands.attention.record import AttentionRecord, LayerRow
 from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
-from vitlens.commands.shared.maps.record import FIXED, UNIFORM, fixed_maps, mixed_heads_words
-from vitlens.commands.shared.maps.record import ATTENTION, HEAD, OnObjectRow, mass_of
+from vitlens.commands.shared.maps.record import (
+    ATTENTION,
+    FIXED,
+    HEAD,
+    UNIFORM,
+    OnObjectRow,
+    fixed_maps,
+    mass_of,
+    mixed_heads_words,
+)
 from vitlens.commands.shared.receptive import draw_depth, draw_maps
 from vitlens.commands.shared.sheets import DRAWN, EACH
 from vitlens.figures.attention import attention_grid, attention_overlays

@@ -5,7 +5,7 @@ from typing import Final
 
 from vitlens.commands.explain.options import ALL
 from vitlens.commands.explain.record import ChoiceRow, ExplainRecord
-from vitlens.commands.shared.explorer.report import without_explorer
+from vitlens.commands.shared.explorer import without_explorer
 from vitlens.commands.shared.maps.record import REPLACED, JudgedMap, judged_maps
 from vitlens.commands.shared.maps.report import FEWEST, map_claims, uniform_claim
 from vitlens.record import by

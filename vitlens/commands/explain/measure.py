@@ -39,7 +39,7 @@ from vitlens.commands.run.load import load_splits
 from vitlens.commands.run.progress.bar import Advance, progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
-from vitlens.commands.shared.explorer.measure import explored
+from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.record import removal_check
 from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, print_left_out
 from vitlens.data.split import Split

@@ -23,7 +23,7 @@ from vitlens.commands.explain.record import (
     OrderRow,
     RankingRow,
 )
-from vitlens.commands.shared.explorer.report import Shown, explorer_of
+from vitlens.commands.shared.explorer import Shown, explorer_of
 from vitlens.commands.shared.maps.record import JUMPS, REPLACED, JudgedMap, MapCheckRow
 from vitlens.commands.shared.maps.report import FEWEST, checks_chart, in_order
 from vitlens.commands.shared.sheets import EACH

@@ -19,8 +19,8 @@ from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutArrays, Ro
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
-from vitlens.commands.shared.maps.record import MixedHeadsRow
 from vitlens.commands.shared.maps.measure import map_rows
+from vitlens.commands.shared.maps.record import MixedHeadsRow
 from vitlens.commands.shared.sheets import DRAWN, EACH, print_left_out
 from vitlens.data.split import Split
 from vitlens.lens.mixing import talking_heads

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
-from vitlens.commands.shared.maps.information import MapRow, MixedHeadsRow
+from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow
 from vitlens.names import Fusion, Readout
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Masks, Pixels

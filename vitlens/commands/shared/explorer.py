@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.display import protected, unprotected, visible
-from vitlens.record import Record as Recorded
-from vitlens.records import ArraysOf, Record, TableOf
-from vitlens.report.document import Sentence
+from vitlens.records import ArraysOf, TableOf
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html.packing import restored
 from vitlens.report.prose import Marked, say

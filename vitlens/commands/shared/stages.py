@@ -9,7 +9,7 @@ import numpy as np
 
 from vitlens.analysis.heads.labels import LABELS
 from vitlens.commands.ablate.record import LensRow, UnitRow
-from vitlens.commands.shared.maps.on_object import ATTENTION, OnObjectRow
+from vitlens.commands.shared.maps.record import ATTENTION, OnObjectRow
 from vitlens.commands.stats.record import HeadRow, LayerRow
 from vitlens.record import col
 from vitlens.report.sections import Section

@@ -15,7 +15,7 @@ from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import NONE, ExplainOptions
-from vitlens.commands.features.measure.images import default_bank
+from vitlens.commands.features.images import default_bank
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.rollout.options import RolloutOptions

@@ -7,14 +7,15 @@ randomised; and if it stays in place under shifts of at most a pixel. Otherwise 
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from vitlens.analysis.faithfulness.cascade import ENOUGH, KEPT, SIMILAR, Cascade
 from vitlens.analysis.faithfulness.steadiness import SteadyState
 from vitlens.record import by, col
+from vitlens.report.claims import above
 from vitlens.report.document import State
 from vitlens.report.numbers import percent
-from vitlens.report.prose import listed
+from vitlens.report.prose import listed, say
 from vitlens.uncertainty import Estimate, Side, beyond
 
 ATTENTION, ROLLOUT, HEAD = "attention", "rollout", "head"  # maps of a layer: its mean, the rollout up to it, a head's
