@@ -139,7 +139,7 @@ class Report:
     """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
     of the first page, of pictures on several sheets the first; explorer: of its HTML page; title: where no claim can be
     one, a template over `record` and the run's own `title`; definitions: names and what they are, beside the terms of
-    the columns that are shown."""
+    the columns that are shown; package: of its help.md, where that is not the record's."""
 
     record: type[Record]
     sections: tuple[Section, ...]
@@ -150,12 +150,13 @@ class Report:
     title: str = "{{ title }}"
     explorer: Callable[[Any], Explorer | None] = _no_explorer
     definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
+    package: str = ""
 
     def __call__(self, record: Any) -> Document:
         """The whole report of a record."""
         claims = tuple(self.claims(record))
         made = [part for section in self.sections if (part := _made(section, record, claims))]
-        package = type(record).__module__.rpartition(".")[0]
+        package = self.package or type(record).__module__.rpartition(".")[0]
         overview = (self.glance,) if isinstance(self.glance, Overview) else ()
         answers, terms = shown(claims), tuple(dict.fromkeys(_terms((*self.sections, *overview), record)))
         images = data_sentences(replace(record, config=_shown(record.config)))

@@ -26,8 +26,7 @@ from vitlens.commands.shared.explorer.measure import explored
 from vitlens.commands.shared.maps.measured import information_row, on_object_rows
 from vitlens.commands.shared.maps.on_object import ATTENTION, HEAD, ROLLOUT, OnObjectRow
 from vitlens.commands.shared.mixed_heads import MixedHeadsRow
-from vitlens.commands.shared.receptive.measure import field_rows
-from vitlens.commands.shared.receptive.record import FieldArrays, FieldRow
+from vitlens.commands.shared.receptive import FieldArrays, FieldRow, field_rows
 from vitlens.commands.shared.sheets import DRAWN, left_out_words, print_left_out
 from vitlens.data.identity import sources
 from vitlens.data.split import Split

@@ -11,7 +11,7 @@ from vitlens.archives import Form
 from vitlens.commands.shared.explorer.record import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.on_object import OnObjectRow
 from vitlens.commands.shared.mixed_heads import MixedHeadsRow
-from vitlens.commands.shared.receptive.record import FieldArrays, FieldRow
+from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.sheets import file_names
 from vitlens.record import Record, arrays, col, table
 from vitlens.records import Pixels

@@ -14,7 +14,7 @@ from vitlens.commands.shared.explorer.report import Shown, explorer_of, without_
 from vitlens.commands.shared.maps.information import FIXED, UNIFORM
 from vitlens.commands.shared.maps.on_object import ATTENTION, HEAD, OnObjectRow, mass_of
 from vitlens.commands.shared.mixed_heads import mixed_heads_words
-from vitlens.commands.shared.receptive.report import draw_depth, draw_maps
+from vitlens.commands.shared.receptive import draw_depth, draw_maps
 from vitlens.commands.shared.sheets import DRAWN, EACH
 from vitlens.figures.attention import attention_grid, attention_overlays
 from vitlens.figures.development import development

@@ -16,9 +16,8 @@ from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.targets import require_labelled
 from vitlens.commands.shared.budgets import write_trainings
+from vitlens.commands.study.kinds.measure import measure_kind
 from vitlens.commands.study.measure.chapters import Chapters, trained_first
-from vitlens.commands.study.measure.points import measure_points
-from vitlens.commands.study.measure.transfer import is_transfer, measure_transfer
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LEFT_OUT, TABLES, LeftOutRow, left_out_words
 from vitlens.errors import InputError, UnsupportedError
@@ -47,7 +46,7 @@ def measure(options: StudyOptions) -> Path:
                 f"expected --data with {option}, which trains its models on labels, found "
                 f"{'--images' if options.images else '--predicted'}; leave it out"
             )
-        return measure_transfer(options) if is_transfer(options) else measure_points(options)
+        return measure_kind(options)
     if options.seeds is not None:
         raise InputError(f"expected --kind with --seeds {options.seeds}, found a whole study; try --kind architecture")
     return _measure_whole(options)

@@ -7,9 +7,9 @@ from typing import Final, Literal
 import numpy as np
 
 from vitlens.commands.run.describe import data_sentences
+from vitlens.commands.shared.choose import MARGIN, SEEN
 from vitlens.commands.shared.pairs import PairRow
 from vitlens.commands.shared.trainings import TRAINING, differences
-from vitlens.commands.study.report.decision import MARGIN, SEEN
 from vitlens.commands.study.report.whole.chapters import Study
 from vitlens.report.document import Section, Sentence, sentences
 from vitlens.report.numbers import in_words, number

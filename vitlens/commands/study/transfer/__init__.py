@@ -1,1 +1,0 @@
-"""`vitlens study --kind transfer`: what measure and report share, free of torch."""
