@@ -125,9 +125,6 @@ def test_attention_moves_only_where_something_was_trained_before_it(record):
         assert row.moved.value == pytest.approx(np.mean([each.moved.value for each in own]))
         assert row.beyond == sum(each.moved.low > each.between for each in own)
         assert record.metric(f"attention_moved/{row.label}") == row.moved
-    assert [row.name for row in record.classes_moved] == sorted(NAMES)
-    weighted = sum(row.images * row.moved.value for row in record.classes_moved) / 15
-    assert weighted == pytest.approx(record.metric("attention_moved/full").value)
 
 
 def test_shifts_are_those_of_the_public_statistics(done, data, record, tiny_vit):

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from vitlens.report.claims import Claim
 from vitlens.report.numbers import number
-from vitlens.report.prose import Marked, say
+from vitlens.report.prose import Marked, finalize, listed, say
 from vitlens.uncertainty import LEVEL, POWER, Estimate
 
 MARGIN: Final = 2.0  # points that a cheaper candidate may lose
@@ -107,7 +107,7 @@ _TITLES: Final[Mapping[Outcome, str]] = {
     "best": "Take {{ own.name }}: the highest {{ what }}, {{ own.value|value }}",
     "cheaper": "Take {{ own.name }}: as good as {{ best.name }}, and cheaper",
     "no difference": "Take {{ own.name }}, the cheapest: no difference is seen",
-    "inconclusive": "Undecided between {{ alike|map(attribute='name')|list|names(few) }}",
+    "inconclusive": "Undecided between {{ named }}{% if more %} and {{ more|length }} more{% endif %}",
 }
 
 
@@ -121,7 +121,8 @@ def claims_of(
     """
     own, best = choice.cheapest, choice.best
     given = {
-        "few": _FEW,
+        "named": listed([finalize(each.name) for each in choice.alike[:_FEW]]),
+        "more": choice.alike[_FEW:],
         "own": own, "best": best, "what": what, "margin": MARGIN, "alike": choice.alike, "price": price(own, best),
         "detectable": None if choice.detectable is None else in_points(choice.detectable),
     }  # fmt: skip

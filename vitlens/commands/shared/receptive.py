@@ -25,7 +25,7 @@ class FieldRow:
     """
 
     model: str = col("model")
-    words: str = col("model in words")
+    words: str = col("model")
     layer: int = col("layer")
     title: str = col("after")
     distance: Estimate = col(

@@ -37,7 +37,6 @@ class StudyRecord(Record):
     moved: tuple[kinds.MovedRow, ...] = table()
     heads_moved: tuple[kinds.HeadMovedRow, ...] = table()
     head_shifts: tuple[kinds.ShiftRow, ...] = table()
-    classes_moved: tuple[kinds.ClassMovedRow, ...] = table()
     layer_similarity: tuple[kinds.SimilarityRow, ...] = table()
     probes: tuple[kinds.ProbeRow, ...] = table()
     maps: tuple[kinds.MapRow, ...] = table()

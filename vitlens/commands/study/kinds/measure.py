@@ -233,7 +233,7 @@ def _record(setup: Setup, trials: Trials, path: Path) -> StudyRecord:
         points=points,
         trials=tuple(
             TrialRow(
-                label, rows[label].words, seed, float(trial.correct.mean()), float(trial.seconds),
+                label, seed, float(trial.correct.mean()), float(trial.seconds),
                 float(trial.images_per_second),
             )
             for label, own in trials.items() for seed, trial in zip(setup.seeds, own, strict=True)
@@ -311,8 +311,8 @@ def _recipe_rows(setup: Setup) -> Iterator[RecipeRow]:
             shared.setdefault(setup.recipe(point), []).append(point.words)
     for recipe, points in shared.items():
         yield RecipeRow(
-            ", ".join(points), recipe.optimiser, recipe.learning_rate, recipe.batch_size,
-            recipe.epochs, augmentation_words(recipe.numbers()), recipe.source,
+            "; ".join(points) if len(shared) > 1 else "all points", recipe.optimiser, recipe.learning_rate,
+            recipe.batch_size, recipe.epochs, augmentation_words(recipe.numbers()), recipe.source,
         )  # fmt: skip
 
 

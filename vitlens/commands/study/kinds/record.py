@@ -80,7 +80,6 @@ class TrialRow:
     """One training of a point."""
 
     label: str = col("point")
-    words: str = col("point")
     seed: int = col("seed")
     accuracy: float = col("top-1 accuracy", unit="fraction")
     seconds: float = col("time", unit="s")
@@ -222,15 +221,6 @@ class ShiftRow:
     before: float = col("before")
     change: Estimate = col("change")
     p_holm: float = col("p (Holm)")
-
-
-@dataclass(frozen=True)
-class ClassMovedRow:
-    """How far full training moved the attention on the images of one class, mean over all heads."""
-
-    name: str = col("class")
-    images: int = col("images")
-    moved: Estimate = col("moved attention")
 
 
 @dataclass(frozen=True)

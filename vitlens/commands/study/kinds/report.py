@@ -1,7 +1,7 @@
 """The report of `vitlens study --kind`: which point to take, what differs, and what its kind shows beside."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,15 +30,11 @@ _DRAWN: Final = 16  # pixels of the image that is cut, for each of its own
 def decision(record: StudyRecord) -> Choice:
     """The choice among the points of a study."""
     gaps = {row.label: row for row in of_family(record, "best")}
-    points = [row for row in record.points if row.candidate]
-    return choose(
-        [
-            Candidate(row.words, row.accuracy, row.costs, gap.difference, gap.p_holm, gap.detectable)
-            if (gap := gaps.get(row.label))
-            else Candidate(row.words, row.accuracy, row.costs)
-            for row in points
-        ]
-    )
+    found = [Candidate(row.words, row.accuracy, row.costs) for row in record.points if row.candidate]
+    for at, row in enumerate([row for row in record.points if row.candidate]):
+        if gap := gaps.get(row.label):
+            found[at] = replace(found[at], gap=gap.difference, p=gap.p_holm, detectable=gap.detectable)
+    return choose(found)
 
 
 def of_family(record: StudyRecord, *families: str) -> list[ComparisonRow]:
@@ -55,9 +51,8 @@ def doubt(record: StudyRecord, choice: Choice) -> tuple[str, str]:
         )
     if beyond(choice.best.value, record.points[0].chance) is not Side.ABOVE:
         return "No point is shown to be above guessing", say(
-            "The highest accuracy, {{ value }} of **{{ name }}**, is not shown to be above guessing ({{ "
-            "chance|percent }}"
-            "): nothing was learned that could be compared; add epochs (`--epochs`) or images.",
+            "The highest accuracy, {{ value }} of **{{ name }}**, is not shown to be above guessing "
+            "({{ chance|percent }}): nothing was learned that could be compared; add epochs (`--epochs`) or images.",
             value=choice.best.value, name=choice.best.name, chance=record.points[0].chance,
         )  # fmt: skip
     return "", ""
@@ -67,10 +62,8 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     """The choice and its range, whether transfer wins, and every difference that is significant."""
     choice = decision(record)
     unsure = doubt(record, choice)
-    within = _range(record)
-    yield from claims_of(
-        choice, record.design[0].kind, what="top-1 accuracy", doubt=unsure, within=within, place="points"
-    )
+    subject, within = record.design[0].kind, _range(record)
+    yield from claims_of(choice, subject, what="top-1 accuracy", doubt=unsure, within=within, place="points")
     if any(unsure):
         return
     if record.design[0].model:
@@ -98,9 +91,8 @@ def _range(record: StudyRecord) -> str:
 
     return say(
         "This holds for {{ images }} training images of {{ side }} px in {{ design.classes }} classes, {{ epochs }} "
-        "epochs, {{ design.seeds }} seed{{ design.seeds|s }} and {% if design.model %}{{ design.model }}{% else "
-        "%}models "
-        "of {{ parameters }} parameters{% endif %}.",
+        "epochs, {{ design.seeds }} seed{{ design.seeds|s }} and {% if design.model %}{{ design.model }}{% else %}"
+        "models of {{ parameters }} parameters{% endif %}.",
         design=design, images=ends([row.train_images for row in points]), side="×".join(map(str, design.image_size)),
         epochs=ends([row.epochs for row in points]), parameters=ends([row.parameters for row in points]),
     )  # fmt: skip
@@ -140,11 +132,9 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     """What could overturn the decision, and what was not tried."""
     design, choice = record.design[0], decision(record)
     yield f"Not tried: {KINDS[design.kind].untried}."
-    yield (
-        missed(choice)
-        if design.seeds > 1
-        else ("Intervals and tests cover the choice of test images alone, not that of the seed; add `--seeds`.")
-    )
+    if design.seeds < 2:
+        yield "Intervals and tests cover the choice of test images alone, not that of the seed; add `--seeds`."
+    yield missed(choice)
     yield say(
         "The trainings are short, {{ epochs }} epoch{{ epochs|s }}: with more, larger models and those that begin from "
         "random weights may gain most (`--epochs`).",
@@ -160,12 +150,15 @@ def unknown(record: StudyRecord) -> Iterator[str]:
 
 def _draw_points(record: StudyRecord, title: str) -> "Figure":
     """Accuracy over the number of training images where points differ in it, else a line a point."""
-    along = [
-        row for own in by([row for row in record.points if row.line], "line").values() if len(own) > 1 for row in own
-    ]
+    along = [row for row in record.points if row.line in _lines(record)]
     if along:
         return lines("train_images", "accuracy", of="line", reference="chance")(along, title)
     return intervals("words", "accuracy", reference=100 * record.points[0].chance)(record.points, title)
+
+
+def _lines(record: StudyRecord) -> set[str]:
+    """The lines of the chart over the number of images: those of several points."""
+    return {line for line, own in by(record.points, "line").items() if line and len(own) > 1}
 
 
 def _highest(record: StudyRecord) -> list[PointRow]:
@@ -184,12 +177,11 @@ def _changes(record: StudyRecord) -> list[ComparisonRow]:
 
 def _by_images(record: StudyRecord) -> list[ComparisonRow]:
     """Two lines of the chart at one number of images, against the first line."""
-    first = record.points[0].line
-    lines_of = {row.label: row.line for row in record.points}
-    several = {line for line, own in by(record.points, "line").items() if len(own) > 1}
-    rows = [row for row in of_family(record, "difference", "share") if row.images is not None]
-    shown = [row for row in rows if lines_of[row.against] == first and lines_of[row.label] in several]
-    return sorted(shown, key=lambda row: (lines_of[row.label], row.images))
+    of = {row.label: row.line for row in record.points}
+    rows = [row for row in of_family(record, "difference", "share") if row.images and of[row.label] in _lines(record)]
+    return sorted(
+        (row for row in rows if of[row.against] == record.points[0].line), key=lambda row: (of[row.label], row.images)
+    )
 
 
 def caught_up(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
@@ -208,20 +200,16 @@ def _over_images(record: StudyRecord) -> str:
     rows = _by_images(record)
     if not record.design[0].model:
         return say(
-            "At {{ won }} of {{ rows|length }} numbers of images one of the two is significantly better; the others "
-            "are "
-            "not decided.",
+            "At {{ won }} of {{ rows|length }} numbers of images one is significantly better; others are undecided.",
             won=sum(row.winner is not None for row in rows), rows=rows,
         )  # fmt: skip
     own = [row for row in rows if row.label.split("-")[0] == "full"]
-    found, last = caught_up(own), own[-1]
+    if found := caught_up(own):
+        return say("Training from scratch catches up with full training at {{ images }} images.", images=found.images)
     return say(
-        "{% if found %}Training from scratch catches up with full training at {{ found.images }} images (at most "
-        "{{ most }} points behind).{% elif behind %}Training from scratch does not catch up with full training: on all "
-        "{{ last.images }} images it is {{ last.difference }} behind.{% else %}It is not decided where training from "
-        "scratch catches up with full training: on all {{ last.images }} images it is {{ last.difference }} behind."
-        "{% endif %}",
-        found=found, last=last, most=CAUGHT_UP, behind=beyond(last.difference, 0.0) is Side.ABOVE,
+        "{% if behind %}Training from scratch does not catch up{% else %}It is not decided where training from scratch "
+        "catches up{% endif %} with full training: on all {{ last.images }} images it is {{ last.difference }} behind.",
+        last=own[-1], behind=beyond(own[-1].difference, 0.0) is Side.ABOVE,
     )  # fmt: skip
 
 
@@ -229,20 +217,18 @@ def _over_images(record: StudyRecord) -> str:
 class ReasonRow:
     """A possible reason for the outcome of a transfer, and the number that must be above 0."""
 
-    reason: str = col("reason", unit="text")
-    measured: str = col("number that must be above zero", unit="text")
+    reason: str = col("reason, and the number that must be above zero", unit="text")
     difference: Estimate = col("points", unit="points")
     state: str = col("the numbers say")
 
 
 _STATES: Final = {Side.ABOVE: "supported", Side.BELOW: "contradicted", Side.UNDECIDED: "not decided"}
 _REASONS: Final = (
-    ("the pretrained features separate these classes better than random ones", "linear probe on the last layer",
-     "pretrained", "random"),
-    ("the unchanged features alone are enough to win", "frozen minus from scratch", "frozen", "scratch"),
-    ("adapting the features adds to it", "full minus frozen", "full", "frozen"),
-    ("a teacher's outputs help without its weights", "distilled minus from scratch", "distilled", "scratch"),
-)  # fmt: skip
+    ("pretrained features separate these classes better than random ones (linear probe)", "pretrained", "random"),
+    ("the unchanged features alone are enough to win (frozen minus from scratch)", "frozen", "scratch"),
+    ("adapting the features adds to it (full minus frozen)", "full", "frozen"),
+    ("a teacher's outputs help without its weights (distilled minus from scratch)", "distilled", "scratch"),
+)
 
 
 def reasons(record: StudyRecord) -> list[ReasonRow]:
@@ -250,28 +236,17 @@ def reasons(record: StudyRecord) -> list[ReasonRow]:
     if not record.design[0].model:
         return []
     found = [
-        ReasonRow(reason, measured, row.difference, _STATES[_side(row)])
-        for reason, measured, label, against in _REASONS
+        ReasonRow(reason, row.difference, _STATES[_side(row)])
+        for reason, label, against in _REASONS
         if (row := _pair(record, label, against))
     ]
     full = [row for row in _by_images(record) if row.label.split("-")[0] == "full"]
     if len(full) > 1:  # by intervals that do not overlap
         fewest, most = full[0], full[-1]
         change = Estimate(fewest.difference.value - most.difference.value, unit="points")
-        measured = f"full minus from scratch, on {fewest.images} images minus on {most.images}"
-        side = apart(fewest.difference, most.difference)
-        found.append(ReasonRow("the advantage is one of few images", measured, change, _STATES[side]))
+        reason = f"the advantage is one of few images (on {fewest.images} minus on {most.images})"
+        found.append(ReasonRow(reason, change, _STATES[apart(fewest.difference, most.difference)]))
     return found
-
-
-def _reasoned(record: StudyRecord) -> str:
-    states = by(reasons(record), "state")
-    return say(
-        "{% for state, rows in states.items() %}{{ state|capitalize }}: {{ rows|map(attribute='reason')|join('; "
-        "')|whole "
-        "}}. {% endfor %}",
-        states=states,
-    )  # fmt: skip
 
 
 def _cuts(record: StudyRecord) -> Iterator[Picture]:
@@ -302,7 +277,7 @@ def _ordered(record: StudyRecord) -> str:
                 order = f"nearer patches are {'more' if row.all.value > 0 else 'less'} similar"
             fixed = "fixed" if row.before is not None and abs(row.before - row.all.value) < 1e-9 else order
             parts.append(say(
-                "**{{ words }}** {{ all|alone }}{% if order %} ({{ order }}){% endif %}",
+                "**{{ words }}** {{ all|alone }}{% if order %}, {{ order }}{% endif %}",
                 words=row.words, all=row.all, order=fixed,
             ))  # fmt: skip
     return say(
@@ -368,10 +343,6 @@ def _featured(record: StudyRecord) -> str:
     )  # fmt: skip
 
 
-def _notes(record: StudyRecord) -> str:
-    return " ".join(KINDS[record.design[0].kind].notes)
-
-
 REPORT: Final = Report(
     StudyRecord,
     claims=claims,
@@ -396,9 +367,9 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "Which changes matter?", _changes,
+            "Which points differ from their base?", _changes,
             opening="{{ rows|selectattr('winner')|list|length }} of {{ rows|length }} differences are significant; "
-                    "that does not show that the others are none.",
+                    "the others are not shown to be none.",
             columns=("words", "against_words", "difference", "p_holm"),
             charts=(Chart(
                 "changes", intervals("words", "difference", reference=0.0),
@@ -412,13 +383,15 @@ REPORT: Final = Report(
             columns=("images", "words", "against_words", "difference", "p_holm", "winner"),
         ),
         Section(
-            "Why does transfer win, or not?", reasons, opening=_reasoned, about=("transfer",),
-            columns=("reason", "measured", "difference", "state"),
+            "Why does transfer win, or not?", reasons, about=("transfer",),
+            columns=("reason", "difference", "state"),
+            opening="{{ rows|map(attribute='state')|select('equalto', 'supported')|list|length }} of {{ rows|length }} "
+                    "possible reasons are supported by the numbers.",
         ),
         Section(
             "How fast does each point learn?", "reached", columns=("words", "epochs", "seconds"),
-            opening="The epoch at which the mean accuracy over seeds first reached {{ first.accuracy|percent }}, near the "
-                    "best of all.",
+            opening="The epoch at which the mean accuracy over seeds first reached {{ first.accuracy|percent }}, near "
+                    "the best of all.",
             charts=(Chart(
                 "convergence", lines("epochs", "accuracy", of="words"),
                 "Test accuracy after every epoch: dots are seeds, lines their means. Frozen features are computed "
@@ -483,13 +456,16 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "How far does a patch see?", "receptive_fields", columns=("words", "title", "distance", "half", "seen"),
+            "How far does a patch see?",
+            lambda record: [rows[-1] for rows in by(record.receptive_fields, "model").values()],
+            columns=("words", "title", "distance", "half", "seen"),
+            opening="The table is of the last layer of each point; the figures are of all layers.",
             charts=(
                 Chart(
                     "receptive_field", lambda rows, _: draw_depth(rows),
                     "Distance from the middle patch to the pixels that move it, and the share of them, by layer; "
                     "dashed: all pixels alike.",
-                    title="Effective receptive field by layer",
+                    title="Effective receptive field by layer", rows="receptive_fields",
                 ),
                 Chart(
                     "receptive_maps", lambda record, _: draw_maps(record.receptive_fields, record.field_maps),
@@ -500,7 +476,8 @@ REPORT: Final = Report(
             ),
         ),
         Section(
-            "How were the points trained?", "recipes", opening=_notes,
+            "How were the points trained?", "recipes",
+            opening=lambda record: " ".join(KINDS[record.design[0].kind].notes),
             columns=("points", "optimiser", "learning_rate", "batch_size", "epochs", "augmentation"),
         ),
     ),

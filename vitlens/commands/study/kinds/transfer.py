@@ -22,7 +22,6 @@ from vitlens.analysis.heads.measure import measure as measure_heads
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.commands.study.kinds.kinds import Point
 from vitlens.commands.study.kinds.record import (
-    ClassMovedRow,
     ComparisonRow,
     CurveRow,
     HeadMovedRow,
@@ -109,9 +108,9 @@ def reached(curves: Sequence[CurveRow]) -> Iterator[ReachedRow]:
 
 
 def _attention(setup: Setup, path: Path, words: Mapping[str, str]) -> Rows:
-    """How far the attention of every head moved, which statistics of it changed, and on which classes."""
+    """How far the attention of every head moved, and which statistics of it changed."""
     images, before = setup.test.limit(_SHOWN, seed=setup.run.seed), setup.start()
-    groups, moved_rows, head_rows, found = _groups(images), [], [], Rows()
+    groups, moved_rows, head_rows = _groups(images), [], []
     for label in ("last-blocks", _FULL):
         after = [setup.trained(path, label, seed=seed) for seed in setup.seeds]
         moved = _over_seeds(attention_moved(before, after, images))
@@ -133,10 +132,8 @@ def _attention(setup: Setup, path: Path, words: Mapping[str, str]) -> Rows:
             )
         )  # fmt: skip
         head_rows += own
-        if label == _FULL:
-            found["classes_moved"] = tuple(_class_rows(overall, images))
-            found["head_shifts"] = tuple(_shift_rows(before, after, images))
-    return {"moved": tuple(moved_rows), "heads_moved": tuple(head_rows), **found}
+    shifts = tuple(_shift_rows(before, after, images))  # of full training, the last
+    return {"moved": tuple(moved_rows), "heads_moved": tuple(head_rows), "head_shifts": shifts}
 
 
 def _over_seeds(by_model: Sequence[Sequence[Moved]]) -> list[Tensor]:
@@ -148,16 +145,6 @@ def _groups(images: Split) -> NDArray[np.int64] | None:
     return None if images.groups is None else images.groups.cpu().numpy()
 
 
-def _class_rows(moved: Tensor, images: Split) -> Iterator[ClassMovedRow]:
-    """How far attention moved on the images of each class; moved: (images,), mean over all heads."""
-    assert images.labels is not None
-    groups = _groups(images)
-    for label in images.labels.unique().tolist():
-        own = (images.labels == label).numpy()
-        mean = bootstrap_mean(moved.numpy()[own], groups=None if groups is None else groups[own])
-        yield ClassMovedRow(images.classes[label], int(own.sum()), mean)
-
-
 def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterator[ShiftRow]:
     """The change of each statistic of each head where it is defined, paired by image and averaged over seeds."""
     first, groups = _statistics(before, images), _groups(images)
@@ -166,8 +153,8 @@ def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterato
     for name in _SHIFTED:
         changes: dict[tuple[int, int], NDArray[np.floating]] = {}
         for key in [each for each in first if each[0] == name]:
-            change = torch.stack([other[key] for other in others]).double().mean(0) - first[key]
-            changes |= {(key[1], head): change[:, head].numpy() for head in range(change.shape[1])}
+            shift = torch.stack([other[key] for other in others]).double().mean(0) - first[key]
+            changes |= {(key[1], head): shift[:, head].numpy() for head in range(shift.shape[1])}
         means = [
             change if members is None else np.bincount(members, weights=change) / np.bincount(members)
             for change in changes.values()
