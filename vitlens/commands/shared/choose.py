@@ -93,8 +93,8 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 
 
 _SAYS: Final[Mapping[Outcome, str]] = {
-    "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}; no cheaper one is shown to lose at most "
-    "{{ margin }} points.",
+    "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one is shown "
+    "to lose at most {{ margin }} points{% else %}, and none is cheaper{% endif %}.",
     "cheaper": "Take **{{ own.name }}**: {{ what }} {{ own.value }}, {{ own.gap|alone }} from the highest, that of "
     "**{{ best.name }}**{{ price }}.",
     "no difference": "No difference is seen between {{ alike|names }}, and one of {{ detectable }} points would have "
@@ -123,6 +123,7 @@ def claims_of(
     given = {
         "named": listed([finalize(each.name) for each in choice.alike[:_FEW]]),
         "more": choice.alike[_FEW:],
+        "cheaper": any(is_below(each, own) for each in (*choice.alike, *choice.worse)),
         "own": own, "best": best, "what": what, "margin": MARGIN, "alike": choice.alike, "price": price(own, best),
         "detectable": None if choice.detectable is None else in_points(choice.detectable),
     }  # fmt: skip
@@ -136,6 +137,11 @@ def claims_of(
             kind="answer",
         )  # fmt: skip
     yield Claim("range", subject, within, kind="answer")
+
+
+def is_below(one: Candidate, other: Candidate) -> bool:
+    """Whether one is cheaper."""
+    return tuple(one.costs.values()) < tuple(other.costs.values())
 
 
 def others(choice: Choice) -> str:

@@ -91,8 +91,8 @@ def _range(record: StudyRecord) -> str:
 
     return say(
         "This holds for {{ images }} training images of {{ side }} px in {{ design.classes }} classes, {{ epochs }} "
-        "epochs, {{ design.seeds }} seed{{ design.seeds|s }} and {% if design.model %}{{ design.model }}{% else %}"
-        "models of {{ parameters }} parameters{% endif %}.",
+        "epoch{{ design.epochs|s }}, {{ design.seeds }} seed{{ design.seeds|s }} and {% if design.model %}"
+        "{{ design.model }}{% else %}models of {{ parameters }} parameters{% endif %}.",
         design=design, images=ends([row.train_images for row in points]), side="×".join(map(str, design.image_size)),
         epochs=ends([row.epochs for row in points]), parameters=ends([row.parameters for row in points]),
     )  # fmt: skip
@@ -134,7 +134,7 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     yield f"Not tried: {KINDS[design.kind].untried}."
     if design.seeds < 2:
         yield "Intervals and tests cover the choice of test images alone, not that of the seed; add `--seeds`."
-    yield missed(choice)
+    yield from filter(None, [missed(choice)])
     yield say(
         "The trainings are short, {{ epochs }} epoch{{ epochs|s }}: with more, larger models and those that begin from "
         "random weights may gain most (`--epochs`).",
@@ -362,19 +362,18 @@ REPORT: Final = Report(
             columns=("words", "difference", "p_holm"),
             charts=(Chart(
                 "against_best", intervals("words", "difference", reference=0.0),
-                "Accuracy of each point minus that of the best, on the same images, with 95 % intervals over seeds.",
+                "Accuracy of each point minus that of the best, on the same images, with 95 % intervals.",
                 title="Accuracy minus that of {{ first.against_words }}",
             ),),
         ),
         Section(
             "Which points differ from their base?", _changes,
             opening="{{ rows|selectattr('winner')|list|length }} of {{ rows|length }} differences are significant; "
-                    "the others are not shown to be none.",
+                    "the others are undecided.",
             columns=("words", "against_words", "difference", "p_holm"),
             charts=(Chart(
                 "changes", intervals("words", "difference", reference=0.0),
-                "Accuracy of each point minus that of the one that it is compared with, with 95 % intervals over "
-                "seeds.",
+                "Accuracy of each point minus that of the one that it is compared with, with 95 % intervals.",
                 title="Accuracy of each point minus that of its base",
             ),),
         ),
