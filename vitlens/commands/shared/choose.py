@@ -125,7 +125,7 @@ def claims_of(
         "more": choice.alike[_FEW:],
         "cheaper": any(is_below(each, own) for each in (*choice.alike, *choice.worse)),
         "own": own, "best": best, "what": what, "margin": MARGIN, "alike": choice.alike, "price": price(own, best),
-        "detectable": in_points(choice.detectable) if (choice.detectable or _MOST) < _MOST else None,
+        "detectable": in_points(choice.detectable) if choice.detectable and choice.detectable < _MOST else None,
     }  # fmt: skip
     if any(doubt):
         yield Claim("choice", subject, doubt[1], doubt[0], "inconclusive", kind="answer", place=place)
