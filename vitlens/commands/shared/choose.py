@@ -107,7 +107,7 @@ _TITLES: Final[Mapping[Outcome, str]] = {
     "best": "Take {{ own.name }}: the highest {{ what }}, {{ own.value|value }}",
     "cheaper": "Take {{ own.name }}: as good as {{ best.name }}, and cheaper",
     "no difference": "Take {{ own.name }}, the cheapest: no difference is seen",
-    "inconclusive": "Undecided between {{ named }}{% if more %} and {{ more|length }} more{% endif %}",
+    "inconclusive": "Undecided between {{ named }}",
 }
 
 
@@ -119,10 +119,9 @@ def claims_of(
     subject: among what is chosen; what: the name of the value; within: the range, a finished sentence; place: the
     figure that shows it; doubt: why nothing is decided at all, a title and a sentence.
     """
-    own, best = choice.cheapest, choice.best
+    own, best, more = choice.cheapest, choice.best, len(choice.alike) - _FEW
     given = {
-        "named": listed([finalize(each.name) for each in choice.alike[:_FEW]]),
-        "more": choice.alike[_FEW:],
+        "named": listed([finalize(each.name) for each in choice.alike[:_FEW]] + ([f"{more} more"] if more > 0 else [])),
         "cheaper": any(is_below(each, own) for each in (*choice.alike, *choice.worse)),
         "own": own, "best": best, "what": what, "margin": MARGIN, "alike": choice.alike, "price": price(own, best),
         "detectable": in_points(choice.detectable) if choice.detectable and choice.detectable < _MOST else None,

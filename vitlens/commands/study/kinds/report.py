@@ -337,8 +337,8 @@ def _featured(record: StudyRecord) -> str:
     gains = of_family(record, "probe_gain")
     return say(
         "{% if least %}After full training layer {{ least.layer }} is the least similar to itself before, CKA {{ "
-        "least.cka }}. {% endif %}On the last layer a linear probe is {{ first.difference }} more accurate with the "
-        "pretrained weights than with random ones, and {{ second.difference }} more after full training.",
+        "least.cka }}. {% endif %}Accuracy of a linear probe on the last layer: pretrained minus random weights "
+        "{{ first.difference }}, after full training minus pretrained {{ second.difference }}.",
         least=min(full, key=lambda row: row.cka.value) if full else None, first=gains[0], second=gains[1],
     )  # fmt: skip
 
