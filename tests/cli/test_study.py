@@ -7,7 +7,7 @@ import pytest
 from vitlens.cli.build import complete_kind
 from vitlens.cli.main import run
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.study.kinds import KINDS
+from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.options import StudyOptions
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 from xml.etree import ElementTree
@@ -235,7 +236,7 @@ def test_every_limit_judges_in_its_direction():
 @pytest.mark.parametrize("word", MOVED)
 def test_a_template_only_looks_and_counts(word):
     """No arithmetic, and no comparison but with 0 and 1."""
-    for text in templates(COMMANDS[word].report):
+    for text in (text for made in reports(word) for text in templates(made)):
         tree = environment().parse(text)
         assert not list(
             tree.find_all((nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow))
@@ -248,6 +249,12 @@ def test_a_template_only_looks_and_counts(word):
         )
 
 
+def reports(word: str) -> tuple[Report, ...]:
+    """The report of a command, or all that it may be."""
+    every: tuple[Report, ...] = getattr(import_module(f"vitlens.commands.{word}.report"), "REPORTS", ())
+    return every or (COMMANDS[word].report,)
+
+
 def templates(made: Report) -> Iterator[str]:
     for section in made.sections:
         texts = (section.question, section.opening, section.says, section.otherwise, section.without)
@@ -258,9 +265,10 @@ def templates(made: Report) -> Iterator[str]:
 
 @pytest.mark.parametrize("word", MOVED)
 def test_every_moved_command_says_how_to_read_it(word):
-    parts = help_of(f"vitlens.commands.{word}")
-    assert {"How to read it", "Pitfalls"} <= parts.keys()
-    assert all(parts.values())
+    for made in reports(word):
+        parts = help_of(made.package or f"vitlens.commands.{word}")
+        assert {"How to read it", "Pitfalls"} <= parts.keys()
+        assert all(parts.values())
     record = COMMANDS[word].recorded
     assert record.command == word
     for kind in (each.row for each in record.contents().tables):

@@ -141,8 +141,8 @@ class Report:
     """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
     of the first page, of pictures on several sheets the first; explorer: of its HTML page; title: where no claim can be
     one, a template over `record` and the run's own `title`; definitions: names and what they are, beside the terms of
-    the columns that are shown. A run of chapters takes finished parts from theirs: sections, picture and glance may be
-    functions of the record."""
+    the columns that are shown; package: of its help.md, where that is not the record's. A run of chapters takes
+    finished parts from theirs: sections, picture and glance may be functions of the record."""
 
     record: type[Record]
     sections: tuple[Section | Callable[[Any], Iterator[page.Section]], ...]
@@ -153,13 +153,14 @@ class Report:
     title: str = "{{ title }}"
     explorer: Callable[[Any], Explorer | None] = _no_explorer
     definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
+    package: str = ""
 
     def __call__(self, record: Any) -> Document:
         """The whole report of a record."""
         claims = tuple(self.claims(record))
         parts = [part for section in self.sections for part in _parts(section, record, claims)]
         own = [section for section in self.sections if isinstance(section, Section)]
-        package = type(record).__module__.rpartition(".")[0]
+        package = self.package or type(record).__module__.rpartition(".")[0]
         overview = (self.glance,) if isinstance(self.glance, Overview) else ()
         answers, terms = shown(claims), tuple(dict.fromkeys(_terms((*own, *overview), record)))
         images = data_sentences(replace(record, config=_shown(record.config)))

@@ -1,25 +1,20 @@
-"""The effective receptive field of each layer: rows and arrays, their figures and their section; free of torch."""
+"""The effective receptive field of each layer of some models: rows, arrays and figures; free of torch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.record import by, col
-from vitlens.records import ArraysOf, Record, TableOf
-from vitlens.report.document import FigureSpec, Section, Sentence, Table, sentences
-from vitlens.report.numbers import in_words, percent
-from vitlens.uncertainty import Estimate, Side, apart
+from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitlens.analysis.features.receptive_field import ReceptiveField
-    from vitlens.commands.run.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,7 @@ class FieldRow:
     """
 
     model: str = col("model")
-    words: str = col("model in words")
+    words: str = col("model")
     layer: int = col("layer")
     title: str = col("after")
     distance: Estimate = col(
@@ -48,13 +43,9 @@ class FieldArrays:
     field: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
 
 
-FIELDS = TableOf("receptive_fields", FieldRow, optional=True)
-FIELD_MAPS = ArraysOf("receptive_fields", FieldArrays)
-
-Fields: TypeAlias = "Mapping[tuple[str, str], Sequence[ReceptiveField]]"
-
-
-def field_rows(fields: Fields) -> tuple[tuple[FieldRow, ...], FieldArrays | None]:
+def field_rows(
+    fields: "Mapping[tuple[str, str], Sequence[ReceptiveField]]",
+) -> tuple[tuple[FieldRow, ...], FieldArrays | None]:
     """The fields of each model, by its alias and its name in words; None for the arrays of no model."""
     known = [(alias, words, field) for (alias, words), of_model in fields.items() for field in of_model]
     rows = tuple(
@@ -65,87 +56,6 @@ def field_rows(fields: Fields) -> tuple[tuple[FieldRow, ...], FieldArrays | None
     return rows, FieldArrays(maps) if rows else None
 
 
-def write_fields(folder: "RunFolder", fields: Fields) -> None:
-    """Write the fields of each model; nothing is stored for no model."""
-    rows, maps = field_rows(fields)
-    folder.write(FIELDS, rows)
-    if maps is not None:
-        folder.save(FIELD_MAPS, maps)
-
-
-_METHOD: Final = (
-    "The gradient of the features of the patch in the middle of each layer's map with respect to every pixel (Luo "
-    "2016): its norm, estimated with random directions of the features and averaged over images. Distance: from the "
-    "patch to a pixel, weighted by the norm; half: the least share of the pixels that holds half of all norms (50 % if "
-    "all are equal); seen: the share whose gradient is not exactly 0."
-)
-_LIMIT: Final = "A gradient is that of small changes at these images, and of one patch; patches at the edge see less."
-
-
-def field_section(record: Record) -> Iterator[Section]:
-    """How far the models see by depth, where it was measured."""
-    rows = record.rows(FIELDS)
-    if not rows:
-        return
-    arrays = record.arrays(FIELD_MAPS)
-    yield Section(
-        "Effective receptive field by depth",
-        (*_sentences(rows), *sentences(_METHOD, _LIMIT, says="method")),
-        (_table(rows),),
-        (
-            FigureSpec(
-                "receptive_field",
-                "Distance from the middle patch to the pixels that move it, weighted by the gradient, and the share of "
-                "the pixels that move it at all, by layer; bands: 95 % intervals; dashed: all pixels alike.",
-                partial(draw_depth, rows),
-            ),
-            FigureSpec(
-                "receptive_maps",
-                "The norm of the gradient at each pixel. Each map has its own colours, from 0 to its largest value "
-                "by the square root, so only places can be compared; pixels without any gradient are grey.",
-                partial(draw_maps, rows, arrays),
-            ),
-        ),
-        "How far does a patch see?",
-        leading=True,
-    )
-
-
-def _sentences(rows: Sequence[FieldRow]) -> Iterator[Sentence]:
-    """The first and the last layer of each model, and the models whose first layers lie apart."""
-    models = list(by(rows, "model").values())
-    for layers in models:
-        first, last = layers[0], layers[-1]
-        yield Sentence(
-            f"The middle patch of `{first.words}` depends on {percent(first.seen, 1)} of the pixels after "
-            f"{first.title}, and on {percent(last.seen, 1)} after {last.title}; the mean distance grows from "
-            f"{in_words(first.distance, with_n=False)} to {in_words(last.distance, with_n=False)}, where "
-            f"equal weights have {in_words(first.uniform)} and {in_words(last.uniform)} px."
-            if apart(last.distance, first.distance) is Side.ABOVE
-            else f"The middle patch of `{first.words}` depends on {percent(first.seen, 1)} of the pixels after "
-            f"{first.title}, and on {percent(last.seen, 1)} after {last.title}; the mean distance is "
-            f"{in_words(first.distance, with_n=False)} and {in_words(last.distance, with_n=False)}, which is "
-            "not shown to grow.",
-            (first, last),
-        )
-
-
-def _table(rows: Sequence[FieldRow]) -> Table:
-    several = len(by(rows, "model")) > 1
-    return Table.of(
-        "Effective receptive field of the middle patch",
-        rows,
-        {
-            **({"model": lambda row: row.words} if several else {}),
-            "layer": lambda row: row.title,
-            "distance": lambda row: row.distance,
-            "if uniform (px)": lambda row: row.uniform,
-            "half": lambda row: row.half,
-            "seen (%)": lambda row: round(100 * row.seen, 1),
-        },
-    )
-
-
 def draw_depth(rows: Sequence[FieldRow]) -> "Figure":
     """How far the middle patch sees by layer, and the share of the pixels that it sees."""
     from vitlens.figures.windows.receptive import FieldCurve, field_by_depth
@@ -154,14 +64,7 @@ def draw_depth(rows: Sequence[FieldRow]) -> "Figure":
         curves=[
             FieldCurve(
                 layers[0].words,
-                distances=[
-                    [
-                        each.value,
-                        each.value if each.low is None else each.low,
-                        each.value if each.high is None else each.high,
-                    ]
-                    for each in (row.distance for row in layers)
-                ],
+                distances=[_ends(row.distance) for row in layers],
                 seen=[row.seen for row in layers],
                 uniform=[row.uniform for row in layers],
             )
@@ -174,7 +77,11 @@ def draw_maps(rows: Sequence[FieldRow], arrays: FieldArrays) -> "Figure":
     """The norm of the gradient at each pixel, by layer."""
     from vitlens.figures.windows.receptive import field_maps
 
-    places = {alias: [index for index, row in enumerate(rows) if row.model == alias] for alias in by(rows, "model")}
-    return field_maps(
-        fields={rows[indices[0]].words: [arrays.field[index] for index in indices] for indices in places.values()}
-    )
+    fields: dict[str, list[NDArray[np.floating]]] = {}
+    for index, row in enumerate(rows):
+        fields.setdefault(row.words, []).append(arrays.field[index])
+    return field_maps(fields=fields)
+
+
+def _ends(each: Estimate) -> list[float]:
+    return [each.value if end is None else end for end in (each.value, each.low, each.high)]

@@ -15,6 +15,7 @@ from vitlens.commands.run.publish import publish
 from vitlens.commands.run.targets import require_labelled
 from vitlens.commands.shared.trainings import budget_of
 from vitlens.commands.study.chapters import Chapters, trained_first
+from vitlens.commands.study.kinds.measure import measure_kind
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LeftOutRow, StudyRecord
 from vitlens.errors import InputError, UnsupportedError
@@ -43,8 +44,6 @@ def measure(options: StudyOptions) -> Path:
                 f"expected --data with {option}, which trains its models on labels, found "
                 f"{'--images' if options.images else '--predicted'}; leave it out"
             )
-        from vitlens.commands.study.kinds.measure import measure_kind
-
         return measure_kind(options)
     if options.seeds is not None:
         raise InputError(f"expected --kind with --seeds {options.seeds}, found a whole study; try --kind architecture")

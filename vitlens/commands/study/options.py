@@ -12,7 +12,7 @@ from vitlens.commands.run.options import (
     images_option,
     predicted_option,
 )
-from vitlens.commands.study.kinds import KIND_NAMES
+from vitlens.commands.study.kinds.kinds import KIND_NAMES
 from vitlens.errors import UnknownNameError
 
 WHOLE: Final = "whole"  # the kind that runs every analysis

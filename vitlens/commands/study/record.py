@@ -5,9 +5,11 @@ from functools import cached_property
 from typing import ClassVar
 
 from vitlens.commands.run.chapters import Chaptered
+from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.stages import StageRow, stages
-from vitlens.commands.shared.trainings import Budget
-from vitlens.record import col, table
+from vitlens.commands.shared.trainings import Budget, TrainingImages
+from vitlens.commands.study.kinds import record as kinds
+from vitlens.record import arrays, col, table
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,33 @@ class LeftOutRow:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord(Chaptered):
-    """A whole study."""
+    """A whole study, whose chapters are runs of other commands, or points that were trained with several seeds."""
 
     command: ClassVar[str] = "study"
     left_out: tuple[LeftOutRow, ...] = table()
     training: tuple[Budget, ...] = table()
+    # points of a --kind
+    design: tuple[kinds.DesignRow, ...] = table()
+    points: tuple[kinds.PointRow, ...] = table()
+    trials: tuple[kinds.TrialRow, ...] = table()
+    comparisons: tuple[kinds.ComparisonRow, ...] = table()
+    recipes: tuple[kinds.RecipeRow, ...] = table()
+    receptive_fields: tuple[FieldRow, ...] = table()
+    position_order: tuple[kinds.PositionRow, ...] = table()
+    curves: tuple[kinds.CurveRow, ...] = table()
+    reached: tuple[kinds.ReachedRow, ...] = table()
+    moved: tuple[kinds.MovedRow, ...] = table()
+    heads_moved: tuple[kinds.HeadMovedRow, ...] = table()
+    head_shifts: tuple[kinds.ShiftRow, ...] = table()
+    layer_similarity: tuple[kinds.SimilarityRow, ...] = table()
+    probes: tuple[kinds.ProbeRow, ...] = table()
+    maps: tuple[kinds.MapRow, ...] = table()
+    correct: kinds.CorrectArrays | None = arrays("correct")
+    cut: kinds.CutArrays | None = arrays("cut")
+    field_maps: FieldArrays | None = arrays("receptive_fields")
+    position_similarity: kinds.OrderArrays | None = arrays("position_similarity")
+    map_arrays: kinds.MapArrays | None = arrays("maps")
+    training_images: TrainingImages | None = arrays("training_images")
 
     @property
     def vits(self) -> tuple[str, ...]:

@@ -9,10 +9,11 @@ import numpy as np
 from vitlens.commands.run.chapters import Question, answered
 from vitlens.commands.shared.stages import HOW
 from vitlens.commands.shared.trainings import differences
+from vitlens.commands.study.kinds.report import REPORT as KINDS
 from vitlens.commands.study.record import StudyRecord
 from vitlens.record import by
 from vitlens.report.claims import Claim
-from vitlens.report.document import Cell, FigureSpec, Section, Table
+from vitlens.report.document import Cell, Document, FigureSpec, Section, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Report, made
@@ -159,7 +160,7 @@ def explorer(record: StudyRecord) -> Explorer | None:
     return None
 
 
-REPORT: Final = Report(
+WHOLE: Final = Report(
     StudyRecord,
     claims=claims,
     unknown=unknown,
@@ -173,3 +174,14 @@ REPORT: Final = Report(
         lambda record: answered(record.parts, _AFTER),
     ),
 )
+
+
+REPORTS: Final = (WHOLE, KINDS)  # all that it may be
+
+
+def report(record: StudyRecord) -> Document:
+    """The report of a whole study, or of one --kind."""
+    return KINDS(record) if record.design else WHOLE(record)
+
+
+REPORT = report

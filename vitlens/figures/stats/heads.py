@@ -1,7 +1,7 @@
-"""Statistics of every head as maps of layers by heads: of one model, and the differences of two."""
+"""Statistics of every head as maps of layers by heads."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike
 from vitlens.errors import InputError
 from vitlens.figures.board import Board, Margins, board
 from vitlens.figures.gaps import as_measured, no_value_patch, require_known, require_panel_count, require_shape
-from vitlens.figures.inputs import Array, as_array
+from vitlens.figures.inputs import Array
 from vitlens.figures.overlay import Scale, colour_bar, is_constant
-from vitlens.figures.signed import draw_dots, number_places
-from vitlens.figures.style import MAGNITUDE, SIGNED, WIDE, shortened, styled
+from vitlens.figures.signed import number_places
+from vitlens.figures.style import MAGNITUDE, WIDE, shortened, styled
 
 _HEADS: Final = ("layers", "heads")
 _BAR: Final = 0.88  # inch beside a heat map for its own colour bar
@@ -37,44 +37,7 @@ def head_heatmaps(
     maps, units, limits = _statistics(values), units or {}, limits or {}
     require_known([*units, *limits], maps)
     scales = {name: _scale(name, array, limits.get(name)) for name, array in maps.items()}
-    return _heat_maps(maps, scales, [""] * len(maps), units, title, MAGNITUDE).figure
-
-
-@styled
-def difference_maps(
-    *,
-    differences: Mapping[str, ArrayLike],
-    significant: Mapping[str, ArrayLike],
-    first: str,
-    second: str,
-    units: Mapping[str, str] | None = None,
-) -> Figure:
-    """Differences of the statistics of every head between two models of the same shape: first minus second.
-
-    differences: by name, (layers, heads), NaN where there is none; significant: for the same names, whether the
-    paired test rejects after Holm's correction, marked by dots and counted. Colours are symmetric around 0. units
-    and errors as head_heatmaps; raises InputError also where a head without a difference is significant.
-    """
-    maps, units = _statistics(differences), units or {}
-    require_known(units, maps)
-    if significant.keys() != maps.keys():
-        raise InputError(f"expected significant for {list(maps)}, found it for {list(significant)}")
-    marks = {}
-    for name, array in maps.items():
-        rejected = as_array(significant[name], name=f"significant of {name!r}", axes=_HEADS) != 0
-        require_shape(rejected, array, f"significant of {name!r}")
-        if np.isnan(array[rejected]).any():
-            raise InputError(f"expected a difference wherever it is significant, found NaN in {name!r}")
-        marks[name] = rejected
-    most = {name: float(np.nanmax(np.abs(array))) for name, array in maps.items()}
-    notes = [f"\n{np.sum(marks[name])} of {np.sum(~np.isnan(array))} significant" for name, array in maps.items()]
-    title = f"{first} minus {second}, every head (dots: significant in a paired test after Holm's correction)"
-    drawn = _heat_maps(
-        maps, {name: Scale(0.0 - high, high) for name, high in most.items()}, notes, units, title, SIGNED
-    )
-    for axes, rejected in zip(drawn.panels, marks.values(), strict=True):
-        draw_dots(axes, rejected)
-    return drawn.figure
+    return _heat_maps(maps, scales, units, title).figure
 
 
 def _scale(name: str, values: Array, limits: tuple[float, float] | None) -> Scale:
@@ -92,15 +55,13 @@ def _scale(name: str, values: Array, limits: tuple[float, float] | None) -> Scal
 def _heat_maps(
     maps: Mapping[str, Array],
     scales: Mapping[str, Scale],
-    notes: Sequence[str],
     units: Mapping[str, str],
     title: str,
-    colours: str,
 ) -> Board:
     """One panel per statistic with its own colour bar, cells as square as the page allows."""
     layers, heads = next(iter(maps.values())).shape
     across = len(maps) if len(maps) < 3 else 2 if len(maps) == 4 else 3
-    titles = [textwrap.fill(name, 26 if across == 3 else 46) + note for name, note in zip(maps, notes, strict=True)]
+    titles = [textwrap.fill(name, 26 if across == 3 else 46) for name in maps]
     gaps = any(np.isnan(array).any() for array in maps.values())
     gap = (_BAR + 0.24, 0.58 + 0.14 * max(text.count("\n") for text in titles))
     margins = Margins(left=0.45, right=_BAR, top=gap[1] - 0.36, bottom=0.38 + 0.22 * gaps)
@@ -111,7 +72,7 @@ def _heat_maps(
         row, column = divmod(index, across)
         beside = drawn.left + column * (wide + gap[0]) + wide + 0.06
         axes.add_patch(no_value_patch(transform=axes.transAxes, zorder=-1))
-        axes.imshow(array, cmap=colours, norm=scales[name].norm, aspect="auto")
+        axes.imshow(array, cmap=MAGNITUDE, norm=scales[name].norm, aspect="auto")
         axes.spines[:].set_visible(False)
         axes.set_title(titles[index])
         number_places(axes.xaxis, heads, wide / 0.2)
@@ -119,7 +80,7 @@ def _heat_maps(
         axes.set(xlabel="head", ylabel="" if column else "layer")
         bar = drawn.place(beside, drawn.top + row * (tall + gap[1]), 0.09, tall)
         unit = shortened(units.get(name, ""), int(13 * (tall + 0.35)))
-        colour_bar(bar, scale=scales[name], label=unit, colours=colours)
+        colour_bar(bar, scale=scales[name], label=unit)
     if gaps:
         drawn.figure.legend(handles=[no_value_patch(label="no value")], loc="lower center", borderaxespad=0.2)
     return drawn

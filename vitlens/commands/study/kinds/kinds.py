@@ -3,55 +3,60 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 Overrides: TypeAlias = Mapping[str, Any]  # of a preset's shape, as models.assembly takes them
+Part: TypeAlias = Literal["all", "last", "head"]
+Also: TypeAlias = Literal["fields", "cut", "positions", "inside"]
 
 SEEDS: Final = 3
 # Epochs without --epochs: enough to rank points on a laptop, too few for a model's best accuracy.
 EPOCHS: Final[Mapping[str, int]] = MappingProxyType({"digits": 6})
 OTHER_EPOCHS: Final = 20
+ADAPTING_EPOCHS: Final = 10  # of a model that is adapted; its frozen point has cached features and more epochs
 
 
 @dataclass(frozen=True)
 class Point:
     """One model of a study, trained once for each seed.
 
-    label: its name in folders and metrics; words: its name in figures and tables; shape, recipe: the differences from
-    the preset's; share: of the training images, fixed and repeated (None: all, as in training); place: on the axis of a
-    kind that has one; against: the label of the point that it is compared with ("": the first). variant: in a kind
-    with steps, another form of the point before it, on which the following points do not build.
+    label: its name in folders and metrics; words: its name in figures and tables; preset: its architecture ("": that of
+    MODEL); shape: the differences from the preset's; start: its first weights; trained: the part that is trained;
+    teacher: the point from whose outputs it learns, too; share: of the training images, fixed and repeated (None: all,
+    as in training); line: of a chart over the number of images; against: the labels of the points that it is compared
+    with ((): the first); variant: in a kind with steps, another form of the point before it, on which the following
+    points do not build; candidate: whether the decision may take it.
     """
 
     label: str
     words: str
     preset: str = "vit-mini"
     shape: Overrides = field(default_factory=dict)
-    recipe: Mapping[str, object] = field(default_factory=dict)
+    start: Literal["random", "pretrained"] = "random"
+    trained: Part = "all"
+    teacher: str = ""
     share: float | None = None
-    place: float | None = None
-    against: str = ""
+    line: str = ""
+    against: tuple[str, ...] = ()
     variant: bool = False
+    candidate: bool = True
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A study: its title, its points in order, and notes on its design.
+    """A study: its title, its points in order, what it leaves open, and notes on its design.
 
-    axis: the label of the points' places on a logarithmic axis ("": one row a point); steps: whether each point
-    changes one factor of the one before it (variants left out), so that these two are compared, too; fields: whether
-    the effective receptive field of each point is measured; cuts: whether one image is shown as the patches of each
-    point; positions: whether the similarity of each point's position embeddings is measured.
+    steps: whether each point changes one factor of the one before it (variants left out), so that these two are
+    compared, too; also: what is measured beside accuracies: receptive fields, an image cut into patches, the order of
+    position embeddings, what changed inside a model that is adapted.
     """
 
     title: str
     points: tuple[Point, ...]
+    untried: str
     notes: tuple[str, ...] = ()
-    axis: str = ""
     steps: bool = False
-    fields: bool = False
-    cuts: bool = False
-    positions: bool = False
+    also: Also | None = None
 
     @property
     def changes(self) -> tuple[tuple[str, str], ...]:
@@ -63,6 +68,18 @@ class Kind:
             base = base if point.variant else point.label
         return tuple(pairs)
 
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The labels of each point and of those that it is compared with."""
+        first = (self.points[0].label,)
+        own = {point.label: point.against or (first if point.candidate else ()) for point in self.points[1:]}
+        return tuple((label, other) for label, against in own.items() for other in against)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether its points are forms of one trained MODEL."""
+        return not self.points[0].preset
+
 
 # vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every point several times.
 _SMALL: Final[Overrides] = {"dim": 64, "heads": 4, "depth": 4}
@@ -73,6 +90,12 @@ _BLOCK: Final[Overrides] = {**_SMALL, "depth": 1, "pooling": "mean"}
 _BASE: Final = "The base is `vit-mini` at half its width: dim 64, depth 4, 4 heads, patch 4."
 _WINDOWED: Final[Overrides] = {"dim": 22, "depths": [2, 2, 2], "heads": [2, 4, 8]}
 _SHARES: Final = (5, 10, 25, 50, 100)
+_ADAPTED_SHARES: Final = (20, 50)
+_ADAPTED: Final[tuple[tuple[str, str, Literal["random", "pretrained"], Part], ...]] = (
+    ("scratch", "from scratch", "random", "all"),
+    ("frozen", "frozen", "pretrained", "head"),
+    ("full", "full", "pretrained", "all"),
+)  # label, words, start and trained part of the ways that are trained on fewer images, too
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
@@ -90,6 +113,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}),
                 Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}),
             ),
+            "other widths and patch sizes, other orders of adding the parts, a learning rate of its own for each "
+            "point, longer training, and more data",
             (
                 "All points have dim 64, patch 4 and position embeddings, and classify by the mean of the patches: "
                 "without attention a CLS token would receive nothing from them.",
@@ -103,19 +128,17 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "patch-size": Kind(
             "Patch size",
             tuple(
-                Point(
-                    f"patch-{side}", f"patch {side} px", shape={**_SMALL, "patch_size": [side, side]},
-                    place=float(side),
-                )
+                Point(f"patch-{side}", f"patch {side} px", shape={**_SMALL, "patch_size": [side, side]})
                 for side in (2, 4, 8, 16)
             ),
+            "larger images (a patch of 4 px at 32 px covers as much as one of 28 px at 224 px), objects of other "
+            "sizes, a width or depth of its own for each patch size, and tasks that need fine maps",
             (
                 _BASE,
                 "Halving the patch size makes four times as many tokens; the cost of attention grows with the square "
                 "of their number.",
             ),
-            axis="patch size (px)",
-            cuts=True,
+            also="cut",
         ),
         "pooling": Kind(
             "Pooling before the classifier",
@@ -123,6 +146,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("cls", "CLS token", shape={**_SMALL, "pooling": "cls"}),
                 Point("mean", "mean of the patches", shape={**_SMALL, "pooling": "mean"}),
             ),
+            "larger models, longer training, attention pooling, both poolings together, and uses of the features "
+            "other than classification",
             (_BASE,),
         ),
         "size": Kind(
@@ -132,23 +157,26 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("vit-micro", "vit-micro", "vit-micro"),
                 Point("vit-tiny", "vit-tiny", "vit-tiny"),
             ),
+            "a recipe of its own for each size, longer training, more data, and sizes other than these presets",
             ("The unchanged presets: dim 128, depth 4; dim 128, depth 6; dim 192, depth 6.",),
         ),
         "data": Kind(
             "Share of the training data",
             (
                 *(
-                    Point(f"vit-{share}", f"ViT, {share} %", shape=_SMALL, share=share / 100, place=float(share))
+                    Point(f"vit-{share}", f"ViT, {share} %", shape=_SMALL, share=share / 100, line="ViT")
                     for share in _SHARES
                 ),
                 *(
                     Point(
-                        f"cnn-{share}", f"CNN, {share} %", "resnet20", share=share / 100, place=float(share),
-                        against=f"vit-{share}",
+                        f"cnn-{share}", f"CNN, {share} %", "resnet20", share=share / 100, line="CNN",
+                        against=(f"vit-{share}",),
                     )
                     for share in _SHARES
                 ),
             ),
+            "pretrained weights, a recipe of its own for each share, larger models, longer training, and more "
+            "images than there were",
             (
                 "The ViT is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4), the CNN is `resnet20`.",
                 "The number of optimiser steps is the same at every share: a share is repeated to the size of the "
@@ -156,7 +184,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "and drawn anew for each seed. Images are fixed: scenes that are otherwise drawn anew every epoch stay "
                 "those of the first epoch.",
             ),
-            axis="share of the training images (%)",
         ),
         "registers": Kind(
             "Register tokens",
@@ -165,6 +192,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                       shape={**_SMALL, "registers": count})
                 for count in (0, 1, 4)
             ),
+            "large models and long training, in which high-norm tokens appear (Darcet 2024), and tasks that need "
+            "clean maps rather than accuracy",
             (_BASE, "Registers (Darcet 2024) absorb high-norm tokens, which small models may not have."),
         ),
         "positions": Kind(
@@ -175,6 +204,9 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("sine-2d", "fixed, 2-D sine-cosine", shape={**_SMALL, "positions": "sine-2d"}),
                 Point("learned", "learned, 1-D", shape={**_SMALL, "positions": "learned"}),
             ),
+            "relative and rotary positions, images of another size than in training (where learned embeddings are "
+            "interpolated and fixed ones computed again), longer training, and data in which places matter more or "
+            "less",
             (
                 _BASE,
                 "Without position embeddings the model is invariant to the order of the patches. The 1-D sines are "
@@ -182,7 +214,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "the dimensions for the column and half for the row; learned ones begin as noise. The root mean square "
                 "of the sines is 0.71, that of the noise 0.88.",
             ),
-            positions=True,
+            also="positions",
         ),
         "swin": Kind(
             "Attention in windows",
@@ -190,24 +222,60 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("vit", "ViT", shape={**_SMALL, "dim": 72}),
                 Point("swin", "Swin", "swin-micro", shape=_WINDOWED),
                 Point("swin-no-shift", "Swin without shift", "swin-micro", shape={**_WINDOWED, "shift": False},
-                      against="swin"),
+                      against=("swin",)),
                 Point("cnn", "CNN", "resnet20"),
             ),
+            "larger images, where the ViT's attention grows with the square of the number of patches and Swin's "
+            "with the number (`vitlens profile vit-micro swin-micro --sizes 32,64,128`); longer training and a "
+            "recipe of its own for each; pretrained weights; tasks that need maps, such as segmentation",
             (
                 "About equal parameters: the ViT is `vit-mini` with dim 72, patch 4; the Swin is `swin-micro` with dim "
                 "22, patch 2, windows of 4x4 patches; the CNN is `resnet20`. The ViT and both Swins have one recipe, "
                 "the CNN has its own, with batches of the same size.",
                 "Without shift, patches of different windows meet only where patches are merged.",
             ),
-            fields=True,
+            also="fields",
+        ),
+        "transfer": Kind(
+            "A trained model adapted to other data",
+            (
+                Point("scratch", "from scratch", "", line="from scratch"),
+                Point("frozen", "frozen", "", start="pretrained", trained="head", line="frozen"),
+                Point("last-blocks", "last blocks", "", start="pretrained", trained="last"),
+                Point(
+                    "full", "full", "", start="pretrained", line="full", against=("scratch", "frozen", "last-blocks")
+                ),
+                Point("distilled", "distilled", "", teacher="full"),
+                *(
+                    Point(
+                        f"{label}-{share}", f"{words}, {share} % of the images", "", start=start, trained=trained,
+                        share=share / 100, line=words, candidate=False,
+                        against=(f"scratch-{share}",) if label != "scratch" else (),
+                    )
+                    for share in _ADAPTED_SHARES
+                    for label, words, start, trained in _ADAPTED
+                ),
+            ),
+            "more training images, other models, longer training, other learning rates than the one of each way, other "
+            "augmentation than mirroring, another number of last blocks, other teachers than the fully trained model, "
+            "and test images from another source",
+            (
+                "Frozen: only a new head is trained, on features of the unchanged model. Last blocks: the last quarter "
+                "of the blocks and a new head. Full: all weights, from those of the model. From scratch: the same "
+                "architecture from random weights. Distilled: from random weights, on the labels and on the outputs of "
+                "the fully trained model.",
+                "Learning rates are fixed, from trials on other images: training from random weights takes larger "
+                "steps. All ways but the frozen one have the same epochs and the same augmentation; the frozen one "
+                "computes its features once. Fewer images are repeated, so that the steps are the same.",
+            ),
+            also="inside",
         ),
     }
 )  # fmt: skip
 
-TRANSFER: Final = "transfer"  # a model to another data set, see transfer/regimes.py
-KIND_NAMES: Final = (*KINDS, TRANSFER)
+KIND_NAMES: Final = tuple(KINDS)
 
 
-def epochs_for(data: str) -> int:
+def epochs_for(kind: Kind, data: str) -> int:
     """Epochs on a data set without --epochs."""
-    return EPOCHS.get(data, OTHER_EPOCHS)
+    return ADAPTING_EPOCHS if kind.adapts else EPOCHS.get(data, OTHER_EPOCHS)

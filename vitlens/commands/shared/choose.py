@@ -1,0 +1,180 @@
+"""Which of several to take: one rule for all commands that choose among candidates; free of torch.
+
+Of the candidates that are shown to lose at most MARGIN points against the best (the whole interval of the paired
+difference), the cheapest. One that is neither shown to be within the margin nor significantly worse is open. Where an
+open one is cheaper, or may be better by more than the margin, there is no difference that the comparison can see if it
+would have seen one of SEEN points with every open one, and the cheapest of them all is taken; else it is inconclusive.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from vitlens.report.claims import Claim
+from vitlens.report.numbers import number
+from vitlens.report.prose import Marked, finalize, listed, say
+from vitlens.uncertainty import LEVEL, POWER, Estimate
+
+MARGIN: Final = 2.0  # points that a cheaper candidate may lose
+SEEN: Final = 5.0  # points: a comparison that would have seen less than this may call candidates alike
+_FEW: Final = 3  # names in a title
+_MOST: Final = 100.0  # points: the largest difference of two accuracies
+
+Outcome = Literal["best", "cheaper", "no difference", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of those to choose from. value: what is to be high; costs: by name, the first that differ decide; gap:
+    its value minus the best's, paired, in points (None: it is the best); p: of that, after Holm; detectable: the
+    smallest true gap that the comparison finds with a probability of 80 %, points."""
+
+    name: str
+    value: Estimate
+    costs: Mapping[str, float]
+    gap: Estimate | None = None
+    p: float | None = None
+    detectable: float | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it is shown to lose at most the margin."""
+        return self.gap is not None and self.gap.low is not None and self.gap.low >= -MARGIN
+
+    @property
+    def may_be_better(self) -> bool:
+        """Whether it may be better by more than the margin."""
+        return self.gap is not None and (self.gap.high is None or self.gap.high > MARGIN)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """best: the highest; cheapest: of those not shown to be worse; within, open, worse: the others; detectable:
+    the smallest difference that would have been seen with every open one (None: not known)."""
+
+    outcome: Outcome
+    best: Candidate
+    cheapest: Candidate
+    within: tuple[Candidate, ...]
+    open: tuple[Candidate, ...]
+    worse: tuple[Candidate, ...]
+    detectable: float | None
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The one to take; None where nothing is decided."""
+        return None if self.outcome == "inconclusive" else self.cheapest
+
+    @property
+    def alike(self) -> tuple[Candidate, ...]:
+        """Those between which no difference is shown."""
+        return (self.best, *self.open, *self.within)
+
+
+def choose(candidates: Sequence[Candidate]) -> Choice:
+    """The choice among candidates, exactly one of which is the best; of equal costs the first."""
+    (best,) = (each for each in candidates if each.gap is None)
+    others = [each for each in candidates if each is not best]
+    within = [each for each in others if each.is_within]
+    worse = [each for each in others if not each.is_within and each.p is not None and each.p <= LEVEL]
+    left = [each for each in others if each not in within and each not in worse]
+
+    def cost(each: Candidate) -> tuple[float, ...]:
+        return (*each.costs.values(), candidates.index(each))
+
+    taken = min((best, *within), key=cost)
+    known = [each.detectable for each in left if each.detectable is not None]
+    detectable = max(known) if known and len(known) == len(left) else None
+    outcome: Outcome = "best" if taken is best else "cheaper"
+    if any(cost(each) < cost(taken) or each.may_be_better for each in left):
+        taken = min((best, *within, *left), key=cost)
+        outcome = "no difference" if detectable is not None and detectable <= SEEN else "inconclusive"
+    return Choice(outcome, best, taken, tuple(within), tuple(left), tuple(worse), detectable)
+
+
+_SAYS: Final[Mapping[Outcome, str]] = {
+    "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one is shown "
+    "to lose at most {{ margin }} points{% else %}, and none is cheaper{% endif %}.",
+    "cheaper": "Take **{{ own.name }}**: {{ what }} {{ own.value }}, {{ own.gap|alone }} from the highest, that of "
+    "**{{ best.name }}**{{ price }}.",
+    "no difference": "No difference is seen between {{ alike|names }}, and one of {{ detectable }} points would have "
+    "been. Take the cheapest, **{{ own.name }}**: {{ what }} {{ own.value }}{{ price }}.",
+    "inconclusive": "Undecided: **{{ best.name }}** has the highest {{ what }}, {{ best.value }}, but no difference is "
+    "shown between {{ alike|names }}{% if detectable %}; one below {{ detectable }} points may have been missed"
+    "{% endif %}. The cheapest is **{{ own.name }}**{{ price }}.",
+}
+_TITLES: Final[Mapping[Outcome, str]] = {
+    "best": "Take {{ own.name }}: the highest {{ what }}, {{ own.value|value }}",
+    "cheaper": "Take {{ own.name }}: as good as {{ best.name }}, and cheaper",
+    "no difference": "Take {{ own.name }}, the cheapest: no difference is seen",
+    "inconclusive": "Undecided between {{ named }}",
+}
+
+
+def claims_of(
+    choice: Choice, subject: str, *, what: str, within: str, place: str, doubt: tuple[str, str] = ("", "")
+) -> Iterator[Claim]:
+    """What is to be taken, and the range of the numbers behind it.
+
+    subject: among what is chosen; what: the name of the value; within: the range, a finished sentence; place: the
+    figure that shows it; doubt: why nothing is decided at all, a title and a sentence.
+    """
+    own, best, more = choice.cheapest, choice.best, len(choice.alike) - _FEW
+    given = {
+        "named": listed([finalize(each.name) for each in choice.alike[:_FEW]] + ([f"{more} more"] if more > 0 else [])),
+        "cheaper": any(is_below(each, own) for each in (*choice.alike, *choice.worse)),
+        "own": own, "best": best, "what": what, "margin": MARGIN, "alike": choice.alike, "price": price(own, best),
+        "detectable": in_points(choice.detectable) if choice.detectable and choice.detectable < _MOST else None,
+    }  # fmt: skip
+    if any(doubt):
+        yield Claim("choice", subject, doubt[1], doubt[0], "inconclusive", kind="answer", place=place)
+    else:
+        says, title = (say(templates[choice.outcome], **given) for templates in (_SAYS, _TITLES))
+        undecided = choice.outcome == "inconclusive"
+        yield Claim(
+            "choice", subject, says, title, "inconclusive" if undecided else "", own.gap, own.p, place=place,
+            kind="answer",
+        )  # fmt: skip
+    yield Claim("range", subject, within, kind="answer")
+
+
+def is_below(one: Candidate, other: Candidate) -> bool:
+    """Whether one is cheaper."""
+    return tuple(one.costs.values()) < tuple(other.costs.values())
+
+
+def others(choice: Choice) -> str:
+    """How the candidates that are not taken stand against the best: a sentence."""
+    return say(
+        "{% if worse %}Lower than **{{ best }}**: {{ worse|names }}. {% endif %}{% if open %}Neither shown to be lower "
+        "nor to be within {{ margin }} points: {{ open|names }}. {% endif %}{% if within %}Within {{ margin }} points: "
+        "{{ within|names }}.{% endif %}",
+        best=choice.best.name, worse=choice.worse, open=choice.open, within=choice.within, margin=MARGIN,
+    )  # fmt: skip
+
+
+def missed(choice: Choice) -> str:
+    """The smallest differences to the best that would have been seen; "" where they are not known."""
+    found = sorted(each.detectable for each in (*choice.alike, *choice.worse) if each.detectable is not None)
+    return say(
+        "{% if ends %}A difference to **{{ best }}** below {{ ends|join(' to ') }} points may have been missed: larger "
+        "ones are found with a probability of {{ power|percent }}.{% endif %}",
+        best=choice.best.name, ends=list(dict.fromkeys(in_points(each) for each in found[:: max(1, len(found) - 1)])),
+        power=POWER,
+    )  # fmt: skip
+
+
+def price(own: Candidate, best: Candidate) -> Marked:
+    """What one costs against the best, by the first cost in which they differ."""
+    for name, cost in own.costs.items():
+        if cost != best.costs[name]:
+            return Marked(say(
+                ", for {{ ratio|number }} times the {{ name }} of **{{ best }}**",
+                ratio=cost / best.costs[name], name=name, best=best.name,
+            ))  # fmt: skip
+    return Marked("")
+
+
+def in_points(detectable: float) -> Marked:
+    """The smallest difference that would have been seen; few seeds that differ would not see the largest there is."""
+    return Marked(number(detectable, 1) if detectable < _MOST else f"over {_MOST:g}")

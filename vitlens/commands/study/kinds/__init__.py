@@ -1,0 +1,1 @@
+"""The kinds of controlled comparison: what `vitlens study --kind` trains, and what it says of it."""

@@ -1,0 +1,369 @@
+"""`vitlens study --kind`: every point of a kind trained with several seeds, compared, and looked into."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitlens.analysis.answers.evaluate import evaluate
+from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
+from vitlens.analysis.attention.positions import position_similarity, rank_correlation
+from vitlens.analysis.cost.flops import flops_by_part
+from vitlens.analysis.cost.memory import saved_for_training
+from vitlens.analysis.features.receptive_field import receptive_field
+from vitlens.archives import Form
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import print_data
+from vitlens.commands.run.options import begun_with
+from vitlens.commands.run.progress.training import training_progress
+from vitlens.commands.run.publish import publish
+from vitlens.commands.run.unseen import keep_training_images
+from vitlens.commands.shared.receptive import field_rows
+from vitlens.commands.shared.trainings import augmentation_words
+from vitlens.commands.study.kinds.kinds import KINDS, SEEDS, Point, epochs_for
+from vitlens.commands.study.kinds.record import (
+    ComparisonRow,
+    CorrectArrays,
+    CutArrays,
+    DesignRow,
+    OrderArrays,
+    PointRow,
+    PositionRow,
+    RecipeRow,
+    TrialRow,
+)
+from vitlens.commands.study.kinds.setup import Setup, prepare
+from vitlens.commands.study.kinds.transfer import inside, objective_of
+from vitlens.commands.study.options import StudyOptions
+from vitlens.commands.study.record import StudyRecord
+from vitlens.errors import InputError
+from vitlens.files import CONFIG, read_arrays, read_run, write_arrays
+from vitlens.lens.layers import probe_images
+from vitlens.models.model import Model
+from vitlens.records import ArraysOf, arrays_of, as_arrays
+from vitlens.schema import read_as
+from vitlens.training import checkpoint
+from vitlens.training.bookkeeping import BEST_FILE
+from vitlens.training.finetune import trained_share
+from vitlens.training.head import fit_head
+from vitlens.training.loop import fit
+from vitlens.training.recipe import Recipe
+from vitlens.uncertainty import LEVEL, Estimate, holm, student_mean
+
+_STEP: Final = 2  # images in the training step whose memory is measured: batch norm needs more than one
+_FIELD_IMAGES: Final = 16  # test images of the receptive fields
+_HINT: Final = "begin anew without --resume"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of one training, in a file of its own: it is done once that is written.
+
+    correct: (n,) whether each test image is classified correctly; seconds: of training, evaluations included;
+    images_per_second: of training alone, the median over epochs; flops: of one image's forward pass.
+    """
+
+    correct: Annotated[NDArray[np.bool_], Form("b", (None,))]
+    seconds: Annotated[NDArray[np.float64], Form("f")]
+    images_per_second: Annotated[NDArray[np.float64], Form("f")]
+    steps: Annotated[NDArray[np.int64], Form("iu")]
+    parameters: Annotated[NDArray[np.int64], Form("iu")]
+    flops: Annotated[NDArray[np.int64], Form("iu")]
+
+
+_TRIAL: Final = ArraysOf("result", Trial)
+Trials = Mapping[str, Sequence[Trial]]  # of each point by its label, one a seed
+
+
+def measure_kind(options: StudyOptions) -> Path:
+    """Train and compare the points of a kind of study; returns the report's path.
+
+    Raises InputError, and what training raises.
+    """
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise InputError("expected one process for a study, found several; start vitlens study without a launcher")
+    resume = options.resume
+    setup = prepare(_planned(options) if resume is None else _resumed(resume, options))
+    print_data(setup.train, setup.run)
+    with _folder(setup, resume) as folder:
+        keep_training_images(folder.path, setup.train, data=setup.data, start=setup.model)
+        trials = {
+            point.label: [
+                run_trial(setup, point, folder.path, number, seed=seed, resume=resume is not None)
+                for seed in setup.seeds
+            ]
+            for number, point in enumerate(setup.points, start=1)
+        }
+        folder.keep(_record(setup, trials, folder.path))
+        return publish(folder)
+
+
+def _planned(options: StudyOptions) -> StudyOptions:
+    """The options with their defaults filled in, as a resumed study reads them."""
+    kind = KINDS[str(options.kind)]
+    if options.seeds is not None and options.seeds < 1:
+        raise InputError(f"expected --seeds of at least 1, found {options.seeds}; try --seeds {SEEDS}")
+    data = options.data or ("" if kind.adapts else "digits")
+    epochs = epochs_for(kind, data) if options.epochs is None else options.epochs
+    return replace(options, data=data, epochs=epochs, seeds=options.seeds or SEEDS)
+
+
+def _resumed(resume: Path, options: StudyOptions) -> StudyOptions:
+    """The options that a study began with. Raises InputError where those given name another study."""
+    if options.run.out is not None:
+        raise InputError(
+            f"expected --resume {resume} or --out {options.run.out}, found both; a resumed study keeps its folder"
+        )
+    run, source = read_run(resume), str(resume / CONFIG)
+    written = run.config.get("options")
+    if run.command != "study" or not isinstance(written, dict) or written.get("kind") not in KINDS:
+        raise InputError(f"expected the folder of vitlens study --kind to resume, found another run in {resume}")
+    begun = read_as(StudyOptions, written, source=source, hint=_HINT)
+    size = options.model_options.image_size, begun.model_options.image_size
+    names = ("models", "kind", "data", "epochs", "seeds")
+    given = {name: (getattr(options, name), getattr(begun, name)) for name in names} | {"image_size": size}
+    for name, (value, before) in given.items():
+        if value not in (None, (), before):
+            raise InputError(f"expected to resume {resume} with its {name}, {before}, found {value}; leave it out")
+    return replace(begun, resume=resume, run=begun_with(run.config, options.run, source, hint=_HINT))
+
+
+def _folder(setup: Setup, resume: Path | None) -> RunFolder:
+    """The study's folder: new, or that of --resume."""
+    models = [] if setup.model is None else [setup.model]
+    points = [{**asdict(point), "against": list(point.against)} for point in setup.points]
+    recipes = {point.label: setup.recipe(point) for point in setup.points}
+    config = {
+        **settings(setup.options, setup.run, models=models, split=setup.test),
+        "device": str(setup.device),
+        "points": points,
+        "recipes": {label: {**recipe.numbers(), "source": recipe.source} for label, recipe in recipes.items()},
+    }
+    if resume is not None:
+        needs = {"data": None, "points": points, "recipes": config["recipes"]}
+        return RunFolder.reopen(resume, needs=needs, config=config)
+    title = setup.kind.title if setup.model is None else f"{setup.model.alias}, adapted"
+    return RunFolder.create(
+        "study",
+        name_parts=(str(setup.options.kind), *(model.alias for model in models), setup.data),
+        title=f"{title}, on {setup.test.title or setup.test.name}",
+        out=setup.run.out,
+        overwrite=setup.run.overwrite,
+        config=config,
+        formats=setup.run.formats,
+    )
+
+
+def run_trial(setup: Setup, point: Point, path: Path, number: int, *, seed: int, resume: bool) -> Trial:
+    """Train a point with a seed in its folder, or read the result that an earlier run finished there.
+
+    The weights stay in the folder; the checkpoint, the second copy of the weights and what a killed run left do not.
+    """
+    folder = setup.place(path, point.label, seed)
+    file = folder / "result.npz"
+    if resume and file.is_file():
+        trial = arrays_of(_TRIAL, read_arrays(file), file)
+        if len(trial.correct) != len(setup.test):
+            raise InputError(
+                f"expected the {len(trial.correct)} test images of {file}, found {len(setup.test)}; "
+                "resume with the data that the study began with"
+            )
+    else:
+        told = f"point {number} of {len(setup.points)}, {point.words}, seed {setup.seeds.index(seed) + 1} of "
+        trial = _trained(setup, point, path, f"{told}{len(setup.seeds)}", seed=seed, resume=resume)
+        write_arrays(file, as_arrays(trial))
+    shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+    for spare in (folder / BEST_FILE, *folder.glob(".*-*.safetensors"), *folder.glob(".result-*.npz")):
+        spare.unlink(missing_ok=True)
+    return trial
+
+
+def _trained(setup: Setup, point: Point, path: Path, told: str, *, seed: int, resume: bool) -> Trial:
+    model = setup.begin(point, seed=seed).to(setup.device)
+    images, recipe = setup.images(point, seed=seed), setup.recipe(point)
+    folder = setup.place(path, point.label, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    train: Any = fit_head
+    if point.trained != "head":
+        objective = objective_of(setup, path, point, images, recipe, seed=seed) if point.teacher else None
+        train = partial(fit, objective=objective, train_last=setup.trained_last(point))
+    with training_progress(told, quiet=setup.run.quiet) as on_progress:
+        result = train(
+            model, images, setup.test, recipe=recipe, directory=folder, seed=seed, device=setup.device,
+            precision=setup.run.precision, resume=resume, on_progress=on_progress,
+        )  # fmt: skip
+    return Trial(
+        correct=evaluate(model, setup.test, batch_size=setup.run.batch_size).correct.numpy(),
+        seconds=np.array(float(result.seconds)),
+        images_per_second=np.array(float(np.median([epoch.images_per_second for epoch in result.history]))),
+        steps=np.array(result.history[-1].step),
+        parameters=np.array(model.parameter_count()),
+        flops=np.array(int(sum(flops_by_part(model).values()))),
+    )
+
+
+def _record(setup: Setup, trials: Trials, path: Path) -> StudyRecord:
+    """Accuracies over seeds, differences, sizes, costs and speeds, and what the kind measures beside them."""
+    correct = {label: np.stack([trial.correct for trial in own]) for label, own in trials.items()}
+    points = tuple(_point_row(setup, point, trials, correct) for point in setup.points)
+    rows = {row.label: row for row in points}
+    compare = partial(compared, rows, correct)
+    asked = [pair for pair in setup.kind.pairs if pair[0] in rows]
+    candidates = {row.label: row.accuracy.value for row in points if row.candidate}
+    best = max(candidates, key=lambda label: candidates[label])
+    found: dict[str, Any] = inside(setup, path, rows) if setup.model else {}
+    comparisons = (
+        *compare("difference", [pair for pair in asked if rows[pair[0]].candidate]),
+        *compare("share", [pair for pair in asked if not rows[pair[0]].candidate]),
+        *compare("step", setup.kind.changes if setup.kind.steps else []),
+        *compare("best", [(label, best) for label in candidates if label != best]),
+        *found.pop("gains", ()),
+    )
+    also = {"fields": _fields, "cut": _cut, "positions": _positions}.get(setup.kind.also or "")
+    return StudyRecord(
+        design=(_design(setup),),
+        points=points,
+        trials=tuple(
+            TrialRow(
+                label, seed, float(trial.correct.mean()), float(trial.seconds),
+                float(trial.images_per_second),
+            )
+            for label, own in trials.items() for seed, trial in zip(setup.seeds, own, strict=True)
+        ),
+        comparisons=comparisons,
+        recipes=tuple(_recipe_rows(setup)),
+        correct=CorrectArrays(dict(enumerate(correct.values()))),
+        **found,
+        **(also(setup, path) if also else {}),
+    )  # fmt: skip
+
+
+def _design(setup: Setup) -> DesignRow:
+    sizes = len(setup.train), len(setup.test), len(setup.test.classes), setup.test.size
+    adapted = (setup.model.alias, len(setup.model.anatomy.blocks), setup.last) if setup.model else ()
+    return DesignRow(str(setup.options.kind), setup.epochs, len(setup.seeds), *sizes, *adapted)
+
+
+def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str, NDArray[np.bool_]]) -> PointRow:
+    """A point's accuracy, size, cost and speed; speeds are medians over seeds, robust to a busy machine."""
+    own, model = trials[point.label], setup.begin(point, seed=0).to(setup.device)
+    layout = model.anatomy.layout
+
+    def median(name: str, label: str = point.label) -> float:
+        return float(np.median([getattr(trial, name) for trial in trials[label]]))
+
+    return PointRow(
+        label=point.label,
+        words=point.words,
+        preset=point.preset,
+        line=point.line,
+        candidate=point.candidate,
+        accuracy=accuracy_over_seeds(correct[point.label]),
+        chance=1 / len(setup.test.classes),
+        train_images=setup.images_of(point),
+        parameters=int(own[0].parameters),
+        trained=trained_share(model, last=setup.trained_last(point))[0],
+        flops=int(own[0].flops),
+        epochs=setup.recipe(point).epochs,
+        steps=int(own[0].steps),
+        images_per_second=median("images_per_second"),
+        seconds=median("seconds"),
+        before=median("seconds", point.teacher) if point.teacher else 0.0,
+        training_bytes=None if setup.model else saved_for_training(model, probe_images(model, _STEP)) // _STEP,
+        tokens=None if layout is None else layout.tokens,
+        patch=None if layout is None else layout.patch_size,
+        grid=None if layout is None else layout.grid,
+    )
+
+
+def compared(
+    points: Mapping[str, PointRow],
+    correct: Mapping[str, NDArray[np.bool_]],
+    family: str,
+    pairs: Sequence[tuple[str, str]],
+) -> Iterator[ComparisonRow]:
+    """The paired differences of these points, their p-values corrected for their number."""
+    found = [difference_over_seeds(correct[label], correct[other]) for label, other in pairs]
+    for (label, other), each, p_holm in zip(pairs, found, holm([each.p for each in found]), strict=True):
+        own, against = points[label], points[other]
+        lines = own.line and against.line and own.line != against.line and own.train_images == against.train_images
+        yield ComparisonRow(
+            family, label, other, own.words, against.words, each.estimate, each.p, p_holm,
+            each.detectable(LEVEL / len(pairs)),
+            (own if each.estimate.value > 0 else against).words if p_holm <= LEVEL else None,
+            own.train_images if lines else None,
+        )  # fmt: skip
+
+
+def _recipe_rows(setup: Setup) -> Iterator[RecipeRow]:
+    """The recipes of the points, those that share one together; points with fewer images have those of all."""
+    shared: dict[Recipe, list[str]] = {}
+    for point in setup.points:
+        if point.candidate:
+            shared.setdefault(setup.recipe(point), []).append(point.words)
+    for recipe, points in shared.items():
+        yield RecipeRow(
+            "; ".join(points) if len(shared) > 1 else "all points", recipe.optimiser, recipe.learning_rate,
+            recipe.batch_size, recipe.epochs, augmentation_words(recipe.numbers()), recipe.source,
+        )  # fmt: skip
+
+
+def _fields(setup: Setup, path: Path) -> dict[str, Any]:
+    """The receptive field of every layer of every point, of the first seed's trainings."""
+    images = setup.test.pick(torch.arange(min(_FIELD_IMAGES, len(setup.test))))
+    (batch,) = images.batches(len(images), device=setup.device)
+    rows, maps = field_rows(
+        {
+            (point.label, point.words): receptive_field(setup.trained(path, point.label), batch.images)
+            for point in setup.points
+        }
+    )
+    return {"receptive_fields": rows, "field_maps": maps}
+
+
+def _cut(setup: Setup, _: Path) -> dict[str, Any]:
+    """The first test image, which the report shows as the patches of each point."""
+    return {"cut": CutArrays(setup.test.source.read(torch.arange(1)).numpy())}
+
+
+def _positions(setup: Setup, path: Path) -> dict[str, Any]:
+    """How well the position embeddings of each point follow the places of the patches, after every training."""
+    rows, maps = [], {}
+    for index, point in enumerate(setup.points):
+        trained = [setup.trained(path, point.label, seed=seed) for seed in setup.seeds]
+        similarity = position_similarity(trained[0])
+        if similarity is None:
+            continue
+        maps[index] = similarity.float().numpy()
+        after = [_order(model) for model in trained]
+        before = [_order(setup.begin(point, seed=seed))[0] for seed in setup.seeds]
+        known = [each for each in before if each is not None]
+        mean = sum(known) / len(known) if known else None
+        every, in_rows, in_columns = map(_over_seeds, zip(*after))
+        rows.append(PositionRow(point.label, point.words, len(after), every, in_rows, in_columns, mean))
+    return {"position_order": tuple(rows), "position_similarity": OrderArrays(maps) if maps else None}
+
+
+def _order(model: Model) -> tuple[float | None, float | None, float | None]:
+    similarity = position_similarity(model)
+    assert similarity is not None  # of all seeds, as of the first
+    return rank_correlation(similarity, model.layout)
+
+
+def _over_seeds(values: Sequence[float | None]) -> Estimate | None:
+    """The mean over seeds with Student's interval; fixed embeddings are those of every seed and have none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    if len(set(known)) == 1:
+        return Estimate(known[0], unit="")
+    mean = student_mean(known, unit="")
+    return replace(mean, low=max(mean.low or 0.0, -1.0), high=min(mean.high or 0.0, 1.0))

@@ -1,0 +1,275 @@
+"""What training changed inside a model that is adapted: the attention of its heads, its features and its maps."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.analysis.answers.evaluate import answers
+from vitlens.analysis.attention.change import Moved, attention_moved
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.features.extraction import extract
+from vitlens.analysis.features.features import Features
+from vitlens.analysis.features.probe import Probe, probe
+from vitlens.analysis.features.similarity import similarity
+from vitlens.analysis.heads.measure import measure as measure_heads
+from vitlens.analysis.heads.registry import STATISTICS
+from vitlens.commands.study.kinds.kinds import Point
+from vitlens.commands.study.kinds.record import (
+    ComparisonRow,
+    CurveRow,
+    HeadMovedRow,
+    MapArrays,
+    MapRow,
+    MovedRow,
+    PointRow,
+    ProbeRow,
+    ReachedRow,
+    ShiftRow,
+    SimilarityRow,
+)
+from vitlens.commands.study.kinds.setup import Setup
+from vitlens.data.split import Split
+from vitlens.models.model import Model
+from vitlens.models.rebuilding.untrained import untrained_like
+from vitlens.models.support import meets
+from vitlens.record import by
+from vitlens.training.distill import CachedTeacher, Distillation, DistillationObjective, Teacher, cacheable_views
+from vitlens.training.metrics import read_metrics
+from vitlens.training.recipe import Recipe
+from vitlens.training.speed import choose
+from vitlens.uncertainty import Estimate, accuracy_difference, bootstrap_mean, holm, student_test
+
+REACHED: Final = 0.95  # share of the best accuracy whose time is reported
+_SHOWN: Final = 64  # test images on which attention is compared
+_SIMILAR: Final = 256  # test images on which CKA is measured
+_MAPPED: Final = 6  # images whose maps are shown, one a class
+_AT_ONCE: Final = 16  # images
+_SHIFTED: Final = ("distance", "normalised_entropy", "prefix_mass")  # statistics of heads
+_FULL: Final = "full"
+# Of a teacher trained on the same images, whose predictions on them are the labels: its probabilities say more.
+_HOW: Final = Distillation(kind="soft", weight=0.5, token=False)
+Rows: TypeAlias = dict[str, Any]  # of the record, by field
+
+
+def objective_of(
+    setup: Setup, path: Path, point: Point, images: Split, recipe: Recipe, *, seed: int
+) -> DistillationObjective:
+    """Learning from the labels and from a trained point, whose outputs are computed once where possible."""
+    precision = choose(setup.device, precision=setup.run.precision, compiling="off", steps=1).precision
+    trained = setup.trained(path, point.teacher, seed=seed)
+    teacher = Teacher(trained, classes=setup.train.classes, precision=precision)
+    identity = {**asdict(_HOW), "teacher": teacher.identity()}
+    views = cacheable_views(recipe, images)
+    if not views:
+        return DistillationObjective(teacher, _HOW, identity=identity)
+    cached = CachedTeacher(teacher)
+    cached.remember(images, mirrored=views == 2, device=setup.device)
+    return DistillationObjective(cached, _HOW, identity=identity)
+
+
+def inside(setup: Setup, path: Path, points: Mapping[str, PointRow]) -> Rows:
+    """How fast the points learned, and what changed inside the model, as fields of the record; "gains": of probes."""
+    words = {label: row.words for label, row in points.items()}
+    curves = tuple(_curves(setup, path, [row for row in points.values() if row.candidate]))
+    learned = {"curves": curves, "reached": tuple(reached(curves))}
+    return learned | _attention(setup, path, words) | _features(setup, path, words) | _maps(setup, path)
+
+
+def _curves(setup: Setup, path: Path, points: Sequence[PointRow]) -> Iterator[CurveRow]:
+    for row in points:
+        for seed in setup.seeds:
+            for epoch in read_metrics(setup.place(path, row.label, seed)):
+                assert epoch.test_accuracy is not None  # tested after every epoch
+                accuracy = float(epoch.test_accuracy)
+                yield CurveRow(row.label, row.words, seed, epoch.epoch + 1, epoch.seconds, epoch.train_loss, accuracy)
+
+
+def reached(curves: Sequence[CurveRow]) -> Iterator[ReachedRow]:
+    """When each point's mean accuracy over seeds first reached REACHED times the best mean of all points."""
+    means = {
+        label: [
+            (epochs, float(np.mean([row.seconds for row in same])), float(np.mean([row.accuracy for row in same])))
+            for epochs, same in sorted(by(own, "epochs").items())
+        ]
+        for label, own in by(curves, "label").items()
+    }
+    words = {row.label: row.words for row in curves}
+    wanted = REACHED * max(accuracy for own in means.values() for _, _, accuracy in own)
+    for label, own in means.items():
+        first = next(((epochs, seconds) for epochs, seconds, accuracy in own if accuracy >= wanted), (None, None))
+        yield ReachedRow(label, words[label], wanted, *first)
+
+
+def _attention(setup: Setup, path: Path, words: Mapping[str, str]) -> Rows:
+    """How far the attention of every head moved, and which statistics of it changed."""
+    images, before = setup.test.limit(_SHOWN, seed=setup.run.seed), setup.start()
+    groups, moved_rows, head_rows = _groups(images), [], []
+    for label in ("last-blocks", _FULL):
+        after = [setup.trained(path, label, seed=seed) for seed in setup.seeds]
+        moved = _over_seeds(attention_moved(before, after, images))
+        between = _over_seeds(attention_moved(after[0], after[1:], images)) if len(after) > 1 else None
+        own = [
+            HeadMovedRow(
+                label, words[label], layer, head, bootstrap_mean(values[:, head].numpy(), groups=groups),
+                None if between is None else float(between[layer][:, head].mean()),
+            )
+            for layer, values in enumerate(moved) for head in range(values.shape[1])
+        ]  # fmt: skip
+        overall = torch.cat(moved, 1).mean(1)
+        known = [row for row in own if row.between is not None and row.moved.low is not None]
+        moved_rows.append(
+            MovedRow(
+                label, words[label], bootstrap_mean(overall.numpy(), groups=groups), len(own),
+                float(np.mean([row.between for row in known])) if known else None,
+                sum(row.moved.low > row.between for row in known) if known else None,  # type: ignore[operator]
+            )
+        )  # fmt: skip
+        head_rows += own
+    shifts = tuple(_shift_rows(before, after, images))  # of full training, the last
+    return {"moved": tuple(moved_rows), "heads_moved": tuple(head_rows), "head_shifts": shifts}
+
+
+def _over_seeds(by_model: Sequence[Sequence[Moved]]) -> list[Tensor]:
+    """The mean over models, by layer (images, heads)."""
+    return [torch.stack(tuple(layers)).double().mean(0) for layers in zip(*by_model, strict=True)]
+
+
+def _groups(images: Split) -> NDArray[np.int64] | None:
+    return None if images.groups is None else images.groups.cpu().numpy()
+
+
+def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterator[ShiftRow]:
+    """The change of each statistic of each head where it is defined, paired by image and averaged over seeds."""
+    first, groups = _statistics(before, images), _groups(images)
+    others = [_statistics(model, images) for model in after]
+    members = None if groups is None else np.unique(groups, return_inverse=True)[1]
+    for name in _SHIFTED:
+        changes: dict[tuple[int, int], NDArray[np.floating]] = {}
+        for key in [each for each in first if each[0] == name]:
+            shift = torch.stack([other[key] for other in others]).double().mean(0) - first[key]
+            changes |= {(key[1], head): shift[:, head].numpy() for head in range(shift.shape[1])}
+        means = [
+            change if members is None else np.bincount(members, weights=change) / np.bincount(members)
+            for change in changes.values()
+        ]
+        corrected = holm([student_test(each) for each in means])
+        for ((layer, head), change), p_holm in zip(changes.items(), corrected, strict=True):
+            level = float(first[name, layer][:, head].double().mean())
+            mean = bootstrap_mean(change, groups=groups, unit=STATISTICS[name].unit)
+            yield ShiftRow(name, layer, head, level, mean, p_holm)
+
+
+def _statistics(model: Model, images: Split) -> Mapping[tuple[str, int], Tensor]:
+    """Each statistic of each layer, (images, heads)."""
+    parts: dict[tuple[str, int], list[Tensor]] = {}
+    for batch in images.batches(_AT_ONCE, device=model.device):
+        for key, values in measure_heads(model, batch.images).values.items():
+            if key[0] in _SHIFTED:
+                parts.setdefault(key, []).append(values.cpu())
+    return {key: torch.cat(values) for key, values in parts.items()}
+
+
+def _features(setup: Setup, path: Path, words: Mapping[str, str]) -> Rows:
+    """CKA between the layers before and after, and how well a linear classifier does on each layer."""
+    images, rows = setup.test.limit(_SIMILAR, seed=setup.run.seed), list[SimilarityRow]()
+    start, seed = setup.start(), setup.seeds[0]
+    before = _read(start, images)
+    for label in ("last-blocks", _FULL, "scratch", "distilled"):  # the frozen point keeps all features
+        found = [similarity(before, _read(setup.trained(path, label, seed=each), images)) for each in setup.seeds]
+        values, low, high = (
+            torch.stack([each.diagonal() for each in known]).mean(0).tolist() if known else None
+            for known in ([getattr(each, name) for each in found if getattr(each, name) is not None]
+                          for name in ("values", "low", "high"))
+        )  # fmt: skip
+        for layer, value in enumerate(values or ()):
+            if np.isfinite(value):  # a layer that does not vary has no CKA
+                ends = [None if end is None else end[layer] for end in (low, high)]
+                cka = Estimate(value, ends[0], ends[1], len(images), unit="")
+                rows.append(SimilarityRow(label, words[label], layer, cka))
+    models = {
+        "pretrained": start, "random": untrained_like(start, seed=seed), _FULL: setup.trained(path, _FULL),
+    }  # fmt: skip
+    told = {"pretrained": "pretrained", "random": "random weights", _FULL: "after full training"}
+    probes, chance, last = list[ProbeRow](), 1 / len(setup.test.classes), dict[str, Probe]()
+    for label, model in models.items():
+        for layer, each in enumerate(_probed(setup, model)):
+            probes.append(ProbeRow(label, told[label], layer, each.accuracy, chance))
+            last[label] = each
+    gains = (
+        ComparisonRow(
+            "probe_gain", label, other, told[label], told[other],
+            accuracy_difference(last[label].correct, last[other].correct, groups=_groups(setup.test), seed=seed),
+        )
+        for label, other in (("pretrained", "random"), (_FULL, "pretrained"))
+    )  # fmt: skip
+    return {"layer_similarity": tuple(rows), "probes": tuple(probes), "gains": tuple(gains)}
+
+
+def _read(model: Model, images: Split) -> Features:
+    features = extract(model, images)
+    assert features is not None  # one process
+    return features
+
+
+def _probed(setup: Setup, model: Model) -> Iterator[Probe]:
+    """The probe of each layer, fitted on the training images."""
+    train, test = _read(model, setup.train), _read(model, setup.test)
+    assert setup.train.labels is not None
+    assert setup.test.labels is not None
+    labels = setup.train.labels.cpu().long(), setup.test.labels.cpu().long()
+    for own, other in zip(train.values, test.values, strict=True):
+        yield probe(
+            own, labels[0], other, labels[1], train_groups=setup.train.groups, groups=setup.test.groups,
+            seed=setup.run.seed,
+        )  # fmt: skip
+
+
+def _maps(setup: Setup, path: Path) -> Rows:
+    """Attention maps before and after full training on the first image of each class: not chosen by what they show.
+
+    The model before names its own classes, which may be others than the data's: attention needs no class.
+    """
+    images, model = setup.test.limit(_SHOWN, seed=setup.run.seed), setup.model
+    assert model is not None
+    assert images.labels is not None
+    labels = images.labels.tolist()
+    chosen = images.pick(torch.tensor([labels.index(label) for label in sorted(set(labels))[:_MAPPED]]))
+    both = (model, setup.trained(path, _FULL))
+    assert chosen.labels is not None
+    names = [chosen.classes[label] for label in chosen.labels.tolist()]
+    files = chosen.files or tuple(f"image {number}" for number in range(len(chosen)))
+    told = (_predictions(each, chosen) for each in both)
+    pixels = chosen.source.read(torch.arange(len(chosen))).cpu().numpy()
+    return {
+        "maps": tuple(MapRow(*row) for row in zip(files, names, *told, strict=True)),
+        "map_arrays": MapArrays(
+            pixels, *(_last_layer(each, chosen) for each in both), *(_rollout(each, chosen) for each in both)
+        ),
+    }
+
+
+def _last_layer(model: Model, images: Split) -> NDArray[np.floating]:
+    """The attention of the last layer that is a map, (images, rows, columns), mean over heads."""
+    batches = images.batches(_AT_ONCE, device=model.device)
+    return torch.cat([attention_maps(model, batch.images)[-1].maps.mean(1).cpu() for batch in batches]).float().numpy()
+
+
+def _rollout(model: Model, images: Split) -> NDArray[np.floating] | None:
+    if not meets(model, "chain"):
+        return None
+    batches = images.batches(_AT_ONCE, device=model.device)
+    return torch.cat([rollout(model, batch.images).cpu() for batch in batches]).float().numpy()
+
+
+def _predictions(model: Model, images: Split) -> list[str]:
+    """The most probable class of each image, by the model's own names; "" for a model without a classifier."""
+    if not model.has_classifier:
+        return [""] * len(images)
+    return [model.classes[index] for index in answers(model, images).argmax(1).tolist()]
