@@ -112,7 +112,9 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
              "chance": record.sets[0].chance}  # fmt: skip
     only = len(record.features) == 1
     if gap is None:
-        words = "By the last layer of **{{ m }}** the {{ by }} classifies {{ reached }} of the images correctly "
+        words = (
+            "From the last layer of **{{ m }}**, {{ reached }} of the images are classified correctly by the {{ by }} "
+        )
         words += "({{ chance|percent }} by chance)."
         title = say("The last layer of {{ m }} gives the class of {{ reached|value(0) }} of the images", **given)
         kind: Kind = "answer" if only else "fact"
@@ -125,9 +127,9 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
         state = "inconclusive"
     yield Claim(
         "classifier", row.model,
-        say("{% if more %}The last layer of **{{ m }}** holds more than its classifier reads: the{% else %}By the last "
-            "layer of **{{ m }}** the{% endif %} {{ by }} classifies {{ reached|alone }} of the images correctly "
-            "({{ chance|percent }} by chance), its own classifier {{ own|value }} ({{ gap.difference|alone }}"
+        say("{% if more %}The last layer of **{{ m }}** holds more than its classifier reads: {% else %}From the last "
+            "layer of **{{ m }}**, {% endif %}{{ reached|alone }} of the images are classified correctly by the {{ by "
+            "}} ({{ chance|percent }} by chance) and {{ own|value }} by its own classifier ({{ gap.difference|alone }}"
             "{% if not decided %}, not significant{% endif %}; McNemar's exact test, p = {{ gap.p_holm|number }}).",
             more=more, decided=decided, gap=gap, **given),
         title=say("{% if more %}The last layer of {{ m }} holds more than its classifier reads{% else %}The last layer "

@@ -36,11 +36,10 @@ def _over_depth(record: FeaturesRecord) -> str:
         last, best = rows[-1], max(rows, key=lambda row: row.accuracy.value)
         nearly = next(row for row in rows if row.accuracy.value >= _NEARLY * last.accuracy.value)
         said.append(say(
-            "By the {{ last.name }} **{{ last.model }}** gives the class of {{ first.accuracy|value }} of the images "
-            "in "
-            "{{ first.place }} and {{ last.accuracy|value }} in {{ last.place }}, the last{% if better %} (most: "
-            "{{ best.accuracy|value }} in {{ best.place }}){% endif %}; {{ nearly.place }} is the first with "
-            "{{ share|percent }} of that of the last.",
+            "By the {{ last.name }}, the features of **{{ last.model }}** give the class of {{ first.accuracy|value }} "
+            "of the images in {{ first.place }} and of {{ last.accuracy|value }} in {{ last.place }}, the last"
+            "{% if better %} (most: {{ best.accuracy|value }} in {{ best.place }}){% endif %}; {{ nearly.place }} is "
+            "the first to reach {{ share|percent }} of the last layer's accuracy.",
             first=rows[0], last=last, best=best, better=best.accuracy.value > last.accuracy.value, nearly=nearly,
             share=_NEARLY,
         ))  # fmt: skip
