@@ -127,9 +127,9 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         words = (
             "We do not know why **{{ model }}** fails: "
             + _CHANGED
-            + ", {{ test.mended }} of its {{ errors }} errors are "
-            "mended (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors are not shown to be more "
-            "frequent on {{ row.where|whole }}. The next test would be more images."
+            + ", {{ test.mended }} of its {{ errors }} errors are mended (control, {{ test.control|whole }}: "
+            "{{ test.control_mended }}), but errors are not shown to be more frequent on {{ row.where|whole }}. The next "
+            "test would be more images."
         )
     elif row is None:
         words = (
