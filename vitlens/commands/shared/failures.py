@@ -108,8 +108,11 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     """What errors differ in, why that is no cause, and the test that would come next."""
     rows = by(record.covariates, "model")[model]
     errors, total = rows[0].errors, max(row.area.n or 0 for row in rows)
-    row = _strongest(rows)
+    row = differs = _strongest(rows)
     test = next((each for each in record.interventions if row and _same(each, row)), None)
+    if differs is None:  # what a change mends all the same
+        test = next((each for each in record.interventions if each.model == model and each.supported), None)
+        row = next((each for each in rows if test and _same(test, each)), None)
     if errors < FEWEST:
         words = (
             "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few to ask why. The next test would "
@@ -119,6 +122,14 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         words = (
             "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few are left to compare them with. "
             "The next test would be images that it knows."
+        )
+    elif differs is None and row is not None:
+        words = (
+            "We do not know why **{{ model }}** fails: "
+            + _CHANGED
+            + ", {{ test.mended }} of its {{ errors }} errors are mended (control, {{ test.control|whole }}: "
+            "{{ test.control_mended }}), but errors are not shown to be more frequent on {{ row.where|whole }}. The next "
+            "test would be more images."
         )
     elif row is None:
         words = (
