@@ -3,14 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from vitlens.analysis.heads.labels import LABELS
-from vitlens.commands.ablate.record import LensRow, UnitRow
 from vitlens.commands.shared.maps.record import ATTENTION, OnObjectRow
-from vitlens.commands.stats.record import HeadRow, LayerRow
 from vitlens.record import col
 from vitlens.report.sections import Section
 from vitlens.uncertainty import Estimate
@@ -50,13 +48,14 @@ class StageRow:
 
 def stages(
     model: str,
-    heads: Sequence[HeadRow],
-    layers: Sequence[LayerRow],
-    units: Sequence[UnitRow] = (),
-    lens: Sequence[LensRow] = (),
+    heads: Sequence[Any],
+    layers: Sequence[Any],
+    units: Sequence[Any] = (),
+    lens: Sequence[Any] = (),
     on_object: Sequence[OnObjectRow] = (),
 ) -> Iterator[StageRow]:
-    """The stages of one model, from what the other commands measured of it."""
+    """The stages of one model, from what other commands measured of it: heads and layers of stats, units and lens of
+    ablate, where the maps of attention lie."""
     known = sorted({row.layer for row in heads})
     for part in np.array_split(known, min(STAGES, len(known))):
         own = [row for row in heads if row.layer in part]
@@ -79,7 +78,7 @@ def stages(
         )
 
 
-def _range(heads: Sequence[HeadRow], uniform: Mapping[int, float | None]) -> float | None:
+def _range(heads: Sequence[Any], uniform: Mapping[int, float | None]) -> float | None:
     shares = [
         row.statistics["distance"].value / far
         for row in heads
