@@ -14,10 +14,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from jinja2 import nodes
-from vitlens.commands.report.comparison.changes import changes_between
 
 from vitlens.charts import Picture, bars, board, histogram, images, intervals, lines, matrix, scatter
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.report.changes import changes_between
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.run.publish import report as make_again
@@ -249,9 +249,13 @@ def test_a_template_only_looks_and_counts(word):
         )
 
 
+def package_of(word: str) -> str:
+    return COMMANDS[word].package or f"vitlens.commands.{word}"
+
+
 def reports(word: str) -> tuple[Report, ...]:
     """The report of a command, or all that it may be."""
-    every: tuple[Report, ...] = getattr(import_module(f"vitlens.commands.{word}.report"), "REPORTS", ())
+    every: tuple[Report, ...] = getattr(import_module(f"{package_of(word)}.report"), "REPORTS", ())
     return every or (COMMANDS[word].report,)
 
 
@@ -266,7 +270,7 @@ def templates(made: Report) -> Iterator[str]:
 @pytest.mark.parametrize("word", MOVED)
 def test_every_moved_command_says_how_to_read_it(word):
     for made in reports(word):
-        parts = help_of(made.package or f"vitlens.commands.{word}")
+        parts = help_of(made.package or package_of(word))
         assert {"How to read it", "Pitfalls"} <= parts.keys()
         assert all(parts.values())
     record = COMMANDS[word].recorded

@@ -19,15 +19,14 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.progress.bar import progress
 from vitlens.data.decode import quiet_pillow
 from vitlens.deadline import TooLongError, deadline, require_time
-from vitlens.demo import server
-from vitlens.demo.exports import forget, place_of, token_of
+from vitlens.demo import measure
 from vitlens.demo.limits import UPLOAD_BYTES, limit_words
 from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import read_upload
 from vitlens.demo.pool import BusyError, OutdatedError, Pool
-from vitlens.demo.site import Newest
-from vitlens.demo.telling import words_of
-from vitlens.demo.views import export, look
+from vitlens.demo.site import Export, Newest, words_of
+from vitlens.demo.tabs import look
+from vitlens.demo.tabs.report import exported, forget, place_of, token_of
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.models.model import Model
 
@@ -106,7 +105,7 @@ def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_
     assert not model.training
     with pool.turn(model.alias) as (served,):  # the next visitor
         after = look.look_at(served, picture)
-    assert after.shares == before.shares
+    assert after.classes == before.classes
     assert np.array_equal(after.values, before.values)
     assert hooks_of(model) == []
 
@@ -114,7 +113,7 @@ def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_
 def test_a_report_that_takes_too_long_is_stopped_and_nothing_of_it_is_left(tmp_path):
     picture, pool = picture_of((VIT,)), Pool((VIT,), running=0.0)
     with pytest.raises(TooLongError), pool.turn("vit-digits") as models, place_of(tmp_path, "one", "look") as place:
-        export.exported(picture, export.Wanted("look", models), place[0], name=place[1])
+        exported(Export((), look.write_look), models, picture, place[0], name=place[1])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -250,9 +249,9 @@ def test_without_the_extra_one_line_says_what_to_type(missing, found, monkeypatc
             raise metadata.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(server, "version", version)
+    monkeypatch.setattr(measure, "version", version)
     lacks = missing if found != "5.9.0" else ""
-    monkeypatch.setattr(server, "find_spec", lambda name: None if name == lacks else object())
+    monkeypatch.setattr(measure, "find_spec", lambda name: None if name == lacks else object())
     assert run(["demo", "vit-digits", "--no-browser"]) == 2
     told = capsys.readouterr()
     assert told.out == ""

@@ -1,14 +1,36 @@
-"""Serves the page of `vitlens demo` until it is stopped."""
+"""Serves the page of `vitlens demo` until it is stopped: on loopback alone, without telemetry and without sharing."""
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
+from typing import Any, Final
 
+from vitlens.commands.run.load import load_models
+from vitlens.commands.run.options import RunOptions
+from vitlens.data.decode import quiet_pillow
+from vitlens.demo.badges import found_badges
+from vitlens.demo.limits import UPLOAD_BYTES, VISITORS
 from vitlens.demo.options import DemoOptions
-from vitlens.demo.server import serving
+from vitlens.demo.pictures import Picture, examples, of_example
+from vitlens.demo.pool import Pool, pool_of
+from vitlens.demo.site import DemoSite
+from vitlens.demo.tabs.intervene import Off, answered, switches_of
+from vitlens.demo.tabs.look import look_at, look_html
+from vitlens.errors import InputError, ModelError, UnsupportedError
+from vitlens.names import BUNDLED
+
+HOST: Final = "127.0.0.1"
+_HERE: Final = Path(__file__).parent
+_LEAST: Final = (6, 19)  # gradio: earlier ones fetch fonts from the network and place clicks wrongly
+_SILENT: Final = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SSR_MODE": "False"}
 
 
 def measure(options: DemoOptions) -> None:
@@ -21,6 +43,101 @@ def measure(options: DemoOptions) -> None:
         print(address, flush=True)  # noqa: T201
         print("Ctrl-C ends it", file=sys.stderr)  # noqa: T201
         threading.Event().wait()
+
+
+@contextmanager
+def serving(options: DemoOptions) -> Iterator[str]:
+    """Inside, the page is served; yields its address. All its files are deleted on exit.
+
+    Raises ModelError without the extra, InputError for a port that is taken, and what loading models and images raises.
+    """
+    require_extra()
+    run = RunOptions(device=options.device)
+    models = load_models(options.models or BUNDLED, command="demo", model_options=options.model_options, options=run)
+    pool = pool_of(models)
+    shown = examples(options.images, models, options=run)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(TemporaryDirectory(prefix="vitlens-demo-", ignore_cleanup_errors=True)))
+        cache = root / "cache"
+        stack.enter_context(_environment({**_SILENT, "GRADIO_TEMP_DIR": str(cache)}))
+        stack.enter_context(quiet_pillow())
+        from vitlens.demo.page import build
+
+        site = DemoSite(pool, shown, found_badges(options.reports, models), root / "exports")
+        if shown:
+            warm_up(pool, of_example(shown[0], models))
+        page = build(site, cache)
+        stack.callback(page.close, verbose=False)
+        yield _launched(page, options)
+
+
+def require_extra() -> None:
+    """Raise ModelError, with the command that installs them, where gradio or plotly are missing or too old."""
+    try:
+        found = version("gradio")
+        recent = tuple(int(part) for part in found.split(".")[:2]) >= _LEAST
+    except (PackageNotFoundError, ValueError):
+        found, recent = "none", False
+    missing = [name for name in ("gradio", "plotly") if find_spec(name) is None]
+    if missing or not recent:
+        what = " and ".join(missing) if missing else f"gradio {found}"
+        raise ModelError(
+            f"expected gradio {_LEAST[0]}.{_LEAST[1]} or newer and plotly for vitlens demo, found "
+            f"{'no ' if missing else ''}{what}; type pip install 'vitlens[demo]'"
+        )
+
+
+def warm_up(pool: Pool, picture: Picture) -> None:
+    """Look at a picture with every model, and switch a head off: the lens and replay check themselves once, before
+    anyone is served and without a limit on time."""
+    for model in pool.models:
+        look_html(look_at(model, picture), model, picture)
+        with suppress(UnsupportedError):
+            switches = switches_of(model)
+            answered(model, picture, Off(switches.heads[:1]), switches)
+
+
+def _launched(page: Any, options: DemoOptions) -> str:
+    """Start the server; its address."""
+    import gradio
+
+    page.queue(max_size=VISITORS, api_open=False)
+    style, head = (_HERE.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page_head.html"))
+    try:
+        _, address, _ = page.launch(
+            server_name=HOST,
+            server_port=options.port,
+            inbrowser=options.browser,
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            ssr_mode=False,
+            mcp_server=False,
+            enable_monitoring=False,
+            max_file_size=UPLOAD_BYTES,
+            footer_links=[],
+            theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
+            head=f"<style>{style}</style>{head}",  # gradio's css= puts a prefix before every rule
+        )
+    except OSError as error:
+        where = f"a free port for --port {options.port}" if options.port else "a free port from 7860 to 7959"
+        raise InputError(f"expected {where}, found it taken; leave --port out, or choose another") from error
+    return str(address)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Inside, these variables of the environment are set; restored on exit."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
