@@ -1,6 +1,7 @@
 """The page: a picture and a model to choose, and the tabs that show what it does with it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -11,18 +12,7 @@ from markupsafe import Markup
 from vitlens.demo.limits import KEPT, UPLOAD_BYTES, limit_words
 from vitlens.demo.markup import Card, cards, examples_html, joined
 from vitlens.demo.pictures import Picture, of_example, read_upload, require_size
-from vitlens.demo.site import (
-    EVENT,
-    Asked,
-    Component,
-    DemoSite,
-    Newest,
-    NowShown,
-    TabParts,
-    Updates,
-    required,
-    told,
-)
+from vitlens.demo.site import EVENT, Asked, Component, DemoSite, Here, Newest, TabParts, Updates, required, told
 from vitlens.demo.tabs.attack import attack_tab
 from vitlens.demo.tabs.explain import explain_tab
 from vitlens.demo.tabs.intervene import intervene_tab
@@ -59,10 +49,10 @@ def build(site: DemoSite, cache: Path) -> Any:
         picture = gradio.State(None, time_to_live=KEPT)
         active = gradio.State("Look")
         alias, upload, gallery, card = _chooser(site)
-        shown = NowShown(picture, alias, gradio.State(Newest()), gradio.State({}))
-        tabs, parts = _tabs(site, shown)
+        here = Here(site, picture, alias, gradio.State(Newest()), gradio.State({}))
+        tabs, parts = _tabs(here)
         gradio.HTML(str(Markup('<p class="vl-limits">{}</p>').format(limit_words())))
-        refresh = _refreshing(parts, shown, active)
+        refresh = _refreshing(parts, here, active)
         _connect(site, page, (picture, upload, gallery, card), refresh)
         alias.input(**refresh)
         tabs.select(_selected, None, active, queue=False, **_QUICK).then(**refresh)
@@ -89,14 +79,14 @@ def _chooser(site: DemoSite) -> tuple[Component, Component, Component, Component
     return alias, upload, gallery, card
 
 
-def _tabs(site: DemoSite, shown: NowShown) -> tuple[Component, tuple[TabParts, ...]]:
+def _tabs(here: Here) -> tuple[Component, tuple[TabParts, ...]]:
     parts: list[TabParts] = []
     with gradio.Tabs(overflow_behavior="wrap") as tabs:
         for name, tab in _TABS.items():
             with gradio.Tab(name):
-                parts.append(tab(site, shown))
+                parts.append(tab(replace(here, tab=name)))
         with gradio.Tab("Report"):
-            parts.append(report_tab(site, shown, tuple(parts)))
+            parts.append(report_tab(replace(here, tab="Report"), tuple(parts)))
     return tabs, tuple(parts)
 
 
@@ -104,13 +94,13 @@ def _selected(event: gradio.SelectData) -> str:
     return str(event.value)
 
 
-def _refreshing(parts: Sequence[TabParts], shown: NowShown, active: Component) -> dict[str, Any]:
+def _refreshing(parts: Sequence[TabParts], here: Here, active: Component) -> dict[str, Any]:
     """The handler that shows the picture in the tab that is open, with its inputs and outputs.
 
     A tab that is opened again keeps what was done in it.
     """
     ends = list(accumulate((len(part.inputs) for part in parts), initial=0))
-    drawn = shown.drawn
+    drawn = here.drawn
 
     @told
     def refresh(
@@ -131,7 +121,7 @@ def _refreshing(parts: Sequence[TabParts], shown: NowShown, active: Component) -
                 return {**updates, drawn: {**seen, active: wanted}}
         raise UnknownNameError("tab of this page", active, [part.name for part in parts])
 
-    inputs = [*shown.inputs, active, drawn, *(each for part in parts for each in part.inputs)]
+    inputs = [here.picture, here.alias, here.newest, active, drawn, *(each for part in parts for each in part.inputs)]
     outputs = [drawn, *dict.fromkeys(each for part in parts for each in part.outputs)]
     return {"fn": refresh, "inputs": inputs, "outputs": outputs, **EVENT}
 

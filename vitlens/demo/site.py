@@ -2,7 +2,8 @@
 
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -31,7 +32,6 @@ EVENT: Final[Mapping[str, Any]] = {
     "show_progress": "minimal",
     "trigger_mode": "multiple",
 }
-QUIET: Final = {**EVENT, "show_progress": "hidden"}
 
 
 @dataclass(frozen=True)
@@ -68,27 +68,67 @@ class Newest:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request for a tab. alias: of the model; wanted: whether its answer still is."""
+    """A request for a tab. alias: of the model; wanted: whether its answer still is; session: of the visitor; data:
+    what the browser sent with it."""
 
     picture: Picture
     alias: str
     wanted: Callable[[], bool]
+    session: str = ""
+    data: object = None
 
 
 @dataclass(frozen=True)
-class NowShown:
-    """The components that say what is shown now. picture: a State of a Picture or None; alias: the chosen model;
-    newest: a State of Newest; drawn: a State of what each tab shows, by its name: the picture's key and the model."""
+class Here:
+    """Where a tab is put together. tab: its name; and the components that say what is shown now: picture, a State of a
+    Picture or None; alias, the chosen model; newest, a State of Newest; drawn, a State of what each tab shows, by its
+    name: the picture's key and the model."""
 
+    site: DemoSite
     picture: Component
     alias: Component
     newest: Component
     drawn: Component
+    tab: str = ""
 
     @property
-    def inputs(self) -> list[Component]:
-        """What `asked` is made of."""
-        return [self.picture, self.alias, self.newest]
+    def pool(self) -> Pool:
+        """The models."""
+        return self.site.pool
+
+    def turn(self, now: Asked, *aliases: str) -> AbstractContextManager[tuple[Model, ...]]:
+        """Inside, these models, or the chosen one, belong to a request."""
+        return self.pool.turn(*(aliases or (now.alias,)), wanted=now.wanted)
+
+    def on(
+        self,
+        listen: Callable[..., Any],
+        handler: Callable[..., Updates],
+        inputs: Sequence[Component],
+        outputs: Sequence[Component],
+        *,
+        quiet: bool = False,
+    ) -> None:
+        """Answer an event of a control by a handler, which is given what is asked and the values of the inputs.
+
+        quiet: without a sign of progress.
+        """
+        import gradio
+
+        @told
+        def answer(
+            picture: Picture | None,
+            alias: str,
+            newest: Newest,
+            request: gradio.Request,
+            event: gradio.EventData,
+            *values: Any,
+        ) -> Updates:
+            wanted = newest.click(self.tab)
+            return handler(Asked(required(picture), alias, wanted, str(request.session_hash), event._data), *values)
+
+        given = [self.picture, self.alias, self.newest, *inputs]
+        listen(answer, given, list(outputs), **{**EVENT, **({"show_progress": "hidden"} if quiet else {})})
 
 
 @dataclass(frozen=True)
@@ -102,8 +142,9 @@ class Export:
 
 @dataclass(frozen=True)
 class TabParts:
-    """One tab. inputs: of which `refresh` is given the values after what is asked; outputs: what it may update; word:
-    of the files of its report; export: its report, from the chosen model's alias and the value of `shows`."""
+    """One tab. name: as on the page; inputs: of which `refresh` is given the values after what is asked; outputs: what
+    it may update; word: of the files of its report; export: its report, from the chosen model's alias and the value of
+    `shows`."""
 
     name: str
     inputs: tuple[Component, ...]
@@ -121,11 +162,6 @@ def required(picture: Picture | None) -> Picture:
             "expected a picture, found none (a session forgets it after a while); choose an example or upload one"
         )
     return picture
-
-
-def asked(tab: str, picture: Picture | None, alias: str, newest: Newest) -> Asked:
-    """A new request of a control of a tab. Raises DataError where no picture is chosen."""
-    return Asked(required(picture), alias, newest.click(tab))
 
 
 def typed(*words: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -25,20 +25,7 @@ from vitlens.demo.limits import PASSES
 from vitlens.demo.markup import Card, beside, cards, joined, map_card, said, sentence
 from vitlens.demo.pictures import Picture
 from vitlens.demo.record import ChangedClassRow
-from vitlens.demo.site import (
-    EVENT,
-    Asked,
-    DemoSite,
-    Export,
-    Newest,
-    NowShown,
-    TabParts,
-    Updates,
-    asked,
-    open_slider,
-    told,
-    typed,
-)
+from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, open_slider, typed
 from vitlens.demo.tabs.look import changed_classes, changed_table, map_array
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.figures.overlay import enlarged
@@ -49,7 +36,6 @@ from vitlens.report.prose import say
 LEVELS: Final = 255  # epsilon is given in steps of an 8-bit pixel
 MOST: Final = 16.0  # of these
 _EPSILON: Final = 4.0
-_NAME: Final = "Break"
 Floats = NDArray[np.float64]
 
 
@@ -175,7 +161,7 @@ def write_attack(
     return measure(options, models, picture.split(model))
 
 
-def attack_tab(site: DemoSite, shown: NowShown) -> TabParts:
+def attack_tab(here: Here) -> TabParts:
     """An attack on the prediction: the picture, the perturbation and the maps before and after."""
     import gradio
 
@@ -201,17 +187,13 @@ def attack_tab(site: DemoSite, shown: NowShown) -> TabParts:
     inputs = (method, epsilon)
 
     def refresh(now: Asked, name: str, most: float) -> Updates:
-        with site.pool.turn(now.alias, wanted=now.wanted) as (model,):
+        with here.turn(now) as (model,):
             found = broken(model, now.picture, name, float(most))
         return {result: broken_html(found), done: (name, float(most))}
-
-    @told
-    def again(picture: Picture | None, alias: str, newest: Newest, *chosen: Any) -> Updates:
-        return refresh(asked(_NAME, picture, alias, newest), *chosen)
 
     def export(alias: str, of: tuple[str, float]) -> Export:
         return Export((alias,), partial(write_attack, attack=of[0], epsilon=of[1]))
 
-    for on in (method.input, epsilon.release):
-        on(again, [*shown.inputs, *inputs], [result, done], **EVENT)
-    return TabParts(_NAME, inputs, (result, done), refresh, "attack", export, done)
+    for listen in (method.input, epsilon.release):
+        here.on(listen, refresh, inputs, (result, done))
+    return TabParts(here.tab, inputs, (result, done), refresh, "attack", export, done)

@@ -20,22 +20,7 @@ from vitlens.demo.badges import Badges
 from vitlens.demo.limits import PASSES
 from vitlens.demo.markup import badge, cards, joined, map_card, sentence
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import (
-    EVENT,
-    QUIET,
-    Asked,
-    DemoSite,
-    Export,
-    Newest,
-    NowShown,
-    TabParts,
-    Updates,
-    asked,
-    open_slider,
-    required,
-    told,
-    typed,
-)
+from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, open_slider, typed
 from vitlens.demo.tabs.look import map_array, top_classes
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.figures.explain import OPACITY
@@ -43,7 +28,6 @@ from vitlens.models.model import Model
 
 PREDICTED: Final = "the predicted class"
 CHOICES: Final = 10  # classes to choose from; others are typed
-_NAME: Final = "Explain"
 
 
 @dataclass(frozen=True)
@@ -152,11 +136,11 @@ def _export(_: str, shown: tuple[tuple[Any, ...], Sequence[ExplainedSide]]) -> E
     return Export(tuple(side.alias for side in sides), write)
 
 
-def explain_tab(site: DemoSite, shown: NowShown) -> TabParts:
+def explain_tab(here: Here) -> TabParts:
     """The map of a class by two methods; the left one of the page's model, the right one of any."""
     import gradio
 
-    pool = site.pool
+    pool, badges = here.pool, here.site.badges
     first, second = pool.models[0], pool.models[min(1, len(pool.models) - 1)]
     methods = first_methods(pool.models)
 
@@ -189,52 +173,44 @@ def explain_tab(site: DemoSite, shown: NowShown) -> TabParts:
     result = gradio.HTML(elem_id="explain-result")
     sides = gradio.State(((), ()))  # of what the maps are, and the maps
 
-    def drawn(now: Asked, chosen: tuple[Any, ...]) -> Updates:
+    def drawn(now: Asked, *chosen: Any) -> Updates:
         """Both maps and what is said of them."""
         one, second_alias, two, wanted, share = chosen
-        with pool.turn(now.alias, second_alias, wanted=now.wanted) as models:
+        with here.turn(now, now.alias, second_alias) as models:
             pair = both_explained(models, now.picture, (one, two), wanted)
-            html = sides_html(tuple(zip(pair, models)), now.picture, site.badges, share)
+            html = sides_html(tuple(zip(pair, models)), now.picture, badges, share)
         return {result: html, sides: ((now.picture.key, now.alias, *chosen[:4]), pair)}
 
     def refresh(now: Asked, *chosen: Any) -> Updates:
         """Another picture or model: other classes to choose from, and methods that the model has."""
         one, second_alias, two, _, share = chosen
-        with pool.turn(now.alias, wanted=now.wanted) as (model,):
+        with here.turn(now) as (model,):
             choices = class_choices(model, now.picture)
             one = one if one in offered_methods(model) else first_methods((model,))[0]
             own = listed(model)
-        updates = drawn(now, (one, second_alias, two, PREDICTED, share))
+        updates = drawn(now, one, second_alias, two, PREDICTED, share)
         chosen_class = gradio.Dropdown(choices=choices, value=PREDICTED)
         return {**updates, target: chosen_class, left: gradio.Dropdown(choices=own, value=one)}
 
-    @told
-    def again(picture: Picture | None, alias: str, newest: Newest, *chosen: Any) -> Updates:
-        return drawn(asked(_NAME, picture, alias, newest), chosen)
-
-    @told
-    def another(picture: Picture | None, alias: str, newest: Newest, *chosen: Any) -> Updates:
+    def another(now: Asked, *chosen: Any) -> Updates:
         """Another model on the right: its methods."""
         one, second_alias, two, wanted, share = chosen
-        now = asked(_NAME, picture, alias, newest)
-        with pool.turn(second_alias, wanted=now.wanted) as (model,):
+        with here.turn(now, second_alias) as (model,):
             two = two if two in offered_methods(model) else first_methods((model,))[0]
             own = listed(model)
-        updates = drawn(now, (one, second_alias, two, wanted, share))
+        updates = drawn(now, one, second_alias, two, wanted, share)
         return {**updates, right: gradio.Dropdown(choices=own, value=two)}
 
-    @told
-    def faded(picture: Picture | None, alias: str, newest: Newest, *chosen: Any) -> Updates:
+    def faded(now: Asked, *chosen: Any) -> Updates:
         """The same maps in another opacity, or, where others were asked for meanwhile, those."""
         *_, share, (of, kept) = chosen
-        if of != (required(picture).key, alias, *chosen[:4]):
-            return drawn(asked(_NAME, picture, alias, newest), chosen[:5])
+        if of != (now.picture.key, now.alias, *chosen[:4]):
+            return drawn(now, *chosen[:5])
         pairs = tuple((side, pool.model(side.alias)) for side in kept)
-        return {result: sides_html(pairs, required(picture), site.badges, share)}
+        return {result: sides_html(pairs, now.picture, badges, share)}
 
-    given = [*shown.inputs, *inputs]
     for control in (left, right, target):
-        control.input(again, given, [result, sides], **EVENT)
-    other.input(another, given, [result, sides, right], **EVENT)
-    opacity.release(faded, [*given, sides], [result, sides], **QUIET)
-    return TabParts(_NAME, inputs, (result, sides, target, left), refresh, "explain", _export, sides)
+        here.on(control.input, drawn, inputs, (result, sides))
+    here.on(other.input, another, inputs, (result, sides, right))
+    here.on(opacity.release, faded, (*inputs, sides), (result, sides), quiet=True)
+    return TabParts(here.tab, inputs, (result, sides, target, left), refresh, "explain", _export, sides)

@@ -1,12 +1,12 @@
 """Intervene: a picture's prediction and map with some heads and some patches switched off, by replay."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import numpy as np
 from markupsafe import Markup
 from matplotlib import colormaps
@@ -28,20 +28,7 @@ from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import OutdatedError
 from vitlens.demo.record import DemoRecord, HeadOffRow, IntervenedArrays, IntervenedRow, PatchOffRow
 from vitlens.demo.report import claims
-from vitlens.demo.site import (
-    QUIET,
-    Asked,
-    DemoSite,
-    Export,
-    Newest,
-    NowShown,
-    TabParts,
-    Updates,
-    asked,
-    required,
-    told,
-    typed,
-)
+from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, typed
 from vitlens.demo.tabs.look import LACKING, changed_classes, changed_table, map_array
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.figures.overlay import enlarged
@@ -54,7 +41,6 @@ from vitlens.report.html import pictures
 Head = tuple[int, int]  # layer, head
 _LIVE: Final = 4  # passes of a map that answers a click
 _RANKED: Final = 3  # methods by preference, of which the first quick one is taken
-_NAME: Final = "Intervene"
 _SCRIPT: Final = (Path(__file__).parents[1] / "board.js").read_text(encoding="utf-8")
 
 
@@ -91,10 +77,11 @@ def switches_of(model: Model) -> Switches:
 
 def read_off(data: object, switches: Switches) -> Off:
     """What a browser says is off, checked. Raises InputError for anything else than heads and patches of the model."""
-    if not isinstance(data, Mapping):
-        raise InputError(f"expected heads and patches to switch off, found {type(data).__name__}; load the page again")
-    heads = tuple(sorted({_pair(each) for each in _listed(data, "heads")}))
-    patches = tuple(sorted({_number(each) for each in _listed(data, "patches")}))
+    try:
+        sent = msgspec.convert(data, Off)
+    except msgspec.ValidationError as error:
+        raise InputError(f"expected heads and patches to switch off, found {error}; load the page again") from error
+    heads, patches = tuple(sorted(set(sent.heads))), tuple(sorted(set(sent.patches)))
     rows, columns = switches.grid or (0, 0)
     unknown = [f"head {head}" for head in heads if head not in switches.heads]
     unknown += [f"patch {patch}" for patch in patches if not 0 <= patch < rows * columns]
@@ -105,25 +92,6 @@ def read_off(data: object, switches: Switches) -> Off:
             f"patches), found {unknown[0]}; choose the model again"
         )
     return Off(heads, patches)
-
-
-def _listed(data: Mapping[Any, Any], name: str) -> Sequence[object]:
-    found = data.get(name, ())
-    if not isinstance(found, list | tuple) or len(found) > 100_000:
-        raise InputError(f"expected a list of {name} to switch off, found {type(found).__name__}; load the page again")
-    return found
-
-
-def _number(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"expected whole numbers of heads and patches, found {value!r:.40}; load the page again")
-    return value
-
-
-def _pair(value: object) -> Head:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise InputError(f"expected heads as [layer, head], found {value!r:.40}; load the page again")
-    return _number(value[0]), _number(value[1])
 
 
 def changes_of(model: Model, off: Off) -> Changes:
@@ -277,23 +245,22 @@ def write_intervened(models: tuple[Model, ...], picture: Picture, run: RunOption
     """The report of a picture with heads and patches off. Raises what the tab raises."""
     (model,) = models
     switches = switches_of(model)
-    read_off({"heads": off.heads, "patches": off.patches}, switches)
-    title = f"{model.alias} on {picture.name} with heads and patches off"
-    return write_record(answered(model, picture, off, switches), model, picture, run, title=title)
+    off = read_off({"heads": off.heads, "patches": off.patches}, switches)
+    return write_record(answered(model, picture, off, switches), model, picture, run)
 
 
-def write_record(record: DemoRecord, model: Model, picture: Picture, run: RunOptions, *, title: str) -> Path:
+def write_record(record: DemoRecord, model: Model, picture: Picture, run: RunOptions) -> Path:
     """A report folder of the page's own; returns the report's path."""
     name = model.provenance.name
     options = DemoOptions(models=(name,), images=(picture.name,), device=str(model.device))
     run = replace(run, command=typed("demo", name, "--images", picture.name))
     config = settings(options, run, models=(model,), split=picture.split(model))
-    with RunFolder.create("demo", title=title, out=run.out, config=config, formats=run.formats) as folder:
+    with RunFolder.create("demo", out=run.out, config=config, formats=run.formats) as folder:
         folder.keep(record)
         return publish(folder)
 
 
-def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
+def intervene_tab(here: Here) -> TabParts:
     """A board of heads and a picture of patches to switch off; the prediction and its map answer."""
     import gradio
 
@@ -308,7 +275,7 @@ def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
 
     def refresh(now: Asked) -> Updates:
         """Another picture or model: everything on."""
-        with site.pool.turn(now.alias, wanted=now.wanted) as (model,):
+        with here.turn(now) as (model,):
             try:
                 switches = switches_of(model)
             except UnsupportedError as error:
@@ -318,22 +285,18 @@ def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
             html = board_html(model, now.picture, switches), answer_html(answer, model, now.picture)
         return dict(zip(outputs, (*html, Off(), {board_key(model, now.picture): answer})))
 
-    @told
-    def switched(
-        picture: Picture | None, alias: str, newest: Newest, known: dict[str, DemoRecord], event: gradio.EventData
-    ) -> Updates:
-        board_of = event._data.get("board") if isinstance(event._data, dict) else None
-        if board_of is not None and board_of != board_key(site.pool.model(alias), required(picture)):
+    def switched(now: Asked, known: dict[str, DemoRecord]) -> Updates:
+        key = board_key(here.pool.model(now.alias), now.picture)
+        if isinstance(now.data, dict) and now.data.get("board", key) != key:
             raise OutdatedError("expected a click on the board of this picture and model, found one on another's")
-        now = asked(_NAME, picture, alias, newest)
-        with site.pool.turn(alias, wanted=now.wanted) as (model,):
+        with here.turn(now) as (model,):
             switches = switches_of(model)
-            off = read_off(event._data, switches)
-            answer = answered(model, now.picture, off, switches, whole=known.get(board_key(model, now.picture)))
+            off = read_off(now.data, switches)
+            answer = answered(model, now.picture, off, switches, whole=known.get(key))
             return {result: answer_html(answer, model, now.picture), is_off: off}
 
     def export(alias: str, off: Off) -> Export:
         return Export((alias,), partial(write_intervened, off=off))
 
-    board.switched(switched, [*shown.inputs, whole], [result, is_off], **QUIET)
-    return TabParts(_NAME, (), outputs, refresh, "intervene", export, is_off)
+    here.on(board.switched, switched, (whole,), (result, is_off), quiet=True)
+    return TabParts(here.tab, (), outputs, refresh, "intervene", export, is_off)

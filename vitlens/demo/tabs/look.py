@@ -20,7 +20,7 @@ from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.demo.markup import badge, beside, cards, classes_table, frame, joined, map_card, said, sentence
 from vitlens.demo.pictures import Picture
 from vitlens.demo.record import ChangedClassRow
-from vitlens.demo.site import Asked, DemoSite, Export, NowShown, TabParts, Updates, typed
+from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, typed
 from vitlens.errors import LensError, UnsupportedError
 from vitlens.models.model import Model
 from vitlens.report.html import explorer_fragment
@@ -102,14 +102,14 @@ def write_look(models: tuple[Model, ...], picture: Picture, run: RunOptions) -> 
     return measured(replace(options, run=replace(run, command=line)), model, picture.split(model))
 
 
-def look_tab(site: DemoSite, _: NowShown) -> TabParts:
+def look_tab(here: Here) -> TabParts:
     """The prediction and its map, above the attention explorer."""
     import gradio
 
     outputs = gradio.HTML(elem_id="look-top"), gradio.HTML(elem_id="look-explorer")
 
     def refresh(now: Asked) -> Updates:
-        with site.pool.turn(now.alias, wanted=now.wanted) as (model,):
+        with here.turn(now) as (model,):
             return dict(zip(outputs, look_html(look_at(model, now.picture), model, now.picture), strict=True))
 
-    return TabParts("Look", (), outputs, refresh, "look", lambda alias, _: Export((alias,), write_look))
+    return TabParts(here.tab, (), outputs, refresh, "look", lambda alias, _: Export((alias,), write_look))

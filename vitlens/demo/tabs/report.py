@@ -13,18 +13,7 @@ from markupsafe import Markup
 from vitlens.commands.run.options import RunOptions
 from vitlens.demo.markup import joined, said, sentence
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import (
-    EVENT,
-    Asked,
-    DemoSite,
-    Export,
-    Newest,
-    NowShown,
-    TabParts,
-    Updates,
-    asked,
-    told,
-)
+from vitlens.demo.site import Asked, Export, Here, TabParts, Updates
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.files import read_run
 from vitlens.models.model import Model
@@ -35,7 +24,6 @@ _ABOUT: Final = (
     "results.json, arrays) as an archive, and report.html, one file to send on. Look, Explain and Break give the "
     "report of the command of the same name (Break: vitlens attack)."
 )
-_NAME: Final = "Report"
 
 
 @dataclass(frozen=True)
@@ -66,16 +54,15 @@ def token_of(session: str) -> str:
 
 @contextmanager
 def place_of(root: Path, session: str, word: str) -> Iterator[tuple[Path, str]]:
-    """A session's folder, and the name of the files of a report there; an earlier one of the same command is deleted,
-    and what an error leaves behind, too."""
-    place = root / token_of(session)
-    place.mkdir(parents=True, exist_ok=True)
-    name = f"vitlens-{word}-{token_of(session)}"
-    _remove(place, name)
+    """A folder for a session's report of a tab, and the name of its files; an earlier one is deleted, and what an error
+    leaves behind, too."""
+    place = root / token_of(session) / word
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
     try:
-        yield place, name
+        yield place, f"vitlens-{word}-{token_of(session)}"
     except BaseException:
-        _remove(place, name)
+        shutil.rmtree(place, ignore_errors=True)
         raise
 
 
@@ -87,15 +74,7 @@ def forget(root: Path, cache: Path, session: str) -> None:
         copy.unlink(missing_ok=True)
 
 
-def _remove(place: Path, name: str) -> None:
-    for path in place.glob(f"{name}*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def report_tab(site: DemoSite, shown: NowShown, tabs: Sequence[TabParts]) -> TabParts:
+def report_tab(here: Here, tabs: Sequence[TabParts]) -> TabParts:
     """What one of the other tabs shows, as a report folder and as one HTML file."""
     import gradio
 
@@ -115,30 +94,21 @@ def report_tab(site: DemoSite, shown: NowShown, tabs: Sequence[TabParts]) -> Tab
         nothing = say("Nothing written yet for {{ alias }} and this picture.", alias=now.alias)
         return dict(zip(outputs, (joined(said(nothing)), hidden, hidden)))
 
-    @told
-    def clicked(
-        picture: Picture | None,
-        alias: str,
-        newest: Newest,
-        request: gradio.Request,
-        drawn: Mapping[str, tuple[str, str]],
-        chosen: str,
-        *values: Any,
-    ) -> Updates:
-        now = asked(_NAME, picture, alias, newest)
+    def clicked(now: Asked, drawn: Mapping[str, tuple[str, str]], chosen: str, *values: Any) -> Updates:
         if chosen not in names:
             raise UnknownNameError("tab with a report", str(chosen), names)
-        if drawn.get(chosen) != (now.picture.key, alias):
+        if drawn.get(chosen) != (now.picture.key, now.alias):
             raise DataError(
-                f"expected {chosen} to show this picture and {alias}, found it not opened since; open {chosen} first"
+                f"expected {chosen} to show this picture and {now.alias}, found it not opened since; open {chosen} "
+                "first"
             )
         tab, seen = tabs[names.index(chosen)], iter(values)
         shows = {each.name: next(seen) for each in tabs if each.shows is not None}
         assert tab.export is not None
-        export = tab.export(alias, shows.get(chosen))
+        export = tab.export(now.alias, shows.get(chosen))
         with (
-            site.pool.turn(*export.aliases, wanted=now.wanted) as models,
-            place_of(site.place, str(request.session_hash), tab.word) as (place, name),
+            here.turn(now, *export.aliases) as models,
+            place_of(here.site.place, now.session, tab.word) as (place, name),
         ):
             files = exported(export, models, now.picture, place, name=name)
         how = "The same page from a terminal" if " demo " in files.command else "The same from a terminal"
@@ -152,5 +122,5 @@ def report_tab(site: DemoSite, shown: NowShown, tabs: Sequence[TabParts]) -> Tab
             page: gradio.DownloadButton(value=str(files.page), visible=True),
         }
 
-    write.click(clicked, [*shown.inputs, shown.drawn, what, *states], list(outputs), **EVENT)
-    return TabParts(_NAME, (), outputs, refresh)
+    here.on(write.click, clicked, (here.drawn, what, *states), outputs)
+    return TabParts(here.tab, (), outputs, refresh)

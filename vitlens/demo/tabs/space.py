@@ -13,19 +13,7 @@ from vitlens.demo.markup import joined, said, sentence
 from vitlens.demo.pictures import Picture
 from vitlens.demo.record import DemoRecord, PointArrays, PointRow, SpaceRow
 from vitlens.demo.report import claims, left_out
-from vitlens.demo.site import (
-    EVENT,
-    Asked,
-    DemoSite,
-    Export,
-    Newest,
-    NowShown,
-    TabParts,
-    Updates,
-    asked,
-    open_slider,
-    told,
-)
+from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, open_slider
 from vitlens.demo.tabs.intervene import write_record
 from vitlens.demo.tabs.look import LACKING
 from vitlens.errors import InputError, UnsupportedError
@@ -37,7 +25,6 @@ from vitlens.report.prose import say
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_NAME: Final = "3D"
 _SHARE: Final = 25  # % of the points at first: of all of them, those in front hide the others
 _STRONGEST: Final = 8  # points in the table
 _BELOW: Final = {"orientation": "h", "y": 0.0, "yanchor": "bottom", "x": 0.5}  # the colour bar
@@ -151,11 +138,10 @@ def space_figure(record: DemoRecord) -> "Figure":
 def write_space(models: tuple[Model, ...], picture: Picture, run: RunOptions, *, share: float) -> Path:
     """The report of the attention of all heads in space. Raises what the tab raises."""
     (model,) = models
-    title = f"Attention of {model.alias} on {picture.name}, by layer and head"
-    return write_record(space_of(model, picture, share=share), model, picture, run, title=title)
+    return write_record(space_of(model, picture, share=share), model, picture, run)
 
 
-def space_tab(site: DemoSite, shown: NowShown) -> TabParts:
+def space_tab(here: Here) -> TabParts:
     """The attention of all layers and heads in space."""
     import gradio
 
@@ -169,7 +155,7 @@ def space_tab(site: DemoSite, shown: NowShown) -> TabParts:
     outputs = (words, plot, done)
 
     def refresh(now: Asked, percent: float) -> Updates:
-        with site.pool.turn(now.alias, wanted=now.wanted) as (model,):
+        with here.turn(now) as (model,):
             try:
                 space = space_of(model, now.picture, share=percent / 100)
             except UnsupportedError as error:
@@ -177,12 +163,8 @@ def space_tab(site: DemoSite, shown: NowShown) -> TabParts:
                 return {words: lacks, plot: gradio.Plot(visible=False), done: 1.0}
         return {words: space_html(space), plot: gradio.Plot(space_figure(space), visible=True), done: percent / 100}
 
-    @told
-    def again(picture: Picture | None, alias: str, newest: Newest, percent: float) -> Updates:
-        return refresh(asked(_NAME, picture, alias, newest), percent)
-
     def export(alias: str, of: float) -> Export:
         return Export((alias,), partial(write_space, share=of))
 
-    share.release(again, [*shown.inputs, share], list(outputs), **EVENT)
-    return TabParts(_NAME, (share,), outputs, refresh, "space", export, done)
+    here.on(share.release, refresh, (share,), outputs)
+    return TabParts(here.tab, (share,), outputs, refresh, "space", export, done)
