@@ -28,17 +28,11 @@ class Card:
     note: str = ""
 
 
-def map_card(
-    image: NDArray[np.float64],
-    values: NDArray[np.floating[Any]],
-    what: str,
-    of: str,
-    *,
-    signed: bool,
-    opacity: float = OPACITY,
-) -> Card:
+def map_card(image: Pixels, values: Pixels, what: str, of: str, *, signed: bool, opacity: float = OPACITY) -> Card:
     """A map (rows, columns) over an image (3, height, width), as the figures of reports draw it."""
-    pixels, flaw = overlaid(image, np.asarray(values, np.float64), signed=signed, opacity=opacity)
+    pixels, flaw = overlaid(
+        np.asarray(image, np.float64), np.asarray(values, np.float64), signed=signed, opacity=opacity
+    )
     return Card(pixels, what, f"{what} {of}", f"{of}; the map is {flaw}" if flaw else of)
 
 

@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any, Final
 
 from vitlens.commands.run.load import load_models
@@ -39,7 +38,7 @@ def measure(options: DemoOptions) -> None:
     Raises ModelError without the extra demo, InputError for a port that is taken, UnsupportedError for a model without
     a classifier.
     """
-    with suppress(KeyboardInterrupt), _ended_by_signal(), serving(options) as address:
+    with suppress(KeyboardInterrupt), serving(options) as address:
         print(address, flush=True)  # noqa: T201
         print("Ctrl-C ends it", file=sys.stderr)  # noqa: T201
         threading.Event().wait()
@@ -56,10 +55,11 @@ def serving(options: DemoOptions) -> Iterator[str]:
     models = load_models(options.models or BUNDLED, command="demo", model_options=options.model_options, options=run)
     pool = pool_of(models)
     shown = examples(options.images, models, options=run)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the page as Ctrl-C does: its files are deleted
     with ExitStack() as stack:
         root = Path(stack.enter_context(TemporaryDirectory(prefix="vitlens-demo-", ignore_cleanup_errors=True)))
         cache = root / "cache"
-        stack.enter_context(_environment({**_SILENT, "GRADIO_TEMP_DIR": str(cache)}))
+        os.environ.update({**_SILENT, "GRADIO_TEMP_DIR": str(cache)})  # read when gradio is imported
         stack.enter_context(quiet_pillow())
         from vitlens.demo.page import build
 
@@ -105,53 +105,13 @@ def _launched(page: Any, options: DemoOptions) -> str:
     style, head = (_HERE.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page_head.html"))
     try:
         _, address, _ = page.launch(
-            server_name=HOST,
-            server_port=options.port,
-            inbrowser=options.browser,
-            share=False,
-            quiet=True,
-            prevent_thread_lock=True,
-            ssr_mode=False,
-            mcp_server=False,
-            enable_monitoring=False,
-            max_file_size=UPLOAD_BYTES,
-            footer_links=[],
+            server_name=HOST, server_port=options.port, inbrowser=options.browser, share=False, quiet=True,
+            prevent_thread_lock=True, ssr_mode=False, mcp_server=False, enable_monitoring=False,
+            max_file_size=UPLOAD_BYTES, footer_links=[],
             theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
             head=f"<style>{style}</style>{head}",  # gradio's css= puts a prefix before every rule
-        )
+        )  # fmt: skip
     except OSError as error:
         where = f"a free port for --port {options.port}" if options.port else "a free port from 7860 to 7959"
         raise InputError(f"expected {where}, found it taken; leave --port out, or choose another") from error
     return str(address)
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Inside, these variables of the environment are set; restored on exit."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """Inside, SIGTERM ends the page as Ctrl-C does, so that its files are deleted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

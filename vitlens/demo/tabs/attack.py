@@ -149,15 +149,9 @@ def write_attack(
     line = typed("attack", name, "--images", picture.name, "--predicted", "--attack", attack, "--epsilon",
                  f"{epsilon:g}")  # fmt: skip
     options = AttackOptions(
-        models=(name,),
-        images=(picture.name,),
-        attacks=(attack,),
-        epsilons=(0.0, epsilon),
-        predicted=True,
-        transfer=False,
-        corruptions=False,
-        run=replace(run, command=line),
-    )
+        models=(name,), images=(picture.name,), attacks=(attack,), epsilons=(0.0, epsilon), predicted=True,
+        transfer=False, corruptions=False, run=replace(run, command=line),
+    )  # fmt: skip
     return measure(options, models, picture.split(model))
 
 
@@ -167,21 +161,13 @@ def attack_tab(here: Here) -> TabParts:
 
     with gradio.Row():
         method = gradio.Dropdown(
-            [(f"{attack.title}: {attack.description}", attack.name) for attack in offered_attacks()],
-            value=ATTACK,
-            label="Attack",
-            elem_id="break-attack",
-            scale=2,
-        )
+            [(f"{attack.title}: {attack.description}", attack.name) for attack in offered_attacks()], value=ATTACK,
+            label="Attack", elem_id="break-attack", scale=2,
+        )  # fmt: skip
         epsilon = open_slider(
-            0,
-            MOST,
-            value=_EPSILON,
-            step=0.5,
-            label="Epsilon: the most that a pixel may change, in 1/255",
-            elem_id="break-epsilon",
-            scale=2,
-        )
+            0, MOST, value=_EPSILON, step=0.5, label="Epsilon: the most that a pixel may change, in 1/255",
+            elem_id="break-epsilon", scale=2,
+        )  # fmt: skip
     result = gradio.HTML(elem_id="break-result")
     done = gradio.State(())  # the attack and epsilon of the result that is shown
     inputs = (method, epsilon)

@@ -149,23 +149,19 @@ def explain_tab(here: Here) -> TabParts:
         return [(ATTRIBUTIONS[name].title, name) for name in offered_methods(model)]
 
     with gradio.Row():
-        left = gradio.Dropdown(
-            listed(first), value=methods[0], label="Left: method", elem_id="explain-left", min_width=140
-        )
-        other = gradio.Dropdown(
-            list(pool.aliases), value=second.alias, label="Right: model", elem_id="explain-model", min_width=140
-        )
-        right = gradio.Dropdown(
-            listed(second), value=methods[1], label="Right: method", elem_id="explain-right", min_width=140
+        left, other, right = (
+            gradio.Dropdown(choices, value=value, label=label, elem_id=f"explain-{name}", min_width=140)
+            for choices, value, label, name in (
+                (listed(first), methods[0], "Left: method", "left"),
+                (list(pool.aliases), second.alias, "Right: model", "model"),
+                (listed(second), methods[1], "Right: method", "right"),
+            )
         )
     with gradio.Row():
         target = gradio.Dropdown(
-            [PREDICTED],
-            value=PREDICTED,
-            allow_custom_value=True,
+            [PREDICTED], value=PREDICTED, allow_custom_value=True, elem_id="explain-class",
             label="Class: one of the ten most probable, or type any",
-            elem_id="explain-class",
-        )
+        )  # fmt: skip
         opacity = open_slider(
             0, 1, value=OPACITY, step=0.05, label="Opacity of the maps", elem_id="explain-opacity", min_width=160
         )

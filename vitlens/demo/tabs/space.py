@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _SHARE: Final = 25  # % of the points at first: of all of them, those in front hide the others
 _STRONGEST: Final = 8  # points in the table
-_BELOW: Final = {"orientation": "h", "y": 0.0, "yanchor": "bottom", "x": 0.5}  # the colour bar
 _BAR: Final = 0.16  # of the height, for the colour bar
 _SIZES: Final = (2.5, 11.0)  # px of a marker
 
@@ -80,31 +79,20 @@ def space_figure(record: DemoRecord) -> "Figure":
     assert found is not None
     rows, heads = row.grid[0], int(found.head.max()) + 1
     powers, names = (each[::2] for each in ticks(found.share))  # every other one is legible on a narrow page
+    bar = {
+        "title": {"text": "× uniform"}, "tickvals": powers, "ticktext": names, "tickangle": 0, "thickness": 12,
+        "len": 0.7, "orientation": "h", "y": 0.0, "yanchor": "bottom", "x": 0.5,
+    }  # fmt: skip
     points = graph_objects.Scatter3d(
-        x=across(found.head, found.column, row.grid),
-        y=rows - 1 - found.row,
-        z=found.layer,
-        mode="markers",
+        x=across(found.head, found.column, row.grid), y=rows - 1 - found.row, z=found.layer, mode="markers",
         marker={
-            "size": _SIZES[0] + (_SIZES[1] - _SIZES[0]) * strengths(found.share),
-            "color": colours_of(found.share),
-            "colorscale": "Viridis",
-            "opacity": 0.8,
-            "colorbar": {
-                "title": {"text": "× uniform"},
-                "tickvals": powers,
-                "ticktext": names,
-                "tickangle": 0,
-                "thickness": 12,
-                "len": 0.7,
-                **_BELOW,
-            },
-            "line": {"width": 0},
+            "size": _SIZES[0] + (_SIZES[1] - _SIZES[0]) * strengths(found.share), "line": {"width": 0},
+            "color": colours_of(found.share), "colorscale": "Viridis", "opacity": 0.8, "colorbar": bar,
         },
         customdata=np.stack([found.layer, found.head, found.row, found.column, found.share], -1),
         hovertemplate="L%{customdata[0]}.H%{customdata[1]}, row %{customdata[2]}, column %{customdata[3]}: "
         "%{customdata[4]:.2f} × uniform<extra></extra>",
-    )
+    )  # fmt: skip
     layers = sorted(set(found.layer.tolist()))
     quiet: dict[str, Any] = {"showbackground": False, "zeroline": False, "showgrid": False}
     x, y, z = outlines(layers, heads, row.grid)
@@ -112,26 +100,18 @@ def space_figure(record: DemoRecord) -> "Figure":
         x=x, y=y, z=z, mode="lines", hoverinfo="skip", line={"color": "#8a8a8a", "width": 1}
     )
     figure = graph_objects.Figure([planes, points])
+    named = {"tickvals": middles(heads, row.grid), "ticktext": [f"H{head}" for head in range(heads)]}
+    scene = {
+        "xaxis": {**quiet, "title": {"text": "head"}, **named},
+        "yaxis": {**quiet, "title": {"text": "row"}, "showticklabels": False},
+        "zaxis": {**quiet, "title": {"text": "layer"}, "tickvals": layers, "ticktext": [f"L{n}" for n in layers]},
+        "domain": {"y": [_BAR, 1.0]}, "aspectmode": "manual", "aspectratio": {"x": 1.6, "y": 0.7, "z": 1.1},
+        "camera": {"eye": {"x": 0.85, "y": -2.5, "z": 1.1}, "center": {"x": 0.0, "y": 0.0, "z": -0.15}},
+    }  # fmt: skip
     figure.update_layout(
-        showlegend=False,
-        margin={"l": 0, "r": 0, "t": 0, "b": 0},
-        paper_bgcolor="rgba(0,0,0,0)",
-        font={"color": "#8a8a8a"},
-        scene={
-            "xaxis": {
-                **quiet,
-                "title": {"text": "head"},
-                "tickvals": middles(heads, row.grid),
-                "ticktext": [f"H{head}" for head in range(heads)],
-            },
-            "yaxis": {**quiet, "title": {"text": "row"}, "showticklabels": False},
-            "zaxis": {**quiet, "title": {"text": "layer"}, "tickvals": layers, "ticktext": [f"L{n}" for n in layers]},
-            "domain": {"y": [_BAR, 1.0]},
-            "aspectmode": "manual",
-            "aspectratio": {"x": 1.6, "y": 0.7, "z": 1.1},
-            "camera": {"eye": {"x": 0.85, "y": -2.5, "z": 1.1}, "center": {"x": 0.0, "y": 0.0, "z": -0.15}},
-        },
-    )
+        showlegend=False, margin={"l": 0, "r": 0, "t": 0, "b": 0}, paper_bgcolor="rgba(0,0,0,0)",
+        font={"color": "#8a8a8a"}, scene=scene,
+    )  # fmt: skip
     return figure
 
 
