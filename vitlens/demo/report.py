@@ -16,7 +16,7 @@ from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
 _NAMED: Final = 6  # heads of a sentence
-_LISTED: Final = 24  # patches of a sentence
+_LISTED: Final = 24  # heads and patches of a sentence
 
 
 def claims(record: DemoRecord) -> Iterator[Claim]:
@@ -87,6 +87,7 @@ def left_out(row: SpaceRow) -> Iterator[str]:
 def in_python(record: DemoRecord) -> str:
     """The changes as `vitlens.replay` takes them, and the patches that are off."""
     changes = [f'"blocks.{each.layer}.head.{each.head}": "zero"' for each in record.heads_off]
+    changes[_LISTED:] = ["..."] if len(changes) > _LISTED else []
     patches = record.patches_off
     if patches:
         keys = str(tuple(each.key for each in patches)) if len(patches) <= _LISTED else "..."
@@ -139,7 +140,8 @@ INTERVENED: Final = Report(
     definitions=definitions,
     picture=Chart(
         "intervened", _draw_intervened,
-        "The image, in grey where patches are off, and where the evidence for {{ record.intervened[0].target }} lies. "
+        "The image{% if record.patches_off %}, in grey where patches are off,{% endif %} and where the evidence for "
+        "{{ record.intervened[0].target }} lies, before and after. "
         "Compare places, not amounts: each map has its own maximum.",
         title="{{ record.intervened[0].model }}: {{ record.intervened[0].title|whole }} for "
               "{{ record.intervened[0].target }}",
