@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from vitlens.figures import attention as attention_figures
 
 import vitlens
 from tests.figures.reading import crosses
 from tests.lens.tiny import images as made
 from tests.lens.tiny import ours
 from vitlens.analysis.attention.weights import attention_maps
+from vitlens.charts.overlay import joint_scale
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.figures import attention as attention_figures
-from vitlens.figures.overlay import joint_scale
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from vitlens.figures.attention import attention_grid, attention_overlays
 
 from tests.figures.reading import colour_at, cut_off, overlapping, panel, texts
 from vitlens.errors import InputError
-from vitlens.figures.attention import attention_grid, attention_overlays
 
 
 @pytest.mark.parametrize(

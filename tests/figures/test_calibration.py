@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
+from vitlens.figures.calibration import Calibration, reliability_diagram
 
 from tests.figures.reading import cut_off, texts
+from vitlens.charts.style import SERIES
 from vitlens.errors import InputError
-from vitlens.figures.calibration import Calibration, reliability_diagram
-from vitlens.figures.style import SERIES
 
 
 def model(name: str = "vit", **changed: object) -> Calibration:

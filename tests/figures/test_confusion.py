@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from vitlens.figures.confusion import confusion_matrix
 
 from tests.figures.reading import colour_at, cut_off, texts
+from vitlens.charts.style import COUNTS
 from vitlens.errors import InputError
-from vitlens.figures.confusion import confusion_matrix
-from vitlens.figures.style import COUNTS
 
 
 def names(classes: int) -> list[str]:

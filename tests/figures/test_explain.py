@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.figures.reading import colour_at, crosses, cut_off, overlapping, texts
+from vitlens.charts.overlay import ACROSS, attribution_overlays
 from vitlens.errors import InputError
-from vitlens.figures.explain import ACROSS, attribution_overlays
 
 TITLE = "model: what speaks for the target (red) and against it (blue)"
 

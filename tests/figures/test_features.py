@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from tests.figures.reading import colour_at, cut_off, drawn, overlapping, texts
-from vitlens.figures.features import (
+from vitlens.charts.features import (
     Cloud,
     Matches,
     PatchMap,

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
+from vitlens.figures.hero import class_maps
 
 from tests.figures.reading import colour_at, crosses, cut_off, texts
 from vitlens.errors import InputError
-from vitlens.figures.hero import class_maps
 
 
 def drawing(count: int = 2, **changes: object):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
+from vitlens.figures.inputs import as_array, as_image, as_images, require_length
 
 from vitlens.errors import InputError
-from vitlens.figures.inputs import as_array, as_image, as_images, require_length
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])

@@ -5,8 +5,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from tests.figures.reading import texts
-from vitlens.errors import InputError
-from vitlens.figures.overlay import (
+from vitlens.charts.overlay import (
     MAGNITUDE,
     Scale,
     blend,
@@ -16,6 +15,7 @@ from vitlens.figures.overlay import (
     upsample,
     with_common_decimals,
 )
+from vitlens.errors import InputError
 
 
 @pytest.mark.parametrize(

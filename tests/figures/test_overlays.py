@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from vitlens.charts.overlays import overlay_rows
 
 from tests.figures.reading import colour_at, crosses, cut_off, overlapping, panel, pixels, texts
+from vitlens.charts.style import RIGHT, WRONG
 from vitlens.errors import InputError
-from vitlens.figures.overlays import overlay_rows
-from vitlens.figures.style import RIGHT, WRONG
 
 
 def rows(images, maps, **options):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
+from vitlens.figures.patches import patch_grid
 
 from tests.figures.reading import colour_at, cut_off, texts
 from vitlens.errors import InputError
-from vitlens.figures.patches import patch_grid
 
 
 def test_patches_are_numbered_row_by_row(image):

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import colormaps
+from vitlens.figures.patching import patching_maps
 
 from tests.figures.reading import colour_at, cut_off, overlapping, panel, texts
+from vitlens.charts.style import SIGNED
 from vitlens.errors import InputError
-from vitlens.figures.patching import patching_maps
-from vitlens.figures.style import SIGNED
 
 NAN = float("nan")
 RED, SKY = np.array([1.0, 0.0, 0.0]), np.array([0.0, 0.5, 1.0])

@@ -5,7 +5,7 @@ from matplotlib.colors import to_rgb
 from tests.figures.reading import cut_off, pixels, texts
 from vitlens import charts
 from vitlens.charts import Picture
-from vitlens.figures.style import RIGHT, WRONG
+from vitlens.charts.style import RIGHT, WRONG
 
 
 def has(figure, colour) -> bool:

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from vitlens.figures.positions import position_maps, position_panels
 
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
+from vitlens.charts.style import MAGNITUDE, SIGNED
 from vitlens.errors import InputError
-from vitlens.figures.positions import position_maps, position_panels
-from vitlens.figures.style import MAGNITUDE, SIGNED
 
 
 def cosine(random: np.random.Generator, patches: int) -> np.ndarray:

@@ -6,8 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.figures.reading import cut_off, pixels
+from vitlens.charts.style import SERIES, WIDE, heading, round_ticks, sheet, shortened, styled, tick_words
 from vitlens.display import protected
-from vitlens.figures.style import SERIES, WIDE, heading, round_ticks, sheet, shortened, styled, tick_words
 
 
 @styled

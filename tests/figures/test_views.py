@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
-
-from tests.figures.reading import colour_at, crosses, cut_off, overlapping, panel, texts
-from vitlens.errors import InputError
 from vitlens.figures.views import (
     images_on_a_page,
     panel_view,
     shared_scale,
 )
+
+from tests.figures.reading import colour_at, crosses, cut_off, overlapping, panel, texts
+from vitlens.errors import InputError
 
 
 def view(images, maps, **options):

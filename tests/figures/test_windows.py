@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
+from vitlens.figures.windows.receptive import FieldCurve, field_by_depth, field_maps
 
 from tests.figures.reading import colour_at, cut_off, texts
+from vitlens.charts.windows import windows_and_shift
 from vitlens.errors import InputError
-from vitlens.figures.windows.layout import windows_and_shift
-from vitlens.figures.windows.receptive import FieldCurve, field_by_depth, field_maps
 
 PLAIN = np.arange(16).reshape(4, 4) // 8 * 2 + np.arange(4) // 2  # four windows of 2x2
 SHIFTED = np.array([[0, 1, 1, 2], [3, 4, 4, 5], [3, 4, 4, 5], [6, 7, 7, 8]])

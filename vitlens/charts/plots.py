@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from vitlens.charts.style import GREY, SMALL, WIDE, heading, sheet, shortened, styled
 from vitlens.charts.values import MARKERS, STYLES, Draw, Values, colour, label, legend, numbers, series_of, value
-from vitlens.figures.curves import log_axes
-from vitlens.figures.style import GREY, SMALL, WIDE, heading, sheet, shortened, styled
 
 _MOST = 30  # rows of a chart that has a line for each
 
@@ -59,10 +58,11 @@ def lines(
     band: bool = True,
     shared: bool = True,
     reference: str = "",
+    diagonal: bool = False,
 ) -> Draw:
     """A curve of each y over x for each series `of`, with its interval as a band; a panel for each value of `panel`;
     log, loglog: whether y, or both axes, are logarithmic; reference: a column whose value, chance or no change, is
-    drawn dashed."""
+    drawn dashed; diagonal: whether the line of equal x and y is."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -79,6 +79,8 @@ def lines(
                     _curve(axes, part, x, y, len(names) * at + names.index(series), words, band)
             if reference:
                 axes.axhline(numbers(own[:1], reference)[0, 0], color=GREY, linestyle="--", linewidth=0.9)
+            if diagonal:
+                _diagonal(axes)
             axes.set_title(textwrap.fill(name, 60 if across == 1 else 30))
             axes.set_xlabel(label(rows, x))
             whole = bool(np.all(np.mod(numbers(own, x)[0], 1) == 0))
@@ -89,7 +91,7 @@ def lines(
             if log:
                 axes.set_yscale("log")
             if loglog:
-                log_axes(axes)
+                _log_axes(axes)
                 shown = _spaced(numbers(own, x)[0])
                 axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
         for axes in grid[len(panels) :]:
@@ -101,6 +103,21 @@ def lines(
         return figure
 
     return draw
+
+
+def _log_axes(axes: Axes) -> None:
+    """Make both axes logarithmic, with plain numbers where these are short; called after everything is drawn."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_ylim()
+    if high / low < 100:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    if low > 1e-3 and high < 1e6:
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(visible=True)
 
 
 def _spaced(values: Values) -> list[float]:
@@ -147,8 +164,7 @@ def scatter(x: str, y: str, *, of: str = "", name: str = "", diagonal: bool = Fa
             spot = numbers([row], x)[0, 0], numbers([row], y)[0, 0]
             axes.annotate(shortened(str(value(row, name))), spot, (4, 3), textcoords="offset points", fontsize=SMALL)
         if diagonal:
-            low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
-            axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)
+            _diagonal(axes)
         axes.set(xlabel=label(rows, x), ylabel=label(rows, y))
         axes.grid()
         legend(figure, axes)
@@ -156,6 +172,11 @@ def scatter(x: str, y: str, *, of: str = "", name: str = "", diagonal: bool = Fa
         return figure
 
     return draw
+
+
+def _diagonal(axes: Axes) -> None:
+    low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
+    axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)
 
 
 def histogram(x: str, *, of: str = "", bins: int = 20) -> Draw:

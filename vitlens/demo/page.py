@@ -8,6 +8,7 @@ from typing import Any, Final
 import gradio
 from markupsafe import Markup
 
+from vitlens.charts.overlay import enlarged
 from vitlens.demo.exports import forget
 from vitlens.demo.limits import KEPT, UPLOAD_BYTES, limit_words
 from vitlens.demo.markup import Card, cards, examples_html, joined
@@ -22,7 +23,6 @@ from vitlens.demo.tabs.space import space_tab
 from vitlens.demo.telling import told
 from vitlens.demo.views.maps import picture_array
 from vitlens.errors import DataError
-from vitlens.figures.overlay import enlarged
 
 _PICK: Final = """element.addEventListener("click", (event) => {
   const button = event.target.closest("[data-example]");

@@ -118,7 +118,7 @@ def _in_python(record: Record) -> str:
 
 
 def _draw_intervened(record: Record, row: IntervenedRow) -> "Figure":
-    from vitlens.figures.explain import attribution_overlays
+    from vitlens.charts.overlay import attribution_overlays
 
     arrays = record.arrays(INTERVENED_ARRAYS)
     pixels = arrays.pixels.astype(np.float32) / 255
@@ -185,7 +185,7 @@ def _in_space(record: Record, row: SpaceRow) -> Section:
 
 
 def _draw_space(record: Record, row: SpaceRow) -> "Figure":
-    from vitlens.figures.space import attention_space
+    from vitlens.charts.space import attention_space
 
     points = record.arrays(POINTS)
     return attention_space(

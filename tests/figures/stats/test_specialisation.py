@@ -8,9 +8,9 @@ from matplotlib.colors import to_hex
 
 from tests.figures.reading import colour_at, cut_off, drawn, overlapping, texts
 from vitlens.analysis.heads.labels import LABELS
+from vitlens.charts.specialisation import HIGH, LOW, specialisation_matrix
+from vitlens.charts.style import MAGNITUDE
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.figures.stats.specialisation import HIGH, LOW, specialisation_matrix
-from vitlens.figures.style import MAGNITUDE
 
 NAN = float("nan")
 

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from vitlens.figures.patches import in_order
 
 from tests.figures.reading import colour_at, cut_off, pixels, texts
-from vitlens.errors import InputError
-from vitlens.figures.patches import in_order
-from vitlens.figures.style import MAGNITUDE, SIGNED
-from vitlens.figures.walkthrough.matrices import (
+from vitlens.charts.style import MAGNITUDE, SIGNED
+from vitlens.charts.walkthrough import (
     head_matrices,
     patch_embedding,
     token_vectors,
     weighted_values,
     weights_with_row,
 )
+from vitlens.errors import InputError
 
 TOKENS, DIM, GRID = 25, 12, (4, 6)
 

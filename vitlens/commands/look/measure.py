@@ -214,7 +214,7 @@ def _pictures(record: LookRecord, index: int, console: Console) -> Iterator[Text
     side = min(_SIDES[1], (console.width - 2) // (1 + len(maps)) - 2)
     if not console.is_terminal or console.color_system not in ("truecolor", "256") or side < _SIDES[0]:
         return
-    from vitlens.figures.overlay import Scale, blend
+    from vitlens.charts.overlay import Scale, blend
 
     picture = record.maps.pixels[index] / np.float32(255)
     panels = [picture.transpose(1, 2, 0)]

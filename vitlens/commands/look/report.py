@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images
+from vitlens.charts.overlay import is_constant
 from vitlens.commands.look.record import LookHeadRow, LookRecord
 from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
 from vitlens.commands.shared.predictions import PredictionRow, for_images
 from vitlens.commands.shared.sheets import EACH
-from vitlens.figures.overlay import is_constant
 from vitlens.report.claims import Claim
 from vitlens.report.explorer import Explorer
 from vitlens.report.numbers import percent

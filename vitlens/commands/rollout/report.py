@@ -7,12 +7,12 @@ import numpy as np
 
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.charts import Picture, images, intervals
+from vitlens.charts.overlay import is_constant
+from vitlens.charts.style import RIGHT_SYMBOL, WRONG_SYMBOL
 from vitlens.commands.rollout.record import ImageRow, RolloutRecord, RolloutRow
 from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
 from vitlens.commands.shared.maps.record import FIXED, UNIFORM, fixed_maps, mixed_heads_words
 from vitlens.commands.shared.sheets import EACH, file_names
-from vitlens.figures.overlay import is_constant
-from vitlens.figures.style import RIGHT_SYMBOL, WRONG_SYMBOL
 from vitlens.report.claims import Claim, above, below, found
 from vitlens.report.explorer import Explorer
 from vitlens.report.numbers import percent

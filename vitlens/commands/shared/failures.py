@@ -17,7 +17,7 @@ from vitlens.analysis.failures.properties import (
 )
 from vitlens.archives import Form
 from vitlens.charts import Picture, images, intervals, lines
-from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
+from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.record import Record, arrays, by, table
 from vitlens.records import ClassNames, Pixels
 from vitlens.report.claims import ASKED, Claim

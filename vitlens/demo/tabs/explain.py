@@ -5,6 +5,7 @@ from typing import Any
 import gradio
 
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.charts.overlay import OPACITY
 from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import Pool
 from vitlens.demo.site import Asked, DemoSite, Newest, NowShown, TabParts, Updates, asked, required
@@ -18,7 +19,6 @@ from vitlens.demo.views.explain import (
     offered_methods,
     sides_html,
 )
-from vitlens.figures.explain import OPACITY
 from vitlens.models.model import Model
 
 _NAME = "Explain"

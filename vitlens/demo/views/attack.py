@@ -13,6 +13,7 @@ from vitlens.analysis.attention.weights import attention_maps, head_mean
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attribution.explain import preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.charts.overlay import enlarged, overlaid
 from vitlens.charts.pictures import amplification
 from vitlens.demo.limits import PASSES
 from vitlens.demo.markup import Card, Share, beside, cards, classes_table, joined, said, sentence
@@ -20,8 +21,6 @@ from vitlens.demo.pictures import Picture
 from vitlens.demo.views.look import TOP
 from vitlens.demo.views.maps import Floats, map_array
 from vitlens.errors import InputError
-from vitlens.figures.explain import overlaid
-from vitlens.figures.overlay import enlarged
 from vitlens.models.model import Model
 from vitlens.models.support import meets
 

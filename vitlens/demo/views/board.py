@@ -7,12 +7,12 @@ from markupsafe import Markup
 from matplotlib import colormaps
 
 from vitlens.analysis.attention.weights import attention_maps
+from vitlens.charts.overlay import enlarged
+from vitlens.charts.style import MAGNITUDE
 from vitlens.demo.markup import joined, sentence
 from vitlens.demo.pictures import Picture
 from vitlens.demo.views.intervene import Head, Switches
 from vitlens.demo.views.maps import Floats, picture_array
-from vitlens.figures.overlay import enlarged
-from vitlens.figures.style import MAGNITUDE
 from vitlens.models.model import Model
 from vitlens.models.support import meets
 from vitlens.report.html import pictures

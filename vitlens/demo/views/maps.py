@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitlens.charts.overlay import OPACITY, overlaid
 from vitlens.demo.pictures import Picture
-from vitlens.figures.explain import OPACITY, overlaid
 from vitlens.models.model import Model
 
 Floats = NDArray[np.float64]

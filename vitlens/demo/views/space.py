@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.analysis.attention.weights import attention_maps
+from vitlens.charts.space import across, colours_of, middles, outlines, strengths, ticks
 from vitlens.demo.limits import POINTS
 from vitlens.demo.pictures import Picture
 from vitlens.errors import InputError
-from vitlens.figures.space import across, colours_of, middles, outlines, strengths, ticks
 from vitlens.models.model import Model
 from vitlens.models.support import require
 

@@ -1,18 +1,16 @@
 """The windows of a windowed model: the patches that each holds, what a shift connects, and the mask."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike, NDArray
 
-from vitlens.errors import InputError
-from vitlens.figures.board import Margins, board, without_frames
-from vitlens.figures.inputs import Array, as_array, as_image
-from vitlens.figures.overlay import enlarged
-from vitlens.figures.style import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDE, styled
+from vitlens.charts.overlay import Array, enlarged
+from vitlens.charts.panels import Margins, board, without_frames
+from vitlens.charts.style import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDE, styled
 
 _FOUR: Final = (SKY, ORANGE, GREEN, PURPLE)  # so that neighbours differ
 _TINT: Final = 0.35  # opacity of a window's colour over the image
@@ -20,52 +18,31 @@ _TINT: Final = 0.35  # opacity of a window's colour over the image
 
 @styled
 def windows_and_shift(
-    *,
-    image: ArrayLike,
-    plain: ArrayLike,
-    shifted: ArrayLike,
-    reached_before: ArrayLike,
-    reached_after: ArrayLike,
-    mask: ArrayLike,
-    patch: tuple[int, int],
-    layers: tuple[int, int],
-) -> Figure:
+    *, image: Array, parts: Sequence[Array], reach: Sequence[Array], mask: Array, patch: tuple[int, int],
+    layers: tuple[int, int], title: str,
+) -> Figure:  # fmt: skip
     """Four panels: the windows of one layer, those of the next, the patches that one patch sees after each, the mask.
 
-    image: (3, height, width) in [0, 1]; plain, shifted: for each patch (rows, columns) the number of the part of a
-    window that it is in; reached_before, reached_after: (rows, columns), above 0 where `patch` (row, column) depends
-    on a patch after the first and after the second layer; mask: (places, places) of the second layer's last window,
-    above 0 where a query may attend to a key; layers: their numbers. Raises InputError for shapes that do not fit.
+    image: (3, height, width) in [0, 1]; parts: of both layers, for each patch (rows, columns) the number of the part of
+    a window that it is in; reach: after each layer (rows, columns), above 0 where `patch` (row, column) depends on a
+    patch; mask: (places, places) of the second layer's last window, above 0 where a query may attend to a key; layers:
+    their numbers.
     """
-    picture = as_image(image)
-    parts = [as_array(values, name="parts", axes=("rows", "columns")) for values in (plain, shifted)]
-    seen = [as_array(values, name="reach", axes=("rows", "columns")) > 0 for values in (reached_before, reached_after)]
-    square = as_array(mask, name="mask", axes=("places", "places"))
-    if len({values.shape for values in (*parts, *seen)}) > 1 or square.shape[0] != square.shape[1]:
-        raise InputError(
-            f"expected parts and reach of one grid and a square mask, found {[values.shape for values in parts]}, "
-            f"{[values.shape for values in seen]} and {square.shape}"
-        )
+    seen = [np.asarray(each) > 0 for each in reach]
     side = (WIDE - 0.12 - 3 * 0.12) / 4
-    ratio = picture.shape[1] / picture.shape[2]
-    drawn = board(
-        title=f"Windows of layers {layers[0]} and {layers[1]}, what they connect, and the mask",
-        count=4,
-        across=4,
-        panel=(side, side * min(ratio, 1.5)),
-        gap=(0.12, 0.0),
-        margins=Margins(top=0.36, bottom=0.22),
-    )
+    tall = side * min(image.shape[1] / image.shape[2], 1.5)
+    margins = Margins(top=0.36, bottom=0.22)
+    drawn = board(title=title, count=4, across=4, panel=(side, tall), gap=(0.12, 0.0), margins=margins)
     for axes, values, number in zip(drawn.panels, parts, layers):
-        _draw_parts(axes, picture, values)
+        _draw_parts(axes, image, values)
         axes.set_title(f"layer {number}: {len(np.unique(values))} parts,\nno attention between them")
     _borders(drawn.panels[1], parts[0], "white", 0.7, style=":")
-    _draw_reach(drawn.panels[2], picture, seen, patch)
+    _draw_reach(drawn.panels[2], image, seen, patch)
     drawn.panels[2].set_title(
         f"patches seen by ({patch[0]}, {patch[1]}):\n{seen[0].sum()}, then {seen[1].sum()} patches"
     )
     masked = drawn.panels[3]
-    masked.imshow(square > 0, cmap=ListedColormap(["white", "#333333"]), vmin=0, vmax=1, aspect="auto")
+    masked.imshow(np.asarray(mask) > 0, cmap=ListedColormap(["white", "#333333"]), vmin=0, vmax=1, aspect="auto")
     masked.set_title(f"mask of layer {layers[1]}'s last\nwindow (dark: may attend)")
     without_frames(drawn.panels)
     masked.spines[:].set(visible=True, color=GREY)
@@ -105,7 +82,7 @@ def _borders(axes: Axes, parts: Array, colour: str, width: float = 0.8, style: s
         axes.plot([column + 1, column + 1], [row, row + 1], style, color=colour, linewidth=width)
 
 
-def _draw_reach(axes: Axes, picture: Array, seen: list[NDArray[np.bool_]], patch: tuple[int, int]) -> None:
+def _draw_reach(axes: Axes, picture: Array, seen: Sequence[Array], patch: tuple[int, int]) -> None:
     """The image outside the reach pale, that of the first layer clear, what the second adds tinted."""
     rows, columns = seen[0].shape
     extent = (0.0, float(columns), float(rows), 0.0)

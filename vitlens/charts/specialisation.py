@@ -11,14 +11,12 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from vitlens.analysis.heads.labels import LABELS
-from vitlens.errors import InputError, UnknownNameError
-from vitlens.figures.board import Board, Margins, board
-from vitlens.figures.gaps import as_array_with_gaps, no_value_patch
-from vitlens.figures.inputs import Array, require_length
-from vitlens.figures.style import MAGNITUDE, SMALL, TALL, WIDE, styled, wrapped_title
+from vitlens.charts.overlay import Array, no_value
+from vitlens.charts.panels import Board, Margins, board, size_of
+from vitlens.charts.style import MAGNITUDE, SMALL, TALL, WIDE, styled, wrapped_title
 
 LOW, HIGH = -3, 5  # the range of colours, as powers of two
 _GAP: Final = 0.07  # inch
@@ -34,90 +32,39 @@ _LEAST: Final = 5.2  # inch of width, for the legend
 
 @styled
 def specialisation_matrix(
-    *,
-    ratios: Sequence[ArrayLike | None],
-    labels: Sequence[Sequence[str]],
-    scores: Sequence[ArrayLike],
-    layers: Sequence[int] | None = None,
-    title: str = "Specialisation of every head",
-    limit_radius: int | None = None,
-) -> Figure:
+    *, ratios: Sequence[Array | None], labels: Sequence[Sequence[str]], scores: Sequence[Sequence[float]],
+    layers: Sequence[int], title: str,
+) -> Figure:  # fmt: skip
     """One panel per head: the weight of keys by their offset from the query, framed in the colour of the head's label.
 
     ratios: for each layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset (key minus query, the query
     itself in the middle) over that of uniform attention: 1 is uniform; NaN where an offset never occurs; None for a
     layer without patches as queries, hatched as NaN is. Layers may differ in heads and grid. Colours are logarithmic,
-    from 1/8 to 32 times uniform for all panels. labels: of each head, names of LABELS; scores: the highest of
-    each head, NaN where it has none; code and score are below a panel where there is room. limit_radius: the greatest
-    offset shown, in patches. layers: their numbers in the model, from 0 (None: all, in order). Layers (down, or across
-    where more than twice as many as heads) and heads are labelled from 0. Raises InputError when shapes do not fit,
-    for another label, and for negative or infinite ratios.
+    from 1/8 to 32 times uniform for all panels. labels: of each head, names of LABELS; scores: the highest of each
+    head, NaN where it has none; code and score are below a panel where there is room. layers: their numbers. Layers
+    run down, or across where they are more than twice as many as heads.
     """
-    maps, rules = _checked(ratios, labels, scores, limit_radius)
-    numbers = range(len(labels)) if layers is None else layers
-    require_length(len(numbers), len(labels), name="layers", of="the layers of labels")
+    maps = [None if own is None else np.log2(np.clip(own, 2.0**LOW, 2.0**HIGH)) for own in ratios]
     depth, most = len(labels), max(map(len, labels))
     across = depth > 2 * most
     counts = Counter(label for layer in labels for label in layer)
-    drawn = _board(_title(title, limit_radius), maps, (most, depth) if across else (depth, most), len(counts))
+    title = f"{title}: mean weight of keys by offset from the query (ticks: the query itself)"
+    drawn = _board(title, maps, (most, depth) if across else (depth, most), len(counts))
     panels = np.array(drawn.panels, dtype=object)
     cells = panels.reshape(most, depth).T if across else panels.reshape(depth, most)
-    box = drawn.panels[0].get_position()
-    size = (float(box.width * drawn.figure.get_figwidth()), float(box.height * drawn.figure.get_figheight()))
+    size = size_of(drawn.panels[0])
     for (layer, head), axes in np.ndenumerate(cells):
         axes.set(xticks=[], yticks=[], facecolor="none")
         axes.spines[:].set_visible(False)
         if head < len(labels[layer]):
-            values = maps[layer]
-            label = labels[layer][head]
+            values, label = maps[layer], labels[layer][head]
             _draw(axes, None if values is None else values[head], LABELS[label].colour, size)
             if size[0] >= _SMALLEST:
-                _write(axes, label, float(rules[layer][head]), size[0])
-    _name_layers_and_heads(cells, numbers, across=across, narrow=size[0] < _SCORED)
+                _write(axes, label, scores[layer][head], size[0])
+    _name_layers_and_heads(cells, layers, across=across, narrow=size[0] < _SCORED)
     _colour_bar(drawn)
     _legend(drawn.figure, counts)
     return drawn.figure
-
-
-def _checked(
-    ratios: Sequence[ArrayLike | None], labels: Sequence[Sequence[str]], scores: Sequence[ArrayLike], radius: int | None
-) -> tuple[list[Array | None], list[Array]]:
-    """The maps in powers of two, cut to the radius, and the scores, of each layer."""
-    heads = [len(layer) for layer in labels]
-    for name, sequence in (("ratios", ratios), ("scores", scores)):
-        require_length(len(sequence), len(labels), name=f"layers of {name}", of="the layers of labels")
-    if not heads or 0 in heads:
-        raise InputError(f"expected layers with a label for each head, found {heads} labels")
-    for label in (label for layer in labels for label in layer if label not in LABELS):
-        raise UnknownNameError("label of a head", label, LABELS)
-    if radius is not None and radius < 1:
-        raise InputError(f"expected limit_radius of at least 1 patch, found {radius}")
-    maps = [None if of_layer is None else _powers(of_layer, radius) for of_layer in ratios]
-    rules = [as_array_with_gaps(of_layer, name="scores", axes=("heads",)) for of_layer in scores]
-    for values, rule, count in zip(maps, rules, heads, strict=True):
-        for name, array in (("ratios", values), ("scores", rule)):
-            if array is not None:
-                require_length(len(array), count, name=f"heads in {name}", of="the labels of the layer")
-    return maps, rules
-
-
-def _powers(ratios: ArrayLike, radius: int | None) -> Array:
-    """Base-2 logarithms of a layer's ratios within the colours' range, cut to a radius in patches."""
-    values = as_array_with_gaps(ratios, name="ratios", axes=("heads", "2 rows - 1", "2 columns - 1"))
-    if not values.shape[1] % 2 or not values.shape[2] % 2:
-        raise InputError(f"expected ratios of shape (heads, 2 rows - 1, 2 columns - 1), found {values.shape}")
-    if (values < 0).any():
-        raise InputError(f"expected ratios of at least 0, found {np.nanmin(values):.3g}")
-    middle = [size // 2 for size in values.shape[1:]]
-    reach = [half if radius is None else min(half, radius) for half in middle]
-    rows, columns = (slice(half - limit, half + limit + 1) for half, limit in zip(middle, reach, strict=True))
-    powers: Array = np.log2(np.clip(values[:, rows, columns], 2.0**LOW, 2.0**HIGH))
-    return powers
-
-
-def _title(title: str, radius: int | None) -> str:
-    cut = "" if radius is None else f", up to {radius} patches away"
-    return f"{title}: mean weight of keys by offset from the query (ticks: the query itself){cut}"
 
 
 def _board(title: str, maps: Sequence[Array | None], lines: tuple[int, int], labels: int) -> Board:
@@ -152,7 +99,7 @@ def _draw(axes: Axes, values: Array | None, colour: str, size: tuple[float, floa
     """Draw one head's map in its frame, with a tick at the middle of each side; hatched without values."""
     axes.spines[:].set(visible=True, color=colour, linewidth=1.8)
     rows, columns = (1, 1) if values is None else values.shape
-    axes.add_patch(no_value_patch((-0.5, -0.5), float(columns), float(rows), zorder=-1))
+    no_value(axes)
     if values is not None:
         axes.imshow(values, cmap=MAGNITUDE, norm=Normalize(LOW, HIGH), aspect="auto")
         axes.set(xticks=[columns // 2], yticks=[rows // 2], xticklabels=[], yticklabels=[])

@@ -15,9 +15,9 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from vitlens.figures.board import Margins, board, without_frames
-from vitlens.figures.overlay import enlarged
-from vitlens.figures.style import GREY, MAGNITUDE, SERIES, SMALL, WIDE, WRONG, heading, sheet, shortened, styled
+from vitlens.charts.overlay import enlarged
+from vitlens.charts.panels import Margins, board, without_frames
+from vitlens.charts.style import GREY, MAGNITUDE, SERIES, SMALL, WIDE, WRONG, heading, sheet, shortened, styled
 
 NAMED: Final = 20  # classes whose colours and names can still be distinguished
 _APART: Final = 0.085  # least distance of two names, as a share of a panel's side

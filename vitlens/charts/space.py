@@ -8,7 +8,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
-from vitlens.figures.style import GREY, MAGNITUDE, WIDE, DisplayedFigure, styled, wrapped_title
+from vitlens.charts.style import GREY, MAGNITUDE, WIDE, DisplayedFigure, styled, wrapped_title
 
 _GAP: Final = 0.15  # between planes, as a share of a plane's side
 _FAINTEST: Final = 0.25  # times uniform: the least that has a colour of its own
