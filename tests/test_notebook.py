@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from vitlens.figures import attention as attention_figures
 
 import vitlens
-from tests.figures.reading import crosses
+from tests.charts.reading import crosses
 from tests.lens.tiny import images as made
 from tests.lens.tiny import ours
 from vitlens.analysis.attention.weights import attention_maps
@@ -51,8 +50,8 @@ def test_maps_over_images_are_drawn_with_their_own_values(vit, images):
 def test_several_methods_and_signed_maps_are_shares(vit, images):
     named = {name: vitlens.explain(vit, images, method=name) for name in ("rollout", "input-x-gradient")}
     assert len(panels(vitlens.show(images, named))) == 6
-    (bar,) = [axes for axes in vitlens.show(images, named["input-x-gradient"]).axes if "share" in axes.get_xlabel()]
-    assert bar.get_xlabel() == "share of the map's largest value"
+    (bar,) = [axes for axes in vitlens.show(images, named["input-x-gradient"]).axes if "share" in axes.get_ylabel()]
+    assert bar.get_ylabel() == "share of the map's largest value"
 
 
 def test_images_alone_in_every_form(images):
@@ -78,9 +77,9 @@ def test_heads_of_weights_are_those_of_attention_maps(vit, images):
     expected = torch.stack([layer.maps for layer in attention_maps(vit, images)])
     for weights in (vitlens.attention(vit, images), vitlens.attention(vit, images, rows="cls")):
         figure = vitlens.show_heads(weights, images, model=vit, image=1)
-        found = [np.asarray(axes.images[0].get_array()) for axes in panels(figure)]
+        found = [np.asarray(axes.images[0].get_array()) for axes in panels(figure)][1:]
         layers, heads = expected.shape[0], expected.shape[2]
-        assert len(found) == layers * heads + 1  # and the image
+        assert len(found) == layers * heads  # beside the image
         for index in range(layers * heads):
             layer, head = divmod(index, heads)
             np.testing.assert_allclose(found[index], 100 * expected[layer, 1, head].numpy(), rtol=1e-4)

@@ -27,7 +27,7 @@ from vitlens.charts.style import (
 )
 from vitlens.errors import InputError
 
-Array = NDArray[np.floating]
+Array = NDArray[np.floating[Any]]
 
 OPACITY: Final = 0.85  # of a map's largest values, drawn as shares
 _BLENDED: Final = 0.65  # share of the colour of a map with one scale for several

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -141,11 +142,15 @@ def images(
                 axes.set_xlabel(below[id(each)], fontsize=SMALL, labelpad=2)
             if row == 0 and each.column:
                 axes.set_title(heads[each.column])
-            if column == 0 and row in beside:
-                axes.set_ylabel(beside[row], rotation=0, ha="right", va="center")
-            if column == 0 and under and row in names:
-                words = shortened(names[row], int(wide / _LETTER))
-                axes.annotate(words, (0, 0), (0, -3), "axes fraction", "offset points", va="top", fontsize=SMALL)
+        figure, size = drawn.figure, drawn.figure.get_size_inches()
+        for part, (row, name) in product(range(blocks), names.items()):
+            y = drawn.top + part * block + above + row * (side * ratio + text)
+            if under:
+                words, down_to = shortened(name, int(wide / _LETTER)), 1 - (y + side * ratio + 0.04) / size[1]
+                figure.text(drawn.left / size[0], down_to, words, va="top", fontsize=SMALL)
+            else:
+                middle = 1 - (y + side * ratio / 2) / size[1]
+                figure.text((drawn.left - 0.05) / size[0], middle, beside[row], ha="right", va="center")
         if bar:
             colour_bar(drawn.bar(), scale=bar[0], label=label or bar[2], colours=bar[1], both=bar[1] == SIGNED)
         return drawn.figure
@@ -258,15 +263,15 @@ def images_on_a_page(panels: int) -> int:
 
 
 def with_maps(
-    pictures: Array, maps: Sequence[Array], titles: Sequence[str], names: Sequence[str] = (""), *,
+    pictures: Array, maps: Sequence[Array], titles: Sequence[str], names: Sequence[str] = ("",), *,
     patches: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Picture]:  # fmt: skip
     """Each image (3, height, width) beside its maps (batch, rows, columns), one a title; patches: (row, column) of the
     one that is outlined in each map, the first's also in the image."""
     for index, (name, image) in enumerate(zip(names, pictures)):
-        masks = [
-            _patch_mask(patch, own.shape[1:], image.shape[1:]) for patch, own in zip(patches, maps)
-        ] or [None] * len(maps)  # fmt: skip
+        masks: list[NDArray[np.bool_] | None] = [None] * len(maps)
+        if patches:
+            masks = [_patch_mask(patch, own.shape[1:], image.shape[1:]) for patch, own in zip(patches, maps)]
         yield Picture(image, row=name, column="image", mask=masks[0])
         for title, own, mask in zip(titles, maps, masks, strict=True):
             yield Picture(image, own[index], name, title, mask=mask)

@@ -58,11 +58,10 @@ def lines(
     band: bool = True,
     shared: bool = True,
     reference: str = "",
-    diagonal: bool = False,
 ) -> Draw:
     """A curve of each y over x for each series `of`, with its interval as a band; a panel for each value of `panel`;
     log, loglog: whether y, or both axes, are logarithmic; reference: a column whose value, chance or no change, is
-    drawn dashed; diagonal: whether the line of equal x and y is."""
+    drawn dashed."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -79,8 +78,6 @@ def lines(
                     _curve(axes, part, x, y, len(names) * at + names.index(series), words, band)
             if reference:
                 axes.axhline(numbers(own[:1], reference)[0, 0], color=GREY, linestyle="--", linewidth=0.9)
-            if diagonal:
-                _diagonal(axes)
             axes.set_title(textwrap.fill(name, 60 if across == 1 else 30))
             axes.set_xlabel(label(rows, x))
             whole = bool(np.all(np.mod(numbers(own, x)[0], 1) == 0))
@@ -164,7 +161,8 @@ def scatter(x: str, y: str, *, of: str = "", name: str = "", diagonal: bool = Fa
             spot = numbers([row], x)[0, 0], numbers([row], y)[0, 0]
             axes.annotate(shortened(str(value(row, name))), spot, (4, 3), textcoords="offset points", fontsize=SMALL)
         if diagonal:
-            _diagonal(axes)
+            low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
+            axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)
         axes.set(xlabel=label(rows, x), ylabel=label(rows, y))
         axes.grid()
         legend(figure, axes)
@@ -172,11 +170,6 @@ def scatter(x: str, y: str, *, of: str = "", name: str = "", diagonal: bool = Fa
         return figure
 
     return draw
-
-
-def _diagonal(axes: Axes) -> None:
-    low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
-    axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)
 
 
 def histogram(x: str, *, of: str = "", bins: int = 20) -> Draw:

@@ -39,7 +39,7 @@ def head_matrices(scores: Array, weights: Array, prefix: Sequence[str], title: s
     values = np.where(np.isneginf(scores), np.nan, scores)
     figure.colorbar(
         _signed(left, values, _most(values), "equal"), ax=left, shrink=0.82, extend="both", label="score"
-    ).outline.set_visible(False)  # type: ignore[operator]
+    ).outline.set_visible(False)
     _shares(right, 100 * weights, "weight (% of its row)")
     for axes, name in ((left, "scores q·k / √d"), (right, "weights: softmax of each row")):
         axes.set_title(name)
@@ -84,7 +84,7 @@ def token_vectors(
         axes.set_xlabel("number of the vector")
         if token is not None:
             _outline(axes, token, values.shape[1])
-    figure.colorbar(image, ax=list(every), extend="both", pad=0.02).outline.set_visible(False)  # type: ignore[operator]
+    figure.colorbar(image, ax=list(every), extend="both", pad=0.02).outline.set_visible(False)
     heading(figure, title)
     return figure
 
@@ -102,7 +102,7 @@ def weighted_values(weights: Array, values: Array, output: Array, title: str) ->
     middle.set(yticks=[], title="values of all tokens")
     image = _signed(below, output[None], most)
     below.set(yticks=[], xlabel="weighted sum: the output of the head")
-    figure.colorbar(image, ax=[middle, below], extend="both", pad=0.02).outline.set_visible(False)  # type: ignore[operator]
+    figure.colorbar(image, ax=[middle, below], extend="both", pad=0.02).outline.set_visible(False)
     heading(figure, title)
     return figure
 

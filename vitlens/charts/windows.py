@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from vitlens.charts.overlay import Array, enlarged
 from vitlens.charts.panels import Margins, board, without_frames
@@ -82,7 +83,7 @@ def _borders(axes: Axes, parts: Array, colour: str, width: float = 0.8, style: s
         axes.plot([column + 1, column + 1], [row, row + 1], style, color=colour, linewidth=width)
 
 
-def _draw_reach(axes: Axes, picture: Array, seen: Sequence[Array], patch: tuple[int, int]) -> None:
+def _draw_reach(axes: Axes, picture: Array, seen: Sequence[NDArray[np.bool_]], patch: tuple[int, int]) -> None:
     """The image outside the reach pale, that of the first layer clear, what the second adds tinted."""
     rows, columns = seen[0].shape
     extent = (0.0, float(columns), float(rows), 0.0)

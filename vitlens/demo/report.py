@@ -118,7 +118,7 @@ def _in_python(record: Record) -> str:
 
 
 def _draw_intervened(record: Record, row: IntervenedRow) -> "Figure":
-    from vitlens.charts.overlay import attribution_overlays
+    from vitlens.charts import Picture, images
 
     arrays = record.arrays(INTERVENED_ARRAYS)
     pixels = arrays.pixels.astype(np.float32) / 255
@@ -128,14 +128,10 @@ def _draw_intervened(record: Record, row: IntervenedRow) -> "Figure":
             rows = slice(height * patch.row // row.grid[0], height * (patch.row + 1) // row.grid[0])
             columns = slice(width * patch.column // row.grid[1], width * (patch.column + 1) // row.grid[1])
             pixels[:, :, rows, columns] = 0.5
-    return attribution_overlays(
-        images=pixels,
-        maps=[arrays.before[None], arrays.after[None]],
-        signed=[row.signed] * 2,
-        titles=[f"{row.title} before", f"{row.title} after"],
-        names=[row.image],
-        title=f"{record.aliases[0]}: {row.title} for {row.target}",
-    )
+    cells = [Picture(pixels[0], column="image", below=row.image)]
+    for name, values in ((f"{row.title} before", arrays.before), (f"{row.title} after", arrays.after)):
+        cells.append(Picture(pixels[0], np.asarray(values, float), column=name, signed=row.signed))
+    return images()(cells, f"{record.aliases[0]}: {row.title} for {row.target}")
 
 
 def _limits(row: IntervenedRow) -> Iterator[Sentence]:

@@ -231,7 +231,9 @@ class Restored:
 def _restored(record: AblateRecord) -> list[Restored]:
     if record.patched is None or record.patched.heads is None:
         return []
-    return [Restored(*at, float(each)) for at, each in np.ndenumerate(record.patched.heads) if np.isfinite(each)]
+    return [
+        Restored(at[0], at[1], float(each)) for at, each in np.ndenumerate(record.patched.heads) if np.isfinite(each)
+    ]
 
 
 def _pair(record: AblateRecord) -> Iterator[Picture]:
@@ -254,7 +256,9 @@ def _tokens(record: AblateRecord) -> Iterator[Picture]:
         yield Picture(None, own[len(prefix) :].reshape(row.grid), "patches", f"layer {layer}")
         for at, name in enumerate(prefix):
             word = f"{name} {prefix[:at].count(name)}" if prefix.count(name) > 1 else name.replace("cls", "CLS")
-            yield Picture(None, own[at : at + 1, None], word, f"layer {layer}", below=f"{own[at]:.2f}")
+            yield Picture(
+                None, own[at : at + 1, None], word, f"layer {layer}", below=f"{round(float(own[at]), 2) + 0.0:.2f}"
+            )
 
 
 def _lens(record: AblateRecord) -> str:

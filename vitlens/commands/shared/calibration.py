@@ -69,11 +69,11 @@ def _bins(record: Any) -> list[_Bin]:
 
 def reliability() -> Chart:
     """Accuracy against confidence of the first models, where there are enough images."""
-    from vitlens.charts import lines
+    from vitlens.charts import scatter
 
     return Chart(
-        "calibration", lines("confidence", "accuracy", panel="model", diagonal=True),
+        "calibration", scatter("confidence", "accuracy", of="model", diagonal=True),
         "Accuracy against confidence in bins, with 95 % intervals; below the dashed line the model is overconfident. "
-        "Wide bands are of bins with few images.",
+        "Wide intervals are of bins with few images.",
         title="Accuracy against confidence", rows=_bins,
     )  # fmt: skip

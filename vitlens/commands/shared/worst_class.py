@@ -14,7 +14,7 @@ from vitlens.uncertainty import Estimate
 
 _FEWEST_CLASSES: Final = 3
 _DRAWN: Final = 3  # models
-_CLASSES: Final = 20
+_CLASSES: Final = 14  # of a drawn matrix, so that numbers fit
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ def _cells(record: Any) -> Iterator[_Cell]:
     """All pairs of the classes that the first models confuse most, at most _CLASSES, in the order of the data."""
     for model in record.aliases[:_DRAWN]:
         counts = {(row.truth, row.prediction): row.count for row in record.confusion if row.model == model}
-        every, errors, totals = dict.fromkeys(name for pair in counts for name in pair), Counter(), Counter()
+        occur = {name for pair in counts for name in pair}
+        every = [row.class_name for row in record.per_class if row.model == model and row.class_name in occur]
+        errors, totals = Counter[str](), Counter[str]()
         for (truth, prediction), count in counts.items():
             totals[truth] += count
             errors.update({truth: count, prediction: count} if truth != prediction else {})

@@ -25,4 +25,5 @@ def drawn_over(
     picture: Picture, model: Model, values: Floats, *, signed: bool, opacity: float = OPACITY
 ) -> tuple[Floats, str]:
     """Pixels (height, width, 3) of a map over the picture in grey, and "" or why there is nothing to see in it."""
-    return overlaid(picture_array(picture, model), values, signed=signed, opacity=opacity)
+    pixels, flaw = overlaid(picture_array(picture, model), values, signed=signed, opacity=opacity)
+    return np.asarray(pixels, dtype=np.float64), flaw

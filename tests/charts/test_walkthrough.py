@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 from matplotlib import colormaps
-from vitlens.figures.patches import in_order
 
-from tests.figures.reading import colour_at, cut_off, pixels, texts
+from tests.charts.reading import colour_at, cut_off, pixels, texts
 from vitlens.charts.style import MAGNITUDE, SIGNED
 from vitlens.charts.walkthrough import (
     head_matrices,
@@ -14,7 +13,7 @@ from vitlens.charts.walkthrough import (
     weighted_values,
     weights_with_row,
 )
-from vitlens.errors import InputError
+from vitlens.commands.walkthrough.report import in_order
 
 TOKENS, DIM, GRID = 25, 12, (4, 6)
 
@@ -41,11 +40,6 @@ def test_masked_scores_are_white(weights, random):
     scores[:, 20:] = -np.inf
     figure = head_matrices(scores=scores, weights=weights, prefix=(), title="t")
     np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.95, 0.5), (1, 1, 1), atol=0.01)
-
-
-def test_matrices_of_other_shapes_are_refused(weights):
-    with pytest.raises(InputError, match="expected weights of shape"):
-        head_matrices(scores=np.zeros((4, 4)), weights=weights, prefix=(), title="t")
 
 
 def test_a_row_over_the_image_is_the_querys(image, weights):

@@ -2,15 +2,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from tests.figures.reading import colour_at, cut_off, drawn, overlapping, texts
+from tests.charts.reading import colour_at, cut_off, drawn, overlapping, texts
 from vitlens.analysis.heads.labels import LABELS
 from vitlens.charts.specialisation import HIGH, LOW, specialisation_matrix
 from vitlens.charts.style import MAGNITUDE
-from vitlens.errors import InputError, UnknownNameError
 
 NAN = float("nan")
 
@@ -22,6 +20,8 @@ def matrix(heads, grid=(3, 4), labels=None, **options):
         "ratios": [np.ones((count, *shape)) for count in heads],
         "labels": [["uniform"] * count for count in heads] if labels is None else labels,
         "scores": [[0.93] * count for count in heads],
+        "layers": range(len(heads)),
+        "title": "Every head",
     }
     return specialisation_matrix(**{**given, **options})
 
@@ -113,7 +113,7 @@ def test_offsets_are_coloured_by_the_logarithm_of_their_ratio():
     ratios[0, 1, 2] = 1000.0  # the query itself, beyond the scale
     ratios[0, 2, 4] = 0.0  # below the scale
     ratios[0, 0, 4] = NAN
-    figure = matrix([1], (2, 3), ratios=[torch.from_numpy(ratios)])
+    figure = matrix([1], (2, 3), ratios=[ratios])
     axes = figure.axes[0]
     for x, y, colour in ((0.14, 0.2, shade(0.5)), (0.5, 0.5, shade(32)), (0.86, 0.8, shade(1 / 8))):
         np.testing.assert_allclose(colour_at(figure, axes, x, y), colour, atol=0.02)
@@ -126,18 +126,6 @@ def test_offsets_are_coloured_by_the_logarithm_of_their_ratio():
 def test_ticks_stand_at_the_query():
     axes = matrix([1], (2, 3)).axes[0]
     assert (list(axes.get_xticks()), list(axes.get_yticks())) == ([2], [1])
-
-
-def test_radius_cuts_and_says_so():
-    ratios = np.full((1, 7, 9), 0.25)
-    ratios[0, 3, 4] = 32.0
-    figure = matrix([1], ratios=[ratios], limit_radius=1)
-    assert figure.axes[0].images[0].get_array().shape == (3, 3)
-    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.5, 0.5), shade(32), atol=0.02)
-    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.2, 0.5), shade(0.25), atol=0.02)
-    assert "up to 1 patches away" in " ".join(texts(figure)).replace("\n", " ")
-    wide = matrix([1], ratios=[ratios], limit_radius=5)
-    assert wide.axes[0].images[0].get_array().shape == (7, 9)
 
 
 def test_layers_may_differ_in_heads_and_grid():
@@ -166,31 +154,3 @@ def test_colours_and_codes_tell_the_labels_apart():
     assert (
         len({one.code for one in LABELS.values()}) == len({one.colour for one in LABELS.values()}) == len(LABELS) == 23
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ratios": [np.ones((2, 3, 3))]}, "2 layers of ratios"),
-        ({"scores": [[1.0, 1.0]]}, "2 layers of scores"),
-        ({"ratios": [np.ones((2, 3, 3)), np.ones((3, 3, 3))]}, "2 heads in ratios"),
-        ({"scores": [[1.0, 1.0], [1.0]]}, "2 heads in scores"),
-        ({"ratios": [np.ones((2, 3, 4))] * 2}, r"2 rows - 1, 2 columns - 1\), found \(2, 3, 4\)"),
-        ({"ratios": [np.ones((2, 2, 3))] * 2}, r"found \(2, 2, 3\)"),
-        ({"ratios": [np.ones((3, 3))] * 2}, "expected ratios of shape"),
-        ({"ratios": [-np.ones((2, 3, 3))] * 2}, "at least 0, found -1"),
-        ({"ratios": [np.full((2, 3, 3), np.inf)] * 2}, "finite numbers in ratios"),
-        ({"labels": [["self", "self"], []]}, "label for each head"),
-        ({"limit_radius": 0}, "limit_radius of at least 1 patch"),
-    ],
-)
-def test_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        matrix([2, 2], **options)
-
-
-def test_no_layers_and_unknown_labels_are_refused():
-    with pytest.raises(InputError, match="label for each head"):
-        matrix([])
-    with pytest.raises(UnknownNameError, match="did you mean 'same row'"):
-        matrix([1], labels=[["same rows"]])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from tests.figures.reading import colour_at, cut_off, drawn, overlapping, texts
+from tests.charts.reading import colour_at, cut_off, drawn, overlapping, texts
 from vitlens.charts.features import (
     Cloud,
     Matches,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from tests.figures.reading import cut_off, pixels
+from tests.charts.reading import cut_off, pixels
 from vitlens.charts.style import SERIES, WIDE, heading, round_ticks, sheet, shortened, styled, tick_words
 from vitlens.display import protected
 

@@ -16,5 +16,5 @@ def image(random: np.random.Generator) -> np.ndarray:
 
 
 @pytest.fixture
-def images(random: np.random.Generator) -> np.ndarray:
+def pictures(random: np.random.Generator) -> np.ndarray:
     return random.uniform(0, 1, (3, 3, 16, 16))

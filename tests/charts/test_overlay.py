@@ -4,16 +4,18 @@ import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from tests.figures.reading import texts
+from tests.charts.reading import texts
 from vitlens.charts.overlay import (
     MAGNITUDE,
     Scale,
     blend,
+    clipped_scale,
     colour_bar,
+    enlarged,
     is_constant,
     joint_scale,
+    overlaid,
     upsample,
-    with_common_decimals,
 )
 from vitlens.errors import InputError
 
@@ -60,42 +62,48 @@ def test_constant_maps_have_a_middle_colour(value):
 def test_hottest_pixels_are_where_the_map_is_highest(random):
     values = random.uniform(0, 0.5, (4, 6))
     values[2, 4] = 1
-    drawn = blend(np.full((3, 64, 96), 0.5), values, scale=Scale(0.0, 1.0), opacity=1.0)
-    top = np.array(colormaps[MAGNITUDE](1.0)[:3])
+    drawn = blend(np.full((3, 64, 96), 0.5), values, scale=Scale(0.0, 1.0))
+    top = 0.35 * 0.5 + 0.65 * np.array(colormaps[MAGNITUDE](1.0)[:3])
     y, x = np.unravel_index(np.abs(drawn - top).sum(-1).argmin(), drawn.shape[:2])
     assert (y * 4 // len(drawn), x * 6 // drawn.shape[1]) == (2, 4)
 
 
-def test_opacity_from_the_grey_image_to_the_map(image, random):
+def test_colours_depend_on_the_map_alone_over_a_grey_image(image, random):
     values = random.uniform(size=(2, 3))
-    grey = blend(image, values, scale=Scale(0.0, 1.0), opacity=0.0)
+    one, other = (blend(each, values, scale=Scale(0.0, 1.0)) for each in (image, image[::-1]))
+    share = (one - other)[..., 0]  # both have the same colours of the map; the greys differ
+    np.testing.assert_allclose(one - other, np.repeat(share[..., None], 3, axis=2), atol=1e-12)
+    assert np.ptp(blend(image, np.ones((2, 3)), scale=Scale(0.0, 1.0)), axis=-1).max() < 1e-12
+
+
+def test_opacity_is_that_of_the_largest_values(image):
+    values = np.array([[1.0, -1.0], [0.0, 0.5]])
+    grey, none = overlaid(image, values, signed=True, opacity=0.0)
+    full, _ = overlaid(image, values, signed=True, opacity=1.0)
+    half, _ = overlaid(image, values, signed=True, opacity=0.5)
+    assert none == ""
     assert np.ptp(grey, axis=-1).max() < 1e-12
-    full = blend(image, values, scale=Scale(0.0, 1.0), opacity=1.0)
-    np.testing.assert_allclose(full, blend(1 - image, values, scale=Scale(0.0, 1.0), opacity=1.0))
-    half = blend(image, values, scale=Scale(0.0, 1.0), opacity=0.5)
     np.testing.assert_allclose(half, (grey + full) / 2)
     with pytest.raises(InputError, match="opacity"):
-        blend(image, values, scale=Scale(0.0, 1.0), opacity=1.5)
+        overlaid(image, values, signed=True, opacity=1.5)
 
 
 def test_small_images_are_enlarged_by_whole_pixels(image):
-    drawn = blend(image, [[0.0, 1.0]], scale=Scale(0.0, 1.0), opacity=0.0)
+    drawn = enlarged(image)
     assert drawn.shape == (224, 336, 3)
     assert (drawn[:7, :7] == drawn[0, 0]).all()
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ([0.0, 12.64], ["0.0", "12.6"]),
-        ([2e-9, 3.388], ["0.00", "3.39"]),
-        ([-0.967, 0.967], ["-0.97", "0.97"]),
-        ([0.0, 250.0], ["0", "250"]),
-        ([0.0, 0.0], ["0", "0"]),
-    ],
-)
-def test_numbers_in_words(values, said):
-    assert with_common_decimals(values) == said
+def test_a_signed_scale_is_symmetric_and_leaves_extremes_out(random):
+    values = random.normal(size=100)
+    scale = clipped_scale(values)
+    assert (scale.low, scale.high, scale.clipped) == (-np.abs(values).max(), np.abs(values).max(), False)
+    values[7] = -50.0
+    scale = clipped_scale(values)
+    assert scale.clipped
+    assert scale.high == -scale.low < 5
+    assert clipped_scale(0 * values, least=0.01) == Scale(-0.01, 0.01)
+    assert clipped_scale(np.array([np.nan, 2.0])) == Scale(-2.0, 2.0)
 
 
 def test_bar_says_its_range():
