@@ -34,7 +34,7 @@ def predicted(pictures, *given):
 
 def test_right_and_wrong_by_colour_and_symbol(pictures):
     figure = predicted(pictures, ("cat", 0.5, "cat"), ("dog", 0.994, "cat"), ("dog", 1, None))
-    assert {"✓ cat, 50\u00a0%", "✗ dog, 99\u00a0%\nis cat", "dog, 100\u00a0%"} <= set(texts(figure))
+    assert {"✓ cat, 50 %", "✗ dog, 99 %\nis cat", "dog, 100 %"} <= set(texts(figure))
     assert len(figure.axes) == 3
     assert has(figure, RIGHT)
     assert has(figure, WRONG)
@@ -67,9 +67,8 @@ def test_a_page_holds_every_row_and_column(count, maps, under, shape, random):
     for index in range(count):
         image, row = random.uniform(size=(3, *shape)), f"{index}: golden retriever (97 %)"
         rows.append(Picture(image, row=row, column="image"))
-        rows += [
-            Picture(image, random.uniform(size=(4, 6)), row, f"map {k}", signed=under or None) for k in range(maps)
-        ]
+        every = random.uniform(size=(maps, 4, 6))
+        rows += [Picture(image, own, row, f"map {k}", signed=under or None) for k, own in enumerate(every)]
     figure = images(scale="joint", label="share", under=under)(rows, "Maps by method")
     assert not cut_off(figure)
     assert not overlapping(figure)
@@ -96,14 +95,8 @@ def test_one_value_has_one_colour_in_all_panels():
     coarse, fine = np.full((2, 2), 0.25), np.full((4, 4), 0.0625)
     coarse[0, 0] = fine[0, 0] = 0.5
     image = np.full((3, 16, 16), 0.5)
-    joint, own = (
-        shown(
-            images(scale=scale, smooth=False)(
-                [Picture(image, coarse, column="a"), Picture(image, fine, column="b")], ""
-            )
-        )
-        for scale in ("joint", "own")
-    )
+    cells = [Picture(image, coarse, column="a"), Picture(image, fine, column="b")]
+    joint, own = (shown(images(scale=scale, smooth=False)(cells, "")) for scale in ("joint", "own"))
     for axes, same in ((joint, False), (own, False)):
         np.testing.assert_allclose(
             colour_at(axes[0].figure, axes[0], 0.1, 0.1), colour_at(axes[1].figure, axes[1], 0.1, 0.1)
@@ -166,9 +159,8 @@ def test_a_reason_crosses_a_map_out_that_stays_visible(pictures):
 
 def test_red_is_positive_and_blue_negative():
     image = np.full((3, 16, 16), 0.5)
-    figure = images()(
-        [Picture(image, values, column=str(values[0, 0]), signed=True) for values in (halves(), -halves())], ""
-    )
+    cells = [Picture(image, values, column=str(values[0, 0]), signed=True) for values in (halves(), -halves())]
+    figure = images()(cells, "")
     for axes, positive, negative in zip(shown(figure), (0.06, 0.94), (0.94, 0.06)):
         red, _, blue = colour_at(figure, axes, positive, 0.5)
         assert red > blue + 0.2

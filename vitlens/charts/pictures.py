@@ -130,7 +130,7 @@ def images(
         heads = {each.column: textwrap.fill(shortened(each.column, 60), max(8, int(side / 0.07))) for each in rows}
         above = 0.1 + 0.14 * max(map(_lines, heads.values())) if any(heads) else 0.05
         block = above + down * (side * ratio + text)
-        margins = Margins(left=left, right=right, top=0.0, bottom=0.05)
+        margins = Margins(left=left, right=right, top=0.0, bottom=0.1)
         wide = across * (side + _GAP) - _GAP
         drawn = area(title=title, wide=wide, tall=blocks * block - (0.0 if under else 0.05), margins=margins)
         for each in rows:
