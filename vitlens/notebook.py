@@ -187,11 +187,12 @@ def show_board(
         unit, title = unit or "rise of loss (nats)", title or "Rise of the loss without each head"
         values = values.delta_loss
     if isinstance(values, Mapping):
-        tables, units = {name: _table(table, name) for name, table in values.items()}, dict.fromkeys(values, unit)
+        tables = {name: _table(table, name) for name, table in values.items()}
     else:
-        tables, units = {title or "Every head": _table(values, "values")}, {title or "Every head": unit or "value"}
+        unit = unit or "value"  # the unit is above the map and at the colour bar
+        tables = {unit: _table(values, "values")}
     signed = len(tables) == 1 and any(bool((table < 0).any()) for table in tables.values())
-    return _board(tables, units, title or "Every head", signed=signed)
+    return _board(tables, dict.fromkeys(tables, unit), title or "Every head", signed=signed)
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,8 @@ def _board(
     for name, table in tables.items():
         if table.shape != shape:
             raise InputError(f"expected {name!r} of shape {tuple(shape)}, found {tuple(table.shape)}")
-        if not table.isfinite().any():
+        _require_finite(table[~table.isnan()], repr(name))
+        if table.isnan().all():
             raise InputError(f"expected a number in {name!r}, found none; leave it out")
     cells = [
         _Cell(layer, head, {
