@@ -4,9 +4,8 @@ import dataclasses
 import inspect
 from collections.abc import Iterable
 
-from vitlens.commands.run.chapters.record import CHAPTERS
-
 from vitlens.commands.registry import COMMANDS, Command
+from vitlens.commands.run.chapters.record import CHAPTERS
 from vitlens.records import ArraysOf, Contents, TableOf
 
 
