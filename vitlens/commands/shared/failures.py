@@ -128,8 +128,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
             "We do not know why **{{ model }}** fails: "
             + _CHANGED
             + ", {{ test.mended }} of its {{ errors }} errors are mended (control, {{ test.control|whole }}: "
-            "{{ test.control_mended }}), but errors are not shown to be more frequent on {{ row.where|whole }}. The next "
-            "test would be more images."
+            "{{ test.control_mended }}), but errors are not shown to be more frequent on {{ row.where|whole }}. The "
+            "next test would be more images."
         )
     elif row is None:
         words = (
