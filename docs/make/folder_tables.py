@@ -5,14 +5,14 @@ import inspect
 from collections.abc import Iterable
 
 from vitlens.commands.registry import COMMANDS, Command
-from vitlens.commands.run.chapters.record import CHAPTERS
+from vitlens.commands.run.chapters import Chaptered
 from vitlens.records import ArraysOf, Contents, TableOf
 
 
 def folder_section(command: Command) -> str:
     """Tables, metrics and arrays, each with what it is."""
     contents, chapters = command.contents, ""
-    if any(table.name == CHAPTERS.name for table in contents.tables):
+    if _runs_chapters(command):
         within = [other for other in COMMANDS.values() if _is_chapter(other, command)]
         contents = _without(contents, (other.contents for other in within))
         links = ", ".join(f"[{other.word}]({other.word}.md)" for other in within)
@@ -26,8 +26,11 @@ def _is_chapter(other: Command, command: Command) -> bool:
     if other.word == command.word or not other.reports:
         return False
     names = {metric.pattern for metric in other.contents.metrics}
-    runs_chapters = any(table.name == CHAPTERS.name for table in other.contents.tables)
-    return bool(names) and not runs_chapters and names <= {metric.pattern for metric in command.contents.metrics}
+    return bool(names) and not _runs_chapters(other) and names <= {metric.pattern for metric in command.contents.metrics}
+
+
+def _runs_chapters(command: Command) -> bool:
+    return command.recorded is not None and issubclass(command.recorded, Chaptered)
 
 
 def _without(contents: Contents, others: Iterable[Contents]) -> Contents:

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from jinja2 import nodes
-from vitlens.commands.report.comparison.changes import changes_between
+from vitlens.commands.report.changes import changes_between
 
 from vitlens.charts import Picture, bars, board, histogram, images, intervals, lines, matrix, scatter
 from vitlens.commands.registry import COMMANDS

@@ -129,8 +129,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
             + _CHANGED
             + ", {{ test.mended }} of its {{ errors }} errors are mended (control, {{ test.control|whole }}: "
             "{{ test.control_mended }}), but errors are not shown to be more frequent on {{ row.where|whole }}. The "
-            "next "
-            "test would be more images."
+            "next test would be more images."
         )
     elif row is None:
         words = (

@@ -6,7 +6,7 @@ import torch
 from tests.commands.map_rows import FALLING, STAYING, checks
 from vitlens.analysis.faithfulness import league
 from vitlens.analysis.faithfulness.steadiness import judged_steadiness
-from vitlens.commands.shared.maps.measure import CheckedMaps, information_row, on_object_rows
+from vitlens.commands.shared.maps.measure import CheckedMaps, map_rows, on_object_rows
 from vitlens.commands.shared.maps.record import (
     BASELINES,
     CENTRE,
