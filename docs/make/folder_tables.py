@@ -26,7 +26,9 @@ def _is_chapter(other: Command, command: Command) -> bool:
     if other.word == command.word or not other.reports:
         return False
     names = {metric.pattern for metric in other.contents.metrics}
-    return bool(names) and not _runs_chapters(other) and names <= {metric.pattern for metric in command.contents.metrics}
+    return (
+        bool(names) and not _runs_chapters(other) and names <= {metric.pattern for metric in command.contents.metrics}
+    )
 
 
 def _runs_chapters(command: Command) -> bool:

@@ -157,10 +157,9 @@ def test_a_number_of_a_page_is_that_of_its_report(page, text, folder, metric, fa
 
 def test_the_thresholds_of_the_verdicts_are_those_of_the_code():
     rows = {name.split(" ")[0].strip(",:"): row for name, row in cells("verdicts.md", "Verdicts and their").items()}
-    for word, threshold in {
-        "accuracy": verdicts.LIMITS["accuracy"], "calibration": verdicts.LIMITS["calibration"], "robustness": verdicts.LIMITS["robustness"],
-        "common": verdicts.LIMITS["corruptions"], "attention": verdicts.LIMITS["heads"], "sinks": verdicts.LIMITS["sinks"],
-    }.items():  # fmt: skip
+    named = {"accuracy": "accuracy", "calibration": "calibration", "robustness": "robustness", "common": "corruptions",
+             "attention": "heads", "sinks": "sinks"}  # fmt: skip
+    for word, threshold in ((word, verdicts.LIMITS[name]) for word, name in named.items()):
         scale = 100 if threshold.unit == "fraction" else 1
         side = "from" if threshold.higher else "to"
         for cell, value in zip(rows[word], (threshold.passes, threshold.warns)):
