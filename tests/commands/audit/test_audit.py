@@ -16,7 +16,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
 from vitlens.report.document import Document
 
-SUBJECTS = ("accuracy", "calibration", "explanation", "robustness", "common corruptions", "attention health")
+SUBJECTS = ("accuracy", "calibration", "maps", "robustness", "common corruptions", "attention health")
 OPTIONS = ["--quiet", "--device", "cpu", "--batch-size", "4"]
 TINY = ["--budget", "0.001"]  # FGSM alone
 

@@ -37,7 +37,11 @@ class CompareOptions:
     panels: int = option("--panels", "Images shown side by side.", default=50, metavar="N", low=1)
     maps: int = option("--maps", "Images whose maps are averaged, at most.", default=500, metavar="N", low=1)
     checked: int = option(
-        "--checked", "Images on which the methods of maps are checked, at most.", default=64, metavar="N", low=1
+        "--checked",
+        "Images on which the methods of maps are checked, at most (0: none are).",
+        default=64,
+        metavar="N",
+        low=0,
     )
     harder: bool = option("--harder/--no-harder", "Also on filtered, shuffled and occluded images.", default=True)
     disturbed: int = option(

@@ -29,8 +29,10 @@ _BEFORE: Final = (
 _AFTER: Final = (
     Question("Where does attention lie?", ("attention",), "object"),
     Question("Which map can be believed?", ("explain",), "checks"),
-    Question("Why do the models fail?", ("compare",), "quarters"),
-    Question("Shape or texture?", ("compare",), "harder"),
+    Question("Why do the models fail?", ("compare",), "failure_properties"),
+    Question("What mends their errors?", ("compare",), "interventions"),
+    Question("Which model copes better with disturbed images?", ("compare",), "robustness"),
+    Question("Shape or texture?", ("compare",), "shape_bias"),
     Question("How do they break under attack?", ("attack",), "curves"),
     Question("How do they break under common corruptions?", ("attack",), "corruptions"),
     Question("What do the features know?", ("features",), "depth"),
@@ -39,13 +41,13 @@ _AFTER: Final = (
 # The sentences of the first page: the first claim of each chapter that answers what it was asked, by its questions
 # ((): any), in this order.
 _ANSWERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "evaluate": (), "compare": ("failures",), "attack": (), "explain": (), "ablate": (),
+    "evaluate": (), "compare": ("why it fails",), "attack": (), "explain": (), "ablate": (),
 }  # fmt: skip
 # The table of the first page: lines of the chapters' first pages.
 _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
     "evaluate": ("top-1 accuracy", "calibration error"),
     "attack": ("robust accuracy at 1/255", "accuracy lost to corruptions"),
-    "features": ("linear probe",),
+    "features": ("accuracy of a linear probe",),
     "profile": ("latency, smallest batch", "parameters"),
 }
 
@@ -70,7 +72,8 @@ def _answer(record: StudyRecord, word: str, asked: tuple[str, ...]) -> Iterator[
             claim for claim in chapter.claims
             if claim.says and (claim.question in asked if asked else claim.kind == "answer")
         )  # fmt: skip
-        yield from (replace(claim, kind="answer") for claim in list(found)[:1])
+        ranked = sorted(found, key=lambda claim: claim.evidence != "intervened") if asked else list(found)
+        yield from (replace(claim, kind="answer") for claim in ranked[:1])
 
 
 def _weakest(record: StudyRecord) -> Claim | None:
