@@ -5,7 +5,7 @@ from typing import Final, get_args
 from tests.backing import unbacked
 from vitlens.report.claims import contradictions
 from vitlens.report.document import Document, State
-from vitlens.report.findings import MOST
+from vitlens.report.claims import MOST
 from vitlens.report.layout import FIGURES, ROWS
 
 LIMITS: Final = 5

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitlens.files import RunRecord
-from vitlens.records import Contents, Record
+from vitlens.record import Contents, Record
 from vitlens.report.document import Document, FigureSpec, Finding, ImagePanel, Section, Sentence, Table, Tags, Verdict
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import page

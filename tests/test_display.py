@@ -26,7 +26,7 @@ from vitlens.display import (
     visible,
 )
 from vitlens.files import RunRecord, read_json, write_json
-from vitlens.records import Contents, Record, TableOf, UntrustedName
+from vitlens.record import Contents, Record
 from vitlens.report.document import Document, FigureSpec, Section, Table, sentences
 from vitlens.report.markdown import markdown
 
@@ -42,8 +42,8 @@ names = st.one_of(
 class NamedRow:
     """A class and an image of names that others gave."""
 
-    name: UntrustedName
-    image: UntrustedName
+    name: str
+    image: str
     n: int
 
 

@@ -13,13 +13,13 @@ from vitlens.archives import Form
 from vitlens.commands.run.folder import RunFolder
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, read_run
-from vitlens.records import ArraysOf, Columns, Contents, MetricName, Record, TableOf, UntrustedName
+from vitlens.record import Contents, MetricName, Record
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
 class Point:
-    name: UntrustedName
+    name: str
     words: str
     value: float | None
 

@@ -10,7 +10,7 @@ from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
 from vitlens.files import read_run
-from vitlens.records import MetricName, Record
+from vitlens.record import MetricName, Record
 
 
 def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = False) -> None:

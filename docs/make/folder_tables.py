@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from vitlens.commands.registry import COMMANDS, Command
 from vitlens.commands.run.chapters import Chaptered
-from vitlens.records import ArraysOf, Contents, TableOf
+from vitlens.record import Contents
 
 
 def folder_section(command: Command) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitlens.report.findings import MOST, WEIGHTS, Kind, finding, ranked
+from vitlens.report.claims import MOST, WEIGHTS, Kind, finding, ranked
 from vitlens.uncertainty import Estimate
 
 LEVELS: tuple[tuple[Kind, float], ...] = (("answer", 0.01), ("comparison", 0.01), ("fact", 0.001))

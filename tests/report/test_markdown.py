@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vitlens.files import RunRecord
-from vitlens.records import Contents, Record
+from vitlens.record import Contents, Record
 from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.markdown import markdown
 from vitlens.uncertainty import Estimate

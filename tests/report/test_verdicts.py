@@ -3,7 +3,7 @@
 import pytest
 
 from vitlens.report.document import Document
-from vitlens.report.findings import finding, ranked
+from vitlens.report.claims import finding, ranked
 from vitlens.report.terminal import summary_lines
 from vitlens.report.verdicts import ACCURACY, CALIBRATION, ROBUSTNESS, Threshold, judged, not_tested
 from vitlens.uncertainty import Estimate

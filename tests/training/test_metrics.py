@@ -16,7 +16,7 @@ from vitlens.analysis.heads.statistics import statistics
 from vitlens.errors import InputError, StorageError
 from vitlens.models import loading, saved
 from vitlens.models.model import Model
-from vitlens.schema import read_as
+from vitlens.typed import read_as
 from vitlens.training.metrics import (
     METRICS_FILE,
     EpochHistory,

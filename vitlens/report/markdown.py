@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 from vitlens.display import as_alternative, as_cell, as_code, as_code_block, as_markdown
 from vitlens.record import Record
 from vitlens.recorded import ModelEntry
-from vitlens.report.document import Document, FigureSpec, Finding, FirstPage, Section, Sentence, Table
+from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.numbers import in_time, in_words
 
 UNFINISHED: Final = {
@@ -23,7 +23,7 @@ _FIGURE: Final = re.compile(
 
 
 def markdown(document: Document, record: Record, *, seconds: float | None = None) -> str:
-    """A whole report: title, sections with their figures, limits, and how to repeat it.
+    """A whole report: first page, sections with their figures, folded parts, and how to repeat it.
 
     record: whose settings and models are listed; seconds: that the run took.
     """
@@ -31,39 +31,12 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
     blocks = [f"# {as_markdown(document.title)}"]
     if record.status in UNFINISHED:
         blocks.append(f"> {UNFINISHED[record.status]}")
-    blocks += _first_page(document, numbers)
-    if document.first is not None:
-        blocks += [*_first(document.first, record, numbers, seconds), *_paragraphs(document.preface)]
+    blocks += [*_first(document.first, record, numbers, seconds), *_paragraphs(document.preface)]
     for section in document.sections:
         blocks += _section(section, numbers)
     for part in document.folded:
         blocks += [f"<details><summary>{as_markdown(part.title)}</summary>", *_paragraphs(part.sentences), "</details>"]
-    if document.limits:
-        blocks += ["## Limits", *_paragraphs(document.limits)]
-    if document.appendix:
-        blocks.append("## Appendix")
-        blocks += [block for section in document.appendix for block in _section(section, numbers, level="###")]
-    return "\n\n".join([*blocks, *_repeat(document, record, seconds)]) + "\n"
-
-
-def _first_page(document: Document, numbers: dict[str, int]) -> Iterator[str]:
-    """The preface, verdicts and findings, where a report has them."""
-    if document.first is not None:
-        return
-    yield from _paragraphs(document.preface)
-    if document.verdicts:
-        yield "## Verdicts"
-        columns = {
-            "subject": lambda verdict: verdict.subject,
-            "verdict": lambda verdict: verdict.state,
-            "value": lambda verdict: verdict.value,
-            "threshold": lambda verdict: verdict.threshold,
-            "because": lambda verdict: verdict.because,
-        }
-        yield _table(Table.of("By the worse end of each 95 % interval", document.verdicts, columns))
-    if document.findings:
-        yield "## Findings"
-        yield "\n".join(f"{index}. {_finding(each, numbers)}" for index, each in enumerate(document.findings, start=1))
+    return "\n\n".join([*blocks, *_repeat(record, seconds)]) + "\n"
 
 
 def _first(first: FirstPage, record: Record, numbers: dict[str, int], seconds: float | None) -> Iterator[str]:
@@ -81,21 +54,11 @@ def _first(first: FirstPage, record: Record, numbers: dict[str, int], seconds: f
         yield f"{as_code(record.config.command_line)}{took}"
 
 
-def _finding(each: Finding, numbers: dict[str, int]) -> str:
-    notes = [in_words(each.effect)]
-    if each.p is not None:
-        notes.append(f"p = {each.p:.2g}")
-    if each.figure in numbers:
-        notes.append(f"figure {numbers[each.figure]}")
-    return as_markdown(f"{each.claim.text} ({'; '.join((*notes, each.support))})")
-
-
-def _section(section: Section, numbers: dict[str, int], *, level: str = "##") -> Iterator[str]:
+def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
     status = f" ({section.status})" if section.status else ""
-    yield f"{level} {as_markdown(section.title)}{status}"
-    figures = [_figure(figure, numbers[figure.name]) for figure in section.figures]
-    paragraphs = list(_paragraphs(section.sentences))
-    yield from paragraphs + figures if section.leading else figures + paragraphs
+    yield f"## {as_markdown(section.title)}{status}"
+    yield from _paragraphs(section.sentences)
+    yield from (_figure(figure, numbers[figure.name]) for figure in section.figures)
     yield from map(_table, section.tables)
     if section.more:
         yield f"[The whole chapter]({quote(section.more)})"
@@ -125,10 +88,10 @@ def _table(table: Table) -> str:
     return f"**{as_markdown(table.caption)}**\n\n{text}" if table.caption else text
 
 
-def _repeat(document: Document, record: Record, seconds: float | None) -> Iterator[str]:
+def _repeat(record: Record, seconds: float | None) -> Iterator[str]:
     """What was run, on what, and the command that does it again."""
     yield "## Repeat it"
-    if command_line := document.command_line or record.config.command_line:
+    if command_line := record.config.command_line:
         yield as_code_block(command_line)
     if facts := repeated_words(record, seconds):
         yield as_markdown(facts)

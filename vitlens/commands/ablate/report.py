@@ -12,8 +12,7 @@ from vitlens.charts import board, intervals, lines
 from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, HeadPairRow, UnitRow, fewest_images
 from vitlens.figures.patching import patching_maps
 from vitlens.record import by as grouped
-from vitlens.report.claims import Claim, above
-from vitlens.report.findings import Kind
+from vitlens.report.claims import Claim, Kind, above
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import LEVEL, Estimate

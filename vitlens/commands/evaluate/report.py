@@ -11,8 +11,7 @@ from vitlens.commands.shared.calibration import ENOUGH, FEW, RELIABILITY, calibr
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
-from vitlens.report.claims import Claim, found
-from vitlens.report.findings import FOUND, SMALLEST, clear
+from vitlens.report.claims import FOUND, SMALLEST, Claim, clear, found
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate

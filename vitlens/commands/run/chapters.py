@@ -9,13 +9,12 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
 from vitlens.errors import UnknownNameError
 from vitlens.files import read_run
-from vitlens.record import Better, Record, col, table
-from vitlens.records import Contents
+from vitlens.record import Better, Contents, Record, col, table
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, Section
 from vitlens.report.sections import ORDER, SAID
 from vitlens.safe_paths import inside
-from vitlens.schema import Name
+from vitlens.typed import Name
 from vitlens.uncertainty import Estimate
 
 CHAPTERS_FOLDER: Final = "chapters"
@@ -80,9 +79,9 @@ class Chapter:
         chart: the beginning of the figure's name; other figures of the section are left out. None: nothing has it.
         """
         document, first = self.document, self.document.first
-        if first is not None and first.picture is not None and first.picture.name.startswith(chart):
+        if first.picture is not None and first.picture.name.startswith(chart):
             glance = () if first.glance is None else (first.glance,)
-            page = Section("", first.answer, glance, (first.picture,), leading=True)
+            page = Section("", first.answer, glance, (first.picture,))
             return self._placed(page, chart)
         held = (each for each in document.sections if any(f.name.startswith(chart) for f in each.figures))
         found = next(held, None)
@@ -104,8 +103,7 @@ class Chapter:
 
     def glance(self, title: str) -> Mapping[str, Cell]:
         """A line of its first page's table by the titles of the columns; empty where there is none."""
-        first = self.document.first
-        table = None if first is None else first.glance
+        table = self.document.first.glance
         lines = [] if table is None else [dict(zip(table.columns, row)) for row in table.rows if row[0] == title]
         return lines[0] if lines else {}
 

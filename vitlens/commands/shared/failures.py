@@ -16,10 +16,10 @@ from vitlens.analysis.failures.properties import (
     causes,
 )
 from vitlens.archives import Form
+from vitlens.arrays import ClassNames, Pixels
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.record import Record, arrays, by, table
-from vitlens.records import ClassNames, Pixels
 from vitlens.report.claims import ASKED, Claim
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
