@@ -74,10 +74,8 @@ def _of_claim(claim: Claim) -> TestCase:
     value = "" if claim.effect is None else f"{in_words(claim.effect)}; "
     limit = LIMITS[claim.limit].words if claim.limit else "–"
     message = f"{claim.state}: {value}{claim.because or claim.says} ({limit})"
-    note = message if claim.state == "warn" else ""
-    return TestCase(
-        "verdict", f"{claim.question} of {claim.subject}", _RESULTS[claim.state or "not tested"], message, note
-    )
+    result, note = _RESULTS[claim.state or "not tested"], message if claim.state == "warn" else ""
+    return TestCase("verdict", f"{claim.question} of {claim.subject}", result, message, note)
 
 
 def _of_requirement(requirement: JudgedRequirement) -> TestCase:
