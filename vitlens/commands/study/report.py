@@ -89,7 +89,8 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     weakest = _weakest(record)
     if weakest is not None:
         yield say(
-            "The weakest of these claims is that on {{ claim.question }}: its effect, {{ claim.effect }}, is nearest to none.",
+            "The weakest of these claims is that on {{ claim.question }}: its effect, {{ claim.effect }}, is nearest "
+            "to none.",
             claim=weakest,
         )
     yield say(
