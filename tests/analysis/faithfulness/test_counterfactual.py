@@ -133,3 +133,19 @@ def test_a_search_holds_the_logits_of_few_variants(monkeypatch):
     monkeypatch.setattr("vitlens.analysis.faithfulness.counterfactual.Variants", Watched)
     assert torch.equal(by_search(model, batch).removed, whole.removed)
     assert max(map(len, seen)) == 12
+
+
+def test_a_search_asks_for_hardly_a_set_twice(monkeypatch):
+    """Only the set without the patch before the last may have been a candidate before."""
+    model, batch = leaning()
+    asked = []
+
+    class Watched(Variants):
+        def logits(self, which: Tensor, removed: Tensor) -> Tensor:
+            asked.extend(zip(which.tolist(), map(tuple, removed.tolist())))
+            return super().logits(which, removed)
+
+    monkeypatch.setattr("vitlens.analysis.faithfulness.counterfactual.Variants", Watched)
+    found = by_search(model, batch, substrate="black", candidates=3)
+    assert found.sizes[found.found].min() > 2
+    assert len(asked) - len(set(asked)) <= found.found.sum()
