@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from vitlens.names import FigureFormat
 from vitlens.typed import Count, Name, Text, between, length
@@ -28,7 +28,7 @@ class Results:
     status: Literal["running", "done", "failed", "interrupted"]
     seconds: Annotated[float, between(0, 1e10)]
     metrics: Mapping[str, Measured]
-    tables: Mapping[str, tuple[Annotated[Mapping[str, object], length(0, 1000)], ...]]
+    tables: Mapping[str, tuple[Annotated[Mapping[str, Any], length(0, 1000)], ...]]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,6 @@ class Config:
     device: Text = ""
     precision: Text = ""
     seed: int | None = None
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     models: tuple[ModelEntry, ...] = ()
     data: Data | None = None
