@@ -43,7 +43,7 @@ class PointsRecord(Record):
     command: ClassVar[str] = "rollout"
     points: tuple[Point, ...] = table()
     grid: Mapping[str, Grid] = arrays("grid-{model}")
-    several: Several | None = arrays("several")  # noqa: RUF009
+    several: Several | None = arrays("several")
 
 
 HALF = Estimate(0.5, 0.25, 0.75, 8)

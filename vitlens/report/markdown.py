@@ -114,9 +114,9 @@ def repeated_words(record: Record, seconds: float | None) -> str:
 
 def citation(record: Record) -> str:
     """How to cite what made a report."""
-    version = record.config.versions.get("vitlens", "")
+    version = finalize(record.config.versions.get("vitlens", ""))
     return (
-        f"To cite: The vitlens authors, vitlens{f' {finalize(version)}' if version else ''}, github.com/vitlens/vitlens, "
+        f"To cite: The vitlens authors, vitlens{f' {version}' if version else ''}, github.com/vitlens/vitlens, "
         "and the papers of the methods shown (docs/references.md there)."
     )
 
