@@ -5,8 +5,10 @@ Files are untrusted: no pickle, a bounded size, and one line that says what was 
 
 import dataclasses
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -77,16 +79,38 @@ def read_as(
     message. Raises `error` at the first value that does not fit, or that a dataclass itself refuses.
     """
     end = f"; {hint}" if hint else ""
-    known = [each.name for each in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
-    extra = [key for key in value if key not in known] if known and isinstance(value, dict) else []
-    if extra and unknown == "refuse":
-        raise error(f"expected the keys {', '.join(known)} in {source}, found {short(str(extra[0]))!r}{end}")
+    extra = next(_unknown(kind, value), None) if unknown == "refuse" else None
+    if extra is not None:
+        raise error(f"expected known keys in {source}, found {short(extra)!r}{end}")
     try:
         return msgspec.convert(value, kind, dec_hook=_hook)
-    except msgspec.ValidationError as fault:
-        raise error(f"expected what fits {source}, found another value: {fault}{end}") from None
-    except InputError as fault:
-        raise error(f"{fault} (in {source}){end}") from fault
+    except (msgspec.ValidationError, InputError) as fault:
+        refused = fault if isinstance(fault, InputError) else fault.__cause__
+        if isinstance(refused, InputError):  # by the dataclass itself
+            raise error(f"{refused} (in {source}){end}") from fault
+        words = re.sub(r"matching regex '.*'", "that can be part of a file name", str(fault))
+        valid = _choices(kind, words.rpartition(" - at ")[2]) if "enum value" in words else ""
+        words = words.replace("Invalid enum value", f"expected {valid}, found")
+        raise error(f"expected what fits {source}, found another value: {words}{end}") from None
+
+
+def _unknown(kind: Any, value: object) -> Iterator[str]:
+    """The keys of objects that no field of their dataclass has."""
+    classes = [each for each in (kind, *get_args(kind)) if dataclasses.is_dataclass(each)]
+    if len(classes) == 1 and isinstance(value, dict):
+        hints = get_type_hints(classes[0], include_extras=True)
+        yield from (str(key) for key in value if key not in hints)
+        for name in value.keys() & hints.keys():
+            yield from _unknown(hints[name], value[name])
+
+
+def _choices(kind: Any, where: str) -> str:
+    """The values that a field may have, by its place: "$.recipe.schedule"."""
+    for name in re.findall(r"\.(\w+)", where):
+        inner = [kind, *get_args(kind)]
+        kind = next((get_type_hints(each).get(name) for each in inner if dataclasses.is_dataclass(each)), None)
+    found = [kind] if get_origin(kind) is Literal else [each for each in get_args(kind) if get_origin(each) is Literal]
+    return " or ".join(repr(value) for each in found for value in get_args(each)) or "another value"
 
 
 def _hook(kind: type, value: Any) -> Any:

@@ -81,7 +81,7 @@ class Clock:
 class CheckpointFacts:
     """The part of a checkpoint that is not tensors: the run's identity, steps, seconds and history."""
 
-    identity: Mapping[str, object]
+    identity: Mapping[str, Any]
     step: Count
     seconds: Annotated[float, between(0, 1e10)]
     standing: EpochHistory

@@ -108,8 +108,9 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
 def _leaning(record: EvaluateRecord) -> str:
     rows = [row for row in record.by_prediction if row.n >= FEWEST]
     return say(
-        "Confidence differs significantly from accuracy in {{ k }} of {{ n }} predicted classes with at least {{ few }}"
-        " images.", k=len(misjudged(rows)), n=len(rows), few=FEWEST,
+        "{% if n %}Confidence differs significantly from accuracy in {{ k }} of {{ n }} predicted classes with at "
+        "least {{ few }} images.{% else %}No class is predicted for {{ few }} images, enough to judge its confidence."
+        "{% endif %}", k=len(misjudged(rows)), n=len(rows), few=FEWEST,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from vitlens.errors import UnknownNameError
 from vitlens.files import read_run
 from vitlens.record import Better, Contents, Record, col, table
 from vitlens.report.claims import Claim
-from vitlens.report.document import Cell, Document, Section
+from vitlens.report.document import Cell, Document, Section, Sentence
 from vitlens.report.sections import ORDER, SAID
 from vitlens.safe_paths import inside
 from vitlens.typed import Name
@@ -132,8 +132,10 @@ def answered(
             states = [claim.state for claim in claims if claim.question in question.about and claim.state]
             for chapter, section in own:
                 of = f" ({chapter.row.alias})" if len(own) > 1 else ""
+                placed = [Sentence(each.says) for each in chapter.claims if each.place == question.chart and each.says]
+                said = {each.text: each for each in (*placed, *section.sentences)}
                 yield replace(
-                    section, title=f"{question.title}{of}", sentences=section.sentences[:SAID],
+                    section, title=f"{question.title}{of}", sentences=tuple(said.values())[:SAID],
                     tables=section.tables[:1], figures=section.figures[:1], panels=(), more=chapter.report,
                     status=min(states, key=ORDER.index) if states else section.status,
                 )  # fmt: skip

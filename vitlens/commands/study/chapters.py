@@ -200,13 +200,13 @@ class Chapters(ChapterRunner):
         name, limit = as_typed(model), self.at_most(self.depth.checked)
         whole = self.depth.thorough
         others = OTHER_SUBSTRATES if whole else (NONE,)
-        quick = "" if whole else f" --other-substrates {NONE} --no-stability --no-counterfactuals"
+        quick = "" if whole else f" --other-substrates {NONE} --no-counterfactuals"
         line = f"{self._line('explain', [name])} --method {','.join(methods)} --verify{quick} --limit {limit}"
         self.run(
             "explain", model.alias, line,
             lambda run: ExplainOptions(
                 (name,), method=methods, verify=True, run=replace(run, limit=limit), model_options=self.model_options,
-                other_substrates=others, stability=whole, counterfactuals=whole, **self.images.options,
+                other_substrates=others, counterfactuals=whole, **self.images.options,
             ),
         )  # fmt: skip
 

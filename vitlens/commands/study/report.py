@@ -18,7 +18,7 @@ from vitlens.report.explorer import Explorer
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Report, made
 
-_TITLED: Final = 14  # words of a title of two claims
+_TITLED: Final = 18  # words of a title of two claims
 _ORDER: Final = ("fail", "warn", "inconclusive", "pass", None)
 
 
@@ -56,7 +56,8 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     """The answers of the chapters, one each, then all that they judge."""
     answers = [claim for word, asked in _ANSWERS.items() for claim in _answer(record, word, asked)]
     if len(answers) > 1:
-        title = "; ".join(claim.title for claim in answers[:2] if claim.title)
+        titles = [claim.title for claim in answers if claim.title]
+        title = "; ".join([*titles[:1], *(each.partition(":")[0] for each in titles[1:2])])
         answers[0] = replace(answers[0], title=title if len(title.split()) <= _TITLED else answers[0].title)
     yield from answers
     for chapter in record.parts:
@@ -87,7 +88,11 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     trained, unequal = [row for row in record.training if row.epochs], differences(record.training)
     weakest = _weakest(record)
     if weakest is not None:
-        yield say("The weakest of these claims is that on {{ claim.question }}: {{ claim.effect }}.", claim=weakest)
+        yield say(
+            "The weakest of these claims is that on {{ claim.question }}: its effect, {{ claim.effect }}, is nearest "
+            "to none.",
+            claim=weakest,
+        )
     yield say(
         "{% if trained %}{{ trained|names }} {{ trained|are }} one training each: another seed can move accuracy by "
         "points. {% endif %}{% if unequal %}The trainings differ in {{ what }}, so no difference is one between "
@@ -107,7 +112,7 @@ def unknown(record: StudyRecord) -> Iterator[str]:
             "Without labels these chapters are left out: {{ words|join(', ') }}.",
             words=[row.chapter for row in record.left_out],
         )  # fmt: skip
-    yield "Not tested: other data than these images, other sizes of the models, and images that people would change."
+    yield "Not tested: other data than these images, and other sizes of the models."
 
 
 def glance(record: StudyRecord) -> Table | None:
@@ -117,7 +122,9 @@ def glance(record: StudyRecord) -> Table | None:
         if (line := chapter.glance(title))
     ]  # fmt: skip
     names = ("metric", *record.studied, *(["difference"] if len(record.studied) == 2 else []), "status")
-    rows = sorted((tuple(line.get(name) for name in names) for line in lines), key=_urgency)
+    judged = {*_GLANCED["evaluate"], *_GLANCED["attack"]}  # the state of a latency is that of the timing
+    kept = [line if line["metric"] in judged else {**line, "status": None} for line in lines]
+    rows = sorted((tuple(line.get(name) for name in names) for line in kept), key=_urgency)
     return Table("", names, tuple(rows)) if rows else None
 
 
