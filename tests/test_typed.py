@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_one_line(changes):
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", "[Infinity]", b"\xff", "[" * 100_000, "nul"])
 def test_what_is_not_json_is_one_line(text):
-    with pytest.raises(InputError, match="expected JSON in f.json"):
+    with pytest.raises(InputError, match=r"expected JSON in f\.json"):
         parse_json(text, source="f.json")
     with pytest.raises(InputError, match="at most 4 bytes"):
         parse_json("[1, 2]", source="f.json", size=4)

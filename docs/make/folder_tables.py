@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from vitlens.commands.registry import COMMANDS, Command
 from vitlens.commands.run.chapters import Chaptered
@@ -32,7 +32,7 @@ def _is_chapter(other: Command, command: Command) -> bool:
 
 
 def _runs_chapters(command: Command) -> bool:
-    return command.recorded is not None and issubclass(command.recorded, Chaptered)
+    return command.reports and issubclass(command.recorded, Chaptered)
 
 
 def _without(contents: Contents, others: Iterable[Contents]) -> Contents:
@@ -40,8 +40,8 @@ def _without(contents: Contents, others: Iterable[Contents]) -> Contents:
     return dataclasses.replace(contents, metrics=tuple(m for m in contents.metrics if m.pattern not in known))
 
 
-def _tables(tables: Iterable[TableOf[object]]) -> str:
-    rows = [f"| `{table.name}` | {_described(table.row)} | {_columns(table.row)} |" for table in tables]
+def _tables(tables: Mapping[str, type]) -> str:
+    rows = [f"| `{name}` | {_described(row)} | {_columns(row)} |" for name, row in tables.items()]
     if not rows:
         return ""
     head = "Tables of `results.json`:\n\n| table | one row | columns |\n| --- | --- | --- |\n"
@@ -49,7 +49,7 @@ def _tables(tables: Iterable[TableOf[object]]) -> str:
 
 
 def _columns(row: type) -> str:
-    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(row))  # type: ignore[arg-type]
+    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(row))
 
 
 def _metrics(contents: Contents) -> str:
@@ -60,8 +60,8 @@ def _metrics(contents: Contents) -> str:
     return f"Metrics of `results.json`, each with its 95 % interval where one is defined:\n\n{listed}"
 
 
-def _arrays(arrays: Iterable[ArraysOf[object]]) -> str:
-    rows = [f"| `arrays/{array.name}.npz` | {_described(array.kind)} |" for array in arrays]
+def _arrays(arrays: Mapping[str, type]) -> str:
+    rows = [f"| `arrays/{name}.npz` | {_described(kind)} |" for name, kind in arrays.items()]
     return "Arrays:\n\n| file | what is in it |\n| --- | --- |\n" + "\n".join(rows) if rows else ""
 
 

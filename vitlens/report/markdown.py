@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import quote, unquote
 
-from vitlens.display import as_alternative, as_cell, as_code, as_code_block, as_markdown
+from vitlens.display import as_alternative, as_cell, as_code, as_code_block, as_markdown, protected, visible
 from vitlens.record import Record
 from vitlens.recorded import ModelEntry
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.numbers import in_time, in_words
+from vitlens.report.prose import finalize
 
 UNFINISHED: Final = {
     "running": "This run has not finished; what follows is what it had written.",
@@ -103,9 +104,9 @@ def _repeat(record: Record, seconds: float | None) -> Iterator[str]:
 def repeated_words(record: Record, seconds: float | None) -> str:
     """With what a run was made, in one sentence; "" where nothing is known."""
     config = record.config
-    facts = [f"{name} {version}" for name, version in config.versions.items()]
+    facts = [f"{finalize(name)} {finalize(version)}" for name, version in config.versions.items()]
     settings = {"device": config.device, "precision": config.precision, "seed": config.seed}
-    facts += [f"{word} {value}" for word, value in settings.items() if value not in ("", None)]
+    facts += [f"{word} {finalize(str(value))}" for word, value in settings.items() if value not in ("", None)]
     if record.status == "done" and seconds is not None:
         facts.append(f"took {in_time(seconds)}")
     return f"{', '.join(facts)}." if facts else ""
@@ -113,7 +114,7 @@ def repeated_words(record: Record, seconds: float | None) -> str:
 
 def citation(record: Record) -> str:
     """How to cite what made a report."""
-    version = record.config.versions.get("vitlens", "")
+    version = finalize(record.config.versions.get("vitlens", ""))
     return (
         f"To cite: The vitlens authors, vitlens{f' {version}' if version else ''}, github.com/vitlens/vitlens, "
         "and the papers of the methods shown (docs/references.md there)."
@@ -122,7 +123,8 @@ def citation(record: Record) -> str:
 
 def provenance(model: ModelEntry) -> str:
     """Where a model's weights are from, in one sentence for `as_markdown`."""
-    digest = f", SHA-256 `{model.sha256[:16]}…`" if model.sha256 else ""
-    notes = "".join(f"; {note}" for note in model.notes)
+    digest = f", SHA-256 `{protected(visible(model.sha256[:16]))}…`" if model.sha256 else ""
+    notes = "".join(f"; {protected(visible(note))}" for note in model.notes)
     size = f"{model.parameters:,} parameters"
-    return f"{model.alias}: {model.name}, weights: {model.weights}{digest}, {size}{notes}."
+    alias, name, weights = map(finalize, (model.alias, model.name, model.weights))
+    return f"{alias}: {name}, weights: {weights}{digest}, {size}{notes}."

@@ -195,7 +195,9 @@ def _shown(config: Config) -> Config:
     """Settings whose names of images and data are escaped for a sentence."""
     if config.data is None:
         return config
-    skipped = tuple(replace(each, file=finalize(each.file)) for each in config.data.skipped)
+    skipped = tuple(
+        replace(each, file=finalize(each.file), reason=protected(visible(each.reason))) for each in config.data.skipped
+    )
     notes = tuple(protected(visible(note)) for note in config.data.notes)
     return replace(config, data=replace(config.data, title=finalize(config.data.title), skipped=skipped, notes=notes))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.first_page import check_sections
+from tests.first_page import check_first_page
 from tests.pages import page_problems
 from vitlens.cli.main import run
 from vitlens.commands.report.changes import changes_between
@@ -51,7 +51,7 @@ def test_a_worse_model_fails_by_the_paired_test(folders: dict[str, Path], capsys
     written = REPORT(compared_runs(before, after, "vitlens report"))
     assert accuracy.difference in [claim.effect for claim in written.claims]
     assert written.claims[0].state == "fail"
-    check_sections(written)
+    check_first_page(written)
 
 
 def test_a_comparison_is_repeated_by_its_own_command(

@@ -313,7 +313,7 @@ REPORT: Final = Report(
             charts=(Chart(
                 "patching", _draw_patching,
                 "Share of the logit difference restored when one head's output, or the residual stream at one token "
-                "before a block, is that of the clean image; it may exceed the whole or oppose it.",
+                "before a block, is that of the clean image; it may exceed the whole.",
                 title="What the clean image's activations restore",
                 rows=lambda record: [record] if record.patched else [],
             ),),
