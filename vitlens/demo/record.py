@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.records import ArraysOf, Contents, Pixels, TableOf, UntrustedName
+from vitlens.arrays import Pixels
+from vitlens.record import Contents
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,9 @@ class IntervenedRow:
     the class predicted then; method, title, signed: of the maps of the target; grid: rows and columns of the patches,
     None where none can be switched off; exact: whether replay was exact, else `note` says why not."""
 
-    image: UntrustedName
-    target: UntrustedName
-    predicted: UntrustedName
+    image: str
+    target: str
+    predicted: str
     logit_before: float
     logit_after: float
     method: str
@@ -55,7 +56,7 @@ class PatchOffRow:
 class ChangedClassRow:
     """One of the leading classes, with everything on and with some off."""
 
-    name: UntrustedName
+    name: str
     logit_before: float
     logit_after: float
     probability_before: float
@@ -67,7 +68,7 @@ class SpaceRow:
     """The attention of one image in space. reading: whose attention it is; points: of all layers, heads and patches;
     shown: the strongest of them; grid: rows and columns of a head's plane."""
 
-    image: UntrustedName
+    image: str
     reading: str
     points: int
     shown: int

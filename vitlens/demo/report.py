@@ -20,7 +20,7 @@ from vitlens.demo.record import (
     IntervenedRow,
     SpaceRow,
 )
-from vitlens.records import Record
+from vitlens.record import Record
 from vitlens.report import verdicts as rules
 from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, Verdict
 from vitlens.report.numbers import number

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import vitlens
-from tests.first_page import check_first_page
+from tests.first_page import check_first_page, judged
 from vitlens.analysis.heads.specialisation import Given
 from vitlens.cli.main import run
 from vitlens.commands.look.measure import attends_to, chosen_model, print_look
@@ -52,7 +52,7 @@ def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(looked):
     record = read_folder(looked)
     document = REPORT(record)
     check_first_page(document)
-    assert not document.verdicts
+    assert not judged(document)
     assert [row[0] for row in document.first.glance.rows] == ["0.png", "1.png", "2.png"]  # files, not paths
     assert set(document.explorer.images[0].maps) == {"prediction", "runner-up"}
     mean = np.mean([row.delta_loss for row in record.heads if (row.layer, row.head) == (1, 0)])

@@ -13,8 +13,7 @@ from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, HeadPairRow, UnitRow, fewest_images
 from vitlens.record import by as grouped
 from vitlens.record import col
-from vitlens.report.claims import Claim, above
-from vitlens.report.findings import Kind
+from vitlens.report.claims import Claim, Kind, above
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import LEVEL, Estimate
@@ -347,7 +346,7 @@ REPORT: Final = Report(
                 Chart(
                     "patching", board("share", signed=True),
                     "Share of the logit difference restored when one head's output is that of the clean image; it may "
-                    "exceed the whole or oppose it.",
+                    "exceed the whole.",
                     title="What the clean image's heads restore", rows=_restored,
                 ),
                 Chart(

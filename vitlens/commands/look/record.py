@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Pixels
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import file_names
 from vitlens.names import Replacement
 from vitlens.record import Record, arrays, col, table
-from vitlens.records import Pixels
 
 
 @dataclass(frozen=True)

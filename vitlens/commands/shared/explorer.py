@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.display import protected, unprotected, visible
-from vitlens.records import ArraysOf, TableOf
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html.packing import restored
 from vitlens.report.prose import Marked, say
@@ -56,8 +55,6 @@ class ExplorerArrays:
 
 LEVELS: Final = 255  # of a byte
 
-EXPLORER = TableOf("explorer", ExplorerRow, optional=True)
-EXPLORER_ARRAYS = ArraysOf("explorer-{model}", ExplorerArrays)
 
 Floats = NDArray[np.floating[Any]]
 _SPECIAL = {"cls": "CLS"}  # names of tokens that are written otherwise

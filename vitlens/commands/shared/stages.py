@@ -94,9 +94,9 @@ def _mean(values: Sequence[float]) -> float | None:
 HOW: Final = Section(
     "How does {{ rows[0].model }} work?",
     lambda record: record.stages,
-    says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}{{ attends|counts }} of {{ heads "
-    "}} heads{% if unclear %}, "
-    "{{ unclear }} follow no single pattern{% endif %}{% else %}none of {{ heads }} heads follows a single pattern"
+    says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} heads "
+    "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of {{ "
+    "heads }} heads follows a single pattern"
     "{% endif %}{% if row.range is not none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
     "{% endif %}{% if row.loss %}; without block {{ row.block }} the loss rises by {{ row.loss|alone }}"
     "{% endif %}{% if row.lens %}; after them the classifier reads {{ row.lens|value }} of the labels{% endif %}.",

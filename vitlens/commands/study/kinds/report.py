@@ -14,8 +14,7 @@ from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.record import ComparisonRow, PointRow
 from vitlens.commands.study.record import StudyRecord
 from vitlens.record import by, col
-from vitlens.report.claims import Claim
-from vitlens.report.findings import SMALLEST
+from vitlens.report.claims import SMALLEST, Claim
 from vitlens.report.numbers import in_time, in_words, number
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
