@@ -8,7 +8,20 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -96,9 +109,10 @@ def read_as(
 
 def _unknown(kind: Any, value: object) -> Iterator[str]:
     """The keys of objects that no field of their dataclass has."""
-    classes = [each for each in (kind, *get_args(kind)) if dataclasses.is_dataclass(each)]
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    classes = [each for each in members if dataclasses.is_dataclass(each)]
     if len(classes) == 1 and isinstance(value, dict):
-        hints = get_type_hints(classes[0], include_extras=True)
+        hints = get_type_hints(classes[0])
         yield from (str(key) for key in value if key not in hints)
         for name in value.keys() & hints.keys():
             yield from _unknown(hints[name], value[name])
