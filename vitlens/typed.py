@@ -97,7 +97,8 @@ def read_as(
 
 def _unknown(kind: Any, value: object) -> Iterator[str]:
     """The keys of objects that no field of their dataclass has, in lists and mappings, too."""
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+    is_class = dataclasses.is_dataclass(kind)
+    if is_class and isinstance(value, dict):
         hints = _hints(kind)
         yield from (str(key) for key in value if key not in hints)
         for name in value.keys() & hints.keys():
