@@ -6,22 +6,10 @@ Files are untrusted: no pickle, a bounded size, and one line that says what was 
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    NoReturn,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -108,14 +96,27 @@ def read_as(
 
 
 def _unknown(kind: Any, value: object) -> Iterator[str]:
-    """The keys of objects that no field of their dataclass has."""
-    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    classes = [each for each in members if dataclasses.is_dataclass(each)]
-    if len(classes) == 1 and isinstance(value, dict):
-        hints = get_type_hints(classes[0])
+    """The keys of objects that no field of their dataclass has, in lists and mappings, too."""
+    is_class = dataclasses.is_dataclass(kind)
+    if is_class and isinstance(value, dict):
+        hints = _hints(kind)
         yield from (str(key) for key in value if key not in hints)
         for name in value.keys() & hints.keys():
             yield from _unknown(hints[name], value[name])
+        return
+    inner = [each for each in get_args(kind) if each is not Ellipsis]
+    if get_origin(kind) in (Mapping, list, tuple):
+        values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+        for each in values if dataclasses.is_dataclass(inner[-1]) else ():
+            yield from _unknown(inner[-1], each)
+    else:  # of Annotated and unions
+        for each in inner:
+            yield from _unknown(each, value)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def _choices(kind: Any, where: str) -> str:
