@@ -136,12 +136,16 @@ def _layer_rows(
     for index, (layer, row) in enumerate(zip(layers, known)):
         site, share, previous = layer.site, shares.get(layer.site.layer), None
         if index and means[index - 1].shape == means[index].shape:
-            previous = student_mean(similarity(means[index], means[index - 1]).numpy(), groups=groups, unit="")
+            previous = student_mean(
+                similarity(means[index], means[index - 1]).numpy(), groups=groups, unit="", least=-1.0, most=1.0
+            )
         own = kept.LayerRow(
             **vars(row), layer=site.layer, module=site.module, kind=site.kind, heads=site.heads,
             map=(layer.maps.shape[-2], layer.maps.shape[-1]), reading=layer.reading,
             prefix_mass=float(layer.prefix.mean()), previous=previous,
-            alike=student_mean(alike(layer.maps.float().cpu()).numpy(), groups=groups, unit=""),
+            alike=student_mean(
+                alike(layer.maps.float().cpu()).numpy(), groups=groups, unit="", least=-1.0, most=1.0
+            ),
         )  # fmt: skip
         yield (
             own

@@ -30,7 +30,6 @@ from vitlens.commands.look.record import (
     LookRecord,
     LookRow,
 )
-from vitlens.commands.look.report import digits_words
 from vitlens.commands.run.describe import settings
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.load import load_models, load_split
@@ -341,8 +340,6 @@ def print_look(record: LookRecord, console: Console | None = None) -> None:
     """Print what was seen in the first images on standard error, so that stdout stays for the report's path."""
     console = console or Console(stderr=True)
     (row,) = record.look
-    if row.digits:
-        console.print(Text(digits_words(record.aliases[0]).replace("**", ""), style="bold"), soft_wrap=True)
     for index, name in enumerate(record.names[:SHOWN]):
         console.print(Text(for_terminal(name), style="bold"))
         for line in _pictures(record, index, console):

@@ -93,8 +93,8 @@ def _given(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
         near, far = (pick(record.given_layers, key=lambda each: each.distance) for pick in (min, max))
         says = say(
             "Attention is most local in layer {{ near.layer }}, with a mean distance of {{ near.distance|number }} "
-            "patches{% if far.layer != near.layer %}, and reaches farthest in layer {{ far.layer }}, "
-            "{{ far.distance|number }}{% endif %}.", near=near, far=far,
+            "patches{% if apart %}, and reaches farthest in layer {{ far.layer }}, "
+            "{{ far.distance|number }}{% endif %}.", near=near, far=far, apart=near.layer != far.layer,
         )  # fmt: skip
         yield Claim("distance", row.file, says, kind="answer")
     yield from sinks_claim(record, row.file)
@@ -226,9 +226,8 @@ def definitions(record: LookRecord) -> Iterator[tuple[str, str]]:
 def _at_a_glance(record: LookRecord) -> Table | None:
     """The predictions of the images, or some layers of given weights."""
     if record.given_layers:
-        known = columns(GivenLayerRow)
-        rows = [record.given_layers[at] for at in _spread(len(record.given_layers), _ROWS)]
-        return table_of(rows, known, of=len(record.given_layers), name="given_layers")
+        layers = [record.given_layers[at] for at in _spread(len(record.given_layers), _ROWS)]
+        return table_of(layers, columns(GivenLayerRow), of=len(record.given_layers), name="given_layers")
     known, names = columns(PredictionRow), ("image", "class_1", "probability_1", "class_2", "probability_2", "class_3")
     rows = _named(record)
     return table_of(rows[:_ROWS], {name: known[name] for name in names}, of=len(rows), name="predictions")

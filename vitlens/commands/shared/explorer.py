@@ -100,9 +100,9 @@ def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class SinkRow:
-    """The sinks of one layer as `vitlens stats` finds them, patches alone: keys that receive more than the median of
-    their row and 5 median absolute deviations. mass: the share of the patches' attention on them, patches: their
-    number; both means over images and heads."""
+    """The sinks of one layer as `vitlens stats` finds them (patches that receive more than the median of the keys and 5
+    median absolute deviations), of more than _FEW those that receive most. mass: the share of the patches' attention on
+    them, patches: their number; both means over images and heads."""
 
     layer: int
     mass: float
@@ -117,8 +117,11 @@ def sink_rows(row: ExplorerRow, arrays: ExplorerArrays) -> Iterator[SinkRow]:
         middle = np.median(received, -1, keepdims=True)
         above = received - middle
         spread = np.median(np.abs(above), -1, keepdims=True)
-        sinks = (above > np.maximum(_DEVIATIONS * spread, 1e-4 * middle))[..., special:]
-        mass = (received[..., special:] * sinks).sum(-1)
+        on_patches = received[..., special:]
+        few = max(1, int(_FEW * on_patches.shape[-1]))
+        enough = np.sort(on_patches, -1)[..., -few, None]
+        sinks = (above > np.maximum(_DEVIATIONS * spread, 1e-4 * middle))[..., special:] & (on_patches >= enough)
+        mass = (on_patches * sinks).sum(-1)
         yield SinkRow(layer, float(mass.mean()), float(sinks.sum(-1).mean()))
 
 
@@ -130,7 +133,7 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
             continue
         patches, every = row.keys[0] * row.keys[1], list(sink_rows(row, record.explorer_arrays[row.model]))
         last = every[-max(1, len(every) // 4) :]
-        found = [one for one in last if LIMITS["sinks"].state(one.mass) != "pass" and one.patches <= _FEW * patches]
+        found = [one for one in last if LIMITS["sinks"].state(one.mass) != "pass"]
         if found:
             most = max(found, key=lambda one: one.mass)
             yield Claim(

@@ -84,7 +84,7 @@ def given_attention(
             f"expected at most {_KEPT:,} weights to show, found {kept:,} in {layers} layers and {heads} heads; save "
             "some layers: weights[-4:]"
         )
-    bytes_, maxima, means, sums = [], [], [], []
+    packed, means, sums = [], [], []
     for layer in range(layers):
         own = np.asarray(weights[layer], np.float32)
         if not np.isfinite(own).all():
@@ -95,15 +95,13 @@ def given_attention(
             )
         sums.append(own.sum(-1, dtype=np.float64))
         fewer, _ = pooled(own, special, grid)
-        for each, found in zip((bytes_, maxima), quantised(fewer, special, LEVELS)):
-            each.append(found)
+        packed.append(quantised(fewer, special, LEVELS))
         means.append(own.mean(0))
     every, of_layers = np.stack(sums), np.stack(means)
-    empty = np.zeros((0, layers, special + prod(queries), tokens), np.uint8)
-    arrays = ExplorerArrays(
-        np.stack(bytes_)[None], np.stack(maxima)[None], empty, np.zeros((*empty.shape[:3], 2), np.float32),
-        rollout_of(of_layers, special)[None].astype(np.float16),
-    )  # fmt: skip
+    heads_, most = (np.stack(each)[None] for each in zip(*packed))
+    none = np.zeros((0, *heads_.shape[1:2], *heads_.shape[3:]), np.uint8)  # there is no image without its heads
+    rollout = rollout_of(of_layers, special)[None].astype(np.float16)
+    arrays = ExplorerArrays(heads_, most, none, np.zeros((*none.shape[:3], 2), np.float32), rollout)
     names = tuple(f"prefix {number}" for number in range(special)) if special > 1 else ("CLS",) * special
     return GivenAttention(
         ExplorerRow(name, "", grid, queries, names, 1, 1), arrays, of_layers, special, every.size,

@@ -105,7 +105,8 @@ HOW: Final = Section(
     "}} heads{% if unclear %}, "
     "{{ unclear }} follow no single pattern{% endif %}{% else %}none of {{ heads }} heads follows a single pattern"
     "{% endif %}{% if row.range is not none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
-    "{% endif %}{% if row.matters %}; without {{ row.block and 'block' or 'head' }} {{ row.block or row.head }} the loss "
-    "rises by {{ row.loss|alone }}{% endif %}{% if row.lens %}; after them the classifier reads {{ row.lens|value }} of the labels{% endif %}.",
+    "{% endif %}{% if row.matters %}; without {{ row.block and 'block' or 'head' }} {{ row.block or row.head }} the "
+    "loss rises by {{ row.loss|alone }}{% endif %}{% if row.lens %}; after them the classifier reads {{ "
+    "row.lens|value }} of the labels{% endif %}.",
     columns=("layers", "attends", "object", "baseline", "loss", "lens"),
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from huggingface_hub import constants, hf_hub_download
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from vitlens.errors import ModelError
 from vitlens.models.naming import ModelName, parse_model
