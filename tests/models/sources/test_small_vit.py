@@ -3,6 +3,7 @@
 import http.server
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -70,10 +71,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         running.shutdown()
 
 
+def no_bar(_: int) -> None:
+    """Shows nothing."""
+
+
 def download() -> list[str]:
     """Download it; what was said before."""
     said: list[str] = []
-    name = hub.download_small_vit(begins=said.append, quiet=True)
+    name = hub.download_small_vit(begins=said.append, progress=lambda _: nullcontext(no_bar))
     assert name.name == f"timm:{hub.SMALL_VIT}"
     return said
 
@@ -85,7 +90,11 @@ def test_it_is_downloaded_once_as_safetensors_and_found_afterwards(server, tmp_p
         assert not any(path == PATH for _, path in server.asked)  # said before the first byte
         said.append(address)
 
-    name = hub.download_small_vit(begins=begins, quiet=True)
+    server.content = bytes(3_400_000)
+    steps: list[int] = []
+    name = hub.download_small_vit(begins=begins, progress=lambda _: nullcontext(steps.append))
+    assert sum(steps) == 3  # whole MB
+    assert len(steps) > 1
     assert said == [server.address]
     assert Path(name.weights or "").read_bytes() == server.content
     assert tmp_path / "hub" in Path(name.weights or "").parents

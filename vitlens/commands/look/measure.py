@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from vitlens.commands.run.describe import settings
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.publish import publish, read
 from vitlens.commands.shared.explorer import sink_rows
 from vitlens.commands.shared.explorer_measure import explored
@@ -148,11 +150,12 @@ def chosen_model(options: LookOptions) -> tuple[ModelName, str]:
         return small[0], f"takes {small[0].name}, the smallest of timm's ViTs whose weights are on this disk; {ANOTHER}"
 
     def begins(address: str) -> None:
-        words = f"downloads DeiT-tiny, a ViT of ImageNet's 1000 classes ({SMALL_VIT_SIZE} from {address}), once"
+        words = f"downloads DeiT-tiny, a ViT of ImageNet's 1000 classes ({SMALL_VIT_SIZE} MB from {address}), once"
         _tell(f"{words}; --offline never does", quiet=options.run.quiet)
 
     try:
-        name = download_small_vit(begins=begins, quiet=options.run.quiet)
+        bar = partial(progress, "Downloading DeiT-tiny", unit="MB", quiet=options.run.quiet)
+        name = download_small_vit(begins=begins, progress=bar)
     except ModelError as error:
         return parse_model(BUNDLED[0]), (
             f"takes {BUNDLED[0]}, which comes with vitlens and knows the digits 0 to 9 alone, as no weights of timm's "
