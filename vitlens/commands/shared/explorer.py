@@ -140,9 +140,9 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
                 "attention sinks", model,
                 say("In {{ layers|ranges }} of **{{ model }}** {% if layers|length > 1 %}up to {% endif %}"
                     "{{ l.mass|percent }} of the attention of all patches lies on the same few of them "
-                    "({{ l.patches|number }} of {{ n }}): bright spots there are attention sinks, which need not be "
+                    "({{ few }} of {{ n }}): bright spots there are attention sinks, which need not be "
                     "evidence for a class.",
-                    model=model, layers=[one.layer for one in found], l=most, n=patches),
+                    model=model, layers=[one.layer for one in found], l=most, few=round(most.patches), n=patches),
                 kind="answer", limit="sinks", evidence="attributed",
             )  # fmt: skip
 
