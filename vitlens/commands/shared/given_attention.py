@@ -24,7 +24,8 @@ from vitlens.report.html.packing import quantised
 SIDE: Final = 336  # px of the picture
 MOST_PREFIX: Final = 16  # tokens before the patches that are looked for
 TOLERANCE: Final = 0.01  # of a row's sum: half precision keeps it
-_KEPT: Final = 128 << 20  # weights that an explorer holds, at most
+MOST_TOKENS: Final = 4112  # of an image: 64x64 patches
+_KEPT: Final = 128 << 20  # weights that an explorer holds, at most; twice as many in the means over heads
 _FORM: Final = "(layers, heads, tokens, tokens)"
 
 
@@ -79,9 +80,9 @@ def given_attention(
     grid = (side, side)
     queries = pooled(np.zeros((tokens, 1)), special, grid)[1]
     kept = layers * heads * (special + prod(queries)) * tokens
-    if kept > _KEPT:
+    if max(kept, layers * tokens * tokens // 2) > _KEPT:
         raise InputError(
-            f"expected at most {_KEPT:,} weights to show, found {kept:,} in {layers} layers and {heads} heads; save "
+            f"expected at most {_KEPT:,} weights to show, found more in {layers} layers and {heads} heads; save "
             "some layers: weights[-4:]"
         )
     packed, means, sums = [], [], []
@@ -117,6 +118,8 @@ def _require_form(weights: NDArray[Any]) -> None:
     if len(shape) != 4 or shape[2] != shape[3] or not weights.size:
         fix = {3: "save weights[None]", 5: "save one image: weights[:, 0]"}.get(len(shape), "save those of one image")
         raise InputError(f"expected weights {_FORM}, found {shape}; {fix}")
+    if shape[2] > MOST_TOKENS:
+        raise InputError(f"expected at most {MOST_TOKENS:,} tokens, found {shape[2]:,}; save those of a smaller image")
     if weights.nbytes > Bounds().size:
         raise InputError(
             f"expected at most {Bounds().size >> 30} GiB of weights, found {weights.nbytes / (1 << 30):.1f}; save some "
