@@ -14,7 +14,7 @@ from vitlens.charts.pictures import images_on_a_page, mosaic, of_heads, with_map
 from vitlens.charts.walkthrough import head_matrices
 from vitlens.charts.windows import windows_and_shift
 from vitlens.commands.attention.record import AttentionRecord, LayerRow
-from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
+from vitlens.commands.shared.explorer import Shown, explorer_of, sinks_claim, without_explorer
 from vitlens.commands.shared.maps.record import (
     ATTENTION,
     FIXED,
@@ -50,10 +50,13 @@ class Stage:
 
 
 def claims(record: AttentionRecord) -> Iterator[Claim]:
-    """Which layers attend to the object, which maps are uniform, fixed or alike, and whether positions are known."""
+    """Which layers attend to the object, which maps are uniform, fixed, alike or sinks, and whether positions are
+    known."""
     if record.images >= FEWEST:
         yield from _on_object(record)
         yield from _information(record.layers, record.aliases[0])
+    if not record.on_object:  # of photographs without masks
+        yield from sinks_claim(record, record.aliases[0])
     for row in record.layout:
         if row.distance is not None:
             yield found(
@@ -74,11 +77,13 @@ def _on_object(record: AttentionRecord) -> Iterator[Claim]:
     lead = max(more or rows, key=lambda row: row.difference.value)
     yield found(
         "attention on the object", alias,
-        "In {{ more|length or 'none' }} of {{ n }} layers a significantly larger share of attention lies on the object "
+        "In {{ more|length or 'none' }} of {{ n }} layer{{ n|s }} a significantly larger share of attention lies on "
+        "the object "
         "than of the best map that ignores the image; the gap is largest in layer {{ lead.layer }}, "
         "{{ lead.estimate|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
         lead.difference, given={"more": more, "n": len(rows), "lead": lead}, kind="answer", evidence="attributed",
-        title=say("{{ more|length or 'None' }} of {{ n }} layers of {{ alias }} attend{{ 's' if not more }} to the "
+        title=say("{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} attend{{ 's' if not more }} "
+                  "to the "
                   "object significantly more than baselines", more=more, n=len(rows), alias=alias),
         place="object",
     )  # fmt: skip

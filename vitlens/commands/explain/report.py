@@ -210,7 +210,8 @@ def _localised(record: ExplainRecord) -> str:
     rows = _on_object(record)
     more = [row.maps for row in rows if row.side is Side.ABOVE]
     return say(
-        "{{ more|length or 'None' }} of {{ rows|length }} maps lie{{ 's' if not more }} on the object significantly "
+        "{{ more|length or 'None' }} of {{ rows|length }} map{{ rows|s }} lie{{ 's' if not more }} on the object "
+        "significantly "
         "more than the best of four maps that ignore the image; **{{ first.maps }}** of {{ first.model }} lies there "
         "most, with a ROC-AUC of {{ first.estimate|alone }}.", more=more, rows=rows, first=rows[0],
     )  # fmt: skip
