@@ -66,7 +66,6 @@ def _name_axes(axes: Any, layers: NDArray[np.integer], heads: int, grid: tuple[i
     axes.set_zticks(known, [f"L{each}" for each in known])
     axes.set_xlabel("head")
     axes.set_ylabel("row")
-    axes.set_zlabel("layer")
     axes.grid(visible=False)
     for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
         axis.pane.set_visible(False)
