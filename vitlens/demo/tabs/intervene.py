@@ -134,7 +134,7 @@ def answered(
     if changes:
         with vitlens.intervene(model, changes):
             then = explained()
-    prefix, (_, columns) = len(model.layout.prefix), switches.grid or (1, 1)
+    prefix, (_, columns) = len(model.layout.prefix) if off.patches else 0, switches.grid or (1, 1)
     row = IntervenedRow(
         model.alias, picture.name, model.classes[int(target)], model.classes[int(after.argmax())],
         float(before[target]), float(after[target]), method, ATTRIBUTIONS[method].title, ATTRIBUTIONS[method].signed,
