@@ -5,14 +5,12 @@ Free of torch, but for a pattern of `list_models` that asks a library for the na
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from typing import Final, overload
 
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.errors import UnknownNameError
-from vitlens.models.sources.registry import SOURCES, ModelSource
+from vitlens.models.sources.registry import SOURCES, ModelSource, unknown_model
 from vitlens.summary import as_html, as_text
 
 _NEEDS: Final = {  # of models/support.py and of layers, in words
@@ -146,10 +144,9 @@ def list_models(pattern: str = "*") -> NameList:
         if everything and source.prefix:
             entries.append(_model(source, source.usage))
         else:
-            entries += [_model(source, name) for name in source.all_names() if everything or _matches(name, pattern)]
+            entries += [_model(source, name) for name in source.matching(pattern)]
     if not entries:
-        known = (name for source in SOURCES.values() if not source.extra for name in source.all_names())
-        raise UnknownNameError("model", pattern, known, hint="vitlens.list_models()")
+        raise unknown_model(pattern, hint="vitlens.list_models()")
     return NameList("models", entries)
 
 
@@ -157,10 +154,6 @@ def _model(source: ModelSource, name: str) -> Named:
     origin = {"own": "", "hub": "weights from its hub, or a file", "none": "training, or a file of weights"}
     extra = f"pip install 'vitlens[{source.extra}]'" if source.extra else ""
     return Named(name, source.help, "; ".join(filter(None, (origin[source.weights], extra))), source.kind)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatch(name, pattern) or fnmatch(name.partition(":")[2], pattern) or pattern in name
 
 
 def _needs(*needs: str | None) -> str:

@@ -249,9 +249,13 @@ def test_a_template_only_looks_and_counts(word):
         )
 
 
+def package_of(word: str) -> str:
+    return COMMANDS[word].package or f"vitlens.commands.{word}"
+
+
 def reports(word: str) -> tuple[Report, ...]:
     """The report of a command, or all that it may be."""
-    every: tuple[Report, ...] = getattr(import_module(f"vitlens.commands.{word}.report"), "REPORTS", ())
+    every: tuple[Report, ...] = getattr(import_module(f"{package_of(word)}.report"), "REPORTS", ())
     return every or (COMMANDS[word].report,)
 
 
@@ -268,7 +272,7 @@ def templates(made: Report) -> Iterator[str]:
 @pytest.mark.parametrize("word", REPORTING)
 def test_every_command_says_how_to_read_it(word):
     for made in reports(word):
-        parts = help_of(made.package or f"vitlens.commands.{word}")
+        parts = help_of(made.package or package_of(word))
         assert {"How to read it", "Pitfalls"} <= parts.keys()
         assert all(parts.values())
     record = COMMANDS[word].recorded

@@ -8,8 +8,7 @@ import vitlens
 from vitlens.demo.badges import Badges
 from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import pool_of
-from vitlens.demo.views import attack, explain, intervene, look, space
-from vitlens.demo.views.board import board_html
+from vitlens.demo.tabs import attack, explain, intervene, look, space
 from vitlens.models.model import Model
 from vitlens.models.support import meets
 
@@ -34,8 +33,8 @@ def every_view(model: Model, batch: Tensor) -> list[str]:
     if meets(model, "heads"):
         switches = intervene.switches_of(served)
         off = intervene.Off(switches.heads[:2], () if switches.grid is None else (0,))
-        answer = intervene.answered(served, picture, off)
-        shown += [board_html(served, picture, switches), intervene.answer_html(answer, served, picture)]
+        answer = intervene.answered(served, picture, off, switches)
+        shown += [intervene.board_html(served, picture, switches), intervene.answer_html(answer, served, picture)]
     if meets(model, "maps"):
-        shown.append(space.space_words(space.space_of(served, picture)))
+        shown.append(space.space_html(space.space_of(served, picture)))
     return shown

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitlens
 from tests.demo.conftest import Served, Visitor
+from vitlens.demo.badges import found_badges
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +59,8 @@ def test_explain_puts_two_methods_of_two_models_side_by_side(visitor: Visitor):
     visitor.wait("#explain-result", "GradCAM of cnn-digits for 0")
     visitor.choose("explain-left", "rollout")
     words = visitor.wait("#explain-result", "rollout of vit-digits")
-    assert "vit-digits, rollout: fail on 500 images" in words  # the league that is committed
+    model = vitlens.load("vit-digits")
+    assert f"vit-digits, rollout: {found_badges(Path('reports'), [model]).of(model, 'rollout').words}" in words
     before = visitor.tab.locator("#explain-result img").first.get_attribute("src")
     visitor.tab.locator("#explain-opacity input[type=range]").fill("0.2")
     visitor.tab.locator("#explain-opacity input[type=range]").dispatch_event("pointerup")

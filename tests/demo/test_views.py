@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,13 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.maps.record import judged_maps
 from vitlens.demo.badges import Badges, found_badges
 from vitlens.demo.limits import PASSES
-from vitlens.demo.markup import Card, Share, cards, classes_table, sentence
+from vitlens.demo.markup import Card, cards, classes_table, sentence
 from vitlens.demo.pictures import examples, of_example
 from vitlens.demo.pool import Pool, pool_of
-from vitlens.demo.record import CLASSES, HEADS_OFF, INTERVENED, INTERVENED_ARRAYS, PATCHES_OFF, POINTS, SPACE
-from vitlens.demo.views import attack, explain, export, intervene, look, space
-from vitlens.demo.views.board import board_html
+from vitlens.demo.report import REPORT
+from vitlens.demo.site import Export
+from vitlens.demo.tabs import attack, explain, intervene, look, space
+from vitlens.demo.tabs.report import exported
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
 
@@ -46,8 +48,8 @@ def test_look_gives_the_probabilities_and_the_map_of_the_public_functions(pictur
     looked = look.look_at(VIT, picture)
     images = picture.images(VIT)
     shares = VIT(images).softmax(-1)[0]
-    assert [each.name for each in looked.shares] == [VIT.classes[index] for index in shares.topk(5).indices]
-    assert [each.probability for each in looked.shares] == pytest.approx(shares.topk(5).values.tolist())
+    assert [name for name, _ in looked.classes] == [VIT.classes[index] for index in shares.topk(5).indices]
+    assert [share for _, share in looked.classes] == pytest.approx(shares.topk(5).values.tolist())
     wanted = vitlens.explain(VIT, images, method="best")[0].numpy()
     assert np.array_equal(looked.values, wanted)
     assert "<!doctype html>" in looked.explorer
@@ -128,10 +130,10 @@ def test_an_attack_stays_within_epsilon_and_its_shares_are_the_models(picture):
     found = attack.broken(VIT, picture, "pgd", 16.0)
     assert found.success
     assert found.largest <= 16.001
-    for pixels, which in ((found.clean, "probability"), (found.adversarial, "after")):
+    for pixels, which in ((found.clean, "probability_before"), (found.adversarial, "probability_after")):
         shares = VIT(torch.from_numpy(pixels).float()[None]).softmax(-1)[0]
-        for share in found.shares:
-            assert getattr(share, which) == pytest.approx(float(shares[VIT.classes.index(share.name)]), abs=1e-5)
+        for row in found.classes:
+            assert getattr(row, which) == pytest.approx(float(shares[VIT.classes.index(row.name)]), abs=1e-5)
     assert "perturbation ×" in attack.broken_html(found)
 
 
@@ -148,38 +150,42 @@ def test_an_epsilon_out_of_range_is_refused(epsilon, picture):
         attack.broken(VIT, picture, "pgd", epsilon)
 
 
-def test_an_attack_that_takes_long_is_refused(picture):
-    with pytest.raises(InputError, match="vitlens attack runs it"):
+def test_an_attack_that_takes_long_is_refused(picture, tmp_path):
+    with pytest.raises(UnknownNameError, match=r"no attack on this page 'auto'.*pgd"):
         attack.broken(VIT, picture, "auto", 4.0)
+    with pytest.raises(UnknownNameError, match="no attack on this page 'auto'"):
+        exported(write(attack.write_attack, attack="auto", epsilon=4.0), (VIT,), picture, tmp_path, name="mine")
 
 
 def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture):
     switches = intervene.switches_of(VIT)
     off = intervene.read_off({"heads": [[3, 1], [0, 2]], "patches": [9, 10]}, switches)
     assert off == intervene.Off(((0, 2), (3, 1)), (9, 10))
-    answer = intervene.answered(VIT, picture, off)
-    images, target = picture.images(VIT), VIT.classes.index(answer.target)
+    answer = intervene.answered(VIT, picture, off, switches)
+    (row,), images = answer.intervened, picture.images(VIT)
+    target = VIT.classes.index(row.target)
     with vitlens.intervene(VIT, intervene.changes_of(VIT, off)), torch.no_grad():
         whole = VIT(images)[0, target]
-        row = vitlens.attention(VIT, images)[2][0, 0, 5]
-    assert answer.logits[1] == pytest.approx(float(whole), abs=1e-4)
-    assert row[1 + 9] == row[1 + 10] == 0  # after CLS
-    assert answer.exact
-    clean = intervene.answered(VIT, picture, intervene.Off())
-    assert clean.logits[0] == clean.logits[1] == answer.logits[0]
-    assert np.array_equal(clean.maps[0], clean.maps[1])
-    assert not np.array_equal(answer.maps[0], answer.maps[1])
+        weights = vitlens.attention(VIT, images)[2][0, 0, 5]
+    assert row.logit_after == pytest.approx(float(whole), abs=1e-4)
+    assert weights[1 + 9] == weights[1 + 10] == 0  # after CLS
+    assert row.exact
+    clean = intervene.answered(VIT, picture, intervene.Off(), switches)
+    assert clean.intervened[0].logit_before == clean.intervened[0].logit_after == row.logit_before
+    assert np.array_equal(clean.maps.before, clean.maps.after)
+    assert not np.array_equal(answer.maps.before, answer.maps.after)
 
 
 def test_a_click_computes_only_what_it_changes(picture, monkeypatch):
-    off, whole = intervene.Off(((3, 1),)), intervene.answered(VIT, picture, intervene.Off())
-    wanted = intervene.answered(VIT, picture, off)
+    switches, off = intervene.switches_of(VIT), intervene.Off(((3, 1),))
+    whole, wanted = (intervene.answered(VIT, picture, each, switches) for each in (intervene.Off(), off))
     explain, calls = vitlens.explain, []
     monkeypatch.setattr(vitlens, "explain", lambda *args, **options: calls.append(1) or explain(*args, **options))
-    answer = intervene.answered(VIT, picture, off, whole=whole)
+    answer = intervene.answered(VIT, picture, off, switches, whole=whole)
     assert len(calls) == 1
-    assert answer.logits == wanted.logits
-    assert all(np.array_equal(*maps) for maps in zip(answer.maps, wanted.maps))
+    assert answer.intervened == wanted.intervened
+    assert np.array_equal(answer.maps.before, wanted.maps.before)
+    assert np.array_equal(answer.maps.after, wanted.maps.after)
 
 
 @pytest.mark.parametrize(
@@ -208,31 +214,37 @@ def test_a_cnn_has_nothing_to_switch_off():
 
 
 def test_the_board_has_a_button_a_head_and_a_patch(picture):
-    html = board_html(VIT, picture, intervene.switches_of(VIT))
+    html = intervene.board_html(VIT, picture, intervene.switches_of(VIT))
     assert html.count("data-head=") == 6 * 4
     assert html.count("data-patch=") == 8 * 8
-    without = board_html(VIT, picture, intervene.Switches(((0, 0),), None, "windows"))
+    without = intervene.board_html(VIT, picture, intervene.Switches(((0, 0),), None, "windows"))
     assert "No patches of vit-digits can be switched off: windows." in without
 
 
 def test_the_strongest_points_are_kept(picture):
-    whole = space.space_of(VIT, picture)
-    assert len(whole.share) == whole.total == 6 * 4 * 64
+    record = space.space_of(VIT, picture)
+    (row,), whole = record.space, record.points
+    assert len(whole.share) == row.points == row.shown == 6 * 4 * 64
     weights = vitlens.attention(VIT, picture.images(VIT), rows="cls")
     at = (whole.layer == 3) & (whole.head == 1)
     assert np.allclose(whole.share[at], 64 * weights[3][0, 1, 0, 1:].numpy(), atol=1e-5)
+    assert [each.share for each in record.strongest] == pytest.approx(np.sort(whole.share)[:-9:-1], rel=1e-6)
     few = space.space_of(VIT, picture, most=100)
-    assert len(few.share) == 100
-    assert few.share.min() >= np.sort(whole.share)[-100]
-    assert len(space.space_of(VIT, picture, share=0.25).share) == 384
-    assert "the 100 strongest" in space.space_words(few)
+    assert few.space[0].shown == len(few.points.share) == 100
+    assert few.points.share.min() >= np.sort(whole.share)[-100]
+    assert len(space.space_of(VIT, picture, share=0.25).points.share) == 384
+    assert "the 100 strongest" in space.space_html(few)
     with pytest.raises(InputError):
         space.space_of(VIT, picture, share=0.0)
 
 
+def write(function, **options) -> Export:
+    return Export((), partial(function, **options))
+
+
 def test_a_report_is_that_of_the_command_and_names_no_folder_of_this_machine(picture, tmp_path):
-    wanted = export.Wanted("explain", (VIT, CNN), ("relevance", "gradcam"), "3")
-    files = export.exported(picture, wanted, tmp_path, name="mine")
+    export = write(explain.write_explain, methods=("relevance", "gradcam"), target="3")
+    files = exported(export, (VIT, CNN), picture, tmp_path, name="mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "mine.zip"]
     assert (
         files.command
@@ -241,12 +253,19 @@ def test_a_report_is_that_of_the_command_and_names_no_folder_of_this_machine(pic
     assert str(tmp_path) not in files.page.read_text()
 
 
-@pytest.mark.parametrize("word", ["intervene", "space"])
+OFF = intervene.Off(((0, 2), (3, 1)), (9, 10))
+OWN = {
+    "intervene": write(intervene.write_intervened, off=OFF),
+    "nothing": write(intervene.write_intervened, off=intervene.Off()),
+    "space": write(space.write_space, share=0.25),
+}
+
+
+@pytest.mark.parametrize("word", OWN)
 def test_what_intervene_and_3d_show_is_a_whole_report_folder(word, picture, tmp_path):
     named = replace(picture, name="[a](b) <i>m`$.png")
-    off = intervene.Off(((0, 2), (3, 1)), (9, 10))
     with saved_figures():
-        files = export.exported(named, export.Wanted(word, (VIT,), off=off, share=0.25), tmp_path, name=word)
+        files = exported(OWN[word], (VIT,), named, tmp_path, name=word)
     shutil.unpack_archive(files.archive, tmp_path)
     out = tmp_path / word
     whole_folder(out, "demo")
@@ -255,34 +274,43 @@ def test_what_intervene_and_3d_show_is_a_whole_report_folder(word, picture, tmp_
     assert files.page.read_bytes() == (out / "report.html").read_bytes()
     record = read_folder(out)
     if word == "space":
-        shown, points = space.space_of(VIT, picture, share=0.25), record.arrays(POINTS)
-        assert record.rows(SPACE)[0].shown == len(shown.share) == 384
-        assert np.array_equal(points.row, shown.row)
-        assert points.share == pytest.approx(shown.share, rel=1e-6)
+        shown = space.space_of(VIT, named, share=0.25)
+        assert (record.space, record.strongest) == (shown.space, shown.strongest)
+        assert all(np.array_equal(*pair) for pair in zip(*map(vars_of, (record.points, shown.points))))
         return
-    answer = intervene.answered(VIT, picture, off)
-    (row,) = record.rows(INTERVENED)
-    assert (row.logit_before, row.logit_after) == answer.logits
-    assert [(each.layer, each.head) for each in record.rows(HEADS_OFF)] == [(0, 2), (3, 1)]
-    assert [(each.row, each.column, each.key) for each in record.rows(PATCHES_OFF)] == [(1, 1, 10), (1, 2, 11)]
-    first = record.rows(CLASSES)[0]
-    images, target = picture.images(VIT), VIT.classes.index(answer.target)
+    off = OFF if word == "intervene" else intervene.Off()
+    answer = intervene.answered(VIT, named, off, intervene.switches_of(VIT))
+    assert (record.intervened, record.classes) == (answer.intervened, answer.classes)
+    assert [(each.layer, each.head) for each in record.heads_off] == list(off.heads)
+    assert [(each.row, each.column, each.key) for each in record.patches_off] == (
+        [(1, 1, 10), (1, 2, 11)] if off.patches else []
+    )
+    images, target = picture.images(VIT), VIT.classes.index(record.intervened[0].target)
     with vitlens.intervene(VIT, intervene.changes_of(VIT, off)), torch.no_grad():
-        assert first.logit_after == pytest.approx(float(VIT(images)[0, target]), abs=1e-4)
-    arrays = record.arrays(INTERVENED_ARRAYS)
-    assert arrays.after == pytest.approx(answer.maps[1], abs=1e-6)
-    assert np.array_equal(arrays.pixels, picture.pixels["vit-digits"].numpy())
+        assert record.classes[0].logit_after == pytest.approx(float(VIT(images)[0, target]), abs=1e-4)
+    assert all(np.array_equal(*pair) for pair in zip(*map(vars_of, (record.maps, answer.maps))))
+    assert np.array_equal(record.maps.pixels, picture.pixels["vit-digits"].numpy())
+
+
+def vars_of(arrays: object) -> list[np.ndarray]:
+    return list(vars(arrays).values())
+
+
+def test_a_changed_prediction_is_the_title():
+    switches = intervene.switches_of(VIT)
+    everything = intervene.answered(VIT, picture_of((VIT,)), intervene.Off(switches.heads, tuple(range(64))), switches)
+    (row,) = everything.intervened
+    assert row.predicted != row.target
+    document = REPORT(everything)
+    assert document.title.startswith(f"vit-digits predicts {row.predicted} without 24 heads and 64 patches")
+    assert f"becomes {row.predicted}, was {row.target}" in document.first.answer[0].text
+    assert "L1.H1 and 18 more and 64 patches" in document.first.answer[0].text
 
 
 def test_heads_that_a_model_lacks_are_not_exported(picture, tmp_path):
-    wanted = export.Wanted("intervene", (VIT,), off=intervene.Off(((6, 0),)))
-    with pytest.raises(InputError, match="expected heads and patches of this model"):
-        export.exported(picture, wanted, tmp_path, name="mine")
-
-
-def test_an_attack_that_is_not_offered_is_not_exported(picture, tmp_path):
-    with pytest.raises(UnknownNameError, match="no attack on this page 'auto'"):
-        export.exported(picture, export.Wanted("attack", (VIT,), attack="auto"), tmp_path, name="mine")
+    export = write(intervene.write_intervened, off=intervene.Off(((6, 0),)))
+    with pytest.raises(InputError, match=r"of this model \(6 layers of at most 4 heads, 8x8 patches\), found head"):
+        exported(export, (VIT,), picture, tmp_path, name="mine")
 
 
 def test_names_are_escaped_everywhere(picture):
@@ -290,7 +318,7 @@ def test_names_are_escaped_everywhere(picture):
     named = replace(picture, name=bad)
     html = [
         str(sentence(bad)),
-        str(classes_table([Share(bad, 0.5)], bad)),
+        str(classes_table([(bad, 0.5)], bad)),
         str(cards([Card(np.zeros((4, 4, 3)), bad, bad, bad)])),
         look.look_html(look.look_at(CNN, named), CNN, named)[0],
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -9,37 +10,41 @@ from numpy.typing import NDArray
 
 from vitlens.demo.pictures import Example
 from vitlens.display import visible
+from vitlens.figures.explain import OPACITY, overlaid
 from vitlens.report.html import pictures
+from vitlens.report.html.text import Words
 from vitlens.report.numbers import percent
+
+Pixels = NDArray[np.floating[Any]] | NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Card:
     """A picture with a caption. pixels: (height, width, 3), in [0, 1] or uint8; alt: what it shows, in words."""
 
-    pixels: NDArray[np.floating] | NDArray[np.uint8]
+    pixels: Pixels
     caption: str
     alt: str
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Share:
-    """A class with its probability, and where something was changed its probability after that."""
-
-    name: str
-    probability: float
-    after: float | None = None
+def map_card(image: Pixels, values: Pixels, what: str, of: str, *, signed: bool, opacity: float = OPACITY) -> Card:
+    """A map (rows, columns) over an image (3, height, width), as the figures of reports draw it."""
+    pixels, flaw = overlaid(
+        np.asarray(image, np.float64), np.asarray(values, np.float64), signed=signed, opacity=opacity
+    )
+    return Card(pixels, what, f"{what} {of}", f"{of}; the map is {flaw}" if flaw else of)
 
 
 def sentence(text: str, kind: str = "") -> Markup:
-    """A paragraph; kind: "warning" or "quiet"."""
+    """A paragraph of plain text; kind: "warning" or "quiet"."""
     return Markup('<p class="vl-say {}">{}</p>').format(kind, visible(text))
 
 
-def said(text: str) -> Markup:
-    """A paragraph that a screen reader reads when it changes."""
-    return Markup('<p class="vl-say" role="status" aria-live="polite">{}</p>').format(visible(text))
+def said(text: str, kind: str = "", *, live: bool = True) -> Markup:
+    """A sentence of a report (report/prose.py) as a paragraph; live: a screen reader reads it when it changes."""
+    role = Markup(' role="status" aria-live="polite"') if live else ""
+    return Markup('<p class="vl-say {}"{}>{}</p>').format(kind, role, Words().bare(text))
 
 
 def badge(words: str, state: str) -> Markup:
@@ -58,7 +63,7 @@ def beside(*parts: Markup) -> Markup:
     return Markup('<div class="vl-beside">{}</div>').format(Markup("").join(parts))
 
 
-def as_bytes(pixels: NDArray[np.floating] | NDArray[np.uint8]) -> NDArray[np.uint8]:
+def as_bytes(pixels: Pixels) -> NDArray[np.uint8]:
     """Pixels as uint8."""
     if pixels.dtype == np.uint8:
         return pixels  # type: ignore[return-value]
@@ -67,48 +72,40 @@ def as_bytes(pixels: NDArray[np.floating] | NDArray[np.uint8]) -> NDArray[np.uin
 
 def _card(card: Card) -> Markup:
     embedded = pictures.photograph(as_bytes(card.pixels))
+    alt, caption, note = map(visible, (card.alt, card.caption, card.note))
     return Markup(
         '<figure class="vl-card"><img src="{}" alt="{}" width="{}" height="{}">'
         "<figcaption><strong>{}</strong> {}</figcaption></figure>"
-    ).format(
-        embedded.uri, visible(card.alt), embedded.width, embedded.height, visible(card.caption), visible(card.note)
-    )
+    ).format(embedded.uri, alt, embedded.width, embedded.height, caption, note)
 
 
-def classes_table(shares: Sequence[Share], caption: str) -> Markup:
-    """Classes with their probabilities as bars; before and after where something was changed."""
-    changed = any(each.after is not None for each in shares)
-    heads = ("class", "before", "after") if changed else ("class", "probability")
+def classes_table(classes: Sequence[tuple[Any, ...]], caption: str) -> Markup:
+    """Classes, (name, probability) or (name, before, after), with their probabilities as bars."""
+    heads = ("class", "before", "after") if len(classes[0]) > 2 else ("class", "probability")
     head = Markup("").join(Markup('<th scope="col">{}</th>').format(each) for each in heads)
-    rows = Markup("").join(map(_row, shares))
+    bar = Markup('<td><span class="vl-bar" style="--share:{:.4f}"></span>{}</td>')
+    rows = Markup("").join(
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+            visible(name), Markup("").join(bar.format(share, percent(share, 1)) for share in shares)
+        )
+        for name, *shares in classes
+    )
     return Markup(
         '<table class="vl-classes"><caption>{}</caption><thead><tr>{}</tr></thead><tbody>{}</tbody></table>'
     ).format(caption, head, rows)
 
 
-def _row(share: Share) -> Markup:
-    values = [share.probability, *([] if share.after is None else [share.after])]
-    cells = Markup("").join(
-        Markup('<td><span class="vl-bar" style="--share:{:.4f}"></span>{}</td>').format(value, percent(value, 1))
-        for value in values
-    )
-    return Markup('<tr><th scope="row">{}</th>{}</tr>').format(visible(share.name), cells)
-
-
 def examples_html(examples: Sequence[Example]) -> str:
     """A row of buttons, one for each example."""
+    button = Markup(
+        '<button type="button" class="vl-example" data-example="{}" title="{}" aria-label="take the example {}">'
+        '<img src="{}" alt=""></button>'
+    )
     buttons = Markup("").join(
-        Markup(
-            '<button type="button" class="vl-example" data-example="{}" title="{}" aria-label="take the example {}">'
-            '<img src="{}" alt=""></button>'
-        ).format(number, visible(each.name), visible(each.name), pictures.photograph(_small(each), most=96).uri)
+        button.format(number, visible(each.name), visible(each.name), pictures.photograph(each.pixels, most=96).uri)
         for number, each in enumerate(examples)
     )
     return str(Markup('<div class="vl-examples" role="group" aria-label="Examples">{}</div>').format(buttons))
-
-
-def _small(example: Example) -> NDArray[np.uint8]:
-    return np.asarray(example.image.convert("RGB"))
 
 
 def frame(document: str, title: str) -> Markup:

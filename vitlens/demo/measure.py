@@ -1,14 +1,35 @@
-"""Serves the page of `vitlens demo` until it is stopped."""
+"""Serves the page of `vitlens demo` until it is stopped: on loopback alone, without telemetry and without sharing."""
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
+from vitlens.commands.run.load import load_models
+from vitlens.commands.run.options import RunOptions
+from vitlens.data.decode import quiet_pillow
+from vitlens.demo.badges import found_badges
+from vitlens.demo.limits import UPLOAD_BYTES, VISITORS
 from vitlens.demo.options import DemoOptions
-from vitlens.demo.server import serving
+from vitlens.demo.pictures import Picture, examples, of_example
+from vitlens.demo.pool import Pool, pool_of
+from vitlens.demo.site import DemoSite
+from vitlens.demo.tabs.intervene import Off, answered, switches_of
+from vitlens.demo.tabs.look import look_at, look_html
+from vitlens.errors import InputError, ModelError, UnsupportedError
+from vitlens.names import BUNDLED
+
+HOST: Final = "127.0.0.1"
+_HERE: Final = Path(__file__).parent
+_LEAST: Final = (6, 19)  # gradio: earlier ones fetch fonts from the network and place clicks wrongly
+_SILENT: Final = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SSR_MODE": "False"}
 
 
 def measure(options: DemoOptions) -> None:
@@ -17,24 +38,80 @@ def measure(options: DemoOptions) -> None:
     Raises ModelError without the extra demo, InputError for a port that is taken, UnsupportedError for a model without
     a classifier.
     """
-    with suppress(KeyboardInterrupt), _ended_by_signal(), serving(options) as address:
+    with suppress(KeyboardInterrupt), serving(options) as address:
         print(address, flush=True)  # noqa: T201
         print("Ctrl-C ends it", file=sys.stderr)  # noqa: T201
         threading.Event().wait()
 
 
 @contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """Inside, SIGTERM ends the page as Ctrl-C does, so that its files are deleted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def serving(options: DemoOptions) -> Iterator[str]:
+    """Inside, the page is served; yields its address. All its files are deleted on exit.
 
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    Raises ModelError without the extra, InputError for a port that is taken, and what loading models and images raises.
+    """
+    require_extra()
+    run = RunOptions(device=options.device)
+    models = load_models(options.models or BUNDLED, command="demo", model_options=options.model_options, options=run)
+    pool = pool_of(models)
+    shown = examples(options.images, models, options=run)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the page as Ctrl-C does: its files are deleted
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(TemporaryDirectory(prefix="vitlens-demo-", ignore_cleanup_errors=True)))
+        cache = root / "cache"
+        os.environ.update({**_SILENT, "GRADIO_TEMP_DIR": str(cache)})  # read when gradio is imported
+        stack.enter_context(quiet_pillow())
+        from vitlens.demo.page import build
 
-    before = signal.signal(signal.SIGTERM, end)
+        site = DemoSite(pool, shown, found_badges(options.reports, models), root / "exports")
+        if shown:
+            warm_up(pool, of_example(shown[0], models))
+        page = build(site, cache)
+        stack.callback(page.close, verbose=False)
+        yield _launched(page, options)
+
+
+def require_extra() -> None:
+    """Raise ModelError, with the command that installs them, where gradio or plotly are missing or too old."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        found = version("gradio")
+        recent = tuple(int(part) for part in found.split(".")[:2]) >= _LEAST
+    except (PackageNotFoundError, ValueError):
+        found, recent = "none", False
+    missing = [name for name in ("gradio", "plotly") if find_spec(name) is None]
+    if missing or not recent:
+        what = " and ".join(missing) if missing else f"gradio {found}"
+        raise ModelError(
+            f"expected gradio {_LEAST[0]}.{_LEAST[1]} or newer and plotly for vitlens demo, found "
+            f"{'no ' if missing else ''}{what}; type pip install 'vitlens[demo]'"
+        )
+
+
+def warm_up(pool: Pool, picture: Picture) -> None:
+    """Look at a picture with every model, and switch a head off: the lens and replay check themselves once, before
+    anyone is served and without a limit on time."""
+    for model in pool.models:
+        look_html(look_at(model, picture), model, picture)
+        with suppress(UnsupportedError):
+            switches = switches_of(model)
+            answered(model, picture, Off(switches.heads[:1]), switches)
+
+
+def _launched(page: Any, options: DemoOptions) -> str:
+    """Start the server; its address."""
+    import gradio
+
+    page.queue(max_size=VISITORS, api_open=False)
+    style, head = (_HERE.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page_head.html"))
+    try:
+        _, address, _ = page.launch(
+            server_name=HOST, server_port=options.port, inbrowser=options.browser, share=False, quiet=True,
+            prevent_thread_lock=True, ssr_mode=False, mcp_server=False, enable_monitoring=False,
+            max_file_size=UPLOAD_BYTES, footer_links=[],
+            theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
+            head=f"<style>{style}</style>{head}",  # gradio's css= puts a prefix before every rule
+        )  # fmt: skip
+    except OSError as error:
+        where = f"a free port for --port {options.port}" if options.port else "a free port from 7860 to 7959"
+        raise InputError(f"expected {where}, found it taken; leave --port out, or choose another") from error
+    return str(address)

@@ -1,6 +1,7 @@
 """The page: a picture and a model to choose, and the tabs that show what it does with it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -8,20 +9,17 @@ from typing import Any, Final
 import gradio
 from markupsafe import Markup
 
-from vitlens.demo.exports import forget
 from vitlens.demo.limits import KEPT, UPLOAD_BYTES, limit_words
 from vitlens.demo.markup import Card, cards, examples_html, joined
 from vitlens.demo.pictures import Picture, of_example, read_upload, require_size
-from vitlens.demo.site import Asked, Component, DemoSite, Newest, NowShown, TabParts, Updates, required
+from vitlens.demo.site import EVENT, Asked, Component, DemoSite, Here, Newest, TabParts, Updates, required, told
 from vitlens.demo.tabs.attack import attack_tab
 from vitlens.demo.tabs.explain import explain_tab
 from vitlens.demo.tabs.intervene import intervene_tab
 from vitlens.demo.tabs.look import look_tab
-from vitlens.demo.tabs.report import report_tab
+from vitlens.demo.tabs.report import forget, report_tab
 from vitlens.demo.tabs.space import space_tab
-from vitlens.demo.telling import told
-from vitlens.demo.views.maps import picture_array
-from vitlens.errors import DataError
+from vitlens.errors import DataError, UnknownNameError
 from vitlens.figures.overlay import enlarged
 
 _PICK: Final = """element.addEventListener("click", (event) => {
@@ -31,6 +29,13 @@ _PICK: Final = """element.addEventListener("click", (event) => {
 _UPLOAD: Final = (Path(__file__).parent / "upload.js").read_text(encoding="utf-8")
 # by default gradio drops an event while an earlier one of the same control is under way: a tab would stay as it was
 _QUICK: Final = {"api_visibility": "private", "show_progress": "hidden", "trigger_mode": "multiple"}
+_TABS: Final = {
+    "Look": look_tab,
+    "Explain": explain_tab,
+    "Break": attack_tab,
+    "Intervene": intervene_tab,
+    "3D": space_tab,
+}
 _TITLE: Final = (
     '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers and heads count from 0 '
     "(L3.H7). Runs on this machine alone.</p></div>"
@@ -44,10 +49,10 @@ def build(site: DemoSite, cache: Path) -> Any:
         picture = gradio.State(None, time_to_live=KEPT)
         active = gradio.State("Look")
         alias, upload, gallery, card = _chooser(site)
-        shown = NowShown(picture, alias, gradio.State(Newest()), gradio.State({}))
-        tabs, parts = _tabs(site, shown)
+        here = Here(site, picture, alias, gradio.State(Newest()), gradio.State({}))
+        tabs, parts = _tabs(here)
         gradio.HTML(str(Markup('<p class="vl-limits">{}</p>').format(limit_words())))
-        refresh = _refreshing(site, parts, shown, active)
+        refresh = _refreshing(parts, here, active)
         _connect(site, page, (picture, upload, gallery, card), refresh)
         alias.input(**refresh)
         tabs.select(_selected, None, active, queue=False, **_QUICK).then(**refresh)
@@ -74,34 +79,28 @@ def _chooser(site: DemoSite) -> tuple[Component, Component, Component, Component
     return alias, upload, gallery, card
 
 
-def _tabs(site: DemoSite, shown: NowShown) -> tuple[Component, tuple[TabParts, ...]]:
+def _tabs(here: Here) -> tuple[Component, tuple[TabParts, ...]]:
+    parts: list[TabParts] = []
     with gradio.Tabs(overflow_behavior="wrap") as tabs:
-        with gradio.Tab("Look"):
-            look = look_tab(site, shown)
-        with gradio.Tab("Explain"):
-            explain = explain_tab(site, shown)
-        with gradio.Tab("Break"):
-            attack = attack_tab(site, shown)
-        with gradio.Tab("Intervene"):
-            intervene = intervene_tab(site, shown)
-        with gradio.Tab("3D"):
-            space = space_tab(site, shown)
+        for name, tab in _TABS.items():
+            with gradio.Tab(name):
+                parts.append(tab(replace(here, tab=name)))
         with gradio.Tab("Report"):
-            report = report_tab(site, shown, {part.name: part.controls for part in (explain, attack, intervene, space)})
-    return tabs, (look, explain, attack, intervene, space, report)
+            parts.append(report_tab(replace(here, tab="Report"), tuple(parts)))
+    return tabs, tuple(parts)
 
 
 def _selected(event: gradio.SelectData) -> str:
     return str(event.value)
 
 
-def _refreshing(site: DemoSite, parts: Sequence[TabParts], shown: NowShown, active: Component) -> dict[str, Any]:
+def _refreshing(parts: Sequence[TabParts], here: Here, active: Component) -> dict[str, Any]:
     """The handler that shows the picture in the tab that is open, with its inputs and outputs.
 
     A tab that is opened again keeps what was done in it.
     """
     ends = list(accumulate((len(part.inputs) for part in parts), initial=0))
-    drawn = shown.drawn
+    drawn = here.drawn
 
     @told
     def refresh(
@@ -120,11 +119,11 @@ def _refreshing(site: DemoSite, parts: Sequence[TabParts], shown: NowShown, acti
             if part.name == active:
                 updates = part.refresh(Asked(own, alias, newest.picture(active)), *values[start:end])
                 return {**updates, drawn: {**seen, active: wanted}}
-        raise DataError(f"expected a tab of this page, found {active!r:.40}")
+        raise UnknownNameError("tab of this page", active, [part.name for part in parts])
 
-    inputs = [*shown.inputs, active, drawn, *(each for part in parts for each in part.inputs)]
+    inputs = [here.picture, here.alias, here.newest, active, drawn, *(each for part in parts for each in part.inputs)]
     outputs = [drawn, *dict.fromkeys(each for part in parts for each in part.outputs)]
-    return {"fn": refresh, "inputs": inputs, "outputs": outputs, **site.event}
+    return {"fn": refresh, "inputs": inputs, "outputs": outputs, **EVENT}
 
 
 def _connect(site: DemoSite, page: Any, chosen: tuple[Component, ...], refresh: dict[str, Any]) -> None:
@@ -134,7 +133,7 @@ def _connect(site: DemoSite, page: Any, chosen: tuple[Component, ...], refresh: 
 
     def card_of(own: Picture) -> str:
         model = models[0]
-        pixels = enlarged(picture_array(own, model))
+        pixels = enlarged(own.array(model))
         note = f"({own.note})" if own.note else ""
         return joined(cards([Card(pixels, own.name, f"the picture: {own.name}", note)]))
 

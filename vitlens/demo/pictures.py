@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from vitlens.commands.run.options import RunOptions
@@ -39,6 +41,10 @@ class Picture:
         """The picture as a batch of one in [0, 1], for this model."""
         return self.pixels[model.alias].to(model.device).float() / 255
 
+    def array(self, model: Model) -> NDArray[np.float64]:
+        """The picture as this model sees it, (3, height, width) in [0, 1]."""
+        return np.asarray(self.pixels[model.alias][0].numpy() / 255, dtype=np.float64)
+
     def split(self, model: Model) -> Split:
         """The picture as the only image of a split, for the commands' reports."""
         pixels = self.pixels[model.alias]
@@ -54,8 +60,13 @@ class Example:
     name: str
     image: Image.Image
 
+    @property
+    def pixels(self) -> NDArray[np.uint8]:
+        """(height, width, 3)."""
+        return np.asarray(self.image.convert("RGB"))
 
-def read_upload(path: Path, models: Sequence[Model], *, name: str = "") -> Picture:
+
+def read_upload(path: Path, models: Sequence[Model]) -> Picture:
     """The picture of an uploaded file, which is deleted, whatever comes of it; called inside `quiet_pillow`.
 
     Raises DataError, in one line, for a file that is too large or no image.
@@ -66,11 +77,11 @@ def read_upload(path: Path, models: Sequence[Model], *, name: str = "") -> Pictu
         try:
             decoded = _by_preprocessing(models, lambda model: decode_file(path, model.preprocessing))
         except UnreadableError as reason:
-            raise DataError(f"cannot read {name or path.name}: {reason}") from reason
+            raise DataError(f"cannot read {path.name}: {reason}") from reason
     finally:
         path.unlink(missing_ok=True)
     note = next(iter(decoded.values())).header.note or ""
-    return Picture(_key(), name or path.name, note, {alias: each.pixels[None] for alias, each in decoded.items()})
+    return Picture(uuid4().hex, path.name, note, {alias: each.pixels[None] for alias, each in decoded.items()})
 
 
 def require_size(size: int) -> None:
@@ -86,7 +97,7 @@ def of_example(example: Example, models: Sequence[Model]) -> Picture:
     """The picture of an example."""
     header = Header((example.image.height, example.image.width), None)
     decoded = _by_preprocessing(models, lambda model: Decoded(decode_image(example.image, model.preprocessing), header))
-    return Picture(_key(), example.name, "", {alias: each.pixels[None] for alias, each in decoded.items()})
+    return Picture(uuid4().hex, example.name, "", {alias: each.pixels[None] for alias, each in decoded.items()})
 
 
 def examples(given: Sequence[str], models: Sequence[Model], *, options: RunOptions) -> tuple[Example, ...]:
@@ -146,7 +157,3 @@ def _by_preprocessing(models: Sequence[Model], decode: Callable[[Model], Decoded
             known[key] = decode(model)
         found[model.alias] = known[key]
     return found
-
-
-def _key() -> str:
-    return uuid4().hex

@@ -1,14 +1,14 @@
-"""The record of what a visitor of `vitlens demo` exports from Intervene or 3D. Layers, heads and patches from 0."""
+"""What a visitor of `vitlens demo` sees in Intervene or 3D, and exports. Layers, heads and patches count from 0."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.arrays import Pixels
-from vitlens.record import Contents
+from vitlens.record import Record, arrays, col, table
+from vitlens.records import Pixels
 
 
 @dataclass(frozen=True)
@@ -17,29 +17,30 @@ class IntervenedRow:
     the class predicted then; method, title, signed: of the maps of the target; grid: rows and columns of the patches,
     None where none can be switched off; exact: whether replay was exact, else `note` says why not."""
 
-    image: str
-    target: str
-    predicted: str
-    logit_before: float
-    logit_after: float
-    method: str
-    title: str
-    signed: bool
-    grid: tuple[int, int] | None
-    exact: bool
-    note: str
+    model: str = col("model")
+    image: str = col("image")
+    target: str = col("predicted with everything on")
+    predicted: str = col("predicted then")
+    logit_before: float = col("logit before")
+    logit_after: float = col("logit after")
+    method: str = col("method")
+    title: str = col("map", unit="text")
+    signed: bool = col("signed")
+    grid: tuple[int, int] | None = col("rows and columns of patches")
+    exact: bool = col("exact")
+    note: str = col("note", unit="text")
 
 
 @dataclass(frozen=True)
 class HeadOffRow:
     """One head whose output was replaced by zero."""
 
-    layer: int
-    head: int
+    layer: int = col("layer")
+    head: int = col("head")
 
     @property
     def name(self) -> str:
-        """The head as it is written."""
+        """L3.H7."""
         return f"L{self.layer}.H{self.head}"
 
 
@@ -47,43 +48,44 @@ class HeadOffRow:
 class PatchOffRow:
     """One patch to which no token attended. key: its number among the tokens."""
 
-    row: int
-    column: int
-    key: int
+    row: int = col("row")
+    column: int = col("column")
+    key: int = col("token")
 
 
 @dataclass(frozen=True)
 class ChangedClassRow:
-    """One of the leading classes, with everything on and with some off."""
+    """One of the leading classes before a change and after it."""
 
-    name: str
-    logit_before: float
-    logit_after: float
-    probability_before: float
-    probability_after: float
+    name: str = col("class")
+    logit_before: float = col("logit before")
+    logit_after: float = col("logit after")
+    probability_before: float = col("probability before", unit="fraction")
+    probability_after: float = col("probability after", unit="fraction")
 
 
 @dataclass(frozen=True)
 class SpaceRow:
     """The attention of one image in space. reading: whose attention it is; points: of all layers, heads and patches;
-    shown: the strongest of them; grid: rows and columns of a head's plane."""
+    shown: the strongest of them; grid: rows and columns of a head's plane in the last layer."""
 
-    image: str
-    reading: str
-    points: int
-    shown: int
-    grid: tuple[int, int]
+    model: str = col("model")
+    image: str = col("image")
+    reading: str = col("attention of", unit="text")
+    points: int = col("points")
+    shown: int = col("points shown")
+    grid: tuple[int, int] = col("rows and columns of patches")
 
 
 @dataclass(frozen=True)
 class PointRow:
     """One of the strongest points. share: of the attention, relative to a uniform map (1: uniform)."""
 
-    layer: int
-    head: int
-    row: int
-    column: int
-    share: float
+    layer: int = col("layer")
+    head: int = col("head")
+    row: int = col("row")
+    column: int = col("column")
+    share: float = col("times uniform")
 
 
 _Map = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
@@ -110,15 +112,19 @@ class PointArrays:
     share: Annotated[NDArray[np.floating[Any]], Form("f", (None,))]
 
 
-INTERVENED = TableOf("intervened", IntervenedRow)
-HEADS_OFF = TableOf("heads_off", HeadOffRow)
-PATCHES_OFF = TableOf("patches_off", PatchOffRow)
-CLASSES = TableOf("classes", ChangedClassRow)
-SPACE = TableOf("space", SpaceRow)
-STRONGEST = TableOf("strongest", PointRow)
-INTERVENED_ARRAYS = ArraysOf("intervened", IntervenedArrays)
-POINTS = ArraysOf("points", PointArrays)
+@dataclass(frozen=True, kw_only=True)
+class DemoRecord(Record):
+    """Heads and patches that are off, and what that changes for one image; or where all heads look, in space."""
 
-RECORD = Contents(
-    tables=(INTERVENED, HEADS_OFF, PATCHES_OFF, CLASSES, SPACE, STRONGEST), arrays=(INTERVENED_ARRAYS, POINTS)
-)
+    command: ClassVar[str] = "demo"
+    intervened: tuple[IntervenedRow, ...] = table()
+    heads_off: tuple[HeadOffRow, ...] = table()
+    patches_off: tuple[PatchOffRow, ...] = table()
+    classes: tuple[ChangedClassRow, ...] = table()
+    space: tuple[SpaceRow, ...] = table()
+    strongest: tuple[PointRow, ...] = table()
+    maps: IntervenedArrays | None = arrays("intervened")
+    points: PointArrays | None = arrays("points")
+
+
+RECORD = DemoRecord

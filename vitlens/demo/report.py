@@ -1,202 +1,175 @@
 """The report of what a visitor of `vitlens demo` exports from Intervene or 3D, from its record."""
 
 from collections.abc import Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.run.describe import data_sentences
-from vitlens.demo.record import (
-    CLASSES,
-    HEADS_OFF,
-    INTERVENED,
-    INTERVENED_ARRAYS,
-    PATCHES_OFF,
-    POINTS,
-    SPACE,
-    STRONGEST,
-    IntervenedRow,
-    SpaceRow,
-)
-from vitlens.record import Record
-from vitlens.report import verdicts as rules
-from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, Verdict
-from vitlens.report.numbers import number
+from vitlens.demo.record import DemoRecord, SpaceRow
+from vitlens.figures.explain import attribution_overlays
+from vitlens.figures.space import attention_space
+from vitlens.report.claims import Claim
+from vitlens.report.document import Document
+from vitlens.report.prose import Marked, listed, say
+from vitlens.report.sections import Chart, Overview, Report, Section
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_LISTED: Final = 48  # patches
+_NAMED: Final = 6  # heads of a sentence
+_LISTED: Final = 24  # patches of a sentence
 
 
-def report(record: Record) -> Document:
-    """What heads and patches that are off change for one image; or where all heads look, in space."""
-    intervened, space = record.rows(INTERVENED), record.rows(SPACE)
-    sections = [*(_intervened(record, row) for row in intervened), *(_in_space(record, row) for row in space)]
-    limits = [*(limit for row in intervened for limit in _limits(row)), *(_limit(row) for row in space)]
-    return Document(
-        record.config.title,
-        tuple(sections),
-        limits=tuple(limits),
-        verdicts=tuple(_verdicts(record)),
-        preface=data_sentences(record),
-    )
-
-
-def _verdicts(record: Record) -> Iterator[Verdict]:
-    (alias,) = record.aliases
-    yield rules.not_tested(
-        f"accuracy of {alias}", f"one image without a label; vitlens evaluate {alias} --data DATA judges it"
-    )
-    if record.rows(INTERVENED):
-        yield rules.not_tested(
-            f"explanation of {alias}", "no map was checked on this model; vitlens explain --verify tests it"
+def claims(record: DemoRecord) -> Iterator[Claim]:
+    """What the heads and patches that are off change; or where the largest share of the attention lies."""
+    for row in record.intervened:
+        given = {"row": row, "off": off_words(record), "gain": Marked(f"{row.logit_after - row.logit_before:+.2f}")}
+        says = (
+            "{% if off %}Without {{ off }} the prediction {% if kept %}stays {{ row.target }}: its logit{% else %}"
+            "becomes {{ row.predicted }}, was {{ row.target }}: the logit of the latter{% endif %} goes from "
+            "{{ row.logit_before|number(2) }} to {{ row.logit_after|number(2) }} ({{ gain }}).{% else %}Nothing is "
+            "off: {{ row.model }} predicts {{ row.target }} (logit {{ row.logit_before|number(2) }}).{% endif %}"
         )
+        title = "{{ row.model }} {{ verb }} {{ row.predicted }}{% if off %} without {{ off }}{% endif %}"
+        kept = row.predicted == row.target
+        given |= {"kept": kept, "verb": "still predicts" if kept and given["off"] else "predicts"}
+        yield Claim(
+            "prediction", row.model, say(says, **given), say(title, **{**given, "off": off_words(record, most=1)}),
+            kind="answer", evidence="intervened", place="intervened",
+        )  # fmt: skip
+    for place in record.space:
+        first = record.strongest[0]
+        best = {"first": first, "head": f"L{first.layer}.H{first.head}", "row": place}
+        says = say(
+            "The largest share of the attention of {{ row.reading|whole }} lies in {{ head }} at row {{ first.row }}, "
+            "column {{ first.column }}: {{ first.share|number(1) }} times that of a uniform map.", **best,
+        )  # fmt: skip
+        title = say("{{ head }} of {{ row.model }} attends most to a single patch", **best)
+        yield Claim("strongest point", place.model, says, title, kind="answer", evidence="attributed", place="space")
 
 
-def _intervened(record: Record, row: IntervenedRow) -> Section:
-    """The logit, the classes, and the map before and after."""
-    heads, patches = record.rows(HEADS_OFF), record.rows(PATCHES_OFF)
-    kept = f"the prediction stays {row.target}" if row.predicted == row.target else (
-        f"the prediction becomes {row.predicted}, was {row.target}"
-    )  # fmt: skip
-    sentences = [
-        Sentence(
-            f"{_off_words(record)}: {kept}. The logit of {row.target} goes from {number(row.logit_before)} to "
-            f"{number(row.logit_after)}.",
-            (row, *heads, *patches),
-        ),
-        Sentence(
-            "A head that is off puts out zero; to a patch that is off no token attends, in any layer. The prediction "
-            f"is computed by `vitlens.replay`{f' ({row.note})' if row.note else ''}, the map under the same changes.",
-            says="method",
-        ),
-        Sentence(f"From Python: `{_in_python(record)}`.", says="setting"),
-    ]
+def off_words(record: DemoRecord, most: int = _NAMED) -> str:
+    """What is off: "L0.H2, L3.H1 and 2 patches"; empty where nothing is."""
+    heads, patches = [each.name for each in record.heads_off], len(record.patches_off)
+    more = len(heads) - most
+    if most == 1 and more > 0:
+        parts = [f"{len(heads)} heads"]
+    else:
+        parts = [f"{', '.join(heads[:most])}{f' and {more} more' if more > 0 else ''}"] if heads else []
+    parts += [f"{patches} patch{'es' if patches > 1 else ''}"] if patches else []
+    return listed(parts) if parts else ""
+
+
+def unknown(record: DemoRecord) -> Iterator[str]:
+    """What one image does not show."""
+    for row in record.intervened:
+        if not row.exact:
+            yield say("The prediction without what is off is not exact: {{ row.note|whole }}.", row=row)
+        yield "This is one image: `vitlens ablate` measures heads on many, one by one and in pairs."
+        yield (
+            "Zero is far from any output of a head that later layers have seen, so effects are overstated; effects of "
+            "several heads do not add up."
+        )
+        yield say(
+            "The maps of {{ row.title|whole }} were not checked on this model: whether they show what the prediction "
+            "depends on, `vitlens explain --verify` tests.", row=row,
+        )  # fmt: skip
+    for place in record.space:
+        yield "This is one image: `vitlens stats` measures what heads attend to on many."
+        yield from left_out(place)
+
+
+def left_out(row: SpaceRow) -> Iterator[str]:
+    """That only the strongest points are shown, where that is so."""
+    if row.shown < row.points:
+        yield say("Of {{ row.points }} points the {{ row.shown }} strongest are shown.", row=row)
+
+
+def in_python(record: DemoRecord) -> str:
+    """The changes as `vitlens.replay` takes them, and the patches that are off."""
+    changes = [f'"blocks.{each.layer}.head.{each.head}": "zero"' for each in record.heads_off]
+    patches = record.patches_off
     if patches:
-        listed = "; ".join(f"{each.row}, {each.column}" for each in patches[:_LISTED])
-        more = "; and others, in results.json" if len(patches) > _LISTED else ""
-        sentences.append(Sentence(f"The patches that are off, by row and column: {listed}{more}.", patches))
-    columns = {
-        "class": lambda each: each.name,
-        "logit before": lambda each: each.logit_before,
-        "logit after": lambda each: each.logit_after,
-        "probability before": lambda each: each.probability_before,
-        "probability after": lambda each: each.probability_after,
-    }
-    table = Table.of("The leading classes, with everything on and with what is off", record.rows(CLASSES), columns)
-    caption = (
-        f"The image, in grey where patches are off, and where the evidence for {row.target} lies: {row.title} "
-        f"({ATTRIBUTIONS[row.method].paper}), {ATTRIBUTIONS[row.method].description}. Each map is a share of its own "
-        "largest value: places can be compared, amounts cannot."
-    )
-    figure = FigureSpec(
-        "intervened", caption, partial(_draw_intervened, record, row),
-        alt=f"{row.image} with the maps of {row.target} before and after",
+        keys = str(tuple(each.key for each in patches)) if len(patches) <= _LISTED else "..."
+        changes.append(f'"blocks.*.attention.weights": vitlens.KnockOut(keys={keys})')
+    line = Marked(f"`vitlens.replay(model, images).run([{{{', '.join(changes)}}}])`")
+    listed_ = Marked("; ".join(f"{each.row}, {each.column}" for each in patches[:_LISTED]))
+    return say(
+        "{{ line }} gives the logits.{% if patches %} The patches that are off, by row and column: {{ listed }}"
+        "{% if more %}; and others, in `tables/patches_off.csv`{% endif %}.{% endif %}",
+        line=line, patches=patches, listed=listed_, more=len(patches) > _LISTED,
     )  # fmt: skip
-    return Section("What changes", tuple(sentences), (table,), (figure,), leading=True)
 
 
-def _off_words(record: Record) -> str:
-    """What is off, in words."""
-    heads, patches = record.rows(HEADS_OFF), len(record.rows(PATCHES_OFF))
-    words = [f"head{'s' if len(heads) > 1 else ''} {', '.join(each.name for each in heads)}"] if heads else []
-    words += [f"{patches} patch{'es' if patches > 1 else ''}"] if patches else []
-    return f"Without {' and '.join(words)}" if words else "With nothing off"
+def definitions(record: DemoRecord) -> Iterator[tuple[str, str]]:
+    """What the maps are."""
+    for row in record.intervened:
+        if row.method in ATTRIBUTIONS:
+            known = ATTRIBUTIONS[row.method]
+            yield row.title, f"{known.description} ({known.paper})."
 
 
-def _in_python(record: Record) -> str:
-    """The changes as `vitlens.replay` takes them."""
-    changes = [f'"blocks.{each.layer}.head.{each.head}": "zero"' for each in record.rows(HEADS_OFF)]
-    keys = tuple(each.key for each in record.rows(PATCHES_OFF))
-    if keys:
-        listed = str(keys) if len(keys) <= _LISTED else "..."
-        changes.append(f'"blocks.*.attention.weights": vitlens.KnockOut(keys={listed})')
-    return f"vitlens.replay(model, images).run([{{{', '.join(changes)}}}])"
-
-
-def _draw_intervened(record: Record, row: IntervenedRow) -> "Figure":
-    from vitlens.figures.explain import attribution_overlays
-
-    arrays = record.arrays(INTERVENED_ARRAYS)
+def _draw_intervened(record: DemoRecord, title: str) -> Figure:
+    (row,), arrays = record.intervened, record.maps
+    assert arrays is not None
     pixels = arrays.pixels.astype(np.float32) / 255
-    if row.grid is not None:
-        height, width = pixels.shape[2:]
-        for patch in record.rows(PATCHES_OFF):
-            rows = slice(height * patch.row // row.grid[0], height * (patch.row + 1) // row.grid[0])
-            columns = slice(width * patch.column // row.grid[1], width * (patch.column + 1) // row.grid[1])
-            pixels[:, :, rows, columns] = 0.5
+    for patch in record.patches_off if row.grid else ():
+        (height, width), (rows, columns) = pixels.shape[2:], row.grid or (1, 1)
+        down = slice(height * patch.row // rows, height * (patch.row + 1) // rows)
+        across = slice(width * patch.column // columns, width * (patch.column + 1) // columns)
+        pixels[:, :, down, across] = 0.5
     return attribution_overlays(
-        images=pixels,
-        maps=[arrays.before[None], arrays.after[None]],
-        signed=[row.signed] * 2,
-        titles=[f"{row.title} before", f"{row.title} after"],
-        names=[row.image],
-        title=f"{record.aliases[0]}: {row.title} for {row.target}",
-    )
-
-
-def _limits(row: IntervenedRow) -> Iterator[Sentence]:
-    yield Sentence(
-        "This is one image, without an interval; `vitlens ablate` measures heads on many, one by one and in pairs.",
-        (row,),
-    )
-    yield Sentence(
-        "Zero is far from any output of a head that later layers have seen, so effects are overstated; and the effects "
-        "of several heads do not add up.",
-        says="method",
-    )
-
-
-def _in_space(record: Record, row: SpaceRow) -> Section:
-    """The points, and the strongest of them."""
-    strongest = record.rows(STRONGEST)
-    first = strongest[0]
-    sentences = (
-        Sentence(
-            f"The largest share of the attention of {row.reading} lies in L{first.layer}.H{first.head} on the patch "
-            f"at row {first.row}, column {first.column}: {number(first.share)} times that of a uniform map.",
-            (first, row),
-        ),
-        Sentence(
-            "A point is a patch, a plane of patches a head, a floor a layer (L0 below); larger and brighter is more "
-            "attention, 1 that of a uniform map.",
-            says="method",
-        ),
-    )
-    columns = {
-        "layer": lambda each: each.layer,
-        "head": lambda each: each.head,
-        "row": lambda each: each.row,
-        "column": lambda each: each.column,
-        "times uniform": lambda each: each.share,
-    }
-    table = Table.of("The strongest points", strongest, columns)
-    figure = FigureSpec(
-        "space",
-        f"The attention of {row.reading} by layer, head and patch: the {row.shown:,} strongest of {row.points:,}, "
-        "all of them in arrays/points.npz.",
-        partial(_draw_space, record, row),
-        alt=f"The attention of all heads on {row.image} in space, a floor a layer, a plane of patches a head",
-    )
-    return Section("Where all heads look", sentences, (table,), (figure,), leading=True)
-
-
-def _draw_space(record: Record, row: SpaceRow) -> "Figure":
-    from vitlens.figures.space import attention_space
-
-    points = record.arrays(POINTS)
-    return attention_space(
-        layer=points.layer, head=points.head, row=points.row, column=points.column, share=points.share, grid=row.grid,
-        title=f"{record.aliases[0]}: attention of {row.reading} by layer, head and patch",
+        images=pixels, maps=[arrays.before[None], arrays.after[None]], signed=[row.signed] * 2,
+        titles=[f"{row.title} before", f"{row.title} after"], names=[row.image], title=title,
     )  # fmt: skip
 
 
-def _limit(row: SpaceRow) -> Sentence:
-    return Sentence(
-        f"This is one image, and the {row.shown:,} strongest of {row.points:,} points; `vitlens stats` measures what "
-        "heads attend to on many images.",
-        (row,),
-    )
+def _draw_space(record: DemoRecord, title: str) -> Figure:
+    points = record.points
+    assert points is not None
+    return attention_space(
+        layer=points.layer, head=points.head, row=points.row, column=points.column, share=points.share,
+        grid=record.space[0].grid, title=title,
+    )  # fmt: skip
+
+
+INTERVENED: Final = Report(
+    DemoRecord,
+    claims=claims,
+    unknown=unknown,
+    definitions=definitions,
+    picture=Chart(
+        "intervened", _draw_intervened,
+        "The image, in grey where patches are off, and where the evidence for {{ record.intervened[0].target }} lies. "
+        "Compare places, not amounts: each map has its own maximum.",
+        title="{{ record.intervened[0].model }}: {{ record.intervened[0].title|whole }} for "
+              "{{ record.intervened[0].target }}",
+        only=lambda record: record.maps is not None, whole=True,
+    ),
+    glance=Overview("classes", ("name", "logit_before", "logit_after", "probability_before", "probability_after")),
+    sections=(Section("How is it done from Python?", "intervened", opening=in_python),),
+)  # fmt: skip
+
+SPACE: Final = Report(
+    DemoRecord,
+    claims=claims,
+    unknown=unknown,
+    picture=Chart(
+        "space", _draw_space,
+        "The attention of {{ record.space[0].reading|whole }} by layer (floors), head (planes) and patch (points): "
+        "larger and brighter is more.",
+        title="{{ record.space[0].model }}: attention of {{ record.space[0].reading|whole }} by layer, head and patch",
+        only=lambda record: record.points is not None, whole=True,
+    ),
+    glance=Overview("strongest", ("layer", "head", "row", "column", "share")),
+    sections=(),
+)  # fmt: skip
+
+REPORTS: Final = (INTERVENED, SPACE)  # all that it may be
+
+
+def report(record: DemoRecord) -> Document:
+    """The report of what is off, or of where all heads look."""
+    return SPACE(record) if record.space else INTERVENED(record)
+
+
+REPORT = report

@@ -183,8 +183,13 @@ class Report:
 
     def _picture(self, record: Any) -> FigureSpec | None:
         if isinstance(self.picture, Chart):
-            return next(_figures(replace(self.picture, only=_on_first_sheet), record, ()), None)
+            return drawn(self.picture, record)
         return None if self.picture is None else self.picture(record)
+
+
+def drawn(picture: Chart, record: Any) -> FigureSpec | None:
+    """A picture of the first page, of several sheets the first; None where it has no rows."""
+    return next(_figures(replace(picture, only=_on_first_sheet), record, ()), None)
 
 
 def _on_first_sheet(row: Any) -> bool:

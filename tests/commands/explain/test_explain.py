@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.charts.reading import crosses
 from tests.commands.explain.run import BRIEF, explained, report
 from tests.commands.map_rows import FALLING, STAYING, checks
-from tests.figures.reading import crosses
 from tests.first_page import clear_effects, judged, states
 from vitlens.attribution.explain import explain as attribute
 from vitlens.attribution.explain import methods_for

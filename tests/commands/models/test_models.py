@@ -73,3 +73,5 @@ def test_a_broad_pattern_lists_names_and_says_how_to_learn_more():
 def test_nothing_found_names_the_nearest():
     with pytest.raises(UnknownNameError, match=r"did you mean .*'vit-tiny'"):
         list(model_table("vit-tny"))
+    with pytest.raises(UnknownNameError, match=r"known: cnn-digits, .*timm:NAME, .*vit-tiny"):
+        list(model_table("zzz"))

@@ -7,7 +7,7 @@ import numpy as np
 
 from vitlens.charts import Picture, images
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictedClassRow, ScoreRow
-from vitlens.commands.shared.calibration import ENOUGH, FEW, RELIABILITY, calibration_claim
+from vitlens.commands.shared.calibration import ENOUGH, FEW, calibration_claim, reliability
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
@@ -141,7 +141,7 @@ REPORT: Final = Report(
             "Is the confidence right?", lambda record: record.by_prediction if record.images >= FEWEST else (),
             opening=_leaning, about=("calibration",), order=lambda row: (row.p_holm, row.p),
             columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),
-            charts=(RELIABILITY,),
+            charts=(reliability(),),
         ),
     ),
 )  # fmt: skip

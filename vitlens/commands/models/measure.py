@@ -1,19 +1,18 @@
 """The list of `vitlens models`: every name that can be loaded, and the commands that each supports."""
 
 from collections.abc import Iterator
-from fnmatch import fnmatch
 
 import torch
 
 from vitlens.commands.models.options import ModelsOptions
 from vitlens.devices import evaluating
-from vitlens.errors import ModelError, UnknownNameError
+from vitlens.errors import ModelError
 from vitlens.models.anatomy import is_headless
 from vitlens.models.assembly import Architecture, assemble, build, default_classes
 from vitlens.models.loading import load
 from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM
-from vitlens.models.sources.registry import SOURCES, ModelSource
+from vitlens.models.sources.registry import SOURCES, ModelSource, unknown_model
 from vitlens.models.support import supported, without_weights
 
 _DESCRIBED_AT_MOST = 40  # models of the libraries whose support is listed, as each is built for it
@@ -29,33 +28,28 @@ def model_table(pattern: str = "") -> Iterator[str]:
 
     Without a pattern the libraries' models are only counted. Raises UnknownNameError where nothing matches.
     """
-    matching = {kind: [n for n in source.all_names() if _matches(n, pattern)] for kind, source in SOURCES.items()}
+    matching = {kind: source.matching(pattern) for kind, source in SOURCES.items()}
     in_library = sum(len(names) for kind, names in matching.items() if SOURCES[kind].prefix)
+    shown = any(matching.values())
     for kind, names in matching.items():
         source = SOURCES[kind]
         if source.prefix and not source.list_names:
             if not pattern or pattern.startswith(source.prefix):
+                shown = True
                 yield _line(source.usage, "not listed", f"{source.help} Such as {source.example}")
         elif source.prefix and not pattern:
-            yield _count(source, len(names))
+            if source.extra and not names:
+                yield _line(source.usage, "not installed", f"pip install 'vitlens[{source.extra}]'")
+            else:
+                yield _line(source.usage, f"{len(names)} models", f"vitlens models '{source.prefix}*' lists them")
         else:
             for name in names:
                 described = not source.prefix or in_library <= _DESCRIBED_AT_MOST
                 yield _line(name, *_described(source, name)) if described else name
     if pattern and in_library > _DESCRIBED_AT_MOST:
         yield f"more than {_DESCRIBED_AT_MOST} models: a narrower pattern also says which commands each supports"
-    unlisted = any(
-        source.prefix and not source.list_names and pattern.startswith(source.prefix) for source in SOURCES.values()
-    )
-    if not any(matching.values()) and not unlisted:
-        known = (name for source in SOURCES.values() if not source.extra for name in source.all_names())
-        raise UnknownNameError("model", pattern, known, hint="vitlens models")
-
-
-def _count(source: ModelSource, count: int) -> str:
-    if source.extra and not count:
-        return _line(source.usage, "not installed", f"pip install 'vitlens[{source.extra}]'")
-    return _line(source.usage, f"{count} models", f"vitlens models '{source.prefix}*' lists them")
+    if not shown:
+        raise unknown_model(pattern)
 
 
 def _described(source: ModelSource, name: str) -> tuple[str, str]:
@@ -86,10 +80,6 @@ def _without_weights(source: ModelSource, name: str) -> Model:
     classes = () if is_headless(module) else default_classes(int(outputs))
     made = assemble(module, architecture, preprocessing, classes, name, Provenance(name, "random"))
     return made.to("meta").eval().requires_grad_(False)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatch(name, pattern) or fnmatch(name.partition(":")[2], pattern) or pattern in name
 
 
 def _line(name: str, kind: str, commands: str) -> str:

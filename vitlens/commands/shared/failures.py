@@ -18,7 +18,7 @@ from vitlens.analysis.failures.properties import (
 from vitlens.archives import Form
 from vitlens.arrays import ClassNames, Pixels
 from vitlens.charts import Picture, images, intervals, lines
-from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
+from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.record import Record, arrays, by, table
 from vitlens.report.claims import ASKED, Claim
 from vitlens.report.prose import listed, say

@@ -1,24 +1,269 @@
-"""The tab Intervene."""
+"""Intervene: a picture's prediction and map with some heads and some patches switched off, by replay."""
 
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import Final
 
-import gradio
+import msgspec
+import numpy as np
+from markupsafe import Markup
+from matplotlib import colormaps
+from numpy.typing import NDArray
 
-from vitlens.demo.markup import joined, sentence
+import vitlens
+from vitlens.analysis.ablation.ablate import units_of
+from vitlens.analysis.attention.tokens import require_token_attention
+from vitlens.analysis.attention.weights import attention_maps
+from vitlens.attribution.explain import preferred_method, preferred_methods
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.run.describe import settings
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import publish
+from vitlens.demo.markup import as_bytes, cards, joined, map_card, said, sentence
+from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import OutdatedError
-from vitlens.demo.site import Asked, DemoSite, Newest, NowShown, TabParts, Updates, asked, required
-from vitlens.demo.telling import told
-from vitlens.demo.views.board import board_html, board_key
-from vitlens.demo.views.intervene import Answer, Off, answer_html, answered, read_off, switches_of
-from vitlens.errors import UnsupportedError
+from vitlens.demo.record import DemoRecord, HeadOffRow, IntervenedArrays, IntervenedRow, PatchOffRow
+from vitlens.demo.report import claims
+from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, typed
+from vitlens.demo.tabs.look import LACKING, changed_classes, changed_table, map_array
+from vitlens.errors import InputError, LensError, UnsupportedError
+from vitlens.figures.overlay import enlarged
+from vitlens.figures.style import MAGNITUDE
+from vitlens.lens.places.changes import Change, Changes
+from vitlens.models.model import Model
+from vitlens.models.support import meets, require
+from vitlens.report.html import pictures
 
-_NAME = "Intervene"
-_SCRIPT = (Path(__file__).parents[1] / "board.js").read_text(encoding="utf-8")
+Head = tuple[int, int]  # layer, head
+_LIVE: Final = 4  # passes of a map that answers a click
+_RANKED: Final = 3  # methods by preference, of which the first quick one is taken
+_SCRIPT: Final = (Path(__file__).parents[1] / "board.js").read_text(encoding="utf-8")
 
 
-def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
+@dataclass(frozen=True)
+class Switches:
+    """What of a model can be switched off: its heads; and patches, on a grid (rows, columns), or why none can be."""
+
+    heads: tuple[Head, ...]
+    grid: tuple[int, int] | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Off:
+    """What is switched off. heads: whose output is zero; patches: to which no token attends in any layer, numbered row
+    by row."""
+
+    heads: tuple[Head, ...] = ()
+    patches: tuple[int, ...] = ()
+
+
+def switches_of(model: Model) -> Switches:
+    """What can be switched off. Raises UnsupportedError for a model without heads that can."""
+    require(model, "heads")
+    heads = tuple((unit.layer, unit.head or 0) for unit in units_of(model, kinds=("head",)))
+    try:
+        require_token_attention(model)
+    except (LensError, UnsupportedError) as error:
+        return Switches(heads, None, str(error))
+    if model.layout.prefix or model.anatomy.readout != "pool":
+        return Switches(heads, model.layout.grid)
+    return Switches(heads, None, "its last layer pools the patches by an attention of its own")
+
+
+def read_off(data: object, switches: Switches) -> Off:
+    """What a browser says is off, checked. Raises InputError for anything else than heads and patches of the model."""
+    try:
+        sent = msgspec.convert(data, Off)
+    except msgspec.ValidationError as error:
+        raise InputError(f"expected heads and patches to switch off, found {error}; load the page again") from error
+    heads, patches = tuple(sorted(set(sent.heads))), tuple(sorted(set(sent.patches)))
+    rows, columns = switches.grid or (0, 0)
+    unknown = [f"head {head}" for head in heads if head not in switches.heads]
+    unknown += [f"patch {patch}" for patch in patches if not 0 <= patch < rows * columns]
+    if unknown:
+        layers, most = (1 + max(each) for each in zip(*switches.heads))
+        raise InputError(
+            f"expected heads and patches of this model ({layers} layers of at most {most} heads, {rows}x{columns} "
+            f"patches), found {unknown[0]}; choose the model again"
+        )
+    return Off(heads, patches)
+
+
+def changes_of(model: Model, off: Off) -> Changes:
+    """The changes by place, as `vitlens.intervene` and `vitlens.replay` take them."""
+    changes: dict[str, Change] = {f"blocks.{layer}.head.{head}": "zero" for layer, head in off.heads}
+    if off.patches:
+        first = len(model.layout.prefix)
+        changes["blocks.*.attention.weights"] = vitlens.KnockOut(keys=tuple(first + patch for patch in off.patches))
+    return changes
+
+
+def live_method(model: Model) -> str:
+    """The first method by preference of at most _LIVE passes, as its map answers every click."""
+    quick = (
+        name
+        for name in preferred_methods(model, _RANKED)
+        if ATTRIBUTIONS[name].forwards + ATTRIBUTIONS[name].backwards <= _LIVE
+    )
+    return next(quick, preferred_method(model))
+
+
+def answered(
+    model: Model, picture: Picture, off: Off, switches: Switches, *, whole: DemoRecord | None = None
+) -> DemoRecord:
+    """The prediction and the map of the class predicted at first, before and after.
+
+    whole: the answer of this model and picture with nothing off, whose map is then not computed again.
+    """
+    images, changes = picture.images(model), changes_of(model, off)
+    with vitlens.replay(model, images) as replay:
+        before = replay.logits[0].float()
+        after = replay.run([changes])[0, 0].float() if changes else before
+        exact, note = replay.exact, replay.note
+    target, method = before.argmax().reshape(1), live_method(model)
+
+    def explained() -> NDArray[np.float32]:
+        return map_array(vitlens.explain(model, images, targets=target, method=method)).astype(np.float32)
+
+    first = then = whole.maps.before if whole and whole.maps else explained()
+    if changes:
+        with vitlens.intervene(model, changes):
+            then = explained()
+    prefix, (_, columns) = len(model.layout.prefix), switches.grid or (1, 1)
+    row = IntervenedRow(
+        model.alias, picture.name, model.classes[int(target)], model.classes[int(after.argmax())],
+        float(before[target]), float(after[target]), method, ATTRIBUTIONS[method].title, ATTRIBUTIONS[method].signed,
+        switches.grid, exact, note,
+    )  # fmt: skip
+    return DemoRecord(
+        intervened=(row,),
+        heads_off=tuple(HeadOffRow(*head) for head in off.heads),
+        patches_off=tuple(PatchOffRow(*divmod(patch, columns), prefix + patch) for patch in off.patches),
+        classes=changed_classes(model, before, after),
+        maps=IntervenedArrays(picture.pixels[model.alias].numpy(), first, then),
+    )
+
+
+def answer_html(record: DemoRecord, model: Model, picture: Picture) -> str:
+    """What changed, in words, numbers and pictures."""
+    (row,), (claim,), maps = record.intervened, claims(record), record.maps
+    assert maps is not None
+    shown = [
+        map_card(picture.array(model), values, f"{row.title} {when}", f"for {row.target}", signed=row.signed)
+        for when, values in (("before", maps.before), ("after", maps.after))
+    ]
+    how = (
+        "A head that is off puts out zero, which is far from any output that later layers have seen; no token attends "
+        "to a patch that is off, in any layer. Single effects do not add up: vitlens ablate measures them on many "
+        "images, with intervals."
+    )
+    caveats = [sentence(f"{row.note}.", "quiet")] if row.note else []
+    return joined(said(claim.says), changed_table(record.classes), cards(shown), sentence(how, "quiet"), *caveats)
+
+
+def board_html(model: Model, picture: Picture, switches: Switches) -> str:
+    """Everything on: a button a head, with its attention on the picture, and a button a patch over the picture, which
+    board.js makes lively."""
+    return joined(
+        Markup('<div class="vl-switches" data-board="{}">{}{}</div>').format(
+            board_key(model, picture), _patches(model, picture, switches), _heads(model, picture, switches)
+        ),
+        Markup('<p class="vl-say"><button type="button" class="vl-reset" data-reset>Everything on</button></p>'),
+    )
+
+
+def board_key(model: Model, picture: Picture) -> str:
+    """What tells the board of a model and a picture from all others."""
+    return f"{picture.key} {model.alias}"
+
+
+def _heads(model: Model, picture: Picture, switches: Switches) -> Markup:
+    """A row a layer, a button a head, with its attention where that is a map."""
+    attention = {
+        (layer.site.layer, head): values.double().cpu().numpy()
+        for layer in (attention_maps(model, picture.images(model)) if meets(model, "maps") else ())
+        for head, values in enumerate(layer.maps[0])
+    }
+    rows = []
+    for row, (layer, heads) in enumerate(groupby(sorted(switches.heads), key=lambda each: each[0])):
+        cells = Markup("").join(
+            Markup(
+                '<button type="button" class="vl-head" data-head="{0}.{1}" data-at="{2},{3}" aria-pressed="false" '
+                'tabindex="{4}" aria-label="switch off head L{0}.H{1}" title="L{0}.H{1}"{5}></button>'
+            ).format(*head, row, column, -1 if row or column else 0, _background(attention.get(head)))
+            for column, head in enumerate(heads)
+        )
+        rows.append(
+            Markup(
+                '<div class="vl-layer"><button type="button" class="vl-whole" data-layer="{0}" tabindex="-1" '
+                'aria-label="all heads of layer {0}">L{0}</button>{1}</div>'
+            ).format(layer, cells)
+        )
+    most = 1 + max(head for _, head in switches.heads)
+    names = Markup("").join(Markup("<span>H{}</span>").format(head) for head in range(most))
+    return Markup(
+        '<div><p class="vl-say">Click a head to switch it off, or a layer for all its heads. Arrow keys move, space '
+        'switches.</p><div class="vl-heads" role="group" aria-label="Heads, a row each layer">'
+        '<div class="vl-layer vl-names" aria-hidden="true"><span class="vl-whole"></span>{}</div>{}</div></div>'
+    ).format(names, Markup("").join(rows))
+
+
+def _background(values: NDArray[np.float64] | None) -> Markup:
+    if values is None:
+        return Markup("")
+    drawn = np.asarray(colormaps[MAGNITUDE](values / (float(values.max()) or 1.0)))[..., :3]
+    return Markup(' style="background-image:url({})"').format(pictures.photograph(as_bytes(drawn)).uri)
+
+
+def _patches(model: Model, picture: Picture, switches: Switches) -> Markup:
+    """The picture with a grid of buttons, or why no patch can be switched off."""
+    if switches.grid is None:
+        return sentence(f"No patches of {model.alias} can be switched off: {switches.reason}.", "quiet")
+    rows, columns = switches.grid
+    pixels = as_bytes(enlarged(picture.array(model)))
+    cells = Markup("").join(
+        Markup(
+            '<button type="button" class="vl-patch" data-patch="{}" data-at="{},{}" aria-pressed="false" tabindex="{}" '
+            'aria-label="switch off the patch at row {}, column {}"></button>'
+        ).format(row * columns + column, row, column, -1 if row or column else 0, row, column)
+        for row in range(rows)
+        for column in range(columns)
+    )
+    return Markup(
+        '<div><p class="vl-say">Paint over patches to switch them off; paint again to switch them on.</p>'
+        '<div class="vl-paint" role="group" aria-label="Patches of the picture" '
+        'style="--columns:{};aspect-ratio:{}/{};background-image:url({})">{}</div></div>'
+    ).format(columns, pixels.shape[1], pixels.shape[0], pictures.photograph(pixels).uri, cells)
+
+
+def write_intervened(models: tuple[Model, ...], picture: Picture, run: RunOptions, *, off: Off) -> Path:
+    """The report of a picture with heads and patches off. Raises what the tab raises."""
+    (model,) = models
+    switches = switches_of(model)
+    off = read_off({"heads": off.heads, "patches": off.patches}, switches)
+    return write_record(answered(model, picture, off, switches), model, picture, run)
+
+
+def write_record(record: DemoRecord, model: Model, picture: Picture, run: RunOptions) -> Path:
+    """A report folder of the page's own; returns the report's path."""
+    name = model.provenance.name
+    options = DemoOptions(models=(name,), images=(picture.name,), device=str(model.device))
+    run = replace(run, command=typed("demo", name, "--images", picture.name))
+    config = settings(options, run, models=(model,), split=picture.split(model))
+    with RunFolder.create("demo", out=run.out, config=config, formats=run.formats) as folder:
+        folder.keep(record)
+        return publish(folder)
+
+
+def intervene_tab(here: Here) -> TabParts:
     """A board of heads and a picture of patches to switch off; the prediction and its map answer."""
+    import gradio
+
     with gradio.Row():
         with gradio.Column(scale=3, min_width=300):
             board = gradio.HTML(elem_id="intervene-board", apply_default_css=False, js_on_load=_SCRIPT)
@@ -26,31 +271,32 @@ def intervene_tab(site: DemoSite, shown: NowShown) -> TabParts:
             result = gradio.HTML(elem_id="intervene-result")
     is_off = gradio.State(Off())  # in the result that is shown
     whole = gradio.State({})  # by the board's key: what the model says of the picture with nothing off
+    outputs = (board, result, is_off, whole)
 
     def refresh(now: Asked) -> Updates:
         """Another picture or model: everything on."""
-        with site.pool.turn(now.alias, wanted=now.wanted) as (model,):
+        with here.turn(now) as (model,):
             try:
                 switches = switches_of(model)
             except UnsupportedError as error:
-                others = sentence("Look, Explain, Break and Report work for this model.", "quiet")
-                return {board: joined(sentence(f"{error}."), others), result: "", is_off: Off(), whole: {}}
-            answer = answered(model, now.picture, Off())
+                lacks = joined(sentence(f"{error}."), sentence(LACKING, "quiet"))
+                return dict(zip(outputs, (lacks, "", Off(), {})))
+            answer = answered(model, now.picture, Off(), switches)
             html = board_html(model, now.picture, switches), answer_html(answer, model, now.picture)
-        return {**dict(zip((board, result), html)), is_off: Off(), whole: {board_key(model, now.picture): answer}}
+        return dict(zip(outputs, (*html, Off(), {board_key(model, now.picture): answer})))
 
-    @told
-    def switched(
-        picture: Picture | None, alias: str, newest: Newest, known: dict[str, Answer], event: gradio.EventData
-    ) -> Updates:
-        board_of = event._data.get("board") if isinstance(event._data, dict) else None
-        if board_of is not None and board_of != board_key(site.pool.model(alias), required(picture)):
+    def switched(now: Asked, known: dict[str, DemoRecord]) -> Updates:
+        key = board_key(here.pool.model(now.alias), now.picture)
+        if isinstance(now.data, dict) and now.data.get("board", key) != key:
             raise OutdatedError("expected a click on the board of this picture and model, found one on another's")
-        now = asked(_NAME, picture, alias, newest)
-        with site.pool.turn(alias, wanted=now.wanted) as (model,):
-            off = read_off(event._data, switches_of(model))
-            answer = answered(model, now.picture, off, whole=known.get(board_key(model, now.picture)))
+        with here.turn(now) as (model,):
+            switches = switches_of(model)
+            off = read_off(now.data, switches)
+            answer = answered(model, now.picture, off, switches, whole=known.get(key))
             return {result: answer_html(answer, model, now.picture), is_off: off}
 
-    board.switched(switched, [*shown.inputs, whole], [result, is_off], **{**site.event, "show_progress": "hidden"})
-    return TabParts(_NAME, (), (board, result, is_off, whole), refresh, {"off": is_off})
+    def export(alias: str, off: Off) -> Export:
+        return Export((alias,), partial(write_intervened, off=off))
+
+    here.on(board.switched, switched, (whole,), (result, is_off), quiet=True)
+    return TabParts(here.tab, (), outputs, refresh, "intervene", export, is_off)

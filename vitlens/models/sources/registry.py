@@ -5,10 +5,11 @@ Free of torch. A source is added by its file in this folder and its entry here.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final, Literal
 
-from vitlens.errors import ModelError, UnknownNameError
+from vitlens.errors import ModelError, UnknownNameError, nearest
 from vitlens.names import BUNDLED, PRESETS
 from vitlens.references import resolved
 
@@ -70,6 +71,14 @@ class ModelSource:
         if not self.list_names:
             return list(self.names)
         return [f"{self.prefix}{name}" for name in resolved(self.list_names)()]
+
+    def matching(self, pattern: str) -> list[str]:
+        """The names that match a pattern with wildcards, with or without the prefix, or contain it."""
+        return [
+            name
+            for name in self.all_names()
+            if fnmatch(name, pattern) or fnmatch(name.partition(":")[2], pattern) or pattern in name
+        ]
 
 
 @dataclass(frozen=True)
@@ -206,8 +215,16 @@ def require_source(name: str) -> ModelSource:
         return source
     if "/" in name or name.startswith((".", "~")):
         raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
-    known = (listed for source in SOURCES.values() if not source.extra for listed in source.all_names())
-    raise UnknownNameError("model", name, known, hint="vitlens models")
+    raise unknown_model(name)
+
+
+def unknown_model(name: str, *, hint: str = "vitlens models") -> UnknownNameError:
+    """The error for a name that no source has: with the nearest names, else our own and the forms of the others."""
+    sources = SOURCES.values()
+    known = [listed for source in sources if not source.extra for listed in source.all_names()]
+    if not nearest(name, known):
+        known = [listed for source in sources for listed in ([source.usage] if source.prefix else source.all_names())]
+    return UnknownNameError("model", name, known, hint=hint)
 
 
 def describe_names(separator: str = ", ") -> str:

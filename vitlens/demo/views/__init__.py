@@ -1,1 +1,0 @@
-"""What each tab shows, from the public functions: no gradio, no request, no session."""
