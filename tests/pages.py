@@ -2,18 +2,20 @@
 
 import unicodedata
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitlens.files import RunRecord
-from vitlens.records import Contents, Record
-from vitlens.report.document import Document, FigureSpec, Finding, ImagePanel, Section, Sentence, Table, Tags, Verdict
+from vitlens.record import Record
+from vitlens.recorded import Config
+from vitlens.report.document import Document, FigureSpec, FirstPage, ImagePanel, Section, Sentence, Table, Tags
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import page
 from vitlens.uncertainty import Estimate
@@ -78,18 +80,28 @@ def document(*, name: str = "tabby", explored: bool = True) -> Document:
                 "Side by side", (Sentence("Maps."),), figures=(_figure("sheet_1", name, sheet=True),), panels=panels
             ),
         ),
-        limits=(Sentence("One seed."),),
-        verdicts=(Verdict("calibration", "pass", Estimate(0.01, 0.0, 0.02, 90, "fraction"), "3 %", f"of {name}"),),
-        findings=(Finding(Sentence(f"**{name}** wins."), Estimate(0.2, 0.1, 0.3, 90), 0.01, "bars"),),
-        appendix=(Section("In full", tables=(Table("All rows", ("class", "accuracy"), rows),)),),
+        FirstPage(
+            (Sentence(f"**{name}** wins.", "bars"), Sentence(f"{name} is calibrated.")),
+            glance=Table(f"Of {name}", ("metric", name), rows[:2]),
+            unknown=(Sentence("One seed."),),
+        ),
+        folded=(
+            Section("In full", (Sentence(f"What {name} is."),), (Table("All rows", ("class", "accuracy"), rows),)),
+        ),
         preface=(Sentence("Robust accuracy under PGD."),),
         explorer=explorer(name=name, label=name) if explored else None,
     )
 
 
-def record(folder: Path, **config: object) -> Record:
-    results = {"schema": 2, "command": "study", "status": "done", "seconds": 12.3, "metrics": {}, "tables": {}}
-    return Record(RunRecord(folder, config, results), Contents())
+@dataclass(frozen=True, kw_only=True)
+class PageRecord(Record):
+    """The record of a run that made a page."""
+
+    command: ClassVar[str] = "study"
+
+
+def record(folder: Path, *, status: str = "done", **config: object) -> Record:
+    return PageRecord(config=Config(**config), folder=folder, status=status, seconds=12.3)  # type: ignore[arg-type]
 
 
 def written(folder: Path, content: Document, **config: object) -> str:

@@ -2,7 +2,7 @@
 
 Matplotlib's layout and encoding of hundreds of reports' figures is a fifth of the tests' time. Tests of what a report
 says or measures need the figures made, for which vitlens's own code runs, and a file where each would be; that they can
-be saved is tested for every command by tests/whole_folder.py, and what they show in tests/figures.
+be saved is tested for every command by tests/whole_folder.py, and what they show in tests/charts.
 """
 
 import os

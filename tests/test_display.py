@@ -4,9 +4,9 @@ import json
 import os
 import string
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -25,10 +25,13 @@ from vitlens.display import (
     shortened,
     visible,
 )
-from vitlens.files import RunRecord, read_json, write_json
-from vitlens.records import Contents, Record, TableOf, UntrustedName
-from vitlens.report.document import Document, FigureSpec, Section, Table, sentences
+from vitlens.files import read_json, write_json
+from vitlens.record import Record, col, table
+from vitlens.recorded import Config, Data, ModelEntry, SkippedEntry
+from vitlens.report.claims import Claim
 from vitlens.report.markdown import markdown
+from vitlens.report.prose import say
+from vitlens.report.sections import Chart, Overview, Report, Section
 
 names = st.one_of(
     st.sampled_from(NASTY),
@@ -42,46 +45,55 @@ names = st.one_of(
 class NamedRow:
     """A class and an image of names that others gave."""
 
-    name: UntrustedName
-    image: UntrustedName
-    n: int
+    name: str = col("name")
+    image: str = col("image")
+    n: int = col("n")
 
 
-NAMED = TableOf("t", NamedRow)
+@dataclass(frozen=True, kw_only=True)
+class NamedRecord(Record):
+    """A record of them."""
+
+    command: ClassVar[str] = "predict"
+    rows: tuple[NamedRow, ...] = table()
 
 
-def record_of(rows: list[dict[str, object]], **config: object) -> Record:
-    results = {"schema": 2, "command": "predict", "status": "done", "metrics": {}, "tables": {"t": rows}}
-    return Record(RunRecord(Path("run"), config, results), Contents(tables=(NAMED,)))
+def claims(record: NamedRecord) -> Iterator[Claim]:
+    for row in record.rows:
+        yield Claim("names", row.name, say("**vit** sees {{ n }}, {{ n }}", n=row.name), kind="answer")
+
+
+REPORT = Report(
+    NamedRecord,
+    claims=claims,
+    unknown=lambda record: iter([say("{{ n }}", n=record.rows[0].name)]),
+    glance=Overview("rows", ("name", "image", "n")),
+    sections=(
+        Section(
+            "Of {{ rows[0].name }}", "rows",
+            says="{{ name }} sees {{ image }} in `results.json` (p = 0.5), {{ name }}: first.",
+            columns=("name", "image", "n"),
+            charts=(
+                Chart("grid", lambda *_: Figure((1, 1)), "{{ first.name }}, {{ first.name }}.", "Of {{ first.name }}"),
+            ),
+        ),
+    ),
+)  # fmt: skip
 
 
 def report_of(name: str) -> str:
     """A report with a name everywhere, as a run would write it."""
-    record = record_of(
-        [{"name": name, "image": f"{name}.png", "n": 1}, {"name": "tabby", "image": "b.png", "n": 2}],
+    config = Config(
         title=f"Predictions on {name}",
         command_line=f"vitlens predict vit --data '{name}'",
-        data={"title": name, "notes": [f"one image of {name} was left out"]},
-        models=[{"alias": "vit", "name": name, "weights": name, "parameters": 1, "notes": [name]}],
-    )
-    rows = record.rows(NAMED)
-    columns = {"name": lambda row: row.name, "image": lambda row: row.image, "n": lambda row: row.n}
-    name = rows[0].name
-    figure = FigureSpec("grid", f"With {name}, and {name}.", partial(Figure, (1, 1)), alt=f"Of {name}")
-    sections = (
-        Section(
-            f"Of {name}",
-            sentences(f"**vit** sees {name} in `results.json` (p = 0.5).", f"{name}: first", name),
-            leading=True,
+        device=name,
+        data=Data(
+            title=name, images=2, notes=(f"one image of {name} was left out",), skipped=(SkippedEntry(name, name),)
         ),
-        Section(
-            name,
-            sentences(f"{name}. {name}"),
-            (Table.of(f"Of {name}", rows, columns), Table(name, (name, "b"), ((1, name),))),
-            (figure,),
-        ),
+        models=(ModelEntry("vit", name, name, parameters=1, notes=(name,)),),
     )
-    return markdown(Document(record.config.title, sections, sentences(name)), record, seconds=1.0)
+    record = NamedRecord(config=config, rows=(NamedRow(name, f"{name}.png", 1), NamedRow("tabby", "b.png", 2)))
+    return markdown(REPORT(record), record, seconds=1.0)
 
 
 PLAIN = [(block.type, block.tag) for block in parsed(report_of("name"))]
@@ -99,8 +111,11 @@ def test_a_name_in_a_report_is_only_read(name):
 @pytest.mark.parametrize("name", NASTY, ids=ascii)
 def test_a_name_is_read_letter_by_letter(name):
     text = report_of(name)
-    expected = shortened(visible(name)).strip()
+    shown = shortened(visible(name))
+    expected = shown.strip()
     assert cells(text)[1][0] == expected
+    items = [read(block).split() for block in parsed(text) if block.type == "inline"]
+    assert f"vit: {shown}, weights: {shown}, 1 parameters; {visible(name)}.".split() in items
     headings = [read(after) for block, after in zip(parsed(text), parsed(text)[1:]) if block.type == "heading_open"]
     assert " ".join(headings[1].split()) == " ".join(f"Of {expected}".rstrip(" #").split()) or "#" in name
 
@@ -152,14 +167,6 @@ def test_what_is_shown_has_no_hidden_character_and_a_stated_length(name):
 def test_what_is_plain_is_shown_as_it_is():
     for name in ("golden retriever", "köter", "猫", "👩\u200d🔬", "c++", "100%", "/a/b c/d.png"):
         assert shortened(visible(name)) == name
-
-
-def test_names_that_are_cut_alike_stay_apart():
-    names = ["long " + "x" * 200, "long " + "x" * 201, "long " + "x" * 200]
-    rows = [{"name": name, "image": "a.png", "n": 1} for name in names]
-    first, second, third = (row.name for row in record_of(rows).rows(NAMED))
-    assert first == third != second
-    assert [row["name"] for row in rows] == names  # what is on the disk keeps it whole
 
 
 def test_json_keeps_every_name(tmp_path):

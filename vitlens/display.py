@@ -43,7 +43,7 @@ _PATH: Final = re.compile(
 )
 _WHOLE_PATH: Final = re.compile(r"(?:~?/|[A-Za-z]:[/\\]).+")
 _ESCAPED_OR_BRACKET = re.compile(r"\\.|[\[\]]")
-_AT_START = re.compile(r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|-(?:\s*-){2,}\s*$))")
+_AT_START = re.compile(r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|-(?:\s*-)+\s*$))")
 
 
 def visible(text: str) -> str:

@@ -20,8 +20,7 @@ from vitlens.archives import read_archive
 from vitlens.errors import InputError, NonFiniteError, StorageError
 from vitlens.recorded import Config, Results
 from vitlens.safe_paths import inside
-from vitlens.schema import CHARACTERS, is_name, read_as
-from vitlens.strict_json import LIMIT, Limit, parse_json
+from vitlens.typed import CHARACTERS, SIZE, is_name, parse_json, read_as
 
 CONFIG = "config.json"
 RESULTS = "results.json"
@@ -100,10 +99,10 @@ def read_bounded(
     return content
 
 
-def read_any_json(path: Path, *, limit: Limit = LIMIT, error: type[InputError] = InputError, hint: str = "") -> object:
+def read_any_json(path: Path, *, size: int = SIZE, error: type[InputError] = InputError, hint: str = "") -> object:
     """The value in a JSON file. Raises `error` when it is missing, unreadable, not JSON, or above the limit."""
-    content = read_bounded(path, limit.size, what="a JSON file", error=error, hint=hint)
-    value: object = parse_json(content, source=str(path), limit=limit, error=error, hint=hint)
+    content = read_bounded(path, size, what="a JSON file", error=error, hint=hint)
+    value: object = parse_json(content, source=str(path), size=size, error=error, hint=hint)
     return value
 
 

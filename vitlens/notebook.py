@@ -1,6 +1,6 @@
 """Figures for notebooks: `show`, `show_heads` and `show_board` draw what the other functions give.
 
-Each returns a matplotlib figure made by vitlens/figures, in the style of the reports. No display is needed, and pyplot
+Each returns a matplotlib figure made by vitlens/charts, in the style of the reports. No display is needed, and pyplot
 is not used, so that no figure has to be closed.
 """
 
@@ -26,6 +26,8 @@ from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vitlens.charts import Picture
 
 MOST: Final = 12  # images in one figure
 _PANELS: Final = 6  # tables in one figure
@@ -59,32 +61,45 @@ def show(
             f"expected model= with maps of {_kind(images)}, found none; give show(images, maps, model=model), so that "
             "the same part of each picture is shown as the model saw"
         )
+    from vitlens.charts import Picture
+
     pictures = _pictures(images, model)
+    pixels = pictures.double().numpy()
     captions = (
         None if names is None else [str(name) for name in (names.tolist() if hasattr(names, "tolist") else names)]
     )
+    if captions is not None and len(captions) != len(pixels):
+        raise InputError(f"expected {len(pixels)} names, one for each of the images, found {len(captions)}")
     if maps is None:
-        from vitlens.figures.pictures import picture_grid
-
-        return picture_grid(images=pictures, names=captions, title=title)
+        return _drawn(
+            [Picture(image, below=name) for image, name in zip(pixels, captions or [""] * len(pixels))], title
+        )
     named = dict(maps) if isinstance(maps, Mapping) else {"map": maps}
     if not named:
         raise InputError("expected maps by name, found none; give {'rollout': vitlens.rollout(model, images)}")
     batches = {name: _batched(value, name, len(pictures)) for name, value in named.items()}
-    signed = [bool((value < 0).any()) for value in batches.values()]
-    if len(batches) == 1 and not signed[0]:
-        from vitlens.figures.pictures import map_grid
-
+    signed = {name: bool((value < 0).any()) for name, value in batches.items()}
+    if len(batches) == 1 and not any(signed.values()):
         ((name, only),) = batches.items()
+        _require_finite(only, name)
+        cells = [Picture(image, row="image", below=word) for image, word in zip(pixels, captions or [""] * len(pixels))]
+        cells += [Picture(image, own.numpy(), row="map") for image, own in zip(pixels, only)]
         title = title or (name if isinstance(maps, Mapping) else "Maps over their images")
-        return map_grid(images=pictures, maps=only, title=title, label=label, names=captions)
-    from vitlens.figures.explain import attribution_overlays
+        return _drawn(cells, title, scale="joint", label=label)
+    rows = captions or [f"image {index}" for index in range(len(pixels))]
+    rows = [f"{index}: {row}" if rows.count(row) > 1 else row for index, row in enumerate(rows)]
+    cells = []
+    for index, (row, image) in enumerate(zip(rows, pixels)):
+        cells.append(Picture(image, row=row, column="image"))
+        for name, value in batches.items():
+            cells.append(Picture(image, value[index].numpy(), row, name, signed=signed[name]))
+    return _drawn(cells, title or "Maps, each as a share of its largest value")
 
-    return attribution_overlays(
-        images=pictures, maps=[value.numpy() for value in batches.values()], signed=signed, titles=list(batches),
-        names=captions or [f"image {index}" for index in range(len(pictures))],
-        title=title or "Maps, each as a share of its largest value",
-    )  # fmt: skip
+
+def _drawn(cells: Sequence["Picture"], title: str, **given: Any) -> "Figure":
+    from vitlens.charts import images as drawn_images
+
+    return drawn_images(**given)(cells, title)
 
 
 def show_heads(
@@ -107,7 +122,7 @@ def show_heads(
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
     >>> figure = vitlens.show_heads(vitlens.attention(vit, digits, rows="cls"), digits, model=vit)
     """
-    from vitlens.figures.attention import attention_grid, attention_overlays
+    from vitlens.charts.pictures import of_heads, with_maps
 
     numbers: Sequence[int] | None = None
     if isinstance(attention, Model):
@@ -122,6 +137,8 @@ def show_heads(
         raise InputError("expected the attention of at least one layer, found none")
     query = _query(attention[0], model)
     pictures = None if images is None else _pictures(images, model)
+    for index, maps in enumerate(layers):
+        _require_finite(maps, f"the maps of layer {index}")
     if pictures is not None and len(pictures) != len(layers[0]):
         raise InputError(f"expected the {len(layers[0])} images of the attention, found {len(pictures)}")
     if layer is None:
@@ -130,22 +147,23 @@ def show_heads(
             raise InputError(
                 "expected layers of one number of heads and one grid, found several; choose one by layer=0, 1, ..."
             )
-        chosen = None if pictures is None else pictures[image].numpy()
-        return attention_grid(
-            maps=torch.stack([maps[image] for maps in layers]).numpy(), image=chosen, query=query, numbers=numbers
-        )
+        chosen = None if pictures is None else pictures[image].double().numpy()
+        values = 100 * torch.stack([maps[image] for maps in layers]).double()
+        cells = list(of_heads(values.numpy(), range(len(layers)) if numbers is None else numbers, chosen))
+        title = f"Attention of the {query} to each patch, % of its row, by layer and head"
+        return _drawn(cells, title, scale="joint", label="attention (%)")
     if numbers is None:
         _require_within(layer, len(layers), "layer")
     elif layer not in numbers:  # layers without a map are left out
         raise InputError(f"expected a layer of {', '.join(map(str, numbers))}, found {layer}")
     if pictures is None:
         raise InputError("expected images under the heads of one layer, found none; give show_heads(attention, images)")
-    return attention_overlays(
-        images=pictures,
-        maps=layers[layer if numbers is None else numbers.index(layer)].numpy(),
-        layer=layer,
-        query=query,
-    )
+    own = 100 * layers[layer if numbers is None else numbers.index(layer)].double()
+    titles = [f"head {head}" for head in range(own.shape[1])]
+    names = [f"image {index}" for index in range(len(pictures))] if len(pictures) > 1 else [""]
+    cells = list(with_maps(pictures.double().numpy(), list(own.swapaxes(0, 1).numpy()), titles, names))
+    title = f"Layer {layer}: attention of the {query} to each patch, by head"
+    return _drawn(cells, title, scale="joint", label="attention (%)")
 
 
 def show_board(
@@ -168,51 +186,64 @@ def show_board(
     if hasattr(values, "delta_loss"):
         unit, title = unit or "rise of loss (nats)", title or "Rise of the loss without each head"
         values = values.delta_loss
-    tables = {name: _table(table, name) for name, table in values.items()} if isinstance(values, Mapping) else None
-    if tables is None:
-        table = _table(values, "values")
-        if bool((table < 0).any()):
-            return _signed_board(table, title or "Every head", unit or "value")
-        tables, unit = {"": table}, unit or "value"  # the unit is at the colour bar, the title above
-    from vitlens.figures.stats.heads import head_heatmaps
-
-    units = dict.fromkeys(tables, unit) if unit else None
-    return head_heatmaps(values=tables, title=title or "Every head", units=units)
+    if isinstance(values, Mapping):
+        tables = {name: _table(table, name) for name, table in values.items()}
+    else:
+        unit = unit or "value"  # the unit is above the map and at the colour bar
+        tables = {unit: _table(values, "values")}
+    signed = len(tables) == 1 and any(bool((table < 0).any()) for table in tables.values())
+    return _board(tables, dict.fromkeys(tables, unit), title or "Every head", signed=signed)
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """The value of one head."""
+    """The values of one head by name."""
 
     layer: int
     head: int
-    value: Estimate
+    values: Mapping[str, Estimate]
 
 
-def _signed_board(table: Tensor, title: str, unit: str) -> "Figure":
-    """A table with negative values in colours symmetric around 0."""
+def _board(
+    tables: Mapping[str, Tensor], units: Mapping[str, str], title: str, titles: Mapping[str, str] | None = None, *,
+    signed: bool = False,
+) -> "Figure":  # fmt: skip
+    """Tables (layers, heads) of one shape by name, with their units; titles: of each (default: its name)."""
     from vitlens.charts import board
 
-    places = [(layer, head) for layer in range(table.shape[0]) for head in range(table.shape[1])]
-    cells = [_Cell(*place, Estimate(float(table[place]), unit=unit)) for place in places]
-    return board("value", signed=True, titles=lambda _: unit)(cells, title)
+    if not 1 <= len(tables) <= _PANELS:
+        raise InputError(f"expected 1 to {_PANELS} tables, found {len(tables)}; draw them in several figures")
+    shape = next(iter(tables.values())).shape
+    for name, table in tables.items():
+        if table.shape != shape:
+            raise InputError(f"expected {name!r} of shape {tuple(shape)}, found {tuple(table.shape)}")
+        _require_finite(table[~table.isnan()], repr(name))
+        if table.isnan().all():
+            raise InputError(f"expected a number in {name!r}, found none; leave it out")
+    cells = [
+        _Cell(layer, head, {
+            name: Estimate(float(table[layer, head]), unit=units[name])
+            for name, table in tables.items() if table[layer, head].isfinite()
+        })
+        for layer in range(shape[0]) for head in range(shape[1])
+    ]  # fmt: skip
+    known = titles or {name: name for name in tables}
+    shown = [f"values.{name}" for name in tables]
+    return board(*shown, signed=signed, titles=lambda name: known[name.removeprefix("values.")])(cells, title)
 
 
 def _statistics_board(found: Statistics, names: str | Sequence[str] | None, title: str) -> "Figure":
     """The named statistics, or those that reports show as maps, as far as they are defined."""
-    from vitlens.figures.stats.heads import head_heatmaps
-
     chosen = [names] if isinstance(names, str) else list(names if names is not None else shown_in("maps"))
     for name in chosen:
         if name not in STATISTICS:
             raise UnknownNameError("statistic", name, STATISTICS, hint="vitlens.list_statistics()")
     if names is None:
         chosen = [name for name in chosen if not getattr(found, name).isnan().all()][:_PANELS]
-    return head_heatmaps(
-        values={STATISTICS[name].title: getattr(found, name) for name in chosen},
-        title=title or f"Every head, means over {found.images} images",
-        units={STATISTICS[name].title: STATISTICS[name].unit for name in chosen},
-    )
+    return _board(
+        {name: getattr(found, name) for name in chosen}, {name: STATISTICS[name].unit for name in chosen},
+        title or f"Every head, means over {found.images} images", {name: STATISTICS[name].title for name in chosen},
+    )  # fmt: skip
 
 
 def _is_floating(images: object) -> bool:
@@ -311,6 +342,15 @@ def _query(layer: object, model: Model | None) -> str:
     if isinstance(layer, LayerMaps):
         return layer.reading.removeprefix("the ")
     return "CLS token" if model is None or model.layout.positions("cls") else "mean patch"
+
+
+def _require_finite(values: Tensor, name: str) -> None:
+    wrong = int((~values.isfinite()).sum())
+    if wrong:
+        raise InputError(
+            f"expected finite numbers in {name}, found {wrong} of {values.numel()} NaN or infinite; "
+            "check the weights and the images that they come from"
+        )
 
 
 def _require_within(index: int, count: int, what: str) -> None:

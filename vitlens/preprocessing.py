@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias
 
 from vitlens.errors import InputError
-from vitlens.schema import Between
+from vitlens.typed import between
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -13,9 +13,9 @@ LONGEST_SIDE: Final = 4096  # pixels of an input; a ViT of patches of 16 px has 
 
 Interpolation = Literal["bilinear", "bicubic"]
 # bounds for values from files
-Side: TypeAlias = Annotated[int, Between(1, LONGEST_SIDE)]
-_Mean: TypeAlias = Annotated[float, Between(-1000, 1000)]
-_Spread: TypeAlias = Annotated[float, Between(1e-6, 1000)]
+Side: TypeAlias = Annotated[int, between(1, LONGEST_SIDE)]
+_Mean: TypeAlias = Annotated[float, between(-1000, 1000)]
+_Spread: TypeAlias = Annotated[float, between(1e-6, 1000)]
 
 
 @dataclass(frozen=True)

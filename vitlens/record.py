@@ -18,16 +18,17 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from string import Formatter
 from typing import Any, ClassVar, Final, Literal, TypeVar, cast, get_type_hints
 
 import msgspec
 
+from vitlens.arrays import arrays_of, as_arrays
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_arrays
 from vitlens.recorded import Config, ModelEntry
-from vitlens.records import ArraysOf, Contents, MetricName, TableOf, arrays_of, as_arrays
 from vitlens.safe_paths import inside
 from vitlens.uncertainty import Estimate
 
@@ -88,10 +89,43 @@ def arrays(name: str) -> Any:
     """A field of a record: the arrays of a file, from which figures are drawn.
 
     name: of the file. With a placeholder, "offsets-{model}", the field is a Mapping from its value to a dataclass of
-    arrays (records.ArraysOf), else such a dataclass or None.
+    arrays (vitlens/arrays.py), else such a dataclass or None.
     """
     several = "{" in name
     return field(**({"default_factory": dict} if several else {"default": None}), metadata={_ARRAYS: name})
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """The name of a metric, a path with placeholders: "accuracy/{model}". The model's alias follows the first word."""
+
+    pattern: str
+
+    def __call__(self, **parts: str | int) -> str:
+        """The name with its placeholders filled."""
+        return self.pattern.format(**parts)
+
+    @cached_property
+    def _expression(self) -> "re.Pattern[str]":
+        pieces = Formatter().parse(self.pattern)
+        return re.compile(
+            "".join(re.escape(text) + (f"(?P<{name}>[^/]+)" if name else "") for text, name, _, _ in pieces)
+        )
+
+    def parts(self, name: str) -> dict[str, str] | None:
+        """The values of the placeholders in a name; None for the name of another metric."""
+        match = self._expression.fullmatch(name)
+        return None if match is None else match.groupdict()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that a command writes: the names of its metrics, the row class of each table, the class of each file of
+    arrays, by the pattern of its name."""
+
+    metrics: tuple[MetricName, ...]
+    tables: Mapping[str, type]
+    arrays: Mapping[str, type]
 
 
 @_once
@@ -157,8 +191,7 @@ class Record:
         """What the command writes: the patterns of its metrics, its tables and its arrays."""
         rows = _tables(cls)
         named = dict.fromkeys(each.metric for kind in rows.values() for each in columns(kind).values() if each.metric)
-        files = tuple(ArraysOf(name, kind) for name, kind in _array_files(cls).values())
-        return Contents(tuple(map(MetricName, named)), tuple(TableOf(name, kind) for name, kind in rows.items()), files)
+        return Contents(tuple(map(MetricName, named)), rows, dict(_array_files(cls).values()))
 
 
 def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
@@ -191,7 +224,7 @@ def read_record(kind: type[R], run: RunRecord) -> R:
             raise InputError(f"expected a table {name!r} in {path}, found none; {_AGAIN}")
         values[name] = _converted(tables.get(name, []), hints[name], f"table {name!r} of {path}")
     for name, (pattern, form) in _array_files(kind).items():
-        found = {key: arrays_of(ArraysOf(pattern, form), read_arrays(file), file) for key, file in _files(run, pattern)}
+        found = {key: arrays_of(form, read_arrays(file), file) for key, file in _files(run, pattern)}
         if "{" in pattern:
             values[name] = found
         elif found:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from vitlens.names import FigureFormat
-from vitlens.schema import Between, Count, Length, Name, Text, Untrusted, Verbatim
+from vitlens.typed import Count, Name, Text, between, length
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Results:
     schema: Literal[2, 3]
     command: Name
     status: Literal["running", "done", "failed", "interrupted"]
-    seconds: Annotated[float, Between(0, 1e10)]
+    seconds: Annotated[float, between(0, 1e10)]
     metrics: Mapping[str, Measured]
-    tables: Mapping[str, tuple[Annotated[Mapping[str, object], Length(0, 1000)], ...]]
+    tables: Mapping[str, tuple[Annotated[Mapping[str, Any], length(0, 1000)], ...]]
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class ModelEntry:
     """One of the models in config.json, as in file names and in every report."""
 
     alias: Name
-    name: Annotated[Text, Untrusted()] = ""
-    weights: Annotated[Text, Untrusted()] = ""
+    name: Text = ""
+    weights: Text = ""
     sha256: str | None = None
     parameters: Count = 0
     family: Text = ""
@@ -48,7 +48,7 @@ class ModelEntry:
 class SkippedEntry:
     """An image that was left out."""
 
-    file: Annotated[Text, Untrusted()]
+    file: Text
     reason: Text
 
 
@@ -56,7 +56,7 @@ class SkippedEntry:
 class Data:
     """The images in config.json. size: (height, width), px."""
 
-    title: Annotated[Text, Untrusted()] = ""
+    title: Text = ""
     part: Text = ""
     images: Count = 0
     classes: Count = 0
@@ -72,10 +72,10 @@ class Config:
     title: Text = ""
     formats: tuple[FigureFormat, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    command_line: Annotated[Text, Verbatim()] = ""
+    command_line: Text = ""
     device: Text = ""
     precision: Text = ""
     seed: int | None = None
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     models: tuple[ModelEntry, ...] = ()
     data: Data | None = None

@@ -2,17 +2,17 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from vitlens.commands.registry import COMMANDS, Command
-from vitlens.commands.run.chapters.record import CHAPTERS
-from vitlens.records import ArraysOf, Contents, TableOf
+from vitlens.commands.run.chapters import Chaptered
+from vitlens.record import Contents
 
 
 def folder_section(command: Command) -> str:
     """Tables, metrics and arrays, each with what it is."""
     contents, chapters = command.contents, ""
-    if any(table.name == CHAPTERS.name for table in contents.tables):
+    if _runs_chapters(command):
         within = [other for other in COMMANDS.values() if _is_chapter(other, command)]
         contents = _without(contents, (other.contents for other in within))
         links = ", ".join(f"[{other.word}]({other.word}.md)" for other in within)
@@ -26,8 +26,13 @@ def _is_chapter(other: Command, command: Command) -> bool:
     if other.word == command.word or not other.reports:
         return False
     names = {metric.pattern for metric in other.contents.metrics}
-    runs_chapters = any(table.name == CHAPTERS.name for table in other.contents.tables)
-    return bool(names) and not runs_chapters and names <= {metric.pattern for metric in command.contents.metrics}
+    return (
+        bool(names) and not _runs_chapters(other) and names <= {metric.pattern for metric in command.contents.metrics}
+    )
+
+
+def _runs_chapters(command: Command) -> bool:
+    return command.reports and issubclass(command.recorded, Chaptered)
 
 
 def _without(contents: Contents, others: Iterable[Contents]) -> Contents:
@@ -35,8 +40,8 @@ def _without(contents: Contents, others: Iterable[Contents]) -> Contents:
     return dataclasses.replace(contents, metrics=tuple(m for m in contents.metrics if m.pattern not in known))
 
 
-def _tables(tables: Iterable[TableOf[object]]) -> str:
-    rows = [f"| `{table.name}` | {_described(table.row)} | {_columns(table.row)} |" for table in tables]
+def _tables(tables: Mapping[str, type]) -> str:
+    rows = [f"| `{name}` | {_described(row)} | {_columns(row)} |" for name, row in tables.items()]
     if not rows:
         return ""
     head = "Tables of `results.json`:\n\n| table | one row | columns |\n| --- | --- | --- |\n"
@@ -44,7 +49,7 @@ def _tables(tables: Iterable[TableOf[object]]) -> str:
 
 
 def _columns(row: type) -> str:
-    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(row))  # type: ignore[arg-type]
+    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(row))
 
 
 def _metrics(contents: Contents) -> str:
@@ -55,8 +60,8 @@ def _metrics(contents: Contents) -> str:
     return f"Metrics of `results.json`, each with its 95 % interval where one is defined:\n\n{listed}"
 
 
-def _arrays(arrays: Iterable[ArraysOf[object]]) -> str:
-    rows = [f"| `arrays/{array.name}.npz` | {_described(array.kind)} |" for array in arrays]
+def _arrays(arrays: Mapping[str, type]) -> str:
+    rows = [f"| `arrays/{name}.npz` | {_described(kind)} |" for name, kind in arrays.items()]
     return "Arrays:\n\n| file | what is in it |\n| --- | --- |\n" + "\n".join(rows) if rows else ""
 
 

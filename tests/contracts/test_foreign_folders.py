@@ -87,7 +87,7 @@ def study_of(source: Path, folder: Path, *chapters: object) -> Path:
     shutil.copytree(source, place / "chapters" / "evaluate")
     shutil.copytree(source, folder / "place" / "outside")
     config, results = (json.loads((place / name).read_text()) for name in ("config.json", "results.json"))
-    tables = {table.name: [] for table in COMMANDS["study"].contents.tables} | {"chapters": chapters}
+    tables = {name: [] for name in COMMANDS["study"].contents.tables} | {"chapters": chapters}
     write_json(place / "config.json", config | {"options": asdict(StudyOptions(("tiny-vit",)))})
     write_json(place / "results.json", results | {"command": "study", "tables": tables})
     return place

@@ -101,7 +101,7 @@ def test_a_table_shows_the_names_and_json_keeps_them(part, odd, tmp_path):
     assert [row["image"] for row in record.table("predictions")] == [str(path) for path in images]
     assert {row["class_1"] for row in record.table("predictions")} <= set(CLASSES)
     read = [row[0] for row in cells((tmp_path / "out" / "report.md").read_text(encoding="utf-8"))]
-    assert read == ["image", *(shortened(visible(str(path))) for path in images)]
+    assert read == ["image", *(shortened(visible(path.name)).strip() for path in images)]
 
 
 def test_each_image_is_one_line_of_output(odd, capsys):

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from vitlens.commands.study.report.whole.learned import STATEMENTS
 
 from docs.make.literature import citations, works
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
@@ -158,10 +157,9 @@ def test_a_number_of_a_page_is_that_of_its_report(page, text, folder, metric, fa
 
 def test_the_thresholds_of_the_verdicts_are_those_of_the_code():
     rows = {name.split(" ")[0].strip(",:"): row for name, row in cells("verdicts.md", "Verdicts and their").items()}
-    for word, threshold in {
-        "accuracy": verdicts.ACCURACY, "calibration": verdicts.CALIBRATION, "robustness": verdicts.ROBUSTNESS,
-        "common": verdicts.CORRUPTIONS, "attention": verdicts.HEADS, "sinks": verdicts.SINKS,
-    }.items():  # fmt: skip
+    named = {"accuracy": "accuracy", "calibration": "calibration", "robustness": "robustness", "common": "corruptions",
+             "attention": "heads", "sinks": "sinks"}  # fmt: skip
+    for word, threshold in ((word, verdicts.LIMITS[name]) for word, name in named.items()):
         scale = 100 if threshold.unit == "fraction" else 1
         side = "from" if threshold.higher else "to"
         for cell, value in zip(rows[word], (threshold.passes, threshold.warns)):
@@ -183,7 +181,6 @@ def test_registries_and_pages_cite_known_works():
         **{f"attribution {name}": method.paper for name, method in ATTRIBUTIONS.items()},
         **{f"method {name}": method.paper for name, method in ATTENTION_METHODS.items()},
         **{f"statistic {name}": statistic.source for name, statistic in STATISTICS.items()},
-        **{f"statement {statement.text}": statement.source for statement in STATEMENTS},
         **{f"command {word}": command.help for word, command in COMMANDS.items()},
         **{path.name: path.read_text() for path in PAGES if path.name != "references.md"},
     }

@@ -63,7 +63,7 @@ def test_a_command_that_is_added_gets_its_page(tmp_path):
     for text in (f"# vitlens {WORD}\n\n{ENTRY.help}", ENTRY.example, "`--scale", "Bright is bright.", "Glare."):
         assert text in page
     for table in ENTRY.contents.tables:
-        assert f"| `{table.name}` |" in page
+        assert f"| `{table}` |" in page
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,9 @@ def test_a_page_has_all_that_the_record_declares(word):
     pages = {name: (DOCS / "commands" / f"{name}.md").read_text() for name in COMMANDS}
     contents = COMMANDS[word].contents
     for table in contents.tables:
-        assert f"| `{table.name}` |" in pages[word]
+        assert f"| `{table}` |" in pages[word]
     for arrays in contents.arrays:
-        assert f"`arrays/{arrays.name}.npz`" in pages[word]
+        assert f"`arrays/{arrays}.npz`" in pages[word]
     linked = [word, *(name for name in COMMANDS if f"]({name}.md)" in pages[word])]
     for metric in contents.metrics:
         assert any(f"- `{metric.pattern}`" in pages[name] for name in linked), metric.pattern

@@ -15,7 +15,7 @@ from vitlens.models.new_head import for_classes
 from vitlens.models.positions import FIXED, fixed_positions
 from vitlens.models.saved import save
 from vitlens.models.vit import VisionTransformer, ViTConfig
-from vitlens.schema import read_as
+from vitlens.typed import read_as
 
 TINY = ViTConfig(image_size=(8, 12), patch_size=(4, 2), dim=16, depth=2, heads=2, classes=5)  # 2 x 6 patches
 SMALL = {"dim": 16, "heads": 2, "depth": 2}
@@ -128,7 +128,7 @@ def test_true_and_false_of_earlier_files_are_learned_and_none():
 def test_refused(changes, match):
     with pytest.raises(InputError, match=match):
         ViTConfig(**changes)
-    with pytest.raises(InputError, match=r"'sine-2d'.* in the shape of vit-mini, found 'rotary'"):
+    with pytest.raises(InputError, match=r"shape of vit-mini.*'sine-2d'.*found 'rotary'"):
         untrained("vit-mini", classes=("a",), overrides={"positions": "rotary"})
     with pytest.raises(InputError, match="found positions 'none'"):
         VisionTransformer(replace(TINY, positions="none")).positions((2, 6))

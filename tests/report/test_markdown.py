@@ -7,60 +7,62 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from vitlens.files import RunRecord
-from vitlens.records import Contents, Record
-from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, sentences
-from vitlens.report.markdown import markdown
+from tests.pages import record
+from vitlens.recorded import ModelEntry
+from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
+from vitlens.report.markdown import figures_shown, markdown
+from vitlens.report.terminal import summary_lines
 from vitlens.uncertainty import Estimate
 
-EMPTY = Document("Evaluate m", ())
-
-
-def record(status: str = "done", **config: object) -> Record:
-    results = {"schema": 2, "command": "evaluate", "status": status, "seconds": 12.3, "metrics": {}, "tables": {}}
-    return Record(RunRecord(Path("run"), config, results), Contents())
-
-
-def figure(name: str, caption: str, alt: str = "") -> FigureSpec:
-    return FigureSpec(name, caption, partial(Figure, (1, 1)), alt)
+EMPTY = Document("Evaluate m", (), FirstPage(()))
+RUN = record(Path("run"))
+FIRST = FirstPage(
+    (Sentence("**It** is `right`."), *(Sentence(f"Answer {number}.") for number in range(4))),
+    FigureSpec("grid", "Grid.", partial(Figure, (1, 1))),
+    Table("", ("metric", "m", "status"), (("accuracy", Estimate(0.5), "pass"), ("error", Estimate(0.25), None))),
+    (Sentence("One seed."),),
+)
+DOCUMENT = Document(
+    "Evaluate m",
+    (
+        Section(
+            "By class?",
+            (Sentence("Below."),),
+            (Table("Classes", ("class", "n"), (("a|b", 5),)),),
+            (FigureSpec("all of them", "Bars.", partial(Figure, (1, 1)), alt="Bars [by] class"),),
+            status="warn",
+            more="chapters/by class/report.md",
+        ),
+    ),
+    FIRST,
+    preface=(Sentence("Ten images."),),
+    folded=(Section("How to read it", (Sentence("From the left."),)),),
+)
 
 
 def test_the_order_of_a_report() -> None:
-    document = Document(
-        "Evaluate m",
-        (
-            Section("Summary", sentences("It is right.", None, ""), figures=(figure("grid", "Grid."),), leading=True),
-            Section(
-                "By class",
-                sentences("Below."),
-                (Table("Classes", ("class", "n"), (("a|b", 5),)),),
-                (figure("per_class", "Bars.", alt="Bars by class"),),
-            ),
-        ),
-        limits=(Sentence("One seed."),),
-        appendix=(Section("In full", figures=(figure("all of them", "Everything."),)),),
-    )
-    text = markdown(document, record(command_line="vitlens evaluate m", seed=0), seconds=12.3)
+    run = record(Path("run"), command_line="vitlens evaluate m", seed=0)
+    text = markdown(DOCUMENT, run, seconds=12.3)
     parts = [
         "# Evaluate m",
-        "## Summary",
-        "It is right.",
+        "**It** is `right`.",
         "![grid](figures/grid.png)",
         "*Figure 1. Grid.*",
-        "## By class",
-        "![Bars by class](figures/per_class.png)",
-        "*Figure 2. Bars.*",
+        "| metric | m | status |\n| --- | --- | --- |\n| accuracy | 50.0 % | pass |\n| error | 25.0 % | – |",
+        "**What this does not show**",
+        "- One seed.",
+        "`vitlens evaluate m`; 12 s",
+        "Ten images.",
+        "## By class? (warn)",
         "Below.",
+        "![Bars \\[by\\] class](figures/all%20of%20them.png)",
+        "*Figure 2. Bars.*",
         "**Classes**",
-        "| class | n |",
-        "| --- | ---: |",
-        "| a\\|b | 5 |",
-        "## Limits",
-        "One seed.",
-        "## Appendix",
-        "### In full",
-        "![all of them](figures/all%20of%20them.png)",
-        "*Figure 3. Everything.*",
+        "| class | n |\n| --- | ---: |\n| a\\|b | 5 |",
+        "[The whole chapter](chapters/by%20class/report.md)",
+        "<details><summary>How to read it</summary>",
+        "From the left.",
+        "</details>",
         "## Repeat it",
         "```\nvitlens evaluate m\n```",
         "seed 0, took 12 s.",
@@ -69,29 +71,35 @@ def test_the_order_of_a_report() -> None:
     assert places == sorted(places)
     assert text.endswith("\n")
     assert "\n\n\n" not in text
-
-
-def test_without_limits_there_is_no_heading_for_them() -> None:
-    assert "## Limits" not in markdown(EMPTY, record())
+    assert figures_shown(text) == ("grid", "all of them") == tuple(figure.name for figure in DOCUMENT.figures)
 
 
 @pytest.mark.parametrize("status", ["running", "failed", "interrupted"])
 def test_what_did_not_finish_says_so(status: str) -> None:
-    assert "> This run" in markdown(EMPTY, record(status), seconds=1.0)
-    assert "took" not in markdown(EMPTY, record(status), seconds=1.0)
-    assert "> This run" not in markdown(EMPTY, record())
+    unfinished = markdown(EMPTY, record(Path("run"), status=status), seconds=1.0)
+    assert "> This run" in unfinished
+    assert "took" not in unfinished
+    assert "> This run" not in markdown(EMPTY, RUN)
 
 
-def test_a_table_is_of_its_items_and_an_empty_one_says_so() -> None:
-    columns = {"a": lambda item: item, "b": lambda item: Estimate(item / 2) if item else None}
-    table = Table.of("T", [0, 1], columns)
-    text = markdown(replace(EMPTY, sections=(Section("S", tables=(table,)),)), record())
-    assert "| a | b |\n| ---: | --- |\n| 0 | – |\n| 1 | 50.0 % |" in text
-    empty = Table.of("T", [], columns)
-    assert "**T**: none." in markdown(replace(EMPTY, sections=(Section("S", tables=(empty,)),)), record())
+def test_an_empty_table_says_so() -> None:
+    empty = Section("S", tables=(Table("T", ("a",), ()),))
+    assert "**T**: none." in markdown(replace(EMPTY, sections=(empty,)), RUN)
 
 
 def test_where_the_weights_come_from_is_told() -> None:
-    model = {"alias": "m", "name": "timm:m", "weights": "m.safetensors", "sha256": "ab" * 32, "notes": ["unwrapped"]}
-    text = markdown(EMPTY, record(models=[{**model, "parameters": 1205898}]))
+    model = ModelEntry("m", "timm:m", "m.safetensors", "ab" * 32, 1_205_898, notes=("unwrapped",))
+    text = markdown(EMPTY, record(Path("run"), models=(model,)))
     assert "- m: timm:m, weights: m.safetensors, SHA-256 `abababababababab…`, 1,205,898 parameters; unwrapped." in text
+
+
+def test_the_terminal_has_the_title_the_first_answers_and_the_table() -> None:
+    assert list(summary_lines(DOCUMENT)) == [
+        "Evaluate m",
+        "  It is right.",
+        "  Answer 0.",
+        "  Answer 1.",
+        "  accuracy  50.0 %  pass",
+        "  error     25.0 %",
+    ]
+    assert list(summary_lines(EMPTY)) == ["Evaluate m"]

@@ -16,7 +16,6 @@ from vitlens.analysis.heads.statistics import statistics
 from vitlens.errors import InputError, StorageError
 from vitlens.models import loading, saved
 from vitlens.models.model import Model
-from vitlens.schema import read_as
 from vitlens.training.metrics import (
     METRICS_FILE,
     EpochHistory,
@@ -28,6 +27,7 @@ from vitlens.training.metrics import (
     rewrite_metrics,
     watched,
 )
+from vitlens.typed import read_as
 
 
 def metrics(epoch: int, accuracy: float | None = 0.5) -> EpochMetrics:

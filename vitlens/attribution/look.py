@@ -10,7 +10,7 @@ from torch import Tensor
 from vitlens.analysis.ablation.ablate import exact_effects, units_of
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.heads.specialisation import Given, specialise
-from vitlens.analysis.heads.statistics import Stream
+from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.attribution.explain import explain, preferred_method
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
@@ -44,7 +44,7 @@ class Look(Summary):
     prediction and the runner-up; one where there is no other); delta_loss, without (n, heads): the rise of the loss of
     the prediction without each head, nats, and its probability then; places: (layer, head) of each head, empty for a
     model without heads; replace: what replaced a head's output; note: a remark on it; labels: of the heads, by layer,
-    from these images, empty where there are none.
+    from these images, empty where there are none; statistics: what these rest on, None where there are none.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -58,6 +58,7 @@ class Look(Summary):
     replace: Replacement = "mean"
     note: str = ""
     labels: tuple[tuple[Given, ...], ...] = ()
+    statistics: Statistics | None = None
 
     def heads(self, image: int = 0, *, most: int = 3) -> tuple[HeadEffect, ...]:
         """The heads without which the loss of an image's prediction rises most, the greatest rise first."""
@@ -121,6 +122,7 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         explain(model, images, targets=top.indices[:, rank].clone(), method=method, batch_size=size, seed=seed).cpu()
         for rank in range(min(2, top.indices.shape[1]))
     ]
+    statistics = _statistics(model, images, size)
     names = tuple(tuple(model.classes[place] for place in places) for places in top.indices.tolist())
     seen = Look(
         names,
@@ -130,7 +132,8 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         torch.stack(maps, 1),
         torch.zeros(len(images), 0),
         torch.zeros(len(images), 0),
-        labels=_labels(model, images, size),
+        labels=() if statistics is None else specialise(statistics).given,
+        statistics=statistics,
     )
     return _with_heads(seen, model, images, size, seed) if meets(model, "heads") else seen
 
@@ -151,17 +154,18 @@ def _with_heads(seen: Look, model: Model, images: Parts, size: int, seed: int) -
         effects.replace,
         effects.note,
         seen.labels,
+        seen.statistics,
     )
 
 
-def _labels(model: Model, images: Parts, size: int) -> tuple[tuple[Given, ...], ...]:
-    """The labels of the heads on these images; none where no attention has a place in the image."""
+def _statistics(model: Model, images: Parts, size: int) -> Statistics | None:
+    """The statistics of the heads on these images; None where no attention has a place in the image."""
     if not meets(model, "statistics"):
-        return ()
+        return None
     stream = Stream(model, groups=groups_of(images))
     try:
         for batch in images.split(size):
             stream.add(batch.to(model.device))
     except UnsupportedError:  # heads of several shapes in one layer
-        return ()
-    return specialise(stream.result()).given
+        return None
+    return stream.result()

@@ -8,14 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from numpy.typing import NDArray
 
+from vitlens.charts.overlay import Scale, clipped_scale, colour_bar, is_constant, no_value, symmetric_scale
+from vitlens.charts.panels import BAR_ROOM, Margins, name_heads, size_of
+from vitlens.charts.panels import board as panels
+from vitlens.charts.style import COUNTS, MAGNITUDE, SIGNED, SMALL, WIDE, heading, sheet, shortened, styled
 from vitlens.charts.values import Draw, Values, label, numbers, series_of, unit_of, value
-from vitlens.figures.board import BAR_ROOM, Margins
-from vitlens.figures.board import board as panels
-from vitlens.figures.gaps import no_value_patch
-from vitlens.figures.overlay import Scale, colour_bar, is_constant
-from vitlens.figures.signed import clipped_scale, draw_dots, name_heads, symmetric_scale
-from vitlens.figures.style import COUNTS, MAGNITUDE, SIGNED, SMALL, WIDE, heading, sheet, shortened, styled
 from vitlens.report.numbers import number
 
 _PANELS: Final = 6
@@ -56,12 +55,12 @@ def board(
             cells = _cells(rows, numbers(rows, name)[0], shape)
             scale = clipped_scale(cells, least=least) if signed else _scale(cells, ranges(name) if ranges else None)
             colours = SIGNED if signed else MAGNITUDE
-            axes.add_patch(no_value_patch(transform=axes.transAxes, zorder=-1))
+            no_value(axes)
             axes.imshow(cells, cmap=colours, norm=scale.norm, aspect="auto")
             axes.spines[:].set_visible(False)
             axes.set_title(head)
             name_heads(axes, shape)
-            draw_dots(axes, dots) if dots.any() else None
+            _draw_dots(axes, dots)
             down, right = divmod(index, across)
             beside = drawn.left + right * (wide + gap[0]) + wide + 0.06
             bar = drawn.place(beside, drawn.top + down * (tall + gap[1]), 0.09, tall)
@@ -70,6 +69,14 @@ def board(
         return drawn.figure
 
     return draw
+
+
+def _draw_dots(axes: Axes, marks: NDArray[np.bool_]) -> None:
+    """A dot in each marked cell (rows, columns), as large as the cells allow."""
+    wide, tall = size_of(axes)
+    size = float(np.clip(22 * min(tall / marks.shape[0], wide / marks.shape[1]), 1.5, 4.0))
+    down, across = np.nonzero(marks)
+    axes.plot(across, down, "o", color="black", markersize=size, markeredgecolor="white", markeredgewidth=0.4)
 
 
 def _cells(rows: Sequence[Any], found: Values, shape: tuple[int, int]) -> Values:
@@ -115,7 +122,7 @@ def matrix(
         every = numbers(rows, cell)[0]
         within = unit_of(rows, cell) != "fraction" and np.abs(every).max(initial=0.0, where=~np.isnan(every)) <= 1.0
         digits = 1 if unit_of(rows, cell) == "fraction" else 2 if within else None  # 2: correlations, areas
-        scale = symmetric_scale([every]) if signed else _scale(every, None)
+        scale = symmetric_scale(every) if signed else _scale(every, None)
         for axes, (name, own) in zip(grid, parts.items()):
             found = numbers(own, cell)[0]
             texts = [words(row) if words else "" if np.isnan(each) else number(each, digits)

@@ -1,26 +1,40 @@
 """Charts of images: photographs in rows and columns, with maps over them or without."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final, Literal
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from scipy.ndimage import binary_erosion
 
-from vitlens.charts.values import Draw
-from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
-from vitlens.figures.crossed import cross_out
-from vitlens.figures.overlay import OPACITY, Scale, blend, colour_bar, enlarged, is_constant, joint_scale
-from vitlens.figures.overlays import mark_peak, outline
-from vitlens.figures.style import (
+from vitlens.charts.overlay import (
+    Array,
+    Scale,
+    blend,
+    clipped_scale,
+    colour_bar,
+    cross_out,
+    enlarged,
+    flaw_of,
+    joint_scale,
+    mark_peak,
+    outline,
+    overlaid,
+    upsample,
+)
+from vitlens.charts.panels import BAR_ROOM, Margins, area, without_frames
+from vitlens.charts.style import (
     MAGNITUDE,
     RIGHT,
     RIGHT_SYMBOL,
+    SIGNED,
     SMALL,
+    TALL,
     WIDE,
     WRONG,
     WRONG_SYMBOL,
@@ -28,20 +42,26 @@ from vitlens.figures.style import (
     shortened,
     styled,
 )
+from vitlens.charts.values import Draw
 from vitlens.report.numbers import percent
 
 _LARGEST: Final = 1.35  # inch of a picture
-_LEAST: Final = 0.8
+_LEAST: Final = (0.2, 0.62)  # of a map alone, and of an image
+_GAP: Final = 0.06
+_LETTER: Final = 0.065  # inch per letter below a picture
 _ROUND: Final = (1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256)
 _TALL: Final = 6.0  # of all rows
+_LINES: Final = 6  # of images with many maps each, on a page
+_MOSAIC: Final = 8  # most maps in a row or column
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A cell of `images`. image (3, height, width) in [0, 1]; map (rows, columns) that is drawn over it; row, column:
-    their names; below: a line under it; frame: the colour around it; mask (height, width): of an object, outlined;
-    hit: whether the map's highest point, which is marked, lies on it; crossed: why the map says nothing, crossed out;
-    sheet: the number of its figure, where there are several.
+    """A cell of `images`. image (3, height, width) in [0, 1]; map (rows, columns) that is drawn over it, or alone; row,
+    column: their names; below: a line under it; frame: the colour around it; mask (height, width): of an object,
+    outlined; hit: whether the map's highest point, which is marked, lies on it; crossed: why the map says nothing,
+    crossed out; sheet: the number of its figure, where there are several; signed: None, or whether a map that is drawn
+    as a share of its largest value has signs.
     """
 
     image: NDArray[np.floating] | None
@@ -54,6 +74,7 @@ class Picture:
     hit: bool | None = None
     crossed: str = ""
     sheet: int = 0
+    signed: bool | None = None
 
     @classmethod
     def predicted(
@@ -68,79 +89,158 @@ class Picture:
             return cls(image, below=f"{RIGHT_SYMBOL} {words}", frame=RIGHT, row=row)
         return cls(image, below=f"{WRONG_SYMBOL} {words}\nis {shortened(label, 16)}", frame=WRONG, row=row)
 
+    @property
+    def flaw(self) -> str:
+        """Why its map says nothing, where that is so."""
+        if self.crossed or self.map is None or self.map.size == 1:
+            return self.crossed
+        values = np.asarray(self.map, float)
+        return flaw_of(values if self.image is not None else values[np.isfinite(values)])
+
 
 def images(
-    *, scale: Literal["own", "joint"] = "own", label: str = "", smooth: bool = True, largest: float = _LARGEST
+    *,
+    scale: Literal["own", "joint", "signed"] = "own",
+    label: str = "",
+    smooth: bool = True,
+    largest: float = _LARGEST,
+    under: bool = False,
 ) -> Draw:
-    """Pictures by row and column. scale: each map from 0 to its own maximum, or all on one, whose bar has the label;
-    largest: side of a picture, inch, where there is room."""
+    """Pictures by row and column, columns that do not fit in further blocks below. scale: each map from 0 to its own
+    maximum, or all on one, symmetric around 0 if signed, whose bar has the label; largest: side of a picture, inch,
+    where there is room; under: names of rows are below them."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        down = list(dict.fromkeys(each.row for each in rows))
-        across = list(dict.fromkeys(each.column for each in rows))
-        if len(down) > 1 and across == [""]:  # the pictures of a row beside one another
-            before = dict.fromkeys(down, 0)
-            places = {}
-            for each in rows:
-                places[id(each)] = down.index(each.row), before[each.row]
-                before[each.row] += 1
-            shape = (len(down), max(before.values()))
-        elif len(down) == 1 and len(across) == 1:  # pictures without places
-            count = len(rows)
-            columns = min(count, 6)
-            places = {id(each): divmod(at, columns) for at, each in enumerate(rows)}
-            shape = (-(-count // columns), columns)
-        else:
-            places = {id(each): (down.index(each.row), across.index(each.column)) for each in rows}
-            shape = (len(down), len(across))
-        maps = [np.ravel(each.map) for each in rows if each.map is not None]  # their grids may differ
-        joint = joint_scale(np.concatenate(maps)[None, None]) if maps and scale == "joint" else None
-        named = any(each.row for each in rows)
-        beside = {name: textwrap.fill(shortened(name, 40), 14) for name in down}
-        left = 0.12 + 0.075 * max(len(line) for text in beside.values() for line in text.split("\n")) if named else 0.06
-        right = BAR_ROOM if joint else 0.06
-        most = max(_LARGEST, min(largest, _TALL / shape[0]))
-        side = float(np.clip((WIDE - left - right) / shape[1] - 0.06, _LEAST, most))
-        text = 0.14 * max((each.below.count("\n") + 1 if each.below else 0 for each in rows), default=0) + 0.05
-        heads = {name: textwrap.fill(shortened(name, 40), max(8, int(side / 0.07))) for name in across}
-        above = 0.1 + 0.14 * max(text.count("\n") + 1 for text in heads.values()) if any(across) else 0.05
-        margins = Margins(left=left, right=right, top=above, bottom=text + 0.05)
-        drawn = board(
-            title=title, count=shape[0] * shape[1], across=shape[1], panel=(side, side), gap=(0.06, text),
-            margins=margins,
-        )  # fmt: skip
-        without_frames(drawn.panels)
-        for axes in drawn.panels:
-            axes.set_visible(False)
+        places, down, across = _places(rows)
+        bar = _scale(rows, scale)
+        names = {places[id(each)][0]: each.row for each in rows if each.row}
+        beside = {} if under else {at: textwrap.fill(shortened(name, 40), 14) for at, name in names.items()}
+        longest = max((len(line) for text in beside.values() for line in text.split("\n")), default=0)
+        left, right = 0.12 + 0.075 * longest if longest else _GAP, BAR_ROOM if bar else _GAP
+        room, least = WIDE - left - right, _LEAST[sum(each.image is not None for each in rows) > 1]
+        blocks = -(-across // max(1, int((room + _GAP) / (least + _GAP))))
+        across = -(-across // blocks)
+        ratio = max(_shape(each)[0] / _shape(each)[1] for each in rows)
+        most = max(_LARGEST, min(largest, _TALL / down))
+        side = min((room + _GAP) / across - _GAP, most / max(1.0, ratio), (TALL - 1) / (blocks * down * ratio))
+        letters = max(10, int((side + _GAP) / _LETTER))
+        below = {id(each): _wrapped(each.below, letters) for each in rows}
+        text = 0.05 + 0.14 * max(_lines(each) for each in below.values()) + 0.16 * under
+        heads = {each.column: textwrap.fill(shortened(each.column, 60), max(8, int(side / 0.07))) for each in rows}
+        above = 0.1 + 0.14 * max(map(_lines, heads.values())) if any(heads) else 0.05
+        block = above + down * (side * ratio + text)
+        margins = Margins(left=left, right=right, top=0.0, bottom=0.1)
+        wide = across * (side + _GAP) - _GAP
+        drawn = area(title=title, wide=wide, tall=blocks * block - (0.0 if under else 0.05), margins=margins)
         for each in rows:
-            at = places[id(each)]
-            axes = drawn.panels[at[0] * shape[1] + at[1]]
-            axes.set_visible(True)
-            axes.imshow(_pixels(each, joint, smooth), aspect="equal", interpolation="nearest")
-            if each.crossed:
-                cross_out(axes, each.crossed)
-            if each.mask is not None:
-                outline(axes, np.asarray(each.mask, float))
-            if each.map is not None and each.hit is not None:
-                mark_peak(axes, np.asarray(each.map, float), hit=each.hit)
-            if each.frame:
-                axes.spines[:].set(visible=True, color=each.frame, linewidth=2.0)
+            row, (part, column) = places[id(each)][0], divmod(places[id(each)][1], across)
+            y = drawn.top + part * block + above + row * (side * ratio + text)
+            axes = drawn.place(drawn.left + column * (side + _GAP), y, side, side * ratio)
+            _fill(axes, each, bar, smooth)
             if each.below:
-                axes.set_xlabel(drawable(each.below), fontsize=SMALL, labelpad=2)
-            if at[0] == 0 and each.column:
+                axes.set_xlabel(below[id(each)], fontsize=SMALL, labelpad=2)
+            if row == 0 and each.column:
                 axes.set_title(heads[each.column])
-            if at[1] == 0 and each.row:
-                axes.set_ylabel(beside[each.row], rotation=0, ha="right", va="center")
-        if joint:
-            colour_bar(drawn.bar(), scale=joint, label=label)
+        figure, size = drawn.figure, drawn.figure.get_size_inches()
+        for part, (row, name) in product(range(blocks), names.items()):
+            y = drawn.top + part * block + above + row * (side * ratio + text)
+            if under:
+                words, down_to = shortened(name, int(wide / _LETTER)), 1 - (y + side * ratio + 0.04) / size[1]
+                figure.text(drawn.left / size[0], down_to, words, va="top", fontsize=SMALL)
+            else:
+                middle = 1 - (y + side * ratio / 2) / size[1]
+                figure.text((drawn.left - 0.05) / size[0], middle, beside[row], ha="right", va="center")
+        if bar:
+            colour_bar(drawn.bar(), scale=bar[0], label=label or bar[2], colours=bar[1], both=bar[1] == SIGNED)
         return drawn.figure
 
     return draw
 
 
+def _places(rows: Sequence[Picture]) -> tuple[dict[int, tuple[int, int]], int, int]:
+    """The row and column of each picture, by its id, and how many there are."""
+    down = list(dict.fromkeys(each.row for each in rows))
+    across = list(dict.fromkeys(each.column for each in rows))
+    if len(down) == 1 and len(across) == 1:  # pictures without places
+        lines = -(-len(rows) // 6)
+        columns = -(-len(rows) // lines)
+        return {id(each): divmod(at, columns) for at, each in enumerate(rows)}, lines, columns
+    if across == [""]:  # the pictures of a row beside one another
+        places, before = {}, dict.fromkeys(down, 0)
+        for each in rows:
+            places[id(each)] = down.index(each.row), before[each.row]
+            before[each.row] += 1
+        return places, len(down), max(before.values())
+    return {id(each): (down.index(each.row), across.index(each.column)) for each in rows}, len(down), len(across)
+
+
+def _scale(rows: Sequence[Picture], kind: str) -> tuple[Scale, str, str] | None:
+    """What the colours of all maps mean: their scale, the map of colours, and the label of their bar."""
+    if any(each.signed is not None for each in rows):
+        return Scale(-1.0, 1.0, clipped=True), SIGNED, "share of the map's largest value"
+    maps = [np.ravel(each.map) for each in rows if each.map is not None]  # their grids may differ
+    if not maps or kind == "own":
+        return None
+    every = np.concatenate(maps)
+    return (clipped_scale(every), SIGNED, "") if kind == "signed" else (joint_scale(every), MAGNITUDE, "")
+
+
+def _shape(each: Picture) -> tuple[int, int]:
+    shown = each.image if each.image is not None else each.map
+    return (1, 1) if shown is None else (shown.shape[-2], shown.shape[-1])
+
+
+def _lines(text: str) -> int:
+    return text.count("\n") + 1 if text else 0
+
+
+def _wrapped(text: str, letters: int) -> str:
+    """Lines that are too long divided, but not between a number and its % sign."""
+    lines = [textwrap.fill(line.replace(" %", "\u00a0%"), letters) for line in drawable(text).split("\n")]
+    return "\n".join(lines)
+
+
+def _fill(axes: Axes, each: Picture, bar: tuple[Scale, str, str] | None, smooth: bool) -> None:
+    """One picture with its map and what is drawn upon it."""
+    without_frames([axes])
+    if each.image is None and each.map is not None:
+        colours = colormaps[bar[1] if bar else MAGNITUDE].with_extremes(bad="#D9D9D9")
+        axes.imshow(each.map, cmap=colours, norm=(bar[0] if bar else _own(each.map)).norm)
+    else:
+        axes.imshow(_pixels(each, bar[0] if bar else None, smooth), interpolation="nearest")
+    if each.flaw:
+        cross_out(axes, each.flaw)
+    if each.mask is not None:
+        outline(axes, np.asarray(each.mask, float))
+    if each.map is not None and each.hit is not None:
+        mark_peak(axes, np.asarray(each.map, float), hit=each.hit)
+    if each.frame:
+        axes.spines[:].set(visible=True, color=each.frame, linewidth=2.0)
+
+
+def _own(values: Array) -> Scale:
+    known = values[np.isfinite(values)]
+    return Scale(min(0.0, float(known.min(initial=0.0))), float(known.max(initial=0.0)) or 1.0)
+
+
+def _pixels(each: Picture, joint: Scale | None, smooth: bool) -> Array:
+    if each.image is None:
+        if each.map is None:
+            return np.ones((1, 1, 3))
+        return np.asarray(colormaps[MAGNITUDE](_own(each.map).norm(each.map)))[..., :3]
+    if each.map is None:
+        return enlarged(np.asarray(each.image, float))
+    values = np.asarray(each.map, float)
+    if each.signed is not None:
+        return overlaid(each.image, values, signed=each.signed)[0]
+    return blend(each.image, values, scale=joint or _own(values), smooth=smooth)
+
+
 def pixels(picture: Picture) -> NDArray[np.uint8]:
     """A picture alone, (height, width, 3), with its object outlined in white, for a page of panels one by one."""
+    from scipy.ndimage import binary_erosion
+
     drawn = _pixels(picture, None, True)
     if picture.mask is not None:
         times = drawn.shape[0] // picture.mask.shape[0]
@@ -157,11 +257,69 @@ def amplification(changes: NDArray[np.floating]) -> int:
     return max(fitting, default=1)
 
 
-def _pixels(each: Picture, joint: Scale | None, smooth: bool) -> NDArray[np.floating]:
-    if each.map is None:
-        return np.ones((1, 1, 3)) if each.image is None else enlarged(np.asarray(each.image, float))
-    values = np.asarray(each.map, float)
-    own = joint or Scale(min(0.0, float(values.min())), float(values.max()) or 1.0)
-    if each.image is None:
-        return np.asarray(colormaps[MAGNITUDE](own.norm(values)))[..., :3]
-    return blend(each.image, values, scale=own, smooth=smooth, opacity=0.0 if is_constant(values) else OPACITY)
+def images_on_a_page(panels: int) -> int:
+    """The number of images that fit on a page when each has this many maps beside it; at least one."""
+    return max(1, _LINES // -(-(panels + 1) // 8))
+
+
+def with_maps(
+    pictures: Array, maps: Sequence[Array], titles: Sequence[str], names: Sequence[str] = ("",), *,
+    patches: Sequence[tuple[int, int]] = (),
+) -> Iterator[Picture]:  # fmt: skip
+    """Each image (3, height, width) beside its maps (batch, rows, columns), one a title; patches: (row, column) of the
+    one that is outlined in each map, the first's also in the image."""
+    for index, (name, image) in enumerate(zip(names, pictures)):
+        masks: list[NDArray[np.bool_] | None] = [None] * len(maps)
+        if patches:
+            masks = [_patch_mask(patch, own.shape[1:], image.shape[1:]) for patch, own in zip(patches, maps)]
+        yield Picture(image, row=name, column="image", mask=masks[0])
+        for title, own, mask in zip(titles, maps, masks, strict=True):
+            yield Picture(image, own[index], name, title, mask=mask)
+
+
+def _patch_mask(patch: tuple[int, int], grid: tuple[int, ...], size: tuple[int, ...]) -> NDArray[np.bool_]:
+    one = np.zeros(grid)
+    one[patch] = 1.0
+    return np.asarray(upsample(one, (size[0], size[1]), smooth=False) > 0.5)
+
+
+def of_heads(maps: Array, numbers: Sequence[int], image: Array | None = None) -> Iterator[Picture]:
+    """The map of every head (layers, heads, rows, columns), layers down, or across where they are more than twice as
+    many; numbers: of the layers; image: beside them."""
+    across = len(maps) > 2 * maps.shape[1]
+    layers = [f"{number}" if at else f"layer {number}" for at, number in enumerate(numbers)]
+    heads = [f"{head}" if head else "head 0" for head in range(maps.shape[1])]
+    if image is not None:
+        yield Picture(image, row=heads[0] if across else layers[0], column="image")
+    for first, second in np.ndindex((len(heads), len(layers)) if across else (len(layers), len(heads))):
+        layer, head = (second, first) if across else (first, second)
+        row, column = (heads[head], layers[layer]) if across else (layers[layer], heads[head])
+        yield Picture(None, maps[layer, head], row, column)
+
+
+def mosaic(similarity: Array, grid: tuple[int, int]) -> Array:
+    """Similarities (patches, patches) as one map: for each of at most 8 by 8 patches, at its place, its similarity with
+    all others; NaN between two, and that with itself, which is 1, as the greatest of two different."""
+    different = similarity[~np.eye(len(similarity), dtype=bool)]
+    values = np.minimum(similarity, different.max(initial=-1.0) if different.size else 1.0)
+    maps = values.reshape(*grid, *grid)[np.ix_(*map(_spread, grid))]  # (down, across, rows, columns)
+    gap = max(1, round(max(grid) / 12))
+    padded = np.pad(maps, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
+    down, across, rows, columns = padded.shape
+    return np.asarray(padded.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)[:-gap, :-gap])
+
+
+def _spread(length: int) -> list[int]:
+    """At most eight indices, evenly spaced and centred."""
+    step = -(-length // _MOSAIC)
+    return list(range((length - 1) % step // 2, length, step))
+
+
+def cut(image: Array, patch: tuple[int, int]) -> Array:
+    """An image, each pixel repeated, with white lines between its patches of (height, width) px."""
+    times = max(1, -(-448 // min(image.shape[1:])))
+    drawn = image.repeat(times, axis=1).repeat(times, axis=2)
+    for axis, side in ((1, patch[0]), (2, patch[1])):
+        edges = np.arange(side * times, drawn.shape[axis], side * times)
+        np.moveaxis(drawn, axis, 0)[(edges[:, None] + np.arange(-2, 2)).ravel()] = 1.0
+    return np.asarray(drawn)

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from vitlens.charts.style import GREY, SMALL, WIDE, heading, sheet, shortened, styled
 from vitlens.charts.values import MARKERS, STYLES, Draw, Values, colour, label, legend, numbers, series_of, value
-from vitlens.figures.curves import log_axes
-from vitlens.figures.style import GREY, SMALL, WIDE, heading, sheet, shortened, styled
 
 _MOST = 30  # rows of a chart that has a line for each
 
@@ -89,7 +88,7 @@ def lines(
             if log:
                 axes.set_yscale("log")
             if loglog:
-                log_axes(axes)
+                _log_axes(axes)
                 shown = _spaced(numbers(own, x)[0])
                 axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
         for axes in grid[len(panels) :]:
@@ -101,6 +100,21 @@ def lines(
         return figure
 
     return draw
+
+
+def _log_axes(axes: Axes) -> None:
+    """Make both axes logarithmic, with plain numbers where these are short; called after everything is drawn."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_ylim()
+    if high / low < 100:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    if low > 1e-3 and high < 1e6:
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(visible=True)
 
 
 def _spaced(values: Values) -> list[float]:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitlens.figures.style import SERIES, shortened
+from vitlens.charts.style import SERIES, shortened
 from vitlens.record import Column, columns
 from vitlens.uncertainty import Estimate
 

@@ -66,7 +66,7 @@ def command_function(command: Command) -> Callable[..., None]:
         values.pop("debug")
         options = _options_from(kind, values)  # wrong values are refused before torch is imported
         run = getattr(options, "run", None)
-        requirements = () if run is None else _requirements(run)
+        requirements = () if run is None else _requirements(run, command)
         outcome = command.measure(options)
         if outcome is None:  # of several processes only the first prints
             return
@@ -100,10 +100,13 @@ def named_function(command: Command) -> Callable[[], None]:
     return call
 
 
-def _requirements(run: Any) -> Any:
-    from vitlens.commands.run.requirements import requirements_of
+def _requirements(run: Any, command: Command) -> Any:
+    from vitlens.commands.run.requirements import require_known, requirements_of
 
-    return requirements_of(run.at_least, run.at_most)
+    asked = requirements_of(run.at_least, run.at_most)
+    if asked:
+        require_known(asked, command.contents.metrics, word=command.word)
+    return asked
 
 
 def _conclude(outcome: Path, requirements: Any, *, quiet: bool) -> bool:

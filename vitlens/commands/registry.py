@@ -2,7 +2,7 @@
 
 A command is the folder `vitlens/commands/<word>/`: options.py (a dataclass `<Word>Options`, of which its command line
 is made), record.py (`RECORD`, what it writes), measure.py (`measure`, from options to the written record) and report.py
-(`report`, from record to document). Each is imported on first use.
+(`REPORT`, from record to document). Each is imported on first use.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
-    from vitlens import record
-    from vitlens.records import Contents, Record
+    from vitlens.record import Contents, Record
     from vitlens.report.document import Document
 
 Group = Literal["Inspect", "Train and evaluate", "Explain and test", "Reports and lists"]
@@ -48,14 +47,12 @@ class Command:
     @property
     def contents(self) -> "Contents":
         """What it writes."""
-        recorded = self.recorded
-        return self._part("record", "RECORD") if recorded is None else recorded.contents()
+        return self.recorded.contents()
 
     @property
-    def recorded(self) -> "type[record.Record] | None":
-        """The class of its record; None for a command that still declares `Contents`."""
-        part = self._part("record", "RECORD")
-        return part if isinstance(part, type) else None
+    def recorded(self) -> "type[Record]":
+        """The class of its record."""
+        return self._part("record", "RECORD")  # type: ignore[no-any-return]
 
     @property
     def measure(self) -> "Callable[[Any], object]":
@@ -64,13 +61,8 @@ class Command:
 
     @property
     def report(self) -> "Callable[[Any], Document]":
-        """From its record to the document, laid out (report/layout.py)."""
-        if self.recorded is not None:
-            return self._part("report", "REPORT")  # type: ignore[no-any-return]
-        from vitlens.report.layout import laid_out
-
-        document: Callable[[Record], Document] = self._part("report", "report")
-        return lambda record: laid_out(document(record))
+        """From its record to the document."""
+        return self._part("report", "REPORT")  # type: ignore[no-any-return]
 
     def _part(self, file: str, name: str) -> Any:
         return getattr(import_module(f"{self.package or f'vitlens.commands.{self.word}'}.{file}"), name)

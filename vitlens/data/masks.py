@@ -21,21 +21,20 @@ from vitlens.files import read_any_json
 from vitlens.labels import imagenet_classes
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
-from vitlens.schema import Between, read_as
-from vitlens.strict_json import Limit
+from vitlens.typed import between, read_as
 
 INDEX = "index.json"
 BOXES = "annotations.json"
 _WHOLE = "images have the model's size already and were taken whole, so that the masks fit"
 _BOXED = "objects are given as boxes only: background inside a box counts as the object"
 
-_COCO = Limit(size=128 << 20, values=16_000_000)  # COCO's validation part takes a sixth of it
+_COCO = 128 << 20  # COCO's validation part takes a sixth of it
 _COCO_FORM = "write COCO's images and annotations with bbox, or put masks/ beside images/"
 _INDEX_FORM = "give every image its file and imagenet_class, or take the index away"
 
 Inside = NDArray[np.bool_]  # (height, width), True on the object
 _Id: TypeAlias = int | str
-_Pixels: TypeAlias = Annotated[int, Between(1, 1_000_000)]
+_Pixels: TypeAlias = Annotated[int, between(1, 1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class _Labelled:
     """An entry of index.json."""
 
     file: str
-    imagenet_class: Annotated[int, Between(0, 999)]
+    imagenet_class: Annotated[int, between(0, 999)]
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ def _read(path: Path) -> Inside:
 
 def _boxes(file: Path) -> dict[str, ObjectMask]:
     """The boxes of every image that has some, by the image's file name. Raises DataError for another format."""
-    content = read_any_json(file, limit=_COCO, error=DataError, hint=_COCO_FORM)
+    content = read_any_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
     coco = read_as(_Coco, content, source=str(file), unknown="ignore", error=DataError, hint=_COCO_FORM)
     by_image: dict[_Id, list[Sequence[float]]] = {}
     for row in coco.annotations:

@@ -19,7 +19,7 @@ from vitlens.models.swin import SwinTransformer, padding_note
 from vitlens.models.vit_config import CLASSES
 from vitlens.preprocessing import Preprocessing, Side
 from vitlens.references import resolved
-from vitlens.schema import Between, Length, read_as
+from vitlens.typed import between, length, read_as
 from vitlens.version import __version__
 
 Overrides = Mapping[str, int | float | bool | str | list[int]]
@@ -34,12 +34,12 @@ class Architecture:
     each attention module (see `prune_heads`). Raises InputError for a source whose models cannot be built from this.
     """
 
-    kind: Annotated[str, Length(1, 40)]
-    name: Annotated[str, Length(1, 200)]
-    classes: Annotated[int, Between(0, CLASSES)] | None = None  # 0: without a classifier
+    kind: Annotated[str, length(1, 40)]
+    name: Annotated[str, length(1, 200)]
+    classes: Annotated[int, between(0, CLASSES)] | None = None  # 0: without a classifier
     image_size: tuple[Side, Side] | None = None
     overrides: Overrides = field(default_factory=dict)
-    pruned: Mapping[str, list[Annotated[int, Between(0, 65_536)]]] = field(default_factory=dict)
+    pruned: Mapping[str, list[Annotated[int, between(0, 65_536)]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         built = [kind for kind, source in SOURCES.items() if source.build or source.restore]

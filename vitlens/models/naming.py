@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vitlens.errors import InputError
 from vitlens.models.sources.registry import SOURCES
-from vitlens.schema import is_name
+from vitlens.typed import is_name
 
 RANDOM = "random"  # instead of a weights file: random weights
 ALIAS_LENGTH = 80

@@ -21,8 +21,7 @@ from vitlens.models.vit_config import CLASSES
 from vitlens.models.weights import Weights, read_weights, require_fitting, to_save
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
-from vitlens.schema import Length, read_as
-from vitlens.strict_json import parse_json
+from vitlens.typed import length, parse_json, read_as
 from vitlens.version import __version__
 
 WEIGHTS_FILE = "model.safetensors"
@@ -35,7 +34,7 @@ class About:
     """The metadata of a weights file: architecture, classes and preprocessing of the model, version of vitlens."""
 
     architecture: Architecture
-    classes: Annotated[tuple[Annotated[str, Length(0, 1000)], ...], Length(0, CLASSES)]
+    classes: Annotated[tuple[Annotated[str, length(0, 1000)], ...], length(0, CLASSES)]
     preprocessing: Preprocessing
     vitlens: str = ""
 

@@ -7,15 +7,15 @@ from typing import Annotated, Final, TypeAlias
 
 from vitlens.errors import InputError
 from vitlens.models.vit_config import CLASSES
-from vitlens.schema import Between, Length
+from vitlens.typed import between, length
 
 STAGES: Final = 8  # most of a model
 # upper bounds for files and command lines; __post_init__ checks the lower ones
-_Number: TypeAlias = Annotated[int, Between(-(2**31), 65_536)]
-_Blocks: TypeAlias = Annotated[int, Between(-(2**31), 1000)]
-_Side: TypeAlias = Annotated[int, Between(-(2**31), 8192)]
-_Classes: TypeAlias = Annotated[int, Between(-(2**31), CLASSES)]
-_Ratio: TypeAlias = Annotated[float, Between(-1000, 1000)]
+_Number: TypeAlias = Annotated[int, between(-(2**31), 65_536)]
+_Blocks: TypeAlias = Annotated[int, between(-(2**31), 1000)]
+_Side: TypeAlias = Annotated[int, between(-(2**31), 8192)]
+_Classes: TypeAlias = Annotated[int, between(-(2**31), CLASSES)]
+_Ratio: TypeAlias = Annotated[float, between(-1000, 1000)]
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class SwinConfig:
     image_size: tuple[_Side, _Side] = (32, 32)
     patch_size: tuple[_Side, _Side] = (2, 2)
     dim: _Number = 48
-    depths: Annotated[tuple[_Blocks, ...], Length(0, STAGES)] = (2, 2, 2)
-    heads: Annotated[tuple[_Number, ...], Length(0, STAGES)] = (2, 4, 8)
+    depths: Annotated[tuple[_Blocks, ...], length(0, STAGES)] = (2, 2, 2)
+    heads: Annotated[tuple[_Number, ...], length(0, STAGES)] = (2, 4, 8)
     window: tuple[_Side, _Side] = (4, 4)
     shift: bool = True
     mlp_ratio: _Ratio = 4.0

@@ -8,17 +8,17 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args
 from vitlens.errors import InputError
 from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.names import POOLINGS, Pooling
-from vitlens.schema import Between
+from vitlens.typed import between
 
 Positions = Literal["none", "learned", "sine", "sine-2d"]
 POSITIONS: Final[tuple[Positions, ...]] = get_args(Positions)
 CLASSES: Final = 100_000  # most classes of a head
 # upper bounds for files and command lines; __post_init__ checks the lower ones and suggests a value
-_Blocks: TypeAlias = Annotated[int, Between(-(2**31), 1000)]
-_Width: TypeAlias = Annotated[int, Between(-(2**31), 65_536)]
-_Classes: TypeAlias = Annotated[int, Between(-(2**31), CLASSES)]
-_Side: TypeAlias = Annotated[int, Between(-(2**31), 8192)]
-_Ratio: TypeAlias = Annotated[float, Between(-1000, 1000)]
+_Blocks: TypeAlias = Annotated[int, between(-(2**31), 1000)]
+_Width: TypeAlias = Annotated[int, between(-(2**31), 65_536)]
+_Classes: TypeAlias = Annotated[int, between(-(2**31), CLASSES)]
+_Side: TypeAlias = Annotated[int, between(-(2**31), 8192)]
+_Ratio: TypeAlias = Annotated[float, between(-1000, 1000)]
 
 
 @dataclass(frozen=True)

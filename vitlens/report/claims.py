@@ -4,17 +4,24 @@ One quantity is judged once, by one limit, with one sign and one sample (`contra
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
+from types import MappingProxyType
 from typing import Final, Literal
 
-from vitlens.report.document import Finding, Sentence, State, Verdict
-from vitlens.report.findings import CAP, WEIGHTS, Kind, clear
+from vitlens.report.document import State
 from vitlens.report.prose import say
 from vitlens.report.verdicts import LIMITS
-from vitlens.uncertainty import Estimate, widened
+from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, widened
 
 Evidence = Literal["observed", "attributed", "intervened"]
+Kind = Literal["answer", "comparison", "hidden fault", "fact", "expected fact"]
+WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(  # of a claim's rank
+    {"answer": 20.0, "comparison": 1.5, "hidden fault": 1.5, "fact": 1.0, "expected fact": 0.5}
+)
+CAP: Final = 10.0  # half-widths
+SMALLEST: Final = 0.5  # points of accuracy: a smaller difference is no finding, however certain
 ASKED: Final = 0.05  # significance level, after Holm, of what a command was asked for
 FOUND: Final = 0.001  # of what it was not asked for, one of many effects
 _CAUSE: Final = re.compile(r"\b(because|due to|caused by)\b", re.IGNORECASE)
@@ -49,7 +56,7 @@ class Claim:
 
     @property
     def rank(self) -> float:
-        """The distance of the effect from its reference in half-widths, by the weight of its kind; as findings.py."""
+        """The distance of the effect from its reference in half-widths of its interval, at most CAP, by its weight."""
         if self.effect is None or self.effect.low is None or self.effect.high is None:
             return 0.0
         half = (self.effect.high - self.effect.low) / 2
@@ -67,6 +74,19 @@ class Claim:
         if self.effect is None or (self.p is not None and self.p > level):
             return False
         return clear(self.effect, self.reference, level)
+
+
+def clear(effect: Estimate, reference: float, level: float = FOUND) -> bool:
+    """Whether an effect differs from a reference at a level (two-sided), by its 95 % interval's arm towards it."""
+    side = beyond(effect, reference)
+    if side is Side.UNDECIDED or effect.low is None or effect.high is None:
+        return False
+    arm = effect.value - effect.low if side is Side.ABOVE else effect.high - effect.value
+    return abs(effect.value - reference) >= arm * _normal(level) / _normal(LEVEL)
+
+
+def _normal(level: float) -> float:
+    return NormalDist().inv_cdf(1 - level / 2)
 
 
 def judge(
@@ -88,27 +108,6 @@ def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
 def title_of(claims: Sequence[Claim], otherwise: str) -> str:
     """The first claim of the first page that can be a title."""
     return next((claim.title for claim in shown(claims, len(claims)) if claim.title), otherwise)
-
-
-def verdicts_of(claims: Iterable[Claim]) -> tuple[Verdict, ...]:
-    """Those that judge, as verdicts of a document."""
-    return tuple(
-        Verdict(
-            f"{each.question} of {each.subject}", each.state, each.effect,
-            LIMITS[each.limit].words if each.limit else "–", each.because or each.says,
-        )
-        for each in claims if each.state
-    )  # fmt: skip
-
-
-def findings_of(claims: Iterable[Claim]) -> tuple[Finding, ...]:
-    """Those that stand out, as findings of a document."""
-    known = (claim for claim in shown(claims, 7) if claim.effect is not None and claim.rank)
-    return tuple(
-        Finding(Sentence(c.says, says="filled"), c.effect, c.p, c.place, rank=c.rank)
-        for c in known
-        if c.effect is not None
-    )
 
 
 def contradictions(claims: Iterable[Claim]) -> Iterator[str]:

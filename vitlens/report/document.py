@@ -1,8 +1,8 @@
 """What a report says, before it is rendered: plain dataclasses that every renderer takes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
@@ -17,23 +17,14 @@ if TYPE_CHECKING:
 
 Cell: TypeAlias = Estimate | str | int | float | None
 State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
-Support: TypeAlias = Literal["two methods agree", "one method", "methods disagree"]
-Says: TypeAlias = Literal["result", "method", "setting", "filled"]
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One or more sentences in which **bold** and `code` are marks.
-
-    rows: the typed rows and estimates that back them; says: a result states what was measured and needs rows; a method
-    defines a metric or says how to read something; a setting repeats what config.json holds; a filled template has its
-    numbers from the record by itself.
-    """
+    """One or more sentences in which **bold** and `code` are marks; place: the figure that shows it, "" for none."""
 
     text: str
-    rows: tuple[object, ...] = ()
-    says: Says = "result"
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,12 +34,6 @@ class Table:
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-
-    @classmethod
-    def of(cls, caption: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]) -> "Table":
-        """One row for each item; columns: title -> what an item shows there."""
-        rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
-        return cls(caption, tuple(columns), rows)
 
 
 @dataclass(frozen=True)
@@ -95,44 +80,18 @@ class ImagePanel:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One fact of the first page: the effect, its interval, n and p, the figure that shows it, and its support."""
-
-    claim: Sentence
-    effect: Estimate
-    p: float | None = None
-    figure: str = ""
-    support: Support = "one method"
-    rank: float = 0.0
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One judgement of the first page: of what, its state, the value and the threshold it was held against."""
-
-    subject: str
-    state: State
-    value: Estimate | None
-    threshold: str
-    because: str
-
-
-@dataclass(frozen=True)
 class Section:
     """One part of a report.
 
-    question: the one that it answers; leading: whether its sentences come before its figures (as in a summary) or
-    after; panels: images one by one, of which some of the figures are sheets; step: whether it is one of a sequence,
-    through which a page leads with a slider; status: the judgement that stands beside its title; more: the file, from
-    the folder of the run, that says more.
+    panels: images one by one, of which some of the figures are sheets; step: whether it is one of a sequence, through
+    which a page leads with a slider; status: the judgement that stands beside its title; more: the file, from the
+    folder of the run, that says more.
     """
 
     title: str
     sentences: tuple[Sentence, ...] = ()
     tables: tuple[Table, ...] = ()
     figures: tuple[FigureSpec, ...] = ()
-    question: str = ""
-    leading: bool = False
     panels: tuple[ImagePanel, ...] = ()
     step: bool = False
     status: State | Literal[""] = ""
@@ -153,34 +112,22 @@ class FirstPage:
 class Document:
     """A whole report.
 
-    limits: what could overturn it; appendix: tables and figures in full; preface: what to know before any number;
-    explorer: what the attention explorer of its HTML page shows; command_line: what makes it again, where that is not
-    the command of the run ("" for that); first: its first page, which stands in the place of verdicts and findings;
-    folded: parts that are closed at first; terms: of its columns, for the glossary; claims: all that it makes.
+    first: its first page; preface: the images; folded: parts that are closed at first; explorer: what the attention
+    explorer of its HTML page shows; terms: of its columns, for the glossary; claims: all that it makes.
     """
 
     title: str
     sections: tuple[Section, ...]
-    limits: tuple[Sentence, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    appendix: tuple[Section, ...] = ()
+    first: FirstPage
     preface: tuple[Sentence, ...] = ()
-    explorer: Explorer | None = None
-    command_line: str = ""
-    first: FirstPage | None = None
     folded: tuple[Section, ...] = ()
+    explorer: Explorer | None = None
     terms: tuple[Term, ...] = ()
     claims: "tuple[Claim, ...]" = ()
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:
         """All figures in the order in which they are shown, each once."""
-        picture = () if self.first is None or self.first.picture is None else (self.first.picture,)
-        others = (figure for section in (*self.sections, *self.appendix) for figure in section.figures)
+        picture = () if self.first.picture is None else (self.first.picture,)
+        others = (figure for section in self.sections for figure in section.figures)
         return tuple({figure.name: figure for figure in (*picture, *others)}.values())
-
-
-def sentences(*texts: str | None, rows: Sequence[object] = (), says: Says = "result") -> tuple[Sentence, ...]:
-    """Texts as sentences that the same rows back; empty ones and None are left out."""
-    return tuple(Sentence(text, tuple(rows), says) for text in texts if text)

@@ -10,7 +10,7 @@ from vitlens.report.document import Sentence
 def data_sentences(record: Any) -> tuple[Sentence, ...]:
     """The images of a run; names in them are as the record has them."""
     data = record.config.data
-    return () if data is None else (Sentence(" ".join(_data_words(data)), (data,), "setting"),)
+    return () if data is None else (Sentence(" ".join(_data_words(data))),)
 
 
 def _data_words(data: Data) -> Iterator[str]:

@@ -6,8 +6,10 @@ from typing import Literal, Protocol
 from xml.etree import ElementTree
 
 from vitlens.display import unprotected, visible
-from vitlens.report.document import Document, State, Verdict
+from vitlens.report.claims import Claim
+from vitlens.report.document import Document, State
 from vitlens.report.numbers import in_words
+from vitlens.report.verdicts import LIMITS
 
 Result = Literal["passed", "failed", "skipped"]
 _RESULTS: dict[State, Result] = {
@@ -51,7 +53,7 @@ def junit(document: Document, requirements: Sequence[JudgedRequirement], *, suit
     A verdict of fail and a requirement that does not hold are failures; inconclusive and not tested are skipped, as
     they show nothing; a warning passes, with its text as output. seconds: that the run took.
     """
-    cases = [*map(_of_verdict, document.verdicts), *map(_of_requirement, requirements)]
+    cases = [*(_of_claim(claim) for claim in document.claims if claim.state), *map(_of_requirement, requirements)]
     counts = {
         "tests": len(cases),
         "failures": sum(case.result == "failed" for case in cases),
@@ -68,11 +70,12 @@ def junit(document: Document, requirements: Sequence[JudgedRequirement], *, suit
     return content
 
 
-def _of_verdict(verdict: Verdict) -> TestCase:
-    value = "" if verdict.value is None else f"{in_words(verdict.value)}; "
-    message = f"{verdict.state}: {value}{verdict.because} ({verdict.threshold})"
-    note = message if verdict.state == "warn" else ""
-    return TestCase("verdict", verdict.subject, _RESULTS[verdict.state], message, note)
+def _of_claim(claim: Claim) -> TestCase:
+    value = "" if claim.effect is None else f"{in_words(claim.effect)}; "
+    limit = LIMITS[claim.limit].words if claim.limit else "–"
+    message = f"{claim.state}: {value}{claim.because or claim.says} ({limit})"
+    result, note = _RESULTS[claim.state or "not tested"], message if claim.state == "warn" else ""
+    return TestCase("verdict", f"{claim.question} of {claim.subject}", result, message, note)
 
 
 def _of_requirement(requirement: JudgedRequirement) -> TestCase:

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import quote, unquote
 
-from vitlens.display import as_alternative, as_cell, as_code, as_code_block, as_markdown
+from vitlens.display import as_alternative, as_cell, as_code, as_code_block, as_markdown, protected, visible
 from vitlens.record import Record
 from vitlens.recorded import ModelEntry
-from vitlens.report.document import Document, FigureSpec, Finding, FirstPage, Section, Sentence, Table
+from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.numbers import in_time, in_words
+from vitlens.report.prose import finalize
 
 UNFINISHED: Final = {
     "running": "This run has not finished; what follows is what it had written.",
@@ -23,7 +24,7 @@ _FIGURE: Final = re.compile(
 
 
 def markdown(document: Document, record: Record, *, seconds: float | None = None) -> str:
-    """A whole report: title, sections with their figures, limits, and how to repeat it.
+    """A whole report: first page, sections with their figures, folded parts, and how to repeat it.
 
     record: whose settings and models are listed; seconds: that the run took.
     """
@@ -31,39 +32,12 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
     blocks = [f"# {as_markdown(document.title)}"]
     if record.status in UNFINISHED:
         blocks.append(f"> {UNFINISHED[record.status]}")
-    blocks += _first_page(document, numbers)
-    if document.first is not None:
-        blocks += [*_first(document.first, record, numbers, seconds), *_paragraphs(document.preface)]
+    blocks += [*_first(document.first, record, numbers, seconds), *_paragraphs(document.preface)]
     for section in document.sections:
         blocks += _section(section, numbers)
     for part in document.folded:
         blocks += [f"<details><summary>{as_markdown(part.title)}</summary>", *_paragraphs(part.sentences), "</details>"]
-    if document.limits:
-        blocks += ["## Limits", *_paragraphs(document.limits)]
-    if document.appendix:
-        blocks.append("## Appendix")
-        blocks += [block for section in document.appendix for block in _section(section, numbers, level="###")]
-    return "\n\n".join([*blocks, *_repeat(document, record, seconds)]) + "\n"
-
-
-def _first_page(document: Document, numbers: dict[str, int]) -> Iterator[str]:
-    """The preface, verdicts and findings, where a report has them."""
-    if document.first is not None:
-        return
-    yield from _paragraphs(document.preface)
-    if document.verdicts:
-        yield "## Verdicts"
-        columns = {
-            "subject": lambda verdict: verdict.subject,
-            "verdict": lambda verdict: verdict.state,
-            "value": lambda verdict: verdict.value,
-            "threshold": lambda verdict: verdict.threshold,
-            "because": lambda verdict: verdict.because,
-        }
-        yield _table(Table.of("By the worse end of each 95 % interval", document.verdicts, columns))
-    if document.findings:
-        yield "## Findings"
-        yield "\n".join(f"{index}. {_finding(each, numbers)}" for index, each in enumerate(document.findings, start=1))
+    return "\n\n".join([*blocks, *_repeat(record, seconds)]) + "\n"
 
 
 def _first(first: FirstPage, record: Record, numbers: dict[str, int], seconds: float | None) -> Iterator[str]:
@@ -81,21 +55,11 @@ def _first(first: FirstPage, record: Record, numbers: dict[str, int], seconds: f
         yield f"{as_code(record.config.command_line)}{took}"
 
 
-def _finding(each: Finding, numbers: dict[str, int]) -> str:
-    notes = [in_words(each.effect)]
-    if each.p is not None:
-        notes.append(f"p = {each.p:.2g}")
-    if each.figure in numbers:
-        notes.append(f"figure {numbers[each.figure]}")
-    return as_markdown(f"{each.claim.text} ({'; '.join((*notes, each.support))})")
-
-
-def _section(section: Section, numbers: dict[str, int], *, level: str = "##") -> Iterator[str]:
+def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
     status = f" ({section.status})" if section.status else ""
-    yield f"{level} {as_markdown(section.title)}{status}"
-    figures = [_figure(figure, numbers[figure.name]) for figure in section.figures]
-    paragraphs = list(_paragraphs(section.sentences))
-    yield from paragraphs + figures if section.leading else figures + paragraphs
+    yield f"## {as_markdown(section.title)}{status}"
+    yield from _paragraphs(section.sentences)
+    yield from (_figure(figure, numbers[figure.name]) for figure in section.figures)
     yield from map(_table, section.tables)
     if section.more:
         yield f"[The whole chapter]({quote(section.more)})"
@@ -125,10 +89,10 @@ def _table(table: Table) -> str:
     return f"**{as_markdown(table.caption)}**\n\n{text}" if table.caption else text
 
 
-def _repeat(document: Document, record: Record, seconds: float | None) -> Iterator[str]:
+def _repeat(record: Record, seconds: float | None) -> Iterator[str]:
     """What was run, on what, and the command that does it again."""
     yield "## Repeat it"
-    if command_line := document.command_line or record.config.command_line:
+    if command_line := record.config.command_line:
         yield as_code_block(command_line)
     if facts := repeated_words(record, seconds):
         yield as_markdown(facts)
@@ -140,9 +104,9 @@ def _repeat(document: Document, record: Record, seconds: float | None) -> Iterat
 def repeated_words(record: Record, seconds: float | None) -> str:
     """With what a run was made, in one sentence; "" where nothing is known."""
     config = record.config
-    facts = [f"{name} {version}" for name, version in config.versions.items()]
+    facts = [f"{finalize(name)} {finalize(version)}" for name, version in config.versions.items()]
     settings = {"device": config.device, "precision": config.precision, "seed": config.seed}
-    facts += [f"{word} {value}" for word, value in settings.items() if value not in ("", None)]
+    facts += [f"{word} {finalize(str(value))}" for word, value in settings.items() if value not in ("", None)]
     if record.status == "done" and seconds is not None:
         facts.append(f"took {in_time(seconds)}")
     return f"{', '.join(facts)}." if facts else ""
@@ -150,7 +114,7 @@ def repeated_words(record: Record, seconds: float | None) -> str:
 
 def citation(record: Record) -> str:
     """How to cite what made a report."""
-    version = record.config.versions.get("vitlens", "")
+    version = finalize(record.config.versions.get("vitlens", ""))
     return (
         f"To cite: The vitlens authors, vitlens{f' {version}' if version else ''}, github.com/vitlens/vitlens, "
         "and the papers of the methods shown (docs/references.md there)."
@@ -159,7 +123,8 @@ def citation(record: Record) -> str:
 
 def provenance(model: ModelEntry) -> str:
     """Where a model's weights are from, in one sentence for `as_markdown`."""
-    digest = f", SHA-256 `{model.sha256[:16]}…`" if model.sha256 else ""
-    notes = "".join(f"; {note}" for note in model.notes)
+    digest = f", SHA-256 `{protected(visible(model.sha256[:16]))}…`" if model.sha256 else ""
+    notes = "".join(f"; {protected(visible(note))}" for note in model.notes)
     size = f"{model.parameters:,} parameters"
-    return f"{model.alias}: {model.name}, weights: {model.weights}{digest}, {size}{notes}."
+    alias, name, weights = map(finalize, (model.alias, model.name, model.weights))
+    return f"{alias}: {name}, weights: {weights}{digest}, {size}{notes}."

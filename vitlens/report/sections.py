@@ -25,7 +25,7 @@ from vitlens.display import protected, visible
 from vitlens.record import Column, Record, columns
 from vitlens.recorded import Config
 from vitlens.report import document as page
-from vitlens.report.claims import Claim, findings_of, shown, title_of, verdicts_of
+from vitlens.report.claims import Claim, shown, title_of
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
@@ -165,17 +165,15 @@ class Report:
         answers, terms = shown(claims), tuple(dict.fromkeys(_terms((*own, *overview), record)))
         images = data_sentences(replace(record, config=_shown(record.config)))
         first = FirstPage(
-            tuple(_filled(claim.says) for claim in answers),
+            tuple(Sentence(claim.says, claim.place) for claim in answers),
             self._picture(record),
             self.glance(record) if callable(self.glance) else _glanced(self.glance, record, claims),
-            tuple(map(_filled, list(self.unknown(record))[:5])),
+            tuple(map(Sentence, list(self.unknown(record))[:5])),
         )
         return Document(
             title_of(claims, say(self.title, record=record, title=Marked(protected(visible(record.config.title))))),
             tuple(parts),
-            verdicts=verdicts_of(claims),
-            findings=findings_of(claims),
-            first=first,
+            first,
             folded=tuple(_help(package, (*((each.name, each.sentence) for each in terms), *self.definitions(record)))),
             explorer=self.explorer(record),
             terms=terms,
@@ -185,23 +183,26 @@ class Report:
 
     def _picture(self, record: Any) -> FigureSpec | None:
         if isinstance(self.picture, Chart):
-            return next(_figures(replace(self.picture, only=_on_first_sheet), record, ()), None)
+            return drawn(self.picture, record)
         return None if self.picture is None else self.picture(record)
+
+
+def drawn(picture: Chart, record: Any) -> FigureSpec | None:
+    """A picture of the first page, of several sheets the first; None where it has no rows."""
+    return next(_figures(replace(picture, only=_on_first_sheet), record, ()), None)
 
 
 def _on_first_sheet(row: Any) -> bool:
     return not getattr(row, "sheet", 0)
 
 
-def _filled(text: str) -> Sentence:
-    return Sentence(text, says="filled")
-
-
 def _shown(config: Config) -> Config:
     """Settings whose names of images and data are escaped for a sentence."""
     if config.data is None:
         return config
-    skipped = tuple(replace(each, file=finalize(each.file)) for each in config.data.skipped)
+    skipped = tuple(
+        replace(each, file=finalize(each.file), reason=protected(visible(each.reason))) for each in config.data.skipped
+    )
     notes = tuple(protected(visible(note)) for note in config.data.notes)
     return replace(config, data=replace(config.data, title=finalize(config.data.title), skipped=skipped, notes=notes))
 
@@ -234,10 +235,9 @@ def made(
     figures = tuple(figure for chart in section.charts for figure in _figures(chart, record, rows))
     return page.Section(
         say(section.question, rows=rows, record=record),
-        tuple(map(_filled, lines)),
+        tuple(map(Sentence, lines)),
         tuple(_table(section, rows, record)),
         figures,
-        leading=True,
         panels=tuple(section.panels(record)),
         step=section.step,
         status=min(states, key=ORDER.index) if states else "",
@@ -364,10 +364,10 @@ def _terms(sections: Sequence[Section | Overview], record: Any) -> Iterator[Term
 def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page.Section]:
     """help.md of a command, a folded part for each of its headings, and the definitions."""
     for title, paragraphs in help_of(package).items():
-        yield page.Section(title, tuple(Sentence(text, says="method") for text in paragraphs), leading=True)
+        yield page.Section(title, tuple(map(Sentence, paragraphs)))
     if definitions:
         lines = (f"**{name}**: {text}" for name, text in definitions)  # ours, from registries and columns
-        yield page.Section("Definitions", tuple(Sentence(text, says="method") for text in lines), leading=True)
+        yield page.Section("Definitions", tuple(map(Sentence, lines)))
 
 
 def help_of(package: str) -> Mapping[str, tuple[str, ...]]:

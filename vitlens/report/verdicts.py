@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from vitlens.report.document import State, Verdict
+from vitlens.report.document import State
 from vitlens.report.numbers import number
 from vitlens.uncertainty import Estimate
 
@@ -59,24 +59,3 @@ def _read() -> dict[str, Threshold]:
 
 
 LIMITS: Final = _read()
-ACCURACY: Final = LIMITS["accuracy"]
-CALIBRATION: Final = LIMITS["calibration"]
-ROBUSTNESS: Final = LIMITS["robustness"]
-CORRUPTIONS: Final = LIMITS["corruptions"]
-HEADS: Final = LIMITS["heads"]
-SINKS: Final = LIMITS["sinks"]
-
-
-def judged(subject: str, value: Estimate, threshold: Threshold, because: str) -> Verdict:
-    """The verdict on a value by the worse end of its interval, or by the value itself where it has none."""
-    return Verdict(subject, threshold.judge(value), value, threshold.words, because)
-
-
-def inconclusive(subject: str, value: Estimate | None, threshold: Threshold, because: str) -> Verdict:
-    """A check that could not have failed, or whose numbers are too few."""
-    return Verdict(subject, "inconclusive", value, threshold.words, because)
-
-
-def not_tested(subject: str, because: str, *, value: Estimate | None = None) -> Verdict:
-    """What this run did not test, and what would."""
-    return Verdict(subject, "not tested", value, "–", because)

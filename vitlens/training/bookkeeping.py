@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from vitlens.errors import InputError
 from vitlens.models import saved
 from vitlens.processes import Processes
-from vitlens.schema import Between, Count, read_as
 from vitlens.training.checkpoint import Checkpoint, require_same
 from vitlens.training.metrics import EpochHistory, EpochMetrics, Progress, TrainingResult
 from vitlens.training.task import Task
+from vitlens.typed import Count, between, read_as
 
 BEST_FILE = "best.safetensors"
 PROGRESS_INTERVAL = 0.1  # seconds
@@ -81,9 +81,9 @@ class Clock:
 class CheckpointFacts:
     """The part of a checkpoint that is not tensors: the run's identity, steps, seconds and history."""
 
-    identity: Mapping[str, object]
+    identity: Mapping[str, Any]
     step: Count
-    seconds: Annotated[float, Between(0, 1e10)]
+    seconds: Annotated[float, between(0, 1e10)]
     standing: EpochHistory
 
 

@@ -20,10 +20,10 @@ from vitlens.files import write_atomically
 from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.models.weights import to_save
-from vitlens.strict_json import parse_json
 from vitlens.training.defaults import KEPT_FOLDER
 from vitlens.training.metrics import read_metrics
 from vitlens.training.optimiser import Average, Optimiser, copy_into
+from vitlens.typed import parse_json
 
 FOLDER = "checkpoint"
 _FILE = "state.safetensors"

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vitlens.files import read_bounded, storage_error, write_text
 from vitlens.record import col
-from vitlens.schema import read_as
-from vitlens.strict_json import parse_json
+from vitlens.typed import parse_json, read_as
 
 if TYPE_CHECKING:  # reports read metrics without torch
     from vitlens.models.model import Model

@@ -157,7 +157,7 @@ def test_regression_takes_what_few_errors_allow():
 
 def test_difference_of_areas_as_by_the_bootstrap():
     values, correct = random_values()
-    other = random_values(seed=5)[1]
+    other = torch.where(torch.arange(len(correct)) % 5 == 0, random_values(seed=5)[1], correct)
     gap, p = area_difference(values["off_centre"], values["off_centre"], correct, other)
     draw = np.random.default_rng(0)
     gaps = []
@@ -167,7 +167,7 @@ def test_difference_of_areas_as_by_the_bootstrap():
         gaps.append(separation(own, correct[at]).area.value - separation(own, other[at]).area.value)
     assert gap.value == pytest.approx(np.mean(gaps), abs=0.01)
     assert (gap.high - gap.low) / 2 / 1.96 == pytest.approx(np.std(gaps), rel=0.12)
-    assert p < 1e-6
+    assert 0 < p < 0.05
     same, nothing = area_difference(values["size"], values["size"], correct, correct)
     assert (same.value, nothing) == (0, 1)
     assert area_difference(values["size"][:12], values["size"][:12], correct[:12], other[:12]) is None

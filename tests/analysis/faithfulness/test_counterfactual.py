@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.analysis.linear import linear_model, worth
 from tests.lens.tiny import images, ours
 from vitlens.analysis.faithfulness.counterfactual import along_map, by_search
-from vitlens.analysis.faithfulness.masking import logits_without_patches
+from vitlens.analysis.faithfulness.masking import Variants, logits_without_patches
 from vitlens.models.model import Model
 
 
@@ -31,7 +31,7 @@ def leaning(seed: int = 0) -> tuple[Model, Tensor]:
 def test_along_a_map_is_the_first_length_that_turns_it():
     model, batch = leaning()
     maps = torch.rand(5, 8, 8, generator=torch.Generator().manual_seed(2))
-    found = along_map(model, batch, maps, substrate="black")
+    found = along_map(model, batch, [maps], substrate="black")[0]
     for index in range(5):
         order = maps[index].flatten().argsort(descending=True)
         sets = torch.zeros(65, 64, dtype=torch.bool)
@@ -58,8 +58,8 @@ def test_the_true_map_needs_no_more_than_another():
     twin = linear_model()
     with torch.no_grad():
         twin.module.weights[0] = margin
-    truth = along_map(model, batch, worth(twin, batch), substrate="black").sizes
-    other = along_map(model, batch, torch.rand(5, 8, 8), substrate="black").sizes
+    truth = along_map(model, batch, [worth(twin, batch)], substrate="black")[0].sizes
+    other = along_map(model, batch, [torch.rand(5, 8, 8)], substrate="black")[0].sizes
     searched = by_search(model, batch, substrate="black", candidates=None)
     assert (truth <= other).all()
     assert torch.equal(searched.sizes, truth)  # with a linear margin greedy search is exact
@@ -94,8 +94,8 @@ def test_search_on_a_small_model_is_near_the_smallest_set_and_minimal():
 def test_an_image_does_not_depend_on_its_neighbours():
     model, batch = leaning()
     maps = torch.rand(5, 8, 8, generator=torch.Generator().manual_seed(2))
-    together = along_map(model, batch, maps), by_search(model, batch)
-    alone = along_map(model, batch[2:3], maps[2:3]), by_search(model, batch[2:3])
+    together = along_map(model, batch, [maps])[0], by_search(model, batch)
+    alone = along_map(model, batch[2:3], [maps[2:3]])[0], by_search(model, batch[2:3])
     for several, one in zip(together, alone):
         assert torch.equal(several.removed[2:3], one.removed)
 
@@ -105,7 +105,7 @@ def test_what_nothing_turns():
     with torch.no_grad():
         model.module.weights.zero_()
     batch = images((16, 16))
-    for found in (along_map(model, batch, torch.rand(2, 8, 8)), by_search(model, batch, candidates=4)):
+    for found in (*along_map(model, batch, [torch.rand(2, 8, 8)]), by_search(model, batch, candidates=4)):
         assert not found.found.any()
         assert found.sizes.tolist() == [64, 64]
         assert not found.removed.any()
@@ -115,7 +115,7 @@ def test_what_nothing_turns():
 def test_other_substrates(substrate):
     model, batch = ours(), images((32, 48))
     maps = torch.rand(2, 4, 3)
-    assert along_map(model, batch, maps, substrate=substrate).removed.shape == (2, 4, 3)
+    assert along_map(model, batch, [maps], substrate=substrate)[0].removed.shape == (2, 4, 3)
     assert by_search(model, batch, substrate=substrate).removed.shape == (2, 4, 3)
 
 
@@ -124,11 +124,28 @@ def test_a_search_holds_the_logits_of_few_variants(monkeypatch):
     model, batch = ours(), images((32, 48), batch=4)
     whole, seen = by_search(model, batch), []
 
-    def watched(*args: object, **options: object) -> Tensor:
-        seen.append(logits_without_patches(*args, **options))
-        return seen[-1]
+    class Watched(Variants):
+        def logits(self, which: Tensor, removed: Tensor) -> Tensor:
+            seen.append(super().logits(which, removed))
+            return seen[-1]
 
     monkeypatch.setattr("vitlens.analysis.faithfulness.counterfactual.SETS_AT_ONCE", 12)
-    monkeypatch.setattr("vitlens.analysis.faithfulness.counterfactual.logits_without_patches", watched)
+    monkeypatch.setattr("vitlens.analysis.faithfulness.counterfactual.Variants", Watched)
     assert torch.equal(by_search(model, batch).removed, whole.removed)
     assert max(map(len, seen)) == 12
+
+
+def test_a_search_asks_for_hardly_a_set_twice(monkeypatch):
+    """Only the set without the patch before the last may have been a candidate before."""
+    model, batch = leaning()
+    asked = []
+
+    class Watched(Variants):
+        def logits(self, which: Tensor, removed: Tensor) -> Tensor:
+            asked.extend(zip(which.tolist(), map(tuple, removed.tolist())))
+            return super().logits(which, removed)
+
+    monkeypatch.setattr("vitlens.analysis.faithfulness.counterfactual.Variants", Watched)
+    found = by_search(model, batch, substrate="black", candidates=3)
+    assert found.sizes[found.found].min() > 2
+    assert len(asked) - len(set(asked)) <= found.found.sum()

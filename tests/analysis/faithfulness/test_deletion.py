@@ -127,17 +127,24 @@ def test_areas_by_hand():
         torch.tensor([[1.0, 0.5, 0.0], [1.0, 0.0, 0.0]]),
         torch.tensor([[True, True, False], [True, False, False]]),
         torch.tensor([[4.0, 2.0, 0.0], [4.0, 0.0, -2.0]]),
+        torch.tensor([[0, 0, 1], [0, 1, 1]]),
     )
     assert curve.logit_areas.tolist() == [2.0, 0.5]
     assert curve.areas.tolist() == [0.5, 0.25]
     assert curve.kept_areas.tolist() == [0.75, 0.25]
-    both = Faithfulness(curve, RemovalCurve(curve.shares, 1 - curve.probability, curve.kept, 1 + curve.logit))
+    both = Faithfulness(
+        curve, RemovalCurve(curve.shares, 1 - curve.probability, curve.kept, 1 + curve.logit, curve.predicted)
+    )
     assert both.gaps.tolist() == [0.0, 0.5]
     assert both.relevance_gains.tolist() == [1.0, 1.0]
     assert both.insertion.probability[1].tolist() == [1.0, 1.0, 0.0]
     assert both.insertion.areas.tolist() == both.least_first.areas.tolist()
     absent = RemovalCurve(
-        torch.tensor([0.0, 0.5]), torch.tensor([[1.0, 1.0]]), torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2)
+        torch.tensor([0.0, 0.5]),
+        torch.tensor([[1.0, 1.0]]),
+        torch.ones(1, 2, dtype=torch.bool),
+        torch.zeros(1, 2),
+        torch.zeros(1, 2, dtype=torch.long),
     )
     assert absent.areas.tolist() == [1.0]  # over the range that there is
 

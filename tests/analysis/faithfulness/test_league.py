@@ -6,8 +6,9 @@ from torch import Tensor
 
 from tests.lens.tiny import images, ours
 from vitlens.analysis.faithfulness.cascade import ENOUGH
+from vitlens.analysis.faithfulness.deletion import both_orders, removal_counts
 from vitlens.analysis.faithfulness.forwards import forward_equivalents
-from vitlens.analysis.faithfulness.league import COSTLY, RANDOMISED_COSTLY, Settings, league
+from vitlens.analysis.faithfulness.league import COSTLY, RANDOMISED_COSTLY, MethodChecks, Settings, league
 from vitlens.attribution.explain import explain
 from vitlens.lens.onednn import quick_linear, quick_mlps
 from vitlens.models.loading import load
@@ -74,3 +75,36 @@ def test_a_costly_method_is_checked_with_randomised_weights_on_fewer_images(pass
     assert found.randomisation.kept is not None
     assert found.randomisation.kept.shape[1] == checked
     assert found.randomisation.cascade().n == checked >= ENOUGH
+
+
+@torch.no_grad()
+def test_a_run_of_all_checks_passes_each_variant_through_the_model_once(monkeypatch):
+    """As many images as there are different sets of patches on the curves, and further ones along the maps."""
+    monkeypatch.setattr("vitlens.analysis.faithfulness.counterfactual.LENGTHS_AT_ONCE", 1)
+    model, batch, targets = ours(), images((32, 48), batch=3), torch.zeros(3, dtype=torch.long)
+    model.module.head.bias.sub_(model(batch).mean(0))  # no class is far ahead, so that predictions turn
+    maps = torch.rand(2, 3, 4, 3, generator=torch.Generator().manual_seed(1))
+    methods = {
+        "one": lambda own, some, _targets: own(some)[:, :1, None] * 0 + maps[0][: len(some)],
+        "two": lambda own, some, _targets: own(some)[:, :1, None] * 0 + maps[1][: len(some)],
+    }
+    computed = {"one": (maps[0], 1.0), "two": (maps[1], 1.0)}
+
+    def run() -> tuple[MethodChecks, ...]:
+        settings = Settings(steps=4, road=False, substrate="black")
+        return league(model, batch, targets, methods, computed=computed, settings=settings)
+
+    found, passed = run(), []  # what is read of a model once does not count
+    handle = model.module.blocks[-1].register_forward_pre_hook(lambda _block, given: passed.append(len(given[0])))
+    run()
+    handle.remove()
+    counts, curves, along = removal_counts(12, 4).tolist(), set(), set()
+    for checks in found:
+        first, last = both_orders(checks.maps, (4, 3), images=3)
+        for image, size in enumerate(checks.counterfactuals.sizes.tolist()):
+            curves |= {(image, tuple((ranks[image] < count).tolist())) for ranks in (first, last) for count in counts}
+            along |= {(image, tuple((first[image] < count).tolist())) for count in range(1, size + 1)}
+    randomised = 3 * (1 + 3 * len(found[0].randomisation.stages))  # predictions, and the maps of two methods
+    cost = 2 * 2  # of each method in forward passes: one image of its own, and one to compare with
+    assert sum(passed) == len(curves | along) + randomised + cost
+    assert any(checks.counterfactuals.found.any() for checks in found)

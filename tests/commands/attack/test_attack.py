@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import vitlens
+from tests.first_page import judged, states
 from tests.simulated_processes import run_in_processes
 from vitlens.commands.attack import sweep as sweep_module
 from vitlens.commands.attack.measure import measure, with_noise
@@ -134,7 +135,7 @@ def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(folder)
     assert all(row.state != "failed" for row in rows if row.name in ("curve", "epsilon 0", "within the budget"))
     document = REPORT(recorded(folder))
     assert not document.first.answer
-    assert {each.state for each in document.verdicts if each.subject.startswith("robustness")} <= {"inconclusive"}
+    assert {each.state for each in judged(document) if each.question == "robustness"} <= {"inconclusive"}
 
 
 def test_few_checks_are_three_a_model_and_look_at_the_strongest_attack(tiny_vit, tmp_path):
@@ -233,9 +234,8 @@ def test_corruptions_of_labelled_images(tmp_path):
         assert row.lost.value == pytest.approx(100 * (row.clean.value - np.mean(own)))
     assert not record.transfer
     document = REPORT(record)
-    states = {verdict.subject: verdict.state for verdict in document.verdicts}
-    assert states["common corruptions of cnn-digits"] in ("pass", "warn", "fail")
-    assert states["common corruptions of other"] == "inconclusive"  # at chance: nothing to lose
+    assert states(document)["common corruptions of cnn-digits"] in ("pass", "warn", "fail")
+    assert states(document)["common corruptions of other"] == "inconclusive"  # at chance: nothing to lose
     assert [figure.name for figure in document.figures] == ["curves", "pairs", "corruptions"]
 
 
@@ -252,7 +252,7 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
     record = recorded(tmp_path / "run")
     assert {(row.accuracy.value, row.accuracy.n) for row in record.curves} == {(0.0, 6)}
     assert record.checks == ()
-    assert {verdict.state for verdict in REPORT(record).verdicts} == {"inconclusive"}
+    assert set(states(REPORT(record)).values()) == {"inconclusive"}
 
 
 def test_what_cannot_be_attacked_is_refused(tmp_path, tiny_vit, pictures):

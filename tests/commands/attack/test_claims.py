@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.first_page import clear_effects, judged, states
 from vitlens.cli.main import run
 from vitlens.commands.attack import sweep
 from vitlens.commands.attack.record import (
@@ -47,8 +48,8 @@ def test_a_sound_attack_on_two_models(tmp_path: Path) -> None:
     record, report = attacked(tmp_path / "run", "vit-digits", "cnn-digits", "--limit", "80", "--epsilon", "0,1,8")
     assert not any(claim.question == "masked gradients" for claim in claims(record))
     (weakest,) = [row.accuracy for row in record.curves if (row.model, row.epsilon) == ("vit-digits", 1)]
-    verdict = next(each for each in report.verdicts if each.subject == "robustness of vit-digits")
-    assert verdict.value == weakest == record.overall[0].robust
+    verdict = next(each for each in judged(report) if (each.question, each.subject) == ("robustness", "vit-digits"))
+    assert verdict.effect == weakest == record.overall[0].robust
     assert weakest.low is not None
     assert verdict.state == ("pass" if weakest.low >= 0.5 else "warn" if weakest.low >= 0.1 else "fail")
     tests = [row for row in record.pairs if row.attack != "clean" and row.p_holm <= 0.05]
@@ -61,12 +62,9 @@ def test_a_sound_attack_on_two_models(tmp_path: Path) -> None:
 def test_what_could_not_fail_and_what_was_not_tried(tmp_path: Path) -> None:
     """At epsilon 0.01 of 255 nothing is fooled; without 1/255 nothing is judged."""
     _, report = attacked(tmp_path / "weak", "cnn-digits", "--limit", "24", "--epsilon", "0,0.01,1e-3")
-    assert report.first is not None
     assert any("could not have failed" in sentence.text for sentence in report.first.unknown)
-    assert {verdict.subject: verdict.state for verdict in report.verdicts} == {
-        "self-checks of cnn-digits": "inconclusive"
-    }
-    assert not report.findings
+    assert states(report) == {"self-checks of cnn-digits": "inconclusive"}
+    assert not clear_effects(report)
 
 
 SATURATED = """
@@ -111,8 +109,8 @@ def test_masked_gradients_come_first(tmp_path: Path, function: str, seed: int) -
     assert claim.effect is not None
     assert claim.effect.value > 0.5
     assert report.title == claim.title
-    states = {verdict.subject.partition(" ")[0]: verdict.state for verdict in report.verdicts}
-    assert (states["self-checks"], states["robustness"]) == ("fail", "inconclusive")
+    found = {claim.question: claim.state for claim in judged(report)}
+    assert (found["self-checks"], found["robustness"]) == ("fail", "inconclusive")
 
 
 def curve(model: str, epsilon: float, right: int, attack: str = "pgd-linf") -> AttackCurveRow:

@@ -320,3 +320,13 @@ def test_of_few_images_nothing_is_claimed():
     assert said(few).keys() == {"position embeddings"}
     titles = {part.title for part in REPORT(few).sections}
     assert not {"Which layers attend to the object?", "How do the maps change over the layers?"} & titles
+
+
+@pytest.mark.parametrize("preset", ["swin-micro", "vit-micro"])
+def test_images_of_another_size_than_the_models_are_resized_by_it(preset, tmp_path):
+    line = ["attention", preset, "--random-weights", "--image-size", "40", "--limit", "2", "--quiet"]
+    assert main([*line, "--out", str(tmp_path / "out")]) == 0
+    record = read_folder(tmp_path / "out")
+    assert record.layers[0].map == ((20, 20) if preset == "swin-micro" else (10, 10))
+    for row in record.layout:
+        assert row.image_size == tuple(side * patch for side, patch in zip(row.grid, row.patch_size))

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from tests.first_page import check_sections
+from tests.first_page import check_first_page, judged
 from tests.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.audit import measure
@@ -16,7 +16,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
 from vitlens.report.document import Document
 
-SUBJECTS = ("accuracy", "calibration", "explanation", "robustness", "common corruptions", "attention health")
+SUBJECTS = ("accuracy", "calibration", "maps", "robustness", "common corruptions", "attention health")
 OPTIONS = ["--quiet", "--device", "cpu", "--batch-size", "4"]
 TINY = ["--budget", "0.001"]  # FGSM alone
 
@@ -28,7 +28,7 @@ def audited(folder: Path, *words: str, code: int = 0) -> tuple[AuditRecord, Docu
 
 
 def states(document: Document) -> dict[str, str]:
-    found = {verdict.subject.partition(" of ")[0]: verdict.state for verdict in document.verdicts}
+    found = {claim.question: claim.state for claim in judged(document)}
     assert set(SUBJECTS) <= set(found)
     return found
 
@@ -53,7 +53,7 @@ def test_all_chapters_are_run_and_all_subjects_judged(labelled):
     assert found["calibration"] == "inconclusive"
     assert "robust_accuracy/mine/fgsm-linf/1" in record.metrics
     assert record.metric("accuracy/mine").n == 4
-    check_sections(document)
+    check_first_page(document)
 
 
 def test_a_budget_too_small_for_any_attack_is_said(labelled):
@@ -109,8 +109,8 @@ def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pi
     attack = next(row for row in record.chapters if (row.word, row.part) == ("attack", ""))
     chapter = read_folder(tmp_path / "run" / attack.folder)
     assert chapter.metric("accuracy/tiny-cnn").value == 1  # of its predictions
-    corruptions = next(each for each in document.verdicts if each.subject.startswith("common corruptions"))
-    assert corruptions.value.value == pytest.approx(1 - record.metric("mean_error_on_corruptions/tiny-cnn").value)
+    corruptions = next(each for each in judged(document) if each.question == "common corruptions")
+    assert corruptions.effect.value == pytest.approx(1 - record.metric("mean_error_on_corruptions/tiny-cnn").value)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.first_page import check_first_page
+from tests.first_page import check_first_page, judged
 from vitlens.analysis.answers.evaluate import Evaluation, calibration_error
 from vitlens.cli.main import run
 from vitlens.commands.evaluate.measure import predicted_rows, recorded
@@ -178,7 +178,7 @@ def test_over_twenty_seeds_the_planted_class_is_found_and_no_other() -> None:
 def test_a_few_images_judge_nothing(confidence: list[float], right: list[bool], classes: int) -> None:
     few = answers(torch.tensor(confidence), torch.tensor(right), torch.zeros(len(right), dtype=torch.long), classes)
     _, report = reported(few, Evaluation("same", few.classes, few.logits, few.labels))
-    assert {verdict.state for verdict in report.verdicts} == {"inconclusive"}
+    assert {claim.state for claim in judged(report)} == {"inconclusive"}
     assert not shown(report)
     assert not {"calibration", "per_class"} & {figure.name for figure in report.figures}
 

@@ -53,7 +53,8 @@ def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
     record = read_folder(folder)
     words = ("accuracy", "cross_entropy", "calibration_error", "confidence_gap")
     names = {f"{word}/{alias}" for word in words for alias in PAIR}
-    assert record.metrics.keys() == {*names, "accuracy_difference/vit-digits/cnn-digits"}
+    of_pair = {f"{word}/vit-digits/cnn-digits" for word in ("accuracy_difference", "mcnemar_p")}
+    assert record.metrics.keys() == names | of_pair
     for score in record.scores:
         arrays = record.predictions[score.model]
         right = arrays.prediction == arrays.label
@@ -75,7 +76,7 @@ def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
     gap = 100 * (first.mean() - second.mean())
     assert record.metric("accuracy_difference/vit-digits/cnn-digits").value == pair.difference.value
     assert pair.difference.value == pytest.approx(gap)
-    assert pair.p == pair.p_holm
+    assert pair.p == pair.p_holm == record.metric("mcnemar_p/vit-digits/cnn-digits").value
     check_first_page(REPORT(record))
 
 

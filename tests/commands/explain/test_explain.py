@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.charts.reading import crosses
 from tests.commands.explain.run import BRIEF, explained, report
 from tests.commands.map_rows import FALLING, STAYING, checks
-from tests.figures.reading import crosses
+from tests.first_page import clear_effects, judged, states
 from vitlens.attribution.explain import explain as attribute
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.gradients import logit_gain
@@ -50,8 +51,8 @@ def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(tiny_v
     assert rows == [("tiny-vit", "relevance"), ("tiny-vit", "gradcam"), ("tiny-cnn", "gradcam")]
     assert not record.checks
     document = report(record)
-    assert [(each.state, each.value) for each in document.verdicts] == [("not tested", None)] * 2
-    assert not document.findings
+    assert [(each.state, each.effect) for each in judged(document)] == [("not tested", None)] * 2
+    assert not clear_effects(document)
     assert "--verify" in document.first.unknown[0].text
     assert any("**relevance** is not defined for tiny-cnn" in each.text for each in document.first.unknown)
     assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} == {"explain.png", "explain_more.png"}
@@ -100,7 +101,7 @@ def test_constant_maps_are_reported_and_not_drawn(tmp_path):
     assert [(row.constant, row.maps) for row in record.methods] == [(20, 20), (20, 20)]
     assert not list((tmp_path / "out").glob("figures/*"))
     document = report(record)
-    assert [each.effect.value for each in document.findings] == [1.0]
+    assert [each.effect.value for each in clear_effects(document)] == [1.0]
     assert sum("uniform or not finite" in each.text for each in document.first.unknown) == 2
 
 
@@ -154,7 +155,7 @@ def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(
     record = explained(tmp_path / "out", f"{given} --verify {BRIEF} --method {method}", tiny_vit)
     words = " ".join(each.text for each in report(record).first.unknown)
     assert ("chosen while looking at Digits in scenes" in words) == said
-    assert [each.state for each in report(record).verdicts] == ["inconclusive"]  # of so few images
+    assert list(states(report(record)).values()) == ["inconclusive"]  # of so few images
 
 
 def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(tiny_vit, tmp_path):

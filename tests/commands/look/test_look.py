@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 import vitlens
-from tests.first_page import check_first_page
+from tests.first_page import check_first_page, judged
+from vitlens.analysis.heads.marks import sinks_off_object
 from vitlens.analysis.heads.specialisation import Given
 from vitlens.cli.main import run
 from vitlens.commands.look.measure import attends_to, chosen_model, print_look
@@ -19,8 +21,10 @@ from vitlens.commands.look.record import LookRecord
 from vitlens.commands.look.report import REPORT
 from vitlens.commands.run.options import ModelOptions
 from vitlens.commands.run.publish import read_folder
+from vitlens.commands.shared.explorer import sink_rows
 from vitlens.errors import InputError
 from vitlens.models.loading import load
+from vitlens.uncertainty import Estimate
 
 QUIET = ("--device", "cpu", "--quiet")
 
@@ -52,7 +56,7 @@ def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(looked):
     record = read_folder(looked)
     document = REPORT(record)
     check_first_page(document)
-    assert not document.verdicts
+    assert not judged(document)
     assert [row[0] for row in document.first.glance.rows] == ["0.png", "1.png", "2.png"]  # files, not paths
     assert set(document.explorer.images[0].maps) == {"prediction", "runner-up"}
     mean = np.mean([row.delta_loss for row in record.heads if (row.layer, row.head) == (1, 0)])
@@ -110,25 +114,47 @@ def test_of_many_images_the_first_are_looked_at_and_unreadable_ones_do_not_count
     assert read_folder(tmp_path / "out").names == ["1.png", "2.png"]
 
 
-def test_the_model_is_the_named_one_then_weights_on_the_disk_then_the_bundled_one(tmp_path, monkeypatch):
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty caches of the hubs, without a network; the checkpoints of torch.hub."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "TORCH_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing answers there
+    folder = tmp_path / "torch" / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundled_one(caches):
     name, why = chosen_model(LookOptions(("cat.jpg",), "timm:mine"))
     assert (name.name, why) == ("timm:mine", "")
     name, why = chosen_model(LookOptions(("cat.jpg",)))
     assert name.name == "vit-digits"
     assert "digits 0 to 9 alone" in why
+    assert "127.0.0.1:9 does not answer" in why
     assert "--model" in why
-    weights = tmp_path / "torch" / "hub" / "checkpoints" / "deit_tiny_patch16_224-a1311bcf.pth"
-    weights.parent.mkdir(parents=True)
+    weights = caches / "deit_tiny_patch16_224-a1311bcf.pth"
     weights.write_bytes(b"weights")
+    (caches / "deit_base_patch16_224-b5f2ef4d.pth").write_bytes(b"many weights")  # the first by name
     name, why = chosen_model(LookOptions(("cat.jpg",)))
     assert (name.name, name.weights) == ("timm:deit_tiny_patch16_224", str(weights))
     assert "on this disk" in why
     assert "--model" in why
     with pytest.raises(InputError, match="expected --model"):
         chosen_model(LookOptions(("cat.jpg",), model_options=ModelOptions(weights=weights)))
+
+
+def test_offline_it_says_that_it_looks_with_the_model_of_digits(caches, pictures, tmp_path, capsys):
+    line = ["look", str(pictures / "0.png"), "--offline", "--device", "cpu", "--out", str(tmp_path / "out")]
+    assert run(line) == 0
+    told = [text for text in capsys.readouterr().err.splitlines() if text.startswith("takes vit-digits")]
+    assert len(told) == 1
+    assert "the digits 0 to 9 alone" in told[0]
+    assert "nothing is downloaded offline" in told[0]
+    (row,) = read_folder(tmp_path / "out").look
+    assert row.digits
+    assert row.chosen in told[0]
 
 
 def shown(record: LookRecord, *, width: int, terminal: bool) -> str:
@@ -147,7 +173,6 @@ def test_the_terminal_has_classes_heads_and_blocks_where_there_is_room(looked):
     side = (100 - 2) // 3 - 2
     assert len(blocks) == 3 * side // 2  # two pixels a character, three images
     assert all(line.count("▀") == 3 * side for line in blocks)
-    assert "knows only the digits" in wide
     for other in (shown(record, width=40, terminal=True), shown(record, width=100, terminal=False)):
         assert "▀" not in other
         assert head.name in other
@@ -161,6 +186,49 @@ def test_one_image_cannot_tell_a_place_from_a_sink():
     assert attends_to(replace(placed, label="mixed"), 8) == "mixed: position and sink"
     assert attends_to(replace(placed, label="mixed", other="CLS"), 1) == "mixed: position and CLS"
     assert attends_to(None, 1) == "not labelled"
+
+
+def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(looked, tiny_vit, pictures):
+    record, seen = read_folder(looked), vitlens.look(load(str(tiny_vit)), pictures)
+    assert [row.layers for row in record.stages] == ["0", "1"]
+    for layer, row in enumerate(record.stages):
+        labels = [given.label for given in seen.labels[layer]]
+        clear = [label for label in labels if label not in ("mixed", "unlabelled")]
+        assert (row.heads, sum(row.attends.values()), row.unclear) == (2, len(clear), 2 - len(clear))
+        assert set(row.attends) == set(clear)
+        rises = {f"L{at}.H{head}": seen.delta_loss[:, n].mean() for n, (at, head) in enumerate(seen.places)}
+        most = max((name for name in rises if name.startswith(f"L{layer}.")), key=lambda name: float(rises[name]))
+        assert (row.head, row.block, row.lens, row.object) == (most, "", None, None)
+        assert row.loss.value == pytest.approx(float(rises[most]), abs=1e-6)
+        uniform = seen.statistics.uniform_distance()[layer]
+        assert row.range == pytest.approx(float((seen.statistics.distance[layer] / uniform).mean()))
+    (section,) = [part for part in REPORT(record).sections if part.title.startswith("How does")]
+    assert len(section.sentences) == 2
+    harmless = tuple(replace(row, loss=Estimate(-0.1, unit="nats")) for row in record.stages)
+    (section,) = [
+        part for part in REPORT(replace(record, stages=harmless)).sections if part.title.startswith("How does")
+    ]
+    assert not any(row.head in sentence.text for row in harmless for sentence in section.sentences)
+
+
+def test_sinks_are_those_of_the_statistics_and_are_said_where_they_hold_much(looked, tiny_vit, pictures):
+    record, model = read_folder(looked), load(str(tiny_vit))
+    nowhere = torch.zeros(3, 32, 32, dtype=torch.bool)  # no patch lies on an object: all sinks are off it
+    table = vitlens.statistics(model, pictures, masks=nowhere)
+    (row,), (arrays,) = record.explorer, record.explorer_arrays.values()
+    found = list(sink_rows(row, arrays))
+    if all(each.patches < 1 for each in found):  # at most one patch of 16 is kept
+        assert np.mean([each.mass for each in found]) == pytest.approx(sinks_off_object(table).value, abs=0.01)
+    # planted: every patch attends to one patch of the last layer
+    weights = np.full(arrays.heads.shape, 1, np.uint8)
+    weights[:, -1, :, :, 1 + 5] = 255
+    most = np.full_like(arrays.heads_most, 0.5)
+    planted = replace(record, explorer_arrays={row.model: replace(arrays, heads=weights, heads_most=most)})
+    (claim,) = [claim for claim in REPORT(planted).claims if claim.question == "attention sinks"]
+    assert "layer 1" in claim.says
+    assert "1 of 16" in claim.says
+    flat = replace(record, explorer_arrays={row.model: replace(arrays, heads=np.full_like(weights, 255))})
+    assert not [claim for claim in REPORT(flat).claims if claim.question == "attention sinks"]
 
 
 @pytest.mark.slow

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from vitlens.commands.report.comparison.changes import changes_between
-from vitlens.commands.report.comparison.document import ComparedRuns, document
 
-from tests.backing import unbacked
+from tests.first_page import check_first_page
 from tests.pages import page_problems
 from vitlens.cli.main import run
+from vitlens.commands.report.changes import changes_between
+from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.publish import read_folder
 from vitlens.uncertainty import mcnemar
 
@@ -38,19 +38,20 @@ def test_a_worse_model_fails_by_the_paired_test(folders: dict[str, Path], capsys
     assert run(["report", "--compare", str(folders["cnn"]), str(folders["vit"])]) == 3
     printed = capsys.readouterr()
     assert printed.out.strip().endswith("comparison.md")
-    assert "no regression  fail" in printed.err
+    assert "worse" in printed.err
     before, after = read_folder(folders["cnn"]), read_folder(folders["vit"])
     (accuracy,) = [change for change in changes_between(before, after) if change.metric == "accuracy/vit-digits"]
     was, now = (np.load(folders[name] / "arrays" / f"predictions-{name}-digits.npz") for name in ("cnn", "vit"))
     correct = [answers["prediction"] == answers["label"] for answers in (was, now)]
     lost, won = (correct[0] & ~correct[1]).sum(), (correct[1] & ~correct[0]).sum()
-    assert accuracy.paired
+    assert accuracy.test == "paired"
     assert accuracy.p == mcnemar(int(won), int(lost))
     assert accuracy.difference.value == pytest.approx(100 * (won - lost) / 200)
     assert accuracy.direction == "worse"
-    written = document(ComparedRuns.of(before, after))
-    assert written.findings[0].effect == accuracy.difference
-    assert list(unbacked(written)) == []
+    written = REPORT(compared_runs(before, after, "vitlens report"))
+    assert accuracy.difference in [claim.effect for claim in written.claims]
+    assert written.claims[0].state == "fail"
+    check_first_page(written)
 
 
 def test_a_comparison_is_repeated_by_its_own_command(
@@ -80,8 +81,8 @@ def test_better_is_no_regression_and_the_same_is_no_change(folders: dict[str, Pa
     same = changes_between(read_folder(folders["vit"]), read_folder(folders["again"]))
     assert {change.difference.value for change in same} == {0.0}
     assert not any(change.changed for change in same)
-    (found,) = document(ComparedRuns.of(read_folder(folders["vit"]), read_folder(folders["again"]))).verdicts
-    assert found.state == "pass"
+    runs = compared_runs(read_folder(folders["vit"]), read_folder(folders["again"]), "vitlens report")
+    assert [claim.state for claim in REPORT(runs).claims] == ["pass"]
 
 
 def test_models_are_matched_by_their_place(folders: dict[str, Path]) -> None:

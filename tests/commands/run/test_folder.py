@@ -1,15 +1,46 @@
+"""The folder of a run: its status, what is kept in it, and what it never overwrites."""
+
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from vitlens import files
+from vitlens.archives import Form
 from vitlens.commands.run.folder import RunFolder, versions
 from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
 from vitlens.files import read_json, read_run, write_text
+from vitlens.record import Record, arrays, col, table
 from vitlens.uncertainty import Estimate
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    model: str = col("model")
+    accuracy: Estimate | None = col("accuracy", metric="accuracy/{model}")
+
+
+@dataclass(frozen=True)
+class LabelArrays:
+    labels: Annotated[NDArray[np.integer], Form("i", (None,))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRecord(Record):
+    command: ClassVar[str] = "evaluate"
+    scores: tuple[ScoreRow, ...] = table()
+    labels: Mapping[str, LabelArrays] = arrays("labels-{model}")
+
+
+KEPT = ScoreRecord(
+    scores=(ScoreRow("m", Estimate(0.5, 0.4, 0.6, 10)), ScoreRow("k", None)), labels={"m": LabelArrays(np.arange(3))}
+)
 
 
 @pytest.fixture
@@ -22,21 +53,16 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     with RunFolder.create("evaluate", name_parts=("m", "d"), out=out, config={"seed": 3}) as folder:
         assert read_run(out).status == "running"
-        folder.metric("accuracy", Estimate(0.5, 0.4, 0.6, 10))
-        folder.metric("calibration_error", Estimate(0.1, n=10))
-        folder.table("per_class", [{"class": "cat", "n": np.int64(5), "accuracy": None}])
-        folder.arrays("predictions", labels=np.arange(3))
+        folder.keep(KEPT)
         assert read_run(out).results["metrics"] == {}  # nothing claims to be there before it is asked for
         assert folder.record().status == "running"
     record = read_run(out)
     assert record.results.keys() == {"schema", "command", "status", "seconds", "metrics", "tables"}
     assert (record.command, record.status, record.config["seed"]) == ("evaluate", "done", 3)
-    assert record.results["metrics"] == {
-        "accuracy": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "fraction"},
-        "calibration_error": {"value": 0.1, "n": 10, "unit": "fraction"},
-    }
-    assert record.table("per_class") == [{"class": "cat", "n": 5, "accuracy": None}]
-    assert record.arrays("predictions")["labels"].tolist() == [0, 1, 2]
+    accuracy = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "fraction"}
+    assert record.results["metrics"] == {"accuracy/m": accuracy}
+    assert record.table("scores") == [{"model": "m", "accuracy": accuracy}, {"model": "k", "accuracy": None}]
+    assert record.arrays("labels-m")["labels"].tolist() == [0, 1, 2]
     assert record.config["versions"] == versions()
     assert record.config["title"] == "Evaluate m d"
     assert not list(out.glob(".*"))
@@ -48,14 +74,14 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path: Path) -> None:
 def test_an_exception_shows_in_the_status_and_goes_on(tmp_path: Path, error: BaseException, status: str) -> None:
     def run() -> None:
         with RunFolder.create("evaluate", out=tmp_path / "run") as folder:
-            folder.metric("kept", Estimate(1.0))
+            folder.keep(KEPT)
             raise error
 
     with pytest.raises(type(error)):
         run()
     record = read_run(tmp_path / "run")
     assert record.status == status
-    assert record.results["metrics"] == {"kept": {"value": 1.0, "unit": "fraction"}}
+    assert record.results["metrics"].keys() == {"accuracy/m"}
 
 
 def test_a_full_disk_tells_the_first_error_and_never_looks_finished(
@@ -82,7 +108,7 @@ def test_a_full_disk_tells_the_first_error_and_never_looks_finished(
 def test_a_nan_is_refused_by_name_and_the_run_failed(tmp_path: Path) -> None:
     def run() -> None:
         with RunFolder.create("evaluate", out=tmp_path / "run") as folder:
-            folder.metric("accuracy/m", Estimate(float("nan")))
+            folder.keep(ScoreRecord(scores=(ScoreRow("m", Estimate(float("nan"))),)))
 
     with pytest.raises(NonFiniteError, match="metrics/accuracy/m/value"):
         run()
@@ -174,16 +200,13 @@ def test_a_reopened_run_says_what_it_knows_itself_and_leaves_nothing_half_writte
 
 def test_a_reopened_run_keeps_its_results_and_its_time(tmp_path: Path) -> None:
     with RunFolder.create("train", out=tmp_path / "run") as folder:
-        folder.metric("loss", Estimate(1.0))
-        folder.table("epochs", [{"epoch": 1}])
+        folder.keep(KEPT)
     content = read_json(tmp_path / "run" / "results.json")
     write_text(tmp_path / "run" / "results.json", json.dumps({**content, "seconds": 100.0}))
     with RunFolder.reopen(tmp_path / "run") as folder:
         assert read_run(tmp_path / "run").status == "running"
-        folder.metric("accuracy", Estimate(0.5))
     record = read_run(tmp_path / "run")
-    assert record.results["metrics"].keys() == {"loss", "accuracy"}
-    assert record.table("epochs") == [{"epoch": 1}]
+    assert (record.results["metrics"], record.results["tables"]) == (content["metrics"], content["tables"])
     assert record.results["seconds"] > 100
 
 
@@ -200,20 +223,18 @@ def test_a_run_that_came_to_nothing_does_not_block_its_retry(tmp_path: Path, err
     with pytest.raises(type(error)), RunFolder.create("ablate", out=out):
         raise error
     with RunFolder.create("ablate", out=out) as again:
-        again.metric("accuracy", Estimate(0.5))
+        again.keep(KEPT)
     assert read_run(out).status == "done"
     with pytest.raises(OutputError, match="--overwrite"):
         RunFolder.create("ablate", out=out)
 
 
-@pytest.mark.parametrize("left", ["a metric", "a table", "progress", "a file of the user's", "running"])
+@pytest.mark.parametrize("left", ["rows", "progress", "a file of the user's", "running"])
 def test_what_a_failed_run_left_of_use_is_not_taken_away(tmp_path: Path, left: str) -> None:
     out = tmp_path / "out"
     folder = RunFolder.create("ablate", out=out)
-    if left == "a metric":
-        folder.metric("accuracy", Estimate(0.5))
-    if left == "a table":
-        folder.table("rows", [{"a": 1}])
+    if left == "rows":
+        folder.keep(ScoreRecord(scores=KEPT.scores))
     if left == "progress":
         folder.arrays("part", values=[1])
     if left == "a file of the user's":

@@ -13,13 +13,13 @@ from tests.contracts.throw_away import report as throw_away
 from tests.contracts.throw_away.record import BrightnessArrays, BrightnessRecord, BrightnessRow, MeanRow
 from tests.pages import page_problems
 from tests.saving import saved_figures
+from vitlens.charts.style import WIDE
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import publish as publishing
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.old_figures import shown_in
 from vitlens.commands.run.publish import publish, report
 from vitlens.errors import InputError, StorageError, UnknownNameError
-from vitlens.figures.style import WIDE
 from vitlens.files import read_run
 from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate

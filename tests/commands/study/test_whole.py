@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from tests.first_page import check_sections
+from tests.first_page import check_first_page
 from tests.whole_folder import whole_folder
 from vitlens.commands.attack import sweep
 from vitlens.commands.run.options import RunOptions
@@ -94,7 +94,7 @@ def test_a_whole_study(tiny_vit, tmp_path, monkeypatch):
     assert record.metric("parameters/resnet20").value == 269_722
     assert record.metric("faithfulness/mine/gap/relevance").n == 4
     document = REPORT(record)
-    check_sections(document)
+    check_first_page(document)
     assert not list(contradictions(claim for chapter in record.parts for claim in chapter.claims))
     assert {section.more for section in document.sections} <= {chapter.report for chapter in record.parts}
     assert len(document.figures) <= 12

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.first_page import judged, states
 from vitlens.cli.main import run as command
 from vitlens.commands.run.conclusion import Conclusion
 from vitlens.commands.run.options import RunOptions
@@ -43,7 +44,7 @@ def test_a_training_that_can_begin(tmp_path):
     first = record.batch_losses[0]
     assert (first.learning_rate, first.step) == (0.01, 0)
     assert not (folder / "model.safetensors").exists()
-    assert len(REPORT(record).verdicts) == len(NAMES)
+    assert len(judged(REPORT(record))) == len(NAMES)
     before = (folder / "report.md").read_text()
     assert "can begin" in before.partition("\n")[0]
     assert report(folder).read_text() == before
@@ -63,7 +64,7 @@ def test_a_failed_check_is_said_and_is_exit_code_1(tmp_path, capsys):
     assert "blocks.1.attn.qkv" in captured.err
     record = read_folder(tmp_path / "out")
     assert [row.name for row in record.checks if row.state == "fail"] == ["learning rate"]
-    assert {each.subject for each in REPORT(record).verdicts if each.state == "fail"} == {"learning rate of vit-micro"}
+    assert [name for name, state in states(REPORT(record)).items() if state == "fail"] == ["learning rate of vit-micro"]
     assert "learning rate" in (tmp_path / "out" / "report.md").read_text().partition("\n")[0]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import vitlens
 from tests.contracts.test_headless import NAME, RANDOM
+from tests.first_page import judged, states
 from vitlens.analysis.walkthrough.registry import STEPS
 from vitlens.analysis.walkthrough.without import CHANGES
 from vitlens.cli.main import run
@@ -66,9 +67,9 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
 def test_its_report_has_a_step_a_section_and_judges_the_differences(record):
     document = REPORT(record)
     assert [section.step for section in document.sections] == [True] * 14
-    (verdict,) = document.verdicts
+    (verdict,) = judged(document)
     assert verdict.state == "pass"
-    assert verdict.value.value == max(each.relative for each in record.steps)
+    assert verdict.effect.value == max(each.relative for each in record.steps)
     page = (record.folder / "report.html").read_text()
     assert page.count('class="step"') == 14
     assert page.count('<form class="steps"') == 1
@@ -77,12 +78,12 @@ def test_its_report_has_a_step_a_section_and_judges_the_differences(record):
 def test_a_step_that_is_not_the_models_own_fails(record):
     first, *others = record.steps
     off = replace(record, steps=(replace(first, relative=0.5), *others))
-    (verdict,) = REPORT(off).verdicts
-    assert (verdict.state, verdict.value.value) == ("fail", pytest.approx(0.5))
+    (verdict,) = judged(REPORT(off))
+    assert (verdict.state, verdict.effect.value) == ("fail", pytest.approx(0.5))
     assert REPORT(off).title != REPORT(record).title
     assert REPORT(off).first.glance.rows[0][0] == first.step
     none = replace(record, steps=tuple(replace(each, relative=None) for each in record.steps))
-    assert [each.state for each in REPORT(none).verdicts] == ["inconclusive"]
+    assert list(states(REPORT(none)).values()) == ["inconclusive"]
 
 
 def test_changes_that_change_the_prediction_are_counted(record):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.nasty import NASTY
-from tests.pages import Elements, document, explorer, page_problems, written
+from tests.pages import Elements, document, explorer, page_problems, record, written
 from vitlens.display import protected, visible
-from vitlens.report.document import Document
+from vitlens.report.document import Document, FirstPage
 from vitlens.report.explorer import Explorer, ExplorerImage
-from vitlens.report.html import explorer_fragment
+from vitlens.report.html import explorer_fragment, page
 
 
 def test_every_part_stands_in_it(tmp_path):
@@ -21,8 +21,8 @@ def test_every_part_stands_in_it(tmp_path):
     elements = Elements(text)
     words = " ".join(" ".join(elements.words).split())
     for part in (
-        "Study of tabby", "calibration", "tabby wins.", "figure 1", "Attention explorer", "How good?", "Side by side",
-        "One seed.", "Glossary", "Appendix", "In full", "tabby 59", "vitlens study photos/x",
+        "Study of tabby", "tabby is calibrated.", "tabby wins.", "figure 1", "Attention explorer", "How good?",
+        "Side by side", "One seed.", "Glossary", "In full", "tabby 59", "vitlens study photos/x",
         "50.0 % (40.0 to 60.0, n = 100)",
     ):  # fmt: skip
         assert part in words, part
@@ -85,15 +85,11 @@ def test_images_of_one_pixel_and_of_many(size):
 
 
 def test_an_empty_document_is_a_page(tmp_path):
-    text = written(tmp_path, Document("Nothing", ()))
+    text = written(tmp_path, Document("Nothing", (), FirstPage(())))
     assert page_problems(text) == []
     assert "vl-explorer" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
 
 
 def test_an_unfinished_run_says_so(tmp_path):
-    from tests.pages import record
-    from vitlens.report.html import page
-
-    unfinished = record(tmp_path)
-    unfinished.status = "interrupted"
-    assert "This run was interrupted" in page(Document("Half", ()), unfinished, tmp_path)
+    unfinished = record(tmp_path, status="interrupted")
+    assert "This run was interrupted" in page(Document("Half", (), FirstPage(())), unfinished, tmp_path)

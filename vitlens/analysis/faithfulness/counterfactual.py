@@ -5,7 +5,7 @@ need not be monotonic. By greedy search: the patch that lowers the margin most i
 needed in the end are restored. Neither proves that no smaller set exists.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,15 +13,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
-from vitlens.analysis.faithfulness.deletion import both_orders, removed_sets
-from vitlens.analysis.faithfulness.masking import Cells, logits_without_patches
+from vitlens.analysis.faithfulness.deletion import RemovalCurve, both_orders
+from vitlens.analysis.faithfulness.masking import Cells, Variants
 from vitlens.analysis.faithfulness.resampled import AnyMaps, removal_grid
 from vitlens.models.model import Model
 from vitlens.names import Substrate
-from vitlens.shapes import Images, Labels, Logits
+from vitlens.shapes import Images, Labels
 
-LENGTHS_AT_ONCE = 8  # numbers of patches tried in one batch: few are computed beyond the first that succeeds
-SETS_AT_ONCE = 256  # variants whose logits are held by a search
+IMAGES_AT_ONCE = 64  # of which all tokens are held
+LENGTHS_AT_ONCE = 8  # numbers of patches tried in one batch, at most: few are computed beyond the first that succeeds
+SETS_AT_ONCE = 256  # variants whose logits are held
+_UNKNOWN = -1
 CANDIDATES = 16  # patches tried in a greedy step: those with the lowest margin when last tried
 
 
@@ -52,40 +54,59 @@ class Counterfactuals:
 def along_map(
     model: Model,
     images: Images,
-    maps: AnyMaps,
+    maps: Sequence[AnyMaps],
     *,
+    known: Sequence[RemovalCurve] | None = None,
     substrate: Substrate = SUBSTRATE,
     grid: Cells | None = None,
     seed: int = 0,
     batch_size: int | None = None,
-    advance: Callable[[int], object] = lambda _: None,
-) -> Counterfactuals:
-    """The fewest top patches of each map, most relevant first, whose removal changes the prediction.
+) -> tuple[Counterfactuals, ...]:
+    """The fewest top patches of every map of several methods whose removal changes the prediction, the top one first.
 
-    Exact: all numbers of patches are tried, several in one batch. advance: called with the number of images done.
-    Arguments and errors as for `faithfulness`.
+    Exact: all numbers of patches up to that are tried, several in one batch. known: the deletion curves of these maps
+    by `faithfulness` with the same arguments, whose points are not computed again. Arguments and errors as for
+    `faithfulness`.
     """
     cells = grid or removal_grid(model)
-    ranks, _ = both_orders(maps.to(images.device), cells, images=len(images), seed=seed)
-    variants = _Variants(model, images, cells, substrate, batch_size)
-    prediction = variants.predictions()
     patches = cells[0] * cells[1]
     most = patches - 1 if substrate == "absent" else patches
-    length, turned = torch.zeros_like(prediction), prediction.clone()
-    left, first = torch.arange(len(images), device=images.device), 1
-    while len(left) and first <= most:
-        counts = torch.arange(first, min(first + LENGTHS_AT_ONCE, most + 1), device=images.device)
-        answers = variants.of(left, removed_sets(ranks[left], counts)).argmax(-1)
-        other = answers != prediction[left, None]
-        at = other.int().argmax(1)  # the first that changed the prediction
-        changed = other.any(1)
-        length[left[changed]] = counts[at[changed]]
-        turned[left[changed]] = answers[changed, at[changed]]
-        advance(int(changed.sum()))
-        left, first = left[~changed], first + LENGTHS_AT_ONCE
-    advance(len(left))
-    removed = (ranks < length[:, None]).view(-1, *cells)
-    return Counterfactuals(removed.cpu(), prediction.cpu(), turned.cpu())
+    orders = [both_orders(own.to(images.device), cells, images=len(images), seed=seed)[0] for own in maps]
+    answers = torch.full((len(orders), len(images), most + 1), _UNKNOWN, device=images.device)
+    for own, curve in zip(answers, known or ()):
+        own[:, (curve.shares * patches).round().long().to(own.device)] = curve.predicted.to(own.device)
+    parts = []
+    for part in torch.arange(len(images), device=images.device).split(IMAGES_AT_ONCE):
+        variants = Variants(model, images[part], grid=cells, substrate=substrate, batch_size=batch_size)
+        ranks = torch.cat([order[part] for order in orders])
+        parts.append(_first_turned(variants, ranks, answers[:, part].flatten(0, 1), len(part)))
+    found = []
+    for place, order in enumerate(orders):
+        length, prediction, turned = (
+            torch.cat([own.unflatten(0, (len(orders), -1))[place] for own in each]) for each in zip(*parts)
+        )
+        removed = (order < length[:, None]).view(-1, *cells)
+        found.append(Counterfactuals(removed.cpu(), prediction.cpu(), turned.cpu()))
+    return tuple(found)
+
+
+def _first_turned(
+    variants: Variants, ranks: Int[Tensor, "rows patches"], answers: Int[Tensor, "rows lengths"], images: int
+) -> tuple[Int[Tensor, " rows"], Int[Tensor, " rows"], Int[Tensor, " rows"]]:
+    """The least number of patches whose removal changes the prediction (0: none does), the prediction and the class
+    after. rows: of orders and images; answers: the class by number of removed patches, where it is known."""
+    lengths = torch.arange(answers.shape[1], device=answers.device)
+    while True:
+        turned = (answers != answers[:, :1]) & (answers != _UNKNOWN)
+        first = torch.where(turned.any(1), turned.int().argmax(1), len(lengths))
+        asked = (answers == _UNKNOWN) & (lengths < first[:, None])
+        asked &= asked.cumsum(1) <= min(LENGTHS_AT_ONCE, max(1, SETS_AT_ONCE // max(1, int(asked.any(1).sum()))))
+        row, length = asked.nonzero().unbind(1)
+        if not len(row):
+            break
+        answers[row, length] = variants.logits(row % images, ranks[row] < length[:, None]).argmax(-1)
+    first = first.masked_fill(first == len(lengths), 0)
+    return first, answers[:, 0], answers.gather(1, first[:, None]).squeeze(1)
 
 
 def by_search(
@@ -105,27 +126,35 @@ def by_search(
     Then patches are restored, the last first, as long as the prediction stays changed.
     """
     cells = grid or removal_grid(model)
-    variants = _Variants(model, images, cells, substrate, batch_size)
-    prediction = variants.predictions()
+    parts = []
+    for part in images.split(IMAGES_AT_ONCE):
+        variants = Variants(model, part, grid=cells, substrate=substrate, batch_size=batch_size)
+        parts.append(_searched(variants, len(part), cells, substrate, candidates))
+        advance(len(part))
+    return Counterfactuals(*(torch.cat(each).cpu() for each in zip(*parts)))
+
+
+def _searched(
+    variants: Variants, images: int, cells: Cells, substrate: Substrate, candidates: int | None
+) -> tuple[Bool[Tensor, "batch rows columns"], Labels, Labels]:
+    """The set, the prediction and the class after of each image."""
     patches = cells[0] * cells[1]
-    most = patches - 1 if substrate == "absent" else patches
+    left = torch.arange(images, device=variants.device)
+    nothing = torch.zeros(images, patches, dtype=torch.bool, device=left.device)
+    prediction = variants.logits(left, nothing).argmax(-1)
     state = _Search(
-        torch.zeros(len(images), patches, dtype=torch.bool, device=images.device),
-        torch.full((len(images), patches), -torch.inf, device=images.device),  # margins when last tried
-        torch.full((len(images), patches), patches, device=images.device),
+        nothing.clone(),
+        torch.full((images, patches), -torch.inf, device=left.device),  # margins when last tried
+        torch.full((images, patches), patches, device=left.device),
         prediction.clone(),
     )
-    left = torch.arange(len(images), device=images.device)
-    for step in range(most):
+    for step in range(patches - 1 if substrate == "absent" else patches):
         left = _one_step(variants, state, left, prediction, step, patches if step == 0 else candidates or patches)
         if not len(left):
             break
-    while _restore(variants, state, prediction):
-        pass  # a patch that could not be restored before may be restorable now
-    advance(len(images))
+    _restore(variants, state, prediction)
     changed = state.turned != prediction
-    removed = (state.removed & changed[:, None]).view(-1, *cells)
-    return Counterfactuals(removed.cpu(), prediction.cpu(), state.turned.cpu())
+    return (state.removed & changed[:, None]).view(-1, *cells), prediction, state.turned
 
 
 @dataclass
@@ -136,54 +165,24 @@ class _Search:
     margins: Float[Tensor, "batch patches"]
     when: Int[Tensor, "batch patches"]
     turned: Labels
-    steps: int = 0
 
 
-@dataclass(frozen=True)
-class _Variants:
-    """Images, and the logits of their variants without given patches."""
-
-    model: Model
-    images: Images
-    cells: Cells
-    substrate: Substrate
-    batch_size: int | None
-
-    def of(self, which: Labels, removed: Bool[Tensor, "images sets patches"]) -> Float[Tensor, "images sets classes"]:
-        """The logits without several sets of patches of each of these images."""
-        count, sets = removed.shape[:2]
-        logits: Logits = logits_without_patches(
-            self.model,
-            self.images[which],
-            torch.arange(count, device=which.device).repeat_interleave(sets),
-            removed.flatten(0, 1),
-            grid=self.cells,
-            substrate=self.substrate,
-            batch_size=self.batch_size,
-        )
-        return logits.view(count, sets, -1)
-
-    def margins(
-        self, which: Labels, removed: Bool[Tensor, "images sets patches"], prediction: Labels
-    ) -> tuple[Float[Tensor, "images sets"], Int[Tensor, "images sets"]]:
-        """The margin and the predicted class without each set; the logits of a few images are held at a time."""
-        size = max(1, SETS_AT_ONCE // removed.shape[1])
-        parts = []
-        for few, sets, own in zip(which.split(size), removed.split(size), prediction.split(size)):
-            logits = self.of(few, sets).float()
-            parts.append((_margins(logits, own), logits.argmax(-1)))
-        margins, classes = zip(*parts)
-        return torch.cat(margins), torch.cat(classes)
-
-    def predictions(self) -> Labels:
-        """The predictions for the whole images."""
-        every = torch.arange(len(self.images), device=self.images.device)
-        nothing = torch.zeros(len(every), 1, self.cells[0] * self.cells[1], dtype=torch.bool, device=every.device)
-        return self.of(every, nothing)[:, 0].argmax(-1)
+def _tried(
+    variants: Variants, which: Labels, removed: Bool[Tensor, "images sets patches"], prediction: Labels
+) -> tuple[Float[Tensor, "images sets"], Int[Tensor, "images sets"]]:
+    """The margin and the predicted class without each set; the logits of a few images are held at a time."""
+    sets = removed.shape[1]
+    size = max(1, SETS_AT_ONCE // sets)
+    parts = []
+    for few, own, classes in zip(which.split(size), removed.split(size), prediction.split(size)):
+        logits = variants.logits(few.repeat_interleave(sets), own.flatten(0, 1)).unflatten(0, (-1, sets))
+        parts.append((_margins(logits, classes), logits.argmax(-1)))
+    margins, answers = (torch.cat(each) for each in zip(*parts))
+    return margins, answers
 
 
 def _one_step(
-    variants: _Variants, state: _Search, left: Int[Tensor, " left"], prediction: Labels, step: int, candidates: int
+    variants: Variants, state: _Search, left: Int[Tensor, " left"], prediction: Labels, step: int, candidates: int
 ) -> Int[Tensor, " fewer"]:
     """Remove one more patch of each of the remaining images; returns the images that remain after it."""
     tried = state.margins[left].masked_fill(state.removed[left], torch.inf)
@@ -191,32 +190,39 @@ def _one_step(
     tried_next = tried.topk(count, dim=1, largest=False).indices  # those with the lowest margins
     sets = state.removed[left].unsqueeze(1).repeat(1, count, 1)
     sets.scatter_(2, tried_next.unsqueeze(-1), torch.ones_like(tried_next, dtype=torch.bool).unsqueeze(-1))
-    margins, predicted = variants.margins(left, sets, prediction[left])
+    margins, predicted = _tried(variants, left, sets, prediction[left])
     best = margins.argmin(1)
     state.margins[left[:, None], tried_next] = margins
     chosen = tried_next.gather(1, best[:, None]).squeeze(1)
     state.removed[left, chosen] = True
-    state.when[left, chosen], state.steps = step, step + 1
+    state.when[left, chosen] = step
     now = predicted.gather(1, best[:, None]).squeeze(1)
     state.turned[left] = now
     return left[now == prediction[left]]
 
 
-def _restore(variants: _Variants, state: _Search, prediction: Labels) -> bool:
-    """Restore patches, one at a time from the last, where the prediction stays changed; whether any was restored."""
-    restored = False
-    for step in reversed(range(state.steps)):
-        has = (state.when == step) & state.removed
-        images = (has.any(1) & (state.turned != prediction) & (state.removed.sum(1) > 1)).nonzero().squeeze(1)
+def _restore(variants: Variants, state: _Search, prediction: Labels) -> None:
+    """Restore patches one at a time, the last first and over and over, as long as the prediction stays changed.
+
+    A patch that could not be restored is tried again only after another was; at first that is the last one, without
+    which the prediction was not changed.
+    """
+    patches = state.removed.shape[1]
+    cursor = state.when.masked_fill(~state.removed, -1).amax(1)
+    kept = state.when == cursor[:, None]
+    while True:
+        loose = state.removed & ~kept & (state.turned != prediction)[:, None] & (state.removed.sum(1) > 1)[:, None]
+        images = loose.any(1).nonzero().squeeze(1)
         if not len(images):
-            continue
-        fewer = state.removed[images] & ~has[images]
-        answers = variants.of(images, fewer.unsqueeze(1))[:, 0].argmax(-1)
+            return
+        later = state.when >= cursor[:, None]
+        patch = (state.when - patches * later).masked_fill(~loose, -2 * patches)[images].argmax(1)
+        fewer = state.removed[images].scatter(1, patch[:, None], False)
+        answers = variants.logits(images, fewer).argmax(-1)
+        kept[images, patch], cursor[images] = True, state.when[images, patch]
         stays = answers != prediction[images]
-        state.removed[images[stays]] = fewer[stays]
-        state.turned[images[stays]] = answers[stays]
-        restored |= bool(stays.any())
-    return restored
+        state.removed[images[stays]], state.turned[images[stays]] = fewer[stays], answers[stays]
+        kept[images[stays]] = False
 
 
 def _margins(answers: Float[Tensor, "images sets classes"], prediction: Labels) -> Float[Tensor, "images sets"]:

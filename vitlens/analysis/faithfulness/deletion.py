@@ -33,13 +33,15 @@ class RemovalCurve:
     """The target's probability as patches are removed.
 
     shares: of the patches removed, from 0 to 1 (with the substrate "absent" to all but one patch); probability: of the
-    target (batch, points), a fraction; kept: whether the target is still the prediction; logit: of the target.
+    target (batch, points), a fraction; predicted: the class; kept: whether that is still the target; logit: of the
+    target.
     """
 
     shares: Float[Tensor, " points"]
     probability: Float[Tensor, "batch points"]
     kept: Bool[Tensor, "batch points"]
     logit: Float[Tensor, "batch points"]
+    predicted: Int[Tensor, "batch points"]
 
     @property
     def areas(self) -> Float[Tensor, " batch"]:
@@ -68,9 +70,8 @@ class Faithfulness:
     def insertion(self) -> RemovalCurve:
         """The curve of inserting the most relevant patches first; its shares are of the patches inserted."""
         curve = self.least_first
-        return RemovalCurve(
-            (1 - curve.shares).flip(0), curve.probability.flip(1), curve.kept.flip(1), curve.logit.flip(1)
-        )
+        values = (curve.probability, curve.kept, curve.logit, curve.predicted)
+        return RemovalCurve((1 - curve.shares).flip(0), *(each.flip(1) for each in values))
 
     @property
     def gaps(self) -> Float[Tensor, " batch"]:
@@ -203,16 +204,13 @@ def _curve(
     own = targets.to(answers.device)[:, None]
     index = own.unsqueeze(-1).expand(-1, answers.shape[1], -1)
     chosen, logit = (each.gather(2, index).squeeze(-1).cpu() for each in (answers.softmax(-1), answers))
-    return RemovalCurve(shares.float().cpu(), chosen, (answers.argmax(-1) == own).cpu(), logit)
+    predicted = answers.argmax(-1)
+    return RemovalCurve(shares.float().cpu(), chosen, (predicted == own).cpu(), logit, predicted.cpu())
 
 
 def _joined(parts: Sequence[RemovalCurve]) -> RemovalCurve:
-    return RemovalCurve(
-        parts[0].shares,
-        torch.cat([part.probability for part in parts]),
-        torch.cat([part.kept for part in parts]),
-        torch.cat([part.logit for part in parts]),
-    )
+    columns = zip(*((part.probability, part.kept, part.logit, part.predicted) for part in parts))
+    return RemovalCurve(parts[0].shares, *map(torch.cat, columns))
 
 
 def _areas(shares: Tensor, values: Tensor) -> Tensor:

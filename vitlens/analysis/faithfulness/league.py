@@ -127,11 +127,12 @@ def league(
     advance(len(every))
     imputed = road(model, images, targets, every, **common) if settings.road else [None] * len(every)  # type: ignore[arg-type]
     advance(len(every))
+    curves = [each.deletion for each in fidelity]
+    turned = along_map(model, images, every, known=curves, **kinds) if settings.counterfactuals else [None] * len(every)  # type: ignore[arg-type]
+    advance(len(every))
     kept = predictions_kept(model, images[:RANDOMISED], seed=settings.seed)
     results = []
     for place, name in enumerate(sound):
-        turned = along_map(model, images, sound[name], **kinds) if settings.counterfactuals else None  # type: ignore[arg-type]
-        advance(1)
         explain, cost_batch = methods.get(name), (images[:COST_IMAGES], targets[:COST_IMAGES])
         forwards = None if explain is None else forward_equivalents(model, *cost_batch, explain)
         results.append(
@@ -141,7 +142,7 @@ def league(
                 faults[name],
                 fidelity[place],
                 imputed[place],
-                turned,
+                turned[place],
                 _scores(sound[name], masks),
                 None
                 if explain is None or forwards is None

@@ -70,7 +70,89 @@ def require_substrate(model: Model, substrate: str) -> None:
         )
 
 
-@torch.no_grad()
+class Variants:
+    """Images whose patches can be removed: what does not depend on which are removed is computed once.
+
+    substrate: what replaces a removed patch; "absent": nothing, its token is left out (a variant needs at least one
+    patch). batch_size: variants in one forward pass (None: chosen to fit); by_tokens: assemble variants from tokens
+    where the model allows it. Raises UnknownNameError or UnsupportedError.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: Model,
+        images: Images,
+        *,
+        grid: Cells,
+        substrate: Substrate = SUBSTRATE,
+        batch_size: int | None = None,
+        by_tokens: bool = True,
+    ) -> None:
+        require_substrate(model, substrate)
+        self._model, self._grid, self._absent, self._batch_size = model, grid, substrate == "absent", batch_size
+        self._entry = entry_of(model) if by_tokens and _is_layout(model, grid) else None
+        kinds = [resized(model, images)]
+        if self._entry is None or not self._absent:
+            kinds.append(substrate_images(kinds[0], substrate))
+        if self._entry is not None:
+            with evaluating(model), quick_linear(images.device), quick_mlps(model, images.device):
+                kinds = [self._entry.tokens(each) for each in kinds]
+        self._kinds = torch.stack(kinds)  # (2, batch, ...): images or their tokens, clean and replaced
+        self.device = images.device
+
+    @torch.no_grad()
+    def logits(
+        self, which: Int[Tensor, " variants"], removed: Bool[Tensor, "variants patches"]
+    ) -> Float[Tensor, "variants classes"]:
+        """The logits (variants, classes) of images[which], each without its removed patches (row by row of the grid).
+
+        A variant that occurs twice is computed once. Raises InputError.
+        """
+        patches, device = self._grid[0] * self._grid[1], self.device
+        if removed.shape != (len(which), patches):
+            raise InputError(f"expected removed of shape ({len(which)}, {patches}), found {tuple(removed.shape)}")
+        if self._absent and bool(removed.all(1).any()):
+            raise InputError(
+                "expected at least one patch in each variant, found one without any; try the substrate blur"
+            )
+        place, back = distinct_variants(which, removed)
+        which, removed = which[place].to(device), removed[place].to(device)
+        order = removed.sum(1).argsort(stable=True) if self._absent else torch.arange(len(place), device=device)
+        with evaluating(self._model), quick_linear(device), quick_mlps(self._model, device):
+            parts = self._by_pixels if self._entry is None else self._by_tokens
+            found = torch.cat(list(parts(which[order], removed[order])))
+        logits = torch.empty_like(found)
+        logits[order] = found
+        return logits[back.to(device)]
+
+    def _by_pixels(self, which: Tensor, removed: Tensor) -> Iterator[Logits]:
+        clean, other = self._kinds
+        with quick_passes(self._model):
+            for own, gone in _parts(which, removed, self._batch_size or fitting_batch_size(self._model)):
+                masked = pixel_masks(gone, self._grid, self._model.input_size)
+                yield self._model(torch.where(masked, other[own], clean[own])).float()
+
+    def _by_tokens(self, which: Tensor, removed: Tensor) -> Iterator[Logits]:
+        """With absent patches in batches of one sequence length, from the longest on."""
+        assert self._entry is not None
+        images, tokens = self._kinds.shape[1:3]
+        prefix, device = len(self._model.layout.prefix), which.device
+        size = self._batch_size or max(1, _WORKING_SET.get(device.type, _LARGE_WORKING_SET) // self._entry.largest)
+        table, places = self._kinds.flatten(0, 2), torch.arange(tokens, device=device)
+        lengths = tokens - removed.sum(1) if self._absent else torch.full_like(which, tokens)
+        for length, count in zip(*(each.tolist() for each in lengths.unique_consecutive(return_counts=True))):
+            # the shorter the sequences, the larger the batch
+            for own, gone in _parts(which[:count], removed[:count], max(1, size * tokens // length)):
+                masked = F.pad(gone, (prefix, 0))
+                if self._absent:
+                    rows = own[:, None] * tokens + places.expand_as(masked)[~masked].view(-1, length)
+                else:
+                    rows = (masked * images + own[:, None]) * tokens + places
+                yield self._entry.logits(F.embedding(rows, table))
+            which, removed = which[count:], removed[count:]
+
+
 def logits_without_patches(
     model: Model,
     images: Images,
@@ -82,34 +164,12 @@ def logits_without_patches(
     batch_size: int | None = None,
     by_tokens: bool = True,
 ) -> Float[Tensor, "variants classes"]:
-    """The logits (variants, classes) of images[which], each without its removed patches (row by row of the grid).
+    """The logits (variants, classes) of images[which], each without its removed patches; arguments as for `Variants`.
 
-    A variant that occurs twice is computed once. substrate: what replaces a removed patch; "absent": nothing, its token
-    is left out (a variant needs at least one patch). batch_size: variants in one forward pass (None: chosen to fit).
-    by_tokens: assemble variants from tokens where the model allows it. Raises InputError, UnknownNameError or
-    UnsupportedError.
+    Raises InputError, UnknownNameError or UnsupportedError.
     """
-    require_substrate(model, substrate)
-    if removed.shape != (len(which), grid[0] * grid[1]):
-        raise InputError(f"expected removed of shape ({len(which)}, {grid[0] * grid[1]}), found {tuple(removed.shape)}")
-    if substrate == "absent" and bool(removed.all(1).any()):
-        raise InputError("expected at least one patch in each variant, found one without any; try the substrate blur")
-    images = resized(model, images)
-    place, back = distinct_variants(which, removed)
-    which, removed = which[place].to(images.device), removed[place].to(images.device)
-    entry = entry_of(model) if by_tokens and _is_layout(model, grid) else None
-    with evaluating(model), quick_linear(images.device), quick_mlps(model, images.device):
-        parts = (
-            _by_pixels(model, images, which, removed, grid, substrate, batch_size)
-            if entry is None
-            else _by_tokens(entry, model, images, which, removed, substrate, batch_size)
-        )
-        logits = torch.cat(list(parts))
-    order = torch.empty_like(place)
-    if substrate == "absent":  # the parts are ordered by sequence length
-        order[removed.sum(1).argsort(stable=True).cpu()] = torch.arange(len(place))
-        logits = logits[order.to(logits.device)]
-    return logits[back.to(logits.device)]
+    own = Variants(model, images, grid=grid, substrate=substrate, batch_size=batch_size, by_tokens=by_tokens)
+    return own.logits(which, removed)
 
 
 def resized(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
@@ -146,52 +206,5 @@ def _can_be_absent(entry: Entry | None) -> bool:
     return entry is not None and entry.only_tokens
 
 
-def _by_pixels(
-    model: Model,
-    images: Images,
-    which: Tensor,
-    removed: Tensor,
-    grid: Cells,
-    substrate: Substrate,
-    batch_size: int | None,
-) -> Iterator[Logits]:
-    other = substrate_images(images, substrate)
-    with quick_passes(model):
-        for batch in torch.arange(len(which), device=images.device).split(batch_size or fitting_batch_size(model)):
-            masked = pixel_masks(removed[batch], grid, model.input_size)
-            yield model(torch.where(masked, other[which[batch]], images[which[batch]])).float()
-
-
-def _by_tokens(
-    entry: Entry,
-    model: Model,
-    images: Images,
-    which: Tensor,
-    removed: Tensor,
-    substrate: Substrate,
-    batch_size: int | None,
-) -> Iterator[Logits]:
-    prefix = len(model.layout.prefix)
-    size = batch_size or max(1, _WORKING_SET.get(images.device.type, _LARGE_WORKING_SET) // entry.largest)
-    clean = entry.tokens(images)
-    if substrate == "absent":
-        yield from _absent(entry, clean, which, removed, prefix, size)
-        return
-    other = entry.tokens(substrate_images(images, substrate))
-    for batch in torch.arange(len(which), device=images.device).split(size):
-        masked = F.pad(removed[batch], (prefix, 0)).unsqueeze(-1)
-        yield entry.logits(torch.where(masked, other[which[batch]], clean[which[batch]]))
-
-
-def _absent(
-    entry: Entry, clean: Float[Tensor, "batch tokens dim"], which: Tensor, removed: Tensor, prefix: int, size: int
-) -> Iterator[Logits]:
-    """Variants in batches of one sequence length, the longest first."""
-    stays = F.pad(~removed, (prefix, 0), value=True)
-    lengths = stays.sum(1)
-    for length in lengths.unique().flip(0):
-        members = (lengths == length).nonzero().squeeze(1)
-        # the shorter the sequences, the larger the batch
-        for batch in members.split(max(1, size * stays.shape[1] // int(length))):
-            tokens = clean[which[batch]][stays[batch]].view(len(batch), int(length), -1)
-            yield entry.logits(tokens)
+def _parts(which: Tensor, removed: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(which.split(size), removed.split(size))

@@ -23,6 +23,7 @@ from vitlens.analysis.faithfulness.cascade import (
 )
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
+from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 from vitlens.uncertainty import Estimate, bootstrap_mean
@@ -134,12 +135,17 @@ def predictions_kept(
     A map can be expected to change only where the model does. The weights are restored on return and after an
     exception.
     """
-    steps, rows = weight_groups(model, parts=parts), []
-    with torch.no_grad(), evaluating(model):
-        before = model(images).argmax(-1)
-        for count in range(1, len(steps) + 1):
-            with randomised(model, steps[:count], seed=seed):
-                rows.append((model(images).argmax(-1) == before).cpu())
+
+    @torch.no_grad()
+    def predicted() -> Labels:
+        with evaluating(model), quick_passes(model):
+            answers: Labels = model(images).argmax(-1).cpu()
+        return answers
+
+    steps, rows, before = weight_groups(model, parts=parts), [], predicted()
+    for count in range(1, len(steps) + 1):
+        with randomised(model, steps[:count], seed=seed):
+            rows.append(predicted() == before)
     return torch.stack(rows)
 
 

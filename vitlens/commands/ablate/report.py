@@ -1,19 +1,19 @@
 """The report of `vitlens ablate`: units that matter, heads without an effect, heads that do each other's work."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import comb
 from statistics import median
 from typing import Any, Final
 
-from matplotlib.figure import Figure
+import numpy as np
 
 from vitlens.analysis.heads.labels import LABELS
-from vitlens.charts import board, intervals, lines
+from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, HeadPairRow, UnitRow, fewest_images
-from vitlens.figures.patching import patching_maps
 from vitlens.record import by as grouped
-from vitlens.report.claims import Claim, above
-from vitlens.report.findings import Kind
+from vitlens.record import col
+from vitlens.report.claims import Claim, Kind, above
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import LEVEL, Estimate
@@ -218,20 +218,46 @@ _PATCHING: Final = (
 )
 
 
-def _draw_patching(rows: Sequence[AblateRecord], title: str) -> Figure:
-    """The pair and the maps of what its parts restore."""
-    row, arrays = rows[0].patching[0], rows[0].patched
-    assert arrays is not None
+@dataclass(frozen=True)
+class Restored:
+    """What one head of the clean image restores."""
+
+    layer: int
+    head: int
+    share: float = col("share restored")
+
+
+def _restored(record: AblateRecord) -> list[Restored]:
+    if record.patched is None or record.patched.heads is None:
+        return []
+    return [
+        Restored(at[0], at[1], float(each)) for at, each in np.ndenumerate(record.patched.heads) if np.isfinite(each)
+    ]
+
+
+def _pair(record: AblateRecord) -> Iterator[Picture]:
+    """The two images."""
+    if record.patched is not None:
+        row = record.patching[0]
+        yield Picture(record.patched.clean, below=f"clean: {row.clean}")
+        yield Picture(record.patched.corrupted, below=f"corrupted: {row.corrupted}")
+
+
+def _tokens(record: AblateRecord) -> Iterator[Picture]:
+    """What each token restores before each block: the patches at their places, and those before them with numbers."""
+    if record.patched is None:
+        return
+    row, positions = record.patching[0], record.patched.positions
     prefix = row.prefix or ()
-    names = [f"{name} {prefix[:at].count(name)}" if prefix.count(name) > 1 else name.replace("cls", "CLS")
-             for at, name in enumerate(prefix)]  # fmt: skip
-    placed = row.grid is not None and arrays.positions.shape[1] == len(names) + row.grid[0] * row.grid[1]
-    grids = arrays.positions[:, len(names) :].reshape(-1, *row.grid) if placed and row.grid else None
-    before = {name: arrays.positions[:, at] for at, name in enumerate(names)} if placed else {}
-    return patching_maps(
-        clean=arrays.clean, corrupted=arrays.corrupted, heads=arrays.heads, positions=grids, prefix=before or None,
-        names=(f"clean: {row.clean}", f"corrupted: {row.corrupted}"), title=title,
-    )  # fmt: skip
+    if row.grid is None or positions.shape[1] != len(prefix) + row.grid[0] * row.grid[1]:
+        return
+    for layer, own in enumerate(positions):
+        yield Picture(None, own[len(prefix) :].reshape(row.grid), "patches", f"layer {layer}")
+        for at, name in enumerate(prefix):
+            word = f"{name} {prefix[:at].count(name)}" if prefix.count(name) > 1 else name.replace("cls", "CLS")
+            yield Picture(
+                None, own[at : at + 1, None], word, f"layer {layer}", below=f"{round(float(own[at]), 2) + 0.0:.2f}"
+            )
 
 
 def _lens(record: AblateRecord) -> str:
@@ -311,13 +337,25 @@ REPORT: Final = Report(
         ),
         Section(
             "Where do two images differ for the model?", "patching", opening=_PATCHING,
-            charts=(Chart(
-                "patching", _draw_patching,
-                "Share of the logit difference restored when one head's output, or the residual stream at one token "
-                "before a block, is that of the clean image; it may exceed the whole or oppose it.",
-                title="What the clean image's activations restore",
-                rows=lambda record: [record] if record.patched else [],
-            ),),
+            charts=(
+                Chart(
+                    "patching_pair", images(largest=2.0), "The two images, of which one's activations replace the "
+                    "other's.",
+                    title="The pair", rows=lambda record: list(_pair(record)),
+                ),
+                Chart(
+                    "patching", board("share", signed=True),
+                    "Share of the logit difference restored when one head's output is that of the clean image; it may "
+                    "exceed the whole.",
+                    title="What the clean image's heads restore", rows=_restored,
+                ),
+                Chart(
+                    "patching_tokens", images(scale="signed", label="share restored", largest=1.0),
+                    "Share of the logit difference restored when the residual stream at one token before a block is "
+                    "that of the clean image. Extreme values lie beyond the colours.",
+                    title="What the clean image's tokens restore", rows=lambda record: list(_tokens(record)),
+                ),
+            ),
         ),
         Section(
             "From which layer on can the classifier read the class?", "lens", opening=_lens,

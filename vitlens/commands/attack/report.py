@@ -7,13 +7,12 @@ from typing import Any, Final
 import numpy as np
 
 from vitlens.charts import Picture, amplification, images, intervals, lines, matrix
+from vitlens.charts.style import shortened
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.record import AXES, JUDGED, AttackCurveRow, AttackRecord, strongest
-from vitlens.figures.style import shortened
 from vitlens.record import by
-from vitlens.report.claims import Claim, found
+from vitlens.report.claims import SMALLEST, Claim, clear, found
 from vitlens.report.document import State
-from vitlens.report.findings import SMALLEST, clear
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.report.verdicts import LIMITS

@@ -104,7 +104,7 @@ def measure(options: AttentionOptions) -> Path | None:
                 ),
                 shown=tuple(map(kept.ImageRow, split.names)),
                 on_object=masses,
-                layout=tuple(_layout(model, split, similar)),
+                layout=tuple(_layout(model, similar)),
                 query=query,
                 key=key,
                 training=training,
@@ -136,12 +136,16 @@ def _layer_rows(
     for index, (layer, row) in enumerate(zip(layers, known)):
         site, share, previous = layer.site, shares.get(layer.site.layer), None
         if index and means[index - 1].shape == means[index].shape:
-            previous = student_mean(similarity(means[index], means[index - 1]).numpy(), groups=groups, unit="")
+            previous = student_mean(
+                similarity(means[index], means[index - 1]).numpy(), groups=groups, unit="", least=-1.0, most=1.0
+            )
         own = kept.LayerRow(
             **vars(row), layer=site.layer, module=site.module, kind=site.kind, heads=site.heads,
             map=(layer.maps.shape[-2], layer.maps.shape[-1]), reading=layer.reading,
             prefix_mass=float(layer.prefix.mean()), previous=previous,
-            alike=student_mean(alike(layer.maps.float().cpu()).numpy(), groups=groups, unit=""),
+            alike=student_mean(
+                alike(layer.maps.float().cpu()).numpy(), groups=groups, unit="", least=-1.0, most=1.0
+            ),
         )  # fmt: skip
         yield (
             own
@@ -179,12 +183,12 @@ def _on_object(
         yield replace(row, layer=layer_number, head=head)
 
 
-def _layout(model: Model, split: Split, similar: Tensor | None) -> Iterator[kept.LayoutRow]:
+def _layout(model: Model, similar: Tensor | None) -> Iterator[kept.LayoutRow]:
     """The layout of the patches, and how the similarity of their position embeddings follows their places."""
     layout = model.anatomy.layout
     if layout is None:
         return
-    row = kept.LayoutRow(model.alias, layout.grid, layout.prefix, layout.patch_size, (split.size[0], split.size[1]))
+    row = kept.LayoutRow(model.alias, layout.grid, layout.prefix, layout.patch_size, model.preprocessing.size)
     if similar is not None:  # numbers without intervals, as pairs of positions are not independent
         distance = distance_correlation(similar, layout)
         ranks = rank_correlation(similar, layout)._asdict()

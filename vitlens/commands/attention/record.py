@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Pixels
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow, OnObjectRow
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.sheets import file_names
 from vitlens.record import Record, arrays, col, table
-from vitlens.records import Pixels
 from vitlens.uncertainty import Estimate
 
 Size: TypeAlias = tuple[int, int]

@@ -10,8 +10,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, board, images, intervals, lines
+from vitlens.charts.pictures import images_on_a_page, mosaic, of_heads, with_maps
+from vitlens.charts.walkthrough import head_matrices
+from vitlens.charts.windows import windows_and_shift
 from vitlens.commands.attention.record import AttentionRecord, LayerRow
-from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
+from vitlens.commands.shared.explorer import Shown, explorer_of, sinks_claim, without_explorer
 from vitlens.commands.shared.maps.record import (
     ATTENTION,
     FIXED,
@@ -22,13 +25,8 @@ from vitlens.commands.shared.maps.record import (
     mass_of,
     mixed_heads_words,
 )
-from vitlens.commands.shared.receptive import draw_depth, draw_maps
+from vitlens.commands.shared.receptive import field_charts
 from vitlens.commands.shared.sheets import DRAWN, EACH
-from vitlens.figures.attention import attention_grid, attention_overlays
-from vitlens.figures.positions import position_maps
-from vitlens.figures.views import images_on_a_page, panel_view, shared_scale
-from vitlens.figures.walkthrough.matrices import head_matrices
-from vitlens.figures.windows.layout import windows_and_shift
 from vitlens.report.claims import Claim, above, below, found
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import say
@@ -52,10 +50,13 @@ class Stage:
 
 
 def claims(record: AttentionRecord) -> Iterator[Claim]:
-    """Which layers attend to the object, which maps are uniform, fixed or alike, and whether positions are known."""
+    """Which layers attend to the object, which maps are uniform, fixed, alike or sinks, and whether positions are
+    known."""
     if record.images >= FEWEST:
         yield from _on_object(record)
         yield from _information(record.layers, record.aliases[0])
+    if not record.on_object:  # of photographs without masks
+        yield from sinks_claim(record, record.aliases[0])
     for row in record.layout:
         if row.distance is not None:
             yield found(
@@ -76,11 +77,13 @@ def _on_object(record: AttentionRecord) -> Iterator[Claim]:
     lead = max(more or rows, key=lambda row: row.difference.value)
     yield found(
         "attention on the object", alias,
-        "In {{ more|length or 'none' }} of {{ n }} layers a significantly larger share of attention lies on the object "
+        "In {{ more|length or 'none' }} of {{ n }} layer{{ n|s }} a significantly larger share of attention lies on "
+        "the object "
         "than of the best map that ignores the image; the gap is largest in layer {{ lead.layer }}, "
         "{{ lead.estimate|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
         lead.difference, given={"more": more, "n": len(rows), "lead": lead}, kind="answer", evidence="attributed",
-        title=say("{{ more|length or 'None' }} of {{ n }} layers of {{ alias }} attend{{ 's' if not more }} to the "
+        title=say("{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} attend{{ 's' if not more }} "
+                  "to the "
                   "object significantly more than baselines", more=more, n=len(rows), alias=alias),
         place="object",
     )  # fmt: skip
@@ -170,73 +173,86 @@ def _stages(record: AttentionRecord) -> Iterator[Stage]:
         yield Stage(number, record, range(start, end))
 
 
-def _draw_heads(rows: Sequence[Stage], _: str) -> Figure:
-    """Every head of one stage on the first image."""
-    record, indices = rows[0].record, rows[0].indices
-    return attention_grid(
-        maps=np.stack([record.maps.layer[index][0] for index in indices]), image=record.maps.pixels[0],
-        query=record.layers[indices[0]].reading.removeprefix("the "),
-        numbers=[record.layers[index].layer for index in indices],
-    )  # fmt: skip
+def _heads(record: AttentionRecord) -> list["_Head"]:
+    """Every head of each stage on the first image."""
+    found = []
+    for stage in _stages(record) if record.maps else ():
+        maps = np.stack([100 * record.maps.layer[index][0] for index in stage.indices])  # type: ignore[union-attr]
+        rows, image = [record.layers[index] for index in stage.indices], record.maps.pixels[0]  # type: ignore[union-attr]
+        of = rows[0].reading.removeprefix("the ")
+        for each in of_heads(maps, [row.layer for row in rows], image):
+            found.append(_Head(each.image, each.map, each.row, each.column, stage=stage.number, reading=of))
+    return found
 
 
-def _draw_layer(record: Any, _: str) -> Figure:
-    """Every head of --layer, by default the last, on the images that fit on a page."""
+@dataclass(frozen=True)
+class _Head(Picture):
+    """A map of one stage's figure; reading: whose row of the weights it is."""
+
+    stage: int = 0
+    reading: str = ""
+
+
+def _over(record: Any, maps: Sequence[Any], titles: Sequence[str], **given: Any) -> list[Picture]:
+    """The images that fit on a page, each with these maps (images, rows, columns) beside it."""
+    count = images_on_a_page(len(titles))
+    shares = [100 * own[:count] for own in maps]
+    return list(with_maps(record.maps.pixels[:count], shares, titles, record.names[:count], **given))
+
+
+def _layer(record: Any) -> list[Picture]:
+    """Every head of --layer, by default the last."""
     known, chosen = [row.layer for row in record.layers], record.options.get("layer")
     index = known.index(chosen) if chosen in known else len(known) - 1
-    maps, row = record.maps.layer[index], record.layers[index]
-    part = slice(0, images_on_a_page(row.heads))
-    return attention_overlays(
-        images=record.maps.pixels[part], maps=maps[part], layer=row.layer, names=record.names[part],
-        scale=shared_scale(list(maps.swapaxes(0, 1))), query=row.reading.removeprefix("the "),
-    )  # fmt: skip
+    maps = record.maps.layer[index]
+    return _over(record, list(maps.swapaxes(0, 1)), [f"head {head}" for head in range(maps.shape[1])])
 
 
-def _draw_over_training(record: Any, title: str) -> Figure:
+def _training(record: Any) -> list[Picture]:
     """One head with the weights of each checkpoint."""
-    part = slice(0, images_on_a_page(len(record.training)))
-    return panel_view(
-        images=record.maps.pixels[part], maps=list(record.checkpoints.maps[part].swapaxes(0, 1)),
-        titles=[f"epoch {row.epochs}" if row.epochs else "untrained" for row in record.training],
-        title=title, names=record.names[part],
-    )  # fmt: skip
+    titles = [f"epoch {row.epochs}" if row.epochs else "untrained" for row in record.training]
+    return _over(record, list(record.checkpoints.maps.swapaxes(0, 1)), titles)
 
 
-def _draw_windows(record: Any, _: str) -> Figure:
+def _draw_windows(record: Any, title: str) -> Figure:
     """Two layers after one another: the first pair of which the second connects something, else the first two."""
     own, arrays = record.windows, record.window_maps
     pairs = [at for at in range(1, len(own)) if own[at].map == own[at - 1].map]
     at = next((place for place in pairs if own[place].new), pairs[0] if pairs else 1)
-    before = at - 1 if own[at - 1].map == own[at].map else at
+    both = (at - 1 if own[at - 1].map == own[at].map else at, at)
     return windows_and_shift(
-        image=record.maps.pixels[0], plain=arrays.part[before], shifted=arrays.part[at],
-        reached_before=arrays.reach[before], reached_after=arrays.reach[at], mask=arrays.mask[at],
-        patch=own[at].patch, layers=(own[before].layer, own[at].layer),
+        image=record.maps.pixels[0], parts=[arrays.part[each] for each in both],
+        reach=[arrays.reach[each] for each in both], mask=arrays.mask[at], patch=own[at].patch,
+        layers=(own[both[0]].layer, own[at].layer), title=title,
     )  # fmt: skip
 
 
-def _draw_view(view: str, of_head: bool, record: Any, title: str) -> Figure:
+def _view(view: str, of_head: bool, record: Any) -> list[Picture]:
     """The attention of a patch, or to it, layer by layer: the mean of heads, or the chosen head."""
-    rows, arrays = getattr(record, view), record.views[view]
-    maps = arrays.head if of_head else arrays.mean
-    part = slice(0, images_on_a_page(len(rows)))
-    return panel_view(
-        images=record.maps.pixels[part], maps=[own[part] for own in maps.values()],
-        titles=[f"layer {rows[index].layer}" for index in maps], title=title, names=record.names[part],
-        patches=[(rows[index].row, rows[index].column) for index in maps], smooth=False,
-    )  # fmt: skip
+    arrays = record.views.get(view)
+    if arrays is None:
+        return []
+    maps, rows = arrays.head if of_head else arrays.mean, getattr(record, view)
+    return _over(
+        record, list(maps.values()), [f"layer {rows[at].layer}" for at in maps],
+        patches=[(rows[at].row, rows[at].column) for at in maps],
+    ) if maps else []  # fmt: skip
+
+
+def _positions(record: Any) -> list[Picture]:
+    return [Picture(None, mosaic(record.maps.similarity, record.layout[0].grid))]
 
 
 def _view_chart(view: str, words: str, of_head: bool) -> Chart:
     """The mean of heads, or the chosen head in the layers that have it."""
     name = "head {{ record.options.head[1] }}" if of_head else "mean of heads"
     return Chart(
-        f"{view}_head" if of_head else view, partial(_draw_view, view, of_head),
+        f"{view}_head" if of_head else view, images(scale="joint", label="attention (%)", smooth=False),
         f"Attention {words} the outlined patch, layer by layer ({name}), on the first images. All panels share one "
         "colour scale; layers without the head are left out.",
         title=f"Attention {words} the patch in row {{{{ record.{view}[0].row }}}}, "
               f"column {{{{ record.{view}[0].column }}}}, {name}",
-        only=lambda record: not of_head or bool(record.views[view].head), whole=True,
+        rows=partial(_view, view, of_head),
     )  # fmt: skip
 
 
@@ -299,16 +315,17 @@ REPORT: Final = Report(
                     "map in the image: {{ record.without_map[0].reason|whole }}.{% endif %}",
             charts=(
                 Chart(
-                    "heads", _draw_heads,
-                    "Map of every head, layers down and heads across, of the first image. All panels share one colour "
-                    "scale.",
-                    title="Every head on the first image", each="number",
+                    "heads", images(scale="joint", label="attention (%)"),
+                    "Map of every head on the first image, the share of the weights that each patch gets. All panels "
+                    "share one colour scale.",
+                    title="Attention of the {{ first.reading }} to each patch, by layer and head", each="stage",
+                    rows=_heads,
                 ),
                 Chart(
-                    "layer", _draw_layer,
+                    "layer", images(scale="joint", label="attention (%)"),
                     "Every head of {% if record.options.layer is none %}the last layer{% else %}layer "
                     "{{ record.options.layer }}{% endif %} on the first images. All panels share one colour scale.",
-                    title="Every head of one layer", whole=True,
+                    title="Every head of one layer", rows=_layer,
                 ),
                 Chart(
                     "development", images(),
@@ -336,20 +353,7 @@ REPORT: Final = Report(
             opening="The middle patch depends on {{ first.seen|percent(1) }} of the pixels after {{ first.title }}, "
                     "and on {{ rows[-1].seen|percent(1) }} after {{ rows[-1].title }}; mean distance "
                     "{{ first.distance|value }} and {{ rows[-1].distance|value }}.",
-            charts=(
-                Chart(
-                    "receptive_field", lambda rows, _: draw_depth(rows),
-                    "Distance from the middle patch to the pixels that move it, weighted by the gradient, and share of "
-                    "the pixels that move it, by layer; dashed: all pixels alike.",
-                    title="Effective receptive field by layer",
-                ),
-                Chart(
-                    "receptive_maps", lambda record, _: draw_maps(record.receptive_fields, record.field_maps),
-                    "Norm of the gradient at each pixel. Each map has its own colours, by the square root; pixels "
-                    "without any gradient are grey.",
-                    title="Effective receptive field, layer by layer", whole=True,
-                ),
-            ),
+            charts=field_charts(),
         ),
         Section(
             "Where does the patch in row {{ rows[0].row }}, column {{ rows[0].column }} attend?", "query",
@@ -365,10 +369,10 @@ REPORT: Final = Report(
         Section(
             "How did the head change over the training?", "training", columns=("epochs", "file", "prefix_mass"),
             charts=(Chart(
-                "head_over_training", _draw_over_training,
+                "head_over_training", images(scale="joint", label="attention (%)"),
                 "Map of the head with the weights of each checkpoint, on the first images. All panels share one colour "
                 "scale.",
-                title="Head L{{ record.options.head[0] }}.H{{ record.options.head[1] }} over training", whole=True,
+                title="Head L{{ record.options.head[0] }}.H{{ record.options.head[1] }} over training", rows=_training,
             ),),
         ),
         Section(
@@ -379,8 +383,7 @@ REPORT: Final = Report(
             charts=(Chart(
                 "matrix",
                 lambda record, title: head_matrices(
-                    scores=record.head_matrix.scores, weights=record.head_matrix.weights,
-                    prefix=record.matrix[0].prefix, title=title,
+                    record.head_matrix.scores, record.head_matrix.weights, record.matrix[0].prefix, title
                 ),
                 "Scores and weights on the first image: a row a query, a column a key. Bright columns are tokens that "
                 "all attend to; a bright diagonal is attention to itself.",
@@ -392,11 +395,10 @@ REPORT: Final = Report(
             lambda record: record.layout if record.maps and record.maps.similarity is not None else [],
             columns=("grid", "distance", "ranks"),
             charts=(Chart(
-                "position_maps",
-                lambda record, _: position_maps(similarity=record.maps.similarity, grid=record.layout[0].grid),
-                "Cosine similarity of each position embedding with all others, a map for each patch at its place; "
-                "ring: the patch itself.",
-                title="Similarity of position embeddings", whole=True,
+                "position_maps", images(scale="signed", label="cosine similarity", largest=4.5),
+                "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities with "
+                "all others. At most eight by eight, evenly spaced.",
+                title="Similarity of position embeddings", rows=_positions,
             ),),
         ),
     ),

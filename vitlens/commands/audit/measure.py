@@ -1,14 +1,19 @@
 """An audit: the chapters of one model, the strongest attack that fits the budget, and the file for JUnit."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from vitlens.analysis.answers.classes import label_columns
+from vitlens.analysis.answers.evaluate import evaluate
+from vitlens.analysis.failures.covariates import Subject
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS
-from vitlens.attribution.explain import methods_for
+from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.audit.candidates import (
@@ -31,8 +36,10 @@ from vitlens.commands.run.describe import settings
 from vitlens.commands.run.digests import content_digest
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.load import load_models, load_split
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import publish, read, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
+from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, OutputError, UnsupportedError
@@ -43,6 +50,7 @@ from vitlens.report.junit import junit
 
 __all__ = ["measure"]
 
+MAPPED: Final = 200  # images with maps for the question why the model fails
 EXPLAINED: Final = 50  # images on which the methods are checked
 NO_LABELS: Final = "it needs labelled images"
 _CHECKS: Final = "--verify --no-counterfactuals --composites none --other-substrates none --no-stability"
@@ -196,10 +204,13 @@ def measure(options: AuditOptions) -> Path:
     ) as folder:
         chapters = AuditChapters(folder.path, name, model, split, images, options)
         chapters.analyse()
-        budget, considered = chapters.attack(others=0.0)
+        start = time.monotonic()
+        why: dict[str, Any] = {} if predicted else failure_fields([_mapped(model, split, run)], quiet=run.quiet)
+        budget, considered = chapters.attack(others=time.monotonic() - start)
         folder.keep(
             AuditRecord(
                 folder=folder.path, chapters=tuple(chapters.done), attacks_considered=considered, budget=(budget,),
+                **why,
                 untested=tuple(chapters.untested),
             )
         )  # fmt: skip
@@ -209,6 +220,21 @@ def measure(options: AuditOptions) -> Path:
         document, judged = COMMANDS["audit"].report(record), tuple(outcomes(requirements, record))
         write_bytes(options.junit, junit(document, judged, suite="vitlens audit", seconds=folder.seconds))
     return path
+
+
+def _mapped(model: Model, split: Split, run: RunOptions) -> Subject:
+    """The model, its predictions, and maps of some images, half of them misclassified where there are so many."""
+    evaluation = evaluate(model, split, batch_size=run.batch_size, precision=run.precision)
+    draw = torch.randperm(len(split), generator=torch.Generator().manual_seed(run.seed))
+    wrong = [int(at) for at in draw if not evaluation.correct[at]][: MAPPED // 2]
+    right = [int(at) for at in draw if evaluation.correct[at]][: MAPPED - len(wrong)]
+    indices = torch.tensor([*wrong, *right], dtype=torch.long)
+    method = preferred_method(model)
+    maps = explain(model, split.pick(indices), method=method, batch_size=run.batch_size, seed=run.seed)
+    return Subject(
+        model, split, evaluation, maps.detach().float().cpu(), indices,
+        precision=run.precision, batch_size=run.batch_size, seed=run.seed,
+    )  # fmt: skip
 
 
 def _require_writable(file: Path | None) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias
 
 from vitlens.commands.run.chapters import Chapter, Chaptered
+from vitlens.commands.shared.failures import FailuresRecord
 from vitlens.record import col, table
 
 Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats"]
@@ -46,7 +47,7 @@ class UntestedRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditRecord(Chaptered):
+class AuditRecord(Chaptered, FailuresRecord):
     """One model, judged."""
 
     command: ClassVar[str] = "audit"

@@ -9,6 +9,7 @@ from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
+from vitlens.commands.shared import failures
 from vitlens.report.claims import Claim, judge
 from vitlens.report.document import Section, Table
 from vitlens.report.prose import listed, say
@@ -20,7 +21,7 @@ from vitlens.uncertainty import Estimate
 FEW: Final = 30  # images below which the share of predictions that stay is not judged
 _LOST: Final = {  # chapter -> what is judged by it
     "evaluate": ("calibration",),
-    "explain": ("explanation",),
+    "explain": ("maps",),
     "stats": ("attention health",),
     "corruptions": ("robustness", "common corruptions"),
 }
@@ -54,6 +55,7 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
                   "{{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}", **given),
         kind="answer",
     )  # fmt: skip
+    yield from failures.claims(record)
     yield from judged
 
 
@@ -183,6 +185,7 @@ REPORT: Final = Report(
             columns=("metric", "holds", "because"),
         ),
         _sections,
+        *failures.SECTIONS,
         Declared(
             "Which attack was run?", "attacks_considered",
             opening="The strongest that fits what the other chapters leave of the budget.",

@@ -97,8 +97,8 @@ def _recorded(
 ) -> rows.CompareRecord:
     """All rows of the comparison."""
     options, split, seed, (first, second) = run.options, run.split, run.run.seed, run.models
-    checks = [checked(run, *each) for each in zip(run.models, run.splits, named)]
-    methods = tuple(map(best_method, checks))
+    checks = [checked(run, *each) if options.checked else () for each in zip(run.models, run.splits, named)]
+    methods = tuple(best_method(own) if own else names[0] for own, names in zip(checks, named))
     with progress(f"predicting{quicker(run)}", 2 * len(split), quiet=run.run.quiet) as advance:
         evaluated = evaluations(
             (first, second),

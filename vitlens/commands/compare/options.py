@@ -1,12 +1,10 @@
 """The options of `vitlens compare`."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.run.flags import bundle, choices, option
 from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, several_models
-from vitlens.schema import Untrusted
 
 
 @dataclass(frozen=True)
@@ -31,19 +29,23 @@ class CompareOptions:
         metavar="A,B",
         shown=False,
     )
-    target: Annotated[str, Untrusted()] = option(
+    target: str = option(
         "--target", "Of the maps: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
     )
     panels: int = option("--panels", "Images shown side by side.", default=50, metavar="N", low=1)
     maps: int = option("--maps", "Images whose maps are averaged, at most.", default=500, metavar="N", low=1)
     checked: int = option(
-        "--checked", "Images on which the methods of maps are checked, at most.", default=64, metavar="N", low=1
+        "--checked",
+        "Images on which the methods of maps are checked, at most (0: none are).",
+        default=64,
+        metavar="N",
+        low=0,
     )
     harder: bool = option("--harder/--no-harder", "Also on filtered, shuffled and occluded images.", default=True)
     disturbed: int = option(
         "--disturbed", "Images that are filtered, shuffled and occluded, at most.", default=500, metavar="N", low=1
     )
-    cue_conflict: Annotated[str | None, Untrusted()] = option(
+    cue_conflict: str | None = option(
         "--cue-conflict",
         "Images named shapeN-textureM, for the shape bias (default: those of DATA, where it has some).",
         default=None,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.archives import Form
+from vitlens.arrays import Masks, Pixels
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.failures import FailuresRecord
@@ -16,7 +17,6 @@ from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import arrays, col, table
-from vitlens.records import Masks, Pixels
 from vitlens.uncertainty import Estimate
 
 # cells of errors, as analysis/failures/errors.py orders them (tested), with the words for two models

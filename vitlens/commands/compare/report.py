@@ -11,7 +11,7 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, bars, images, lines, pixels
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow, ImageRow
 from vitlens.commands.shared import failures
-from vitlens.commands.shared.calibration import DRAWN, FEW, RELIABILITY, calibration_claim
+from vitlens.commands.shared.calibration import DRAWN, FEW, calibration_claim, reliability
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
 from vitlens.commands.shared.trainings import trained
@@ -344,7 +344,7 @@ REPORT: Final = Report(
         Section(
             "Is the confidence right?", lambda record: record.scores if record.images >= DRAWN else (),
             says="The expected calibration error of **{{ model }}** is {{ calibration_error|alone }}.",
-            about=("calibration",), charts=(RELIABILITY,),
+            about=("calibration",), charts=(reliability(),),
         ),
         Section(
             "Do both models mark the same places?", "methods",

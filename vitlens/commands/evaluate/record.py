@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import ClassNames, Pixels
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import Record, arrays, col, table
-from vitlens.records import ClassNames, Pixels
 from vitlens.uncertainty import Estimate
 
 

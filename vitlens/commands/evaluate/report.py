@@ -7,12 +7,11 @@ import numpy as np
 
 from vitlens.charts import Picture, images
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictedClassRow, ScoreRow
-from vitlens.commands.shared.calibration import ENOUGH, FEW, RELIABILITY, calibration_claim
+from vitlens.commands.shared.calibration import ENOUGH, FEW, calibration_claim, reliability
 from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
-from vitlens.report.claims import Claim, found
-from vitlens.report.findings import FOUND, SMALLEST, clear
+from vitlens.report.claims import FOUND, SMALLEST, Claim, clear, found
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate
@@ -109,8 +108,9 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
 def _leaning(record: EvaluateRecord) -> str:
     rows = [row for row in record.by_prediction if row.n >= FEWEST]
     return say(
-        "Confidence differs significantly from accuracy in {{ k }} of {{ n }} predicted classes with at least {{ few }}"
-        " images.", k=len(misjudged(rows)), n=len(rows), few=FEWEST,
+        "{% if n %}Confidence differs significantly from accuracy in {{ k }} of {{ n }} predicted classes with at "
+        "least {{ few }} images.{% else %}No class is predicted for {{ few }} images, enough to judge its confidence."
+        "{% endif %}", k=len(misjudged(rows)), n=len(rows), few=FEWEST,
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ REPORT: Final = Report(
             "Is the confidence right?", lambda record: record.by_prediction if record.images >= FEWEST else (),
             opening=_leaning, about=("calibration",), order=lambda row: (row.p_holm, row.p),
             columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),
-            charts=(RELIABILITY,),
+            charts=(reliability(),),
         ),
     ),
 )  # fmt: skip

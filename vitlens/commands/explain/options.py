@@ -1,7 +1,7 @@
 """The options of `vitlens explain`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 from vitlens.analysis.attention.defaults import REFINE_STEPS
 from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, COMPOSITES
@@ -11,7 +11,6 @@ from vitlens.commands.run.flags import bundle, choices, option
 from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, several_models
 from vitlens.commands.run.parsing import layers_of, names_of
 from vitlens.names import SUBSTRATES, Engine, Refining, Substrate, Upsampling
-from vitlens.schema import Untrusted
 
 ALL: Final = "all"
 AUTO: Final = "auto"
@@ -81,7 +80,7 @@ class ExplainOptions:
         "grad-cam: the package's own maps (ReLU, scaled to [0, 1]), of the methods that it has.",
         default="vitlens",
     )
-    target: Annotated[str, Untrusted()] = option(
+    target: str = option(
         "--target", "Explained: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
     )
     verify: bool = option(
@@ -95,7 +94,7 @@ class ExplainOptions:
         "With --verify: search for patches whose removal changes the prediction (the costliest check).",
         default=True,
     )
-    show: Annotated[tuple[str, ...], Untrusted()] = option(
+    show: tuple[str, ...] = option(
         "--show",
         "Draw these images, by file name (default: the first).",
         default=(),

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import ClassNames, Masks, Pixels
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.record import Record, arrays, col, table
-from vitlens.records import ClassNames, Masks, Pixels
 from vitlens.uncertainty import Estimate
 
 SEARCH: Final = "search"  # the greedy search's name among the orders of patches

@@ -1,18 +1,18 @@
 """The report of `vitlens explain`: the maps, which of them may be believed, and the checks behind it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from vitlens.analysis.faithfulness.cascade import SIMILAR
 from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images, intervals, lines, matrix
+from vitlens.charts.overlay import upsample
 from vitlens.commands.explain.claims import claims, judged_of, unknown
 from vitlens.commands.explain.record import (
     SEARCH,
@@ -26,9 +26,7 @@ from vitlens.commands.explain.record import (
 from vitlens.commands.shared.explorer import Shown, explorer_of
 from vitlens.commands.shared.maps.record import JUMPS, REPLACED, JudgedMap, MapCheckRow
 from vitlens.commands.shared.maps.report import FEWEST, checks_chart, in_order
-from vitlens.commands.shared.sheets import EACH
-from vitlens.figures.explain import attribution_overlays
-from vitlens.figures.overlay import upsample
+from vitlens.commands.shared.sheets import EACH, file_names
 from vitlens.record import by, col
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import counts, say
@@ -43,52 +41,42 @@ _GREY: Final = 0.8  # share of grey in a removed patch
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """Images with their maps by some methods; sheet: its number, over all models; titles: of the methods; names: below
-    the images; failed: why a method's maps may not be believed; target: which class they explain."""
+class Cell(Picture):
+    """A picture of the sheet of one model; target: which class the maps explain."""
 
-    sheet: int
-    model: str
-    images: Any
-    maps: Sequence[Any]
-    signed: Sequence[bool]
-    titles: Sequence[str]
-    names: Sequence[str]
-    masks: Any = None
-    failed: Sequence[str] = ()
+    model: str = ""
     target: str = ""
 
 
-def _draw(rows: Sequence[Sheet], title: str) -> Figure:
-    one = rows[0]
-    return attribution_overlays(
-        images=one.images / np.float32(255), maps=one.maps, signed=one.signed, titles=one.titles, names=one.names,
-        title=title, masks=one.masks, failed=one.failed or None,
-    )  # fmt: skip
-
-
-def sheets(record: ExplainRecord) -> Iterator[Sheet]:
+def sheets(record: ExplainRecord) -> Iterator[Cell]:
     """The drawn images of each model, a sheet for at most EACH images and _METHODS methods; none without a map."""
     number, judged = 0, judged_of(record)
     for alias, arrays in sorted(record.maps.items(), key=lambda pair: record.aliases.index(pair[0])):
         methods = [row for row in record.methods if row.model == alias]
         shown = [row for row in record.shown if row.model == alias]
-        count, faults = len(arrays.images), {each.method: each.fault for each in judged.get(alias, ())}
+        faults = {each.method: each.fault for each in judged.get(alias, ())}
         explained = any(row.target is not None for row in shown)
-        if not any(is_drawable(own) for maps in arrays.maps.values() for own in maps[:count]):
+        target = _TARGETS.get(record.options.get("target", ""), ", the class of --target") if explained else ""
+        if not any(is_drawable(own) for maps in arrays.maps.values() for own in maps[: len(arrays.images)]):
             continue
-        for some in _evenly(count, EACH):
+        names = [f"{name}: {_below(row)}" if row.target is not None else name
+                 for name, row in zip(file_names([row.image for row in shown]), shown)]  # fmt: skip
+        for some in _evenly(len(arrays.images), EACH):
             for columns in _evenly(len(methods), _METHODS):
-                yield Sheet(
-                    number, alias, arrays.images[some],
-                    [arrays.maps[index][some] for index in range(len(methods))[columns]],
-                    [row.signed for row in methods[columns]],
-                    [f"{row.title}{f' ({JUMPS})' * (faults.get(row.method) == JUMPS)}" for row in methods[columns]],
-                    [_below(row) for row in shown[some]],
-                    None if arrays.masks is None else arrays.masks[some],
-                    [faults.get(row.method, "").replace(JUMPS, "") for row in methods[columns]],
-                    _TARGETS.get(record.options.get("target", ""), ", the class of --target") if explained else "",
-                )  # fmt: skip
+                for at in range(len(arrays.images))[some]:
+                    mask = None if arrays.masks is None else arrays.masks[at]
+                    given: dict[str, Any] = {"row": names[at], "mask": mask, "sheet": number, "model": alias}
+                    image = arrays.images[at] / np.float32(255)
+                    yield Cell(image, column="image", target=target, **given)
+                    for index in range(len(methods))[columns]:
+                        row = methods[index]
+                        fault = faults.get(row.method, "")
+                        column = f"{row.title}{f' ({fault})' if fault else ''}"
+                        crossed = "failed" if fault.replace(JUMPS, "") else ""
+                        yield Cell(
+                            image, np.asarray(arrays.maps[index][at], float), column=column, crossed=crossed,
+                            signed=row.signed, target=target, **given,
+                        )  # fmt: skip
                 number += 1
 
 
@@ -222,7 +210,8 @@ def _localised(record: ExplainRecord) -> str:
     rows = _on_object(record)
     more = [row.maps for row in rows if row.side is Side.ABOVE]
     return say(
-        "{{ more|length or 'None' }} of {{ rows|length }} maps lie{{ 's' if not more }} on the object significantly "
+        "{{ more|length or 'None' }} of {{ rows|length }} map{{ rows|s }} lie{{ 's' if not more }} on the object "
+        "significantly "
         "more than the best of four maps that ignore the image; **{{ first.maps }}** of {{ first.model }} lies there "
         "most, with a ROC-AUC of {{ first.estimate|alone }}.", more=more, rows=rows, first=rows[0],
     )  # fmt: skip
@@ -271,18 +260,22 @@ def _composites(row: CompositeSetRow) -> str:
     return f"The {kind} judge no map: {found}, which is not shown to exceed guessing ({{{{ guessed|percent }}}})."
 
 
-def _composite_sheets(record: ExplainRecord) -> Iterator[Sheet]:
+def _composite_sheets(record: ExplainRecord) -> Iterator[Cell]:
     """The first composites of each kind with the maps of the methods that have most mass in the right place."""
-    for at, row in enumerate(row for row in record.composite_sets if not row.refused):
+    for sheet, row in enumerate(row for row in record.composite_sets if not row.refused):
         arrays = record.composite_maps[f"{row.kind}-{row.model}"]
         rows = [each for each in record.composites if (each.model, each.kind) == (row.model, row.kind)]
         shown = [each.method for each in rows if not each.baseline][: _METHODS - 2]
         known, methods = arrays.methods.tolist(), {each.method: each for each in record.methods}
-        yield Sheet(
-            at, row.model, arrays.images, [arrays.maps[known.index(name)] for name in shown],
-            [methods[name].signed for name in shown], [methods[name].title for name in shown],
-            [f"explained: {name}" for name in arrays.targets.tolist()], arrays.masks,
-        )  # fmt: skip
+        for at, pixels in enumerate(arrays.images):
+            given: dict[str, Any] = {"row": f"{at}: explained: {arrays.targets[at]}", "mask": arrays.masks[at],
+                                     "sheet": sheet, "model": row.model}  # fmt: skip
+            yield Cell(pixels / np.float32(255), column="image", **given)
+            for method in (methods[name] for name in shown):
+                own = np.asarray(arrays.maps[known.index(method.method)][at], float)
+                yield Cell(
+                    pixels / np.float32(255), own, column=method.title, signed=method.signed, **given
+                )  # fmt: skip
 
 
 def _slowest(record: ExplainRecord) -> str:
@@ -301,7 +294,7 @@ def _slowest(record: ExplainRecord) -> str:
 
 
 _PICTURE: Final = Chart(
-    "explain", _draw,
+    "explain", images(under=True),
     "Maps over their images: red for the class, blue against it; unsigned maps begin at their minimum. Compare places, "
     "not amounts. Outline: object. Crossed out: uniform or failed.",
     title="Maps of {{ first.model }}{{ first.target }}",
@@ -410,7 +403,7 @@ REPORT: Final = Report(
                     each="model",
                 ),
                 Chart(
-                    "composite_maps", _draw,
+                    "composite_maps", images(under=True),
                     "Composite images with maps of the outlined class, of the methods with most mass there.",
                     title="Maps of the outlined class, {{ first.model }}", each="sheet",
                     rows=lambda record: list(_composite_sheets(record)),

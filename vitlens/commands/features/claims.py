@@ -16,8 +16,7 @@ from vitlens.commands.features.record import (
 from vitlens.commands.shared.comparison import FEWEST, signed
 from vitlens.names import OBJECTIVES
 from vitlens.record import by
-from vitlens.report.claims import Claim, found
-from vitlens.report.findings import Kind
+from vitlens.report.claims import Claim, Kind, found
 from vitlens.report.prose import say
 from vitlens.report.verdicts import LIMITS
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond, widened

@@ -1,14 +1,12 @@
 """The options of `vitlens features`."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from vitlens.analysis.features.defaults import PERPLEXITY, VOTERS
 from vitlens.commands.run.flags import bundle, option
 from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, several_models
 from vitlens.commands.run.parsing import counts, names_of
 from vitlens.names import OBJECTIVES, TEMPLATE_SETS, FeaturePool
-from vitlens.schema import Untrusted
 
 _READ = "How features are read"
 _SPACE = "Maps and retrieval"
@@ -73,7 +71,7 @@ class FeaturesOptions:
         "--perplexity", "Perplexity of t-SNE.", default=PERPLEXITY, metavar="X", low=1, panel=_SPACE
     )
     thumbnails: bool = option("--thumbnails", "Also draw thumbnails in place of points.", default=False, panel=_SPACE)
-    query: Annotated[tuple[str, ...], Untrusted()] = option(
+    query: tuple[str, ...] = option(
         "--query",
         "Image whose nearest neighbours are shown; may be repeated (default: some test images).",
         default=(),
@@ -81,7 +79,7 @@ class FeaturesOptions:
         shown=False,
         panel=_SPACE,
     )
-    show: Annotated[tuple[str, ...], Untrusted()] = option(
+    show: tuple[str, ...] = option(
         "--show",
         "Draw only these images: file names of the data, or paths (default: some test images).",
         default=(),
@@ -90,7 +88,7 @@ class FeaturesOptions:
         shown=False,
         panel=_SPACE,
     )
-    templates: Annotated[tuple[str, ...], Untrusted()] = option(
+    templates: tuple[str, ...] = option(
         "--clip-templates",
         f"Prompt with {{}} for the class, a file of such lines, or {', '.join(TEMPLATE_SETS)}; may be repeated "
         "(default: photo, simple).",
@@ -99,7 +97,7 @@ class FeaturesOptions:
         shown=False,
         panel=_LANGUAGE,
     )
-    prompts: Annotated[tuple[str, ...], Untrusted()] = option(
+    prompts: tuple[str, ...] = option(
         "--prompt",
         "Text whose relevance over the image is shown; may be repeated.",
         default=(),

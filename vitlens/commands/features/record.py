@@ -8,18 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import ClassNames, Pixels
 from vitlens.commands.shared.comparison import signed
 from vitlens.names import FeaturePool, KnownObjective, Projection, Weighting
 from vitlens.record import Record, arrays, col, table
-from vitlens.records import ClassNames, Pixels
-from vitlens.schema import Untrusted
 from vitlens.uncertainty import Estimate
 
 PROBE: Final = "probe"  # name of a classifier; the others are "knn-20" and so on
 Numbers = Mapping[str, Estimate]  # by number of neighbours
 Of = Literal["images", "patches", "embedding", "content"]
 _Labels = Annotated[NDArray[np.integer], Form("iu", (None,))]
-_Names = Annotated[NDArray[Any], Form("U", (None, None)), Untrusted()]
+_Names = Annotated[NDArray[Any], Form("U", (None, None))]
 
 
 def classifier_name(name: str) -> str:

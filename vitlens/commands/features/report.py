@@ -8,12 +8,12 @@ from typing import Final
 import numpy as np
 
 from vitlens.charts import Picture, images, intervals, lines, matrix
+from vitlens.charts.features import Cloud, Matches, PatchMap, correspondences, feature_space, patch_map
+from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL
 from vitlens.commands.features.claims import GROUP, SEARCHED, claims, most_neighbours, tested, unknown
 from vitlens.commands.features.record import PROBE, DepthRow, FeaturesRecord, FeaturesRow, LayersRow, MapRow
 from vitlens.commands.shared.comparison import UNDECIDED
 from vitlens.commands.shared.sheets import file_names
-from vitlens.figures.features import Cloud, Matches, PatchMap, correspondences, feature_space, patch_map
-from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL
 from vitlens.record import by
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section

@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,21 +16,33 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitlens.analysis.heads.labels import MIXED, head_words
+from vitlens.analysis.attention.map_checks import map_bits
+from vitlens.analysis.heads.labels import LABELS, MIXED, head_words
 from vitlens.analysis.heads.specialisation import Given
 from vitlens.attribution.look import Look, look
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.look.options import LookOptions
-from vitlens.commands.look.record import LookArrays, LookHeadRow, LookRecord, LookRow
-from vitlens.commands.look.report import digits_words
+from vitlens.commands.look.record import (
+    GivenArrays,
+    GivenLayerRow,
+    GivenRow,
+    LookArrays,
+    LookHeadRow,
+    LookRecord,
+    LookRow,
+)
 from vitlens.commands.run.describe import settings
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.progress.bar import progress
 from vitlens.commands.run.publish import publish, read
+from vitlens.commands.shared.explorer import sink_rows
 from vitlens.commands.shared.explorer_measure import explored
+from vitlens.commands.shared.given_attention import GivenAttention, given_attention, picture_of, read_attention
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import DRAWN, file_names
+from vitlens.commands.shared.stages import StageRow, stages
 from vitlens.data.decode import Header
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images
@@ -37,14 +50,18 @@ from vitlens.data.reading import probe
 from vitlens.data.split import Split
 from vitlens.devices import autocast, one_thread
 from vitlens.display import for_terminal
-from vitlens.errors import DataError, InputError
+from vitlens.errors import DataError, InputError, ModelError
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_model
+from vitlens.models.sources.hub import SMALL_VIT_SIZE, download_small_vit, offline
 from vitlens.models.sources.on_disk import vits_on_disk
 from vitlens.names import BUNDLED
+from vitlens.uncertainty import Estimate
 
 SHOWN: Final = 4  # images
 PLACED: Final = frozenset(("position", "sink"))  # labels that one image cannot tell apart
+FEW_PLACES: Final = "few places"  # what heads of these attend to
+GIVEN: Final = "attention"  # the name of weights that were given
 _SIDES: Final = (16, 36)  # columns of a picture, at least and at most
 _BAR: Final = 20  # characters of a probability of 1
 MOST: Final = 8  # images of a run, unless --limit says otherwise
@@ -53,15 +70,23 @@ ANOTHER: Final = "--model timm:NAME (see vitlens models) takes another"
 
 
 def measure(options: LookOptions) -> Path:
-    """Look at each image and write the report; returns the report's path.
+    """Look at each image, or at given attention weights, and write the report; returns the report's path.
 
-    Raises DataError where none of the images can be read, UnsupportedError for a model without a classifier.
+    Raises DataError where none of the images can be read, UnsupportedError for a model without a classifier, InputError
+    for weights that cannot be shown.
     """
     run = options.run
-    name, chosen = chosen_model(options)
-    if chosen and not run.quiet:
-        print(for_terminal(chosen), file=sys.stderr)  # noqa: T201
-    with one_thread():  # the passes that check a model are few and small
+    if options.attention is not None:
+        return given(options, options.attention)
+    if options.image is not None or options.prefix is not None:
+        raise InputError("expected --image and --prefix with weights, found them alone; add --attention FILE.npy")
+    if not options.images:
+        raise InputError("expected a photograph to look at, found none; e.g. vitlens look cat.jpg")
+    with offline(options.offline):
+        name, chosen = chosen_model(options)
+    _tell(chosen, quiet=run.quiet or not chosen)
+    # the passes that check a model are few and small
+    with offline(options.offline), one_thread():
         (model,) = load_models((name,), command="look", model_options=options.model_options, options=run)
     split = given_images(options.images, model, run)
     return measured(options, model, split, chosen)
@@ -97,6 +122,7 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
                 look=(row,),
                 predictions=tuple(map(PredictionRow.of, split.names, seen.names, seen.probabilities.tolist())),
                 heads=tuple(_head_rows(seen, file_names(split.names))),
+                stages=tuple(_stage_rows(model.alias, seen)),
                 explorer=(explorer,),
                 maps=LookArrays(pixels, maps[:, 0], maps[:, 1] if maps.shape[1] > 1 else None),
                 explorer_arrays={} if weights is None else {model.alias: weights},
@@ -109,7 +135,8 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
 
 
 def chosen_model(options: LookOptions) -> tuple[ModelName, str]:
-    """The model's name, and how it came to be taken ("" where it was named).
+    """The model's name, and how it came to be taken ("" where it was named): the smallest ViT in the hubs' caches, else
+    DeiT-tiny, which is downloaded, else the bundled ViT of digits.
 
     Raises InputError for weights of no model.
     """
@@ -118,13 +145,88 @@ def chosen_model(options: LookOptions) -> tuple[ModelName, str]:
     plain = replace(ModelOptions(), classes=options.model_options.classes)
     if options.model_options != plain:
         raise InputError("expected --model with options of your own weights, found them alone; add --model NAME")
-    found = vits_on_disk()
-    if found:
-        return found[0], f"takes {found[0].name}, the first of timm's ViTs whose weights are on this disk; {ANOTHER}"
-    return parse_model(BUNDLED[0]), (
-        f"takes {BUNDLED[0]}, which comes with vitlens and knows the digits 0 to 9 alone, as no weights of timm's ViTs "
-        f"are on this disk; {ANOTHER}"
-    )
+    small = sorted(vits_on_disk(), key=lambda name: Path(name.weights or "").stat().st_size)
+    if small:
+        return small[0], f"takes {small[0].name}, the smallest of timm's ViTs whose weights are on this disk; {ANOTHER}"
+
+    def begins(address: str) -> None:
+        words = f"downloads DeiT-tiny, a ViT of ImageNet's 1000 classes ({SMALL_VIT_SIZE} MB from {address}), once"
+        _tell(f"{words}; --offline never does", quiet=options.run.quiet)
+
+    try:
+        bar = partial(progress, "Downloading DeiT-tiny", unit="MB", quiet=options.run.quiet)
+        name = download_small_vit(begins=begins, progress=bar)
+    except ModelError as error:
+        return parse_model(BUNDLED[0]), (
+            f"takes {BUNDLED[0]}, which comes with vitlens and knows the digits 0 to 9 alone, as no weights of timm's "
+            f"ViTs are on this disk and {error}; {ANOTHER}"
+        )
+    return name, f"takes {name.name}, which it downloaded; {ANOTHER}"
+
+
+def _tell(line: str, *, quiet: bool) -> None:
+    """A line on standard error."""
+    if not quiet:
+        print(for_terminal(line), file=sys.stderr)  # noqa: T201
+
+
+def given(options: LookOptions, file: Path) -> Path:
+    """Show given attention weights on their image, and write the report; returns the report's path.
+
+    Raises InputError unless there is one image and no model, and for weights that cannot be shown.
+    """
+    run, named = options.run, (*options.images, *(() if options.image is None else (options.image,)))
+    if options.model is not None or options.model_options != ModelOptions():
+        raise InputError("expected --attention without a model, whose weights they are; leave out --model")
+    if len(named) != 1:
+        raise InputError(
+            f"expected --attention with the one image of its weights, found {len(named)}; add --image FILE"
+        )
+    weights = read_attention(file)
+    seen = given_attention(weights, prefix=options.prefix, name=GIVEN, option="--prefix")
+    pixels = picture_of(named[0])
+    with RunFolder.create(
+        "look",
+        name_parts=(GIVEN,),
+        title=f"Attention weights in {file.name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=settings(options, run),
+        formats=run.formats,
+    ) as folder:
+        layers, heads, tokens = weights.shape[:3]
+        row = GivenRow(
+            file.name, Path(named[0]).name, layers, heads, tokens, seen.prefix, options.prefix is None, seen.rows,
+            seen.off, seen.least, seen.most,
+        )  # fmt: skip
+        first = seen.means[:, 0] if seen.prefix else seen.means.mean(1)
+        folder.keep(
+            LookRecord(
+                given=(row,),
+                given_layers=tuple(_given_layers(seen)),
+                explorer=(seen.row,),
+                given_maps=GivenArrays(pixels[None], first[:, seen.prefix :].reshape(layers, *seen.row.keys)),
+                explorer_arrays={GIVEN: seen.arrays},
+            )
+        )
+        return publish(folder)
+
+
+def _given_layers(seen: GivenAttention) -> Iterator[GivenLayerRow]:
+    """Every layer of given weights."""
+    side, special = seen.row.keys[0], seen.prefix
+    places = np.stack(np.divmod(np.arange(side * side), side), 1)
+    apart = np.hypot(*(places[:, None] - places[None]).transpose(2, 0, 1))
+    for own, sinks in zip(seen.means, sink_rows(seen.row, seen.arrays)):
+        patches = own[special:, special:]
+        received = patches.mean(0).reshape(1, side, side)
+        yield GivenLayerRow(
+            sinks.layer,
+            float(map_bits(torch.from_numpy(received))[0]),
+            float((patches * apart).sum() / max(float(patches.sum()), 1e-30)),
+            sinks.mass,
+            float(own[special:, :special].sum(-1).mean()) if special else None,
+        )
 
 
 def given_images(given: Sequence[str], model: Model, run: RunOptions) -> Split:
@@ -154,8 +256,8 @@ def given_images(given: Sequence[str], model: Model, run: RunOptions) -> Split:
     faults += [f"{skipped.file}: {skipped.reason}" for skipped in split.skipped]
     more = (f"the first {len(split)} of {len(files)} files",) if tried < len(files) else ()
     lines = [*(f"left out {fault}" for fault in faults), *(f"looks at {each}; --limit N takes more" for each in more)]
-    for line in () if run.quiet else lines:
-        print(for_terminal(line), file=sys.stderr)  # noqa: T201
+    for line in lines:
+        _tell(line, quiet=run.quiet)
     return replace(split, notes=(*split.notes, *more))
 
 
@@ -169,11 +271,70 @@ def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[LookHeadRow]:
             )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _StageHead:
+    """A head as `stages` reads it."""
+
+    layer: int
+    label: str
+    is_clear: bool
+    statistics: dict[str, Estimate]
+
+
+@dataclass(frozen=True)
+class _StageLayer:
+    """A layer as `stages` reads it."""
+
+    layer: int
+    uniform_distance: float | None
+
+
+@dataclass(frozen=True)
+class _StageUnit:
+    """An ablated head as `stages` reads it."""
+
+    unit: str
+    layer: int
+    loss: Estimate
+    kind: str = "head"
+
+
+def _stage_rows(alias: str, seen: Look) -> Iterator[StageRow]:
+    """How the model works on these images, by stage; nothing where its heads have no labels."""
+    if seen.statistics is None:
+        return
+    known, images = seen.statistics.distance, len(seen.names)
+    heads = [
+        _StageHead(layer, *_pattern(own, images), {"distance": Estimate(float(known[layer, head]))})
+        for layer, of_layer in enumerate(seen.labels)
+        for head, own in enumerate(of_layer)
+    ]
+    far = [value if value > 0 else None for value in seen.statistics.uniform_distance().tolist()]  # NaN is none
+    losses = seen.delta_loss.mean(0).tolist()
+    units = [
+        _StageUnit(f"L{layer}.H{head}", layer, Estimate(loss, unit="nats"))
+        for (layer, head), loss in zip(seen.places, losses)
+    ]
+    yield from stages(alias, heads, [_StageLayer(*each) for each in enumerate(far)], units)
+
+
+def _pattern(given: Given, images: int) -> tuple[str, bool]:
+    """The pattern that a head follows, and whether it is a single one."""
+    if _few_places(given, images):
+        return FEW_PLACES, True
+    return given.label, given.label in LABELS and bool(LABELS[given.label].function)
+
+
+def _few_places(given: Given, images: int) -> bool:
+    """Whether all that is known of a head is that it attends to a few places."""
+    return images == 1 and ({given.best, given.other} if given.label == MIXED else {given.label}) <= PLACED
+
+
 def attends_to(given: Given | None, images: int) -> str:
     """What a head attends to, in a few words; images: that its label rests on."""
     if given is None:
         return "not labelled"
-    if images == 1 and ({given.best, given.other} if given.label == MIXED else {given.label}) <= PLACED:
+    if _few_places(given, images):
         return "the same few places for all patches (fixed, or chosen by this image)"
     return head_words(given.label, given.best, given.other or None, given.score)
 
@@ -182,8 +343,6 @@ def print_look(record: LookRecord, console: Console | None = None) -> None:
     """Print what was seen in the first images on standard error, so that stdout stays for the report's path."""
     console = console or Console(stderr=True)
     (row,) = record.look
-    if row.digits:
-        console.print(Text(digits_words(record.aliases[0]).replace("**", ""), style="bold"), soft_wrap=True)
     for index, name in enumerate(record.names[:SHOWN]):
         console.print(Text(for_terminal(name), style="bold"))
         for line in _pictures(record, index, console):
@@ -214,7 +373,7 @@ def _pictures(record: LookRecord, index: int, console: Console) -> Iterator[Text
     side = min(_SIDES[1], (console.width - 2) // (1 + len(maps)) - 2)
     if not console.is_terminal or console.color_system not in ("truecolor", "256") or side < _SIDES[0]:
         return
-    from vitlens.figures.overlay import Scale, blend
+    from vitlens.charts.overlay import Scale, blend
 
     picture = record.maps.pixels[index] / np.float32(255)
     panels = [picture.transpose(1, 2, 0)]

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Pixels
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import file_names
+from vitlens.commands.shared.stages import StageRow
 from vitlens.names import Replacement
 from vitlens.record import Record, arrays, col, table
-from vitlens.records import Pixels
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,36 @@ class LookHeadRow:
         return f"L{self.layer}.H{self.head}"
 
 
+@dataclass(frozen=True)
+class GivenRow:
+    """Attention weights that were given as an array. found: whether the number of prefix tokens was found from that of
+    all tokens; rows: of weights; off: of them those whose sum is not 1; least, most: sums of rows."""
+
+    file: str = col("file")
+    image: str = col("image")
+    layers: int = col("layers")
+    heads: int = col("heads")
+    tokens: int = col("tokens")
+    prefix: int = col("tokens before the patches")
+    found: bool = col("found from the number of tokens")
+    rows: int = col("rows")
+    off: int = col("rows that do not sum to 1")
+    least: float = col("least sum")
+    most: float = col("greatest sum")
+
+
+@dataclass(frozen=True)
+class GivenLayerRow:
+    """One layer of given weights, means over heads. information: of the mean map; sinks: the attention of the patches
+    on patches that receive far more than others; on_prefix: None without prefix tokens."""
+
+    layer: int = col("layer")
+    information: float = col("information", unit="bits")
+    distance: float = col("distance", unit="patches", term="the mean distance from a patch to those it attends to")
+    sinks: float = col("on sinks", unit="fraction", term="the attention of patches on a few that receive most from all")
+    on_prefix: float | None = col("on tokens before the patches", unit="fraction", default=None)
+
+
 _Maps = Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None))]
 
 
@@ -72,15 +103,29 @@ class LookArrays:
         return {"prediction": self.prediction} | ({} if self.runner_up is None else {"runner-up": self.runner_up})
 
 
+@dataclass(frozen=True)
+class GivenArrays:
+    """pixels: of the image (1, 3, height, width); maps (layers, rows, columns): of each layer, the mean of its heads,
+    from the first token before the patches, or the mean of all tokens where there is none."""
+
+    pixels: Pixels
+    maps: _Maps
+
+
 @dataclass(frozen=True, kw_only=True)
 class LookRecord(Record):
-    """What one model sees in a few images. predictions, heads: by image, the head that matters most first."""
+    """What one model sees in a few images. predictions, heads: by image, the head that matters most first; given: of
+    weights that were looked at in the place of a model's, where all but the explorer and its arrays is empty."""
 
     command: ClassVar[str] = "look"
     look: tuple[LookRow, ...] = table()
     predictions: tuple[PredictionRow, ...] = table()
     heads: tuple[LookHeadRow, ...] = table()
+    stages: tuple[StageRow, ...] = table()
+    given: tuple[GivenRow, ...] = table()
+    given_layers: tuple[GivenLayerRow, ...] = table()
     explorer: tuple[ExplorerRow, ...] = table()
+    given_maps: GivenArrays | None = arrays("given")
     maps: LookArrays | None = arrays("look")
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
 

@@ -10,18 +10,23 @@ from numpy.typing import NDArray
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images
-from vitlens.commands.look.record import LookHeadRow, LookRecord
-from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
+from vitlens.charts.overlay import is_constant
+from vitlens.commands.look.record import GivenLayerRow, GivenRow, LookHeadRow, LookRecord
+from vitlens.commands.shared.explorer import Shown, explorer_of, sinks_claim, without_explorer
 from vitlens.commands.shared.predictions import PredictionRow, for_images
 from vitlens.commands.shared.sheets import EACH
-from vitlens.figures.overlay import is_constant
+from vitlens.commands.shared.stages import HOW
+from vitlens.record import columns
 from vitlens.report.claims import Claim
+from vitlens.report.document import Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.numbers import percent
 from vitlens.report.prose import listed, say
-from vitlens.report.sections import Chart, Overview, Report, Section, other_sheets
+from vitlens.report.sections import Chart, Report, Section, drawn, other_sheets, table_of
 
 _SHEETS: Final = 4  # of images that are drawn
+_LAYERS: Final = 5  # of given weights, in the picture
+_ROWS: Final = 8  # of the first page's table
 _BY: Final = {"zero": "zero", "resample": "its output for another of the images", "mean": "its mean over the images"}
 
 
@@ -34,7 +39,11 @@ def digits_words(alias: str) -> str:
 
 
 def claims(record: LookRecord) -> Iterator[Claim]:
-    """What the model predicts, and the heads without which the prediction loses most."""
+    """What the model predicts, the heads without which the prediction loses most, and sinks; or what given weights
+    show."""
+    if record.given:
+        yield from _given(record, record.given[0])
+        return
     rows, (alias,), (known,) = record.predictions, record.aliases, record.look
     if known.digits:
         yield Claim("classes", alias, digits_words(alias), kind="answer")
@@ -60,10 +69,54 @@ def claims(record: LookRecord) -> Iterator[Claim]:
             many=len(rows) > 1, file=record.names[row.number],
         )  # fmt: skip
         yield Claim("head", alias, says, kind="answer", evidence="intervened")
+    yield from sinks_claim(record, alias)
+
+
+def _given(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
+    """The shape of given weights, the sharpest layer, rows that are no distributions, and sinks."""
+    says = say(
+        "**{{ row.file }}** holds {{ row.layers }} layer{{ row.layers|s }} of {{ row.heads }} head{{ row.heads|s }}: "
+        "{{ row.tokens }} tokens, {{ row.prefix }} of them before {{ grid[0] }}x{{ grid[1] }} patches"
+        "{% if row.found %} (found from the number of tokens){% endif %}.",
+        row=row, grid=record.explorer[0].keys,
+    )  # fmt: skip
+    yield Claim("form", row.file, says, title=say("Where every head of {{ row.file }} attends in {{ row.image }}",
+                                                  row=row), kind="answer", place="given")  # fmt: skip
+    if row.off:
+        says = say(
+            "**{{ row.off }} of {{ row.rows }} rows do not sum to 1** (sums from {{ row.least|number }} to "
+            "{{ row.most|number }}): a part of the keys may be missing, or dropout was on; numbers below are of the "
+            "weights as they are.", row=row,
+        )  # fmt: skip
+        yield Claim("sums of rows", row.file, says, kind="answer")
+    if record.given_layers:
+        near, far = (pick(record.given_layers, key=lambda each: each.distance) for pick in (min, max))
+        says = say(
+            "Attention is most local in layer {{ near.layer }}, with a mean distance of {{ near.distance|number }} "
+            "patches{% if apart %}, and reaches farthest in layer {{ far.layer }}, "
+            "{{ far.distance|number }}{% endif %}.", near=near, far=far, apart=near.layer != far.layer,
+        )  # fmt: skip
+        yield Claim("distance", row.file, says, kind="answer")
+    yield from sinks_claim(record, row.file)
+
+
+def _unknown_of_given(row: GivenRow) -> Iterator[str]:
+    yield "No model was run: nothing here says what was predicted, nor whether it depends on what is attended to."
+    yield say(
+        "The picture is the centre square of {{ row.image }}, and patches are taken to lie row by row: where the model "
+        "saw another crop or order, give the image as it saw it.", row=row,
+    )  # fmt: skip
+    if row.found and row.prefix:
+        yield say("That {{ n }} token{{ n|s }} {{ n|are }} before the patches is a guess; `--prefix` states it.",
+                  n=row.prefix)  # fmt: skip
+    yield "This is one image: `vitlens stats` measures heads on a data set."
 
 
 def unknown(record: LookRecord) -> Iterator[str]:
-    """What a look at a few images does not show."""
+    """What a look at a few images, or at given weights, does not show."""
+    if record.given:
+        yield from _unknown_of_given(record.given[0])
+        return
     (row,) = record.look
     given = {"row": row, "n": row.images}
     if row.chosen:
@@ -103,6 +156,22 @@ def pictures(record: LookRecord) -> Iterator[Picture]:
             yield Picture(image, own, place, f"evidence for the {title}", below, crossed=flaw, sheet=sheet)
 
 
+def given_pictures(record: LookRecord) -> Iterator[Picture]:
+    """The image of given weights, and the mean map of at most _LAYERS layers."""
+    if record.given_maps is None:
+        return
+    image, maps = record.given_maps.pixels[0] / np.float32(255), record.given_maps.maps
+    yield Picture(image, column="image")
+    for layer in _spread(len(maps), _LAYERS):
+        own = np.asarray(maps[layer], float)
+        yield Picture(image, own, column=f"layer {layer}", crossed="uniform" if is_constant(own) else "")
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most so many numbers below a count, evenly spaced, with the first and the last."""
+    return sorted({round(at) for at in np.linspace(0, count - 1, min(count, most))})
+
+
 def _positive(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
     """A map without what is below zero, and why it says nothing, where that is so."""
     flaw = "not finite" if not np.isfinite(values).all() else "all equal" if is_constant(values) else ""
@@ -123,6 +192,9 @@ def _named(record: LookRecord) -> list[PredictionRow]:
 
 def explorer(record: LookRecord) -> Explorer | None:
     """The images with both maps; heads with their labels and the mean rise of the loss without them."""
+    if record.given and record.given_maps is not None:
+        own = explorer_of(record, Shown(record.given_maps.pixels, [record.given[0].image]))
+        return None if own is None else replace(own, model=record.given[0].file)
     if record.maps is None:
         return None
     facts = [
@@ -151,6 +223,22 @@ def definitions(record: LookRecord) -> Iterator[tuple[str, str]]:
             yield row.title, f"{known.description} ({known.paper})."
 
 
+def _at_a_glance(record: LookRecord) -> Table | None:
+    """The predictions of the images, or some layers of given weights."""
+    if record.given_layers:
+        layers = [record.given_layers[at] for at in _spread(len(record.given_layers), _ROWS)]
+        return table_of(layers, columns(GivenLayerRow), of=len(record.given_layers), name="given_layers")
+    known, names = columns(PredictionRow), ("image", "class_1", "probability_1", "class_2", "probability_2", "class_3")
+    rows = _named(record)
+    return table_of(rows[:_ROWS], {name: known[name] for name in names}, of=len(rows), name="predictions")
+
+
+_GIVEN: Final = Chart(
+    "given", images(largest=1.6),
+    "The image, then where each layer attends, the mean of its heads{% if record.given[0].prefix %}, from the first "
+    "token{% endif %}. Each map has its own maximum.",
+    title="{{ record.given[0].file }}", rows=lambda record: list(given_pictures(record)),
+)  # fmt: skip
 _PICTURE: Final = Chart(
     "look", images(largest=2.2),
     "Each image as the model saw it, and where the evidence for its prediction and for the runner-up lies. Compare "
@@ -164,8 +252,8 @@ REPORT: Final = Report(
     unknown=unknown,
     explorer=explorer,
     definitions=definitions,
-    picture=_PICTURE,
-    glance=Overview(_named, ("image", "class_1", "probability_1", "class_2", "probability_2", "class_3")),
+    picture=lambda record: drawn(_GIVEN if record.given else _PICTURE, record),
+    glance=_at_a_glance,
     sections=(
         Section(
             "Which heads matter for the prediction?", _leading,
@@ -173,6 +261,7 @@ REPORT: Final = Report(
                     "predicted class.{% if record.look[0].note %} {{ record.look[0].note|whole }}.{% endif %}",
             columns=("image", "layer", "head", "delta_loss", "probability", "attends"),
         ),
+        HOW,
         other_sheets(_PICTURE),
     ),
 )  # fmt: skip

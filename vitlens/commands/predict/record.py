@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from vitlens.arrays import Pixels
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.record import Record, arrays, table
-from vitlens.records import Pixels
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ def unknown(record: PredictRecord) -> Iterator[str]:
         yield "The images have no labels: whether the predictions are correct is not known."
     elif len(rows) < FEWEST or len(labelled) < len(rows):
         right = sum(bool(row.correct) for row in labelled)
-        yield say("{{ right }} of {{ n }} predictions {{ right|are }} the label: too few images to estimate accuracy.",
+        yield say("{{ right }} of {{ n }} prediction{{ n|s }} {{ right|are }} the label: too few images to estimate "
+                  "accuracy.",
                   right=right, n=len(labelled))  # fmt: skip
     yield (
         "A probability is the model's own confidence, not its accuracy: how often such a prediction is correct, "
@@ -84,7 +85,7 @@ def unknown(record: PredictRecord) -> Iterator[str]:
 
 def _uncertain(record: PredictRecord) -> str:
     less = sum(row.probability_1 < _CERTAIN for row in record.predictions)
-    return say("{{ k or 'None' }} of {{ n }} predictions {{ k|have }} a probability below {{ limit|percent }}.",
+    return say("{{ k or 'None' }} of {{ n }} prediction{{ n|s }} {{ k|have }} a probability below {{ limit|percent }}.",
                k=less, n=len(record.predictions), limit=_CERTAIN)  # fmt: skip
 
 

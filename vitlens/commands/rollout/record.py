@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Masks, Pixels
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow
 from vitlens.names import Fusion, Readout
 from vitlens.record import Record, arrays, col, table
-from vitlens.records import Masks, Pixels
 from vitlens.uncertainty import Estimate
 
 

@@ -7,12 +7,12 @@ import numpy as np
 
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.charts import Picture, images, intervals
+from vitlens.charts.overlay import is_constant
+from vitlens.charts.style import RIGHT_SYMBOL, WRONG_SYMBOL
 from vitlens.commands.rollout.record import ImageRow, RolloutRecord, RolloutRow
-from vitlens.commands.shared.explorer import Shown, explorer_of, without_explorer
+from vitlens.commands.shared.explorer import Shown, explorer_of, sinks_claim, without_explorer
 from vitlens.commands.shared.maps.record import FIXED, UNIFORM, fixed_maps, mixed_heads_words
 from vitlens.commands.shared.sheets import EACH, file_names
-from vitlens.figures.overlay import is_constant
-from vitlens.figures.style import RIGHT_SYMBOL, WRONG_SYMBOL
 from vitlens.report.claims import Claim, above, below, found
 from vitlens.report.explorer import Explorer
 from vitlens.report.numbers import percent
@@ -25,7 +25,7 @@ FEWEST: Final = 20  # images, below which nothing is claimed
 
 
 def claims(record: RolloutRecord) -> Iterator[Claim]:
-    """Which maps find the object, and which are zero, uniform, fixed to places or at odds with each other."""
+    """Which maps find the object, which are zero, uniform, fixed to places or at odds with each other, and sinks."""
     rows, (alias,) = record.methods, record.aliases
     for row in rows:
         if row.zero:
@@ -37,6 +37,8 @@ def claims(record: RolloutRecord) -> Iterator[Claim]:
                 if row.zero == record.images else "",
                 kind="answer", evidence="attributed", place="maps",
             )  # fmt: skip
+    if all(row.pointing is None for row in rows):  # of photographs without masks
+        yield from sinks_claim(record, alias)
     if record.images < FEWEST:
         return
     yield from _pointing([row for row in rows if row.difference is not None], alias)
@@ -49,7 +51,7 @@ def claims(record: RolloutRecord) -> Iterator[Claim]:
         sharp.information,
         given={"flat": flat, "sharp": sharp, "most": max((row.information.value for row in flat), default=0.0)},
         title=say(
-            "{{ flat|length }} of {{ rows|length }} kinds of map of {{ alias }} are nearly uniform"
+            "{{ flat|length }} of {{ rows|length }} kind{{ rows|s }} of map of {{ alias }} are nearly uniform"
             if flat else "{{ sharp.name }} gives the sharpest maps of {{ alias }}",
             flat=flat, rows=rows, sharp=sharp, alias=alias,
         ),
@@ -86,11 +88,13 @@ def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
     lead, worst = max(more or rows, key=_gain), min(rows, key=_gain)
     yield found(
         "pointing game", alias,
-        "{{ more|length or 'None' }} of {{ n }} kinds of map point{{ 's' if not more }} at the object significantly "
+        "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map point{{ 's' if not more }} at the object "
+        "significantly "
         "more often than maps that ignore the image: {{ 'best' if more else 'the closest is' }} **{{ lead.name }}**, "
         "{{ lead.pointing|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
         lead.difference or Estimate(0.0), given={"more": more, "n": len(rows), "lead": lead},
-        title=say("{{ more|length or 'None' }} of {{ n }} kinds of map of {{ alias }} find{{ 's' if not more }} the "
+        title=say("{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map of {{ alias }} find{{ 's' if not more "
+                  "}} the "
                   "object significantly more often than baselines", more=more, n=len(rows), alias=alias),
         kind="answer", evidence="attributed", place="pointing",
     )  # fmt: skip

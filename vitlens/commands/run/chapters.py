@@ -9,13 +9,12 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
 from vitlens.errors import UnknownNameError
 from vitlens.files import read_run
-from vitlens.record import Better, Record, col, table
-from vitlens.records import Contents
+from vitlens.record import Better, Contents, Record, col, table
 from vitlens.report.claims import Claim
-from vitlens.report.document import Cell, Document, Section
+from vitlens.report.document import Cell, Document, Section, Sentence
 from vitlens.report.sections import ORDER, SAID
 from vitlens.safe_paths import inside
-from vitlens.schema import Name
+from vitlens.typed import Name
 from vitlens.uncertainty import Estimate
 
 CHAPTERS_FOLDER: Final = "chapters"
@@ -80,9 +79,9 @@ class Chapter:
         chart: the beginning of the figure's name; other figures of the section are left out. None: nothing has it.
         """
         document, first = self.document, self.document.first
-        if first is not None and first.picture is not None and first.picture.name.startswith(chart):
+        if first.picture is not None and first.picture.name.startswith(chart):
             glance = () if first.glance is None else (first.glance,)
-            page = Section("", first.answer, glance, (first.picture,), leading=True)
+            page = Section("", first.answer, glance, (first.picture,))
             return self._placed(page, chart)
         held = (each for each in document.sections if any(f.name.startswith(chart) for f in each.figures))
         found = next(held, None)
@@ -104,8 +103,7 @@ class Chapter:
 
     def glance(self, title: str) -> Mapping[str, Cell]:
         """A line of its first page's table by the titles of the columns; empty where there is none."""
-        first = self.document.first
-        table = None if first is None else first.glance
+        table = self.document.first.glance
         lines = [] if table is None else [dict(zip(table.columns, row)) for row in table.rows if row[0] == title]
         return lines[0] if lines else {}
 
@@ -134,8 +132,10 @@ def answered(
             states = [claim.state for claim in claims if claim.question in question.about and claim.state]
             for chapter, section in own:
                 of = f" ({chapter.row.alias})" if len(own) > 1 else ""
+                placed = [Sentence(each.says) for each in chapter.claims if each.place == question.chart and each.says]
+                said = {each.text: each for each in (*placed, *section.sentences)}
                 yield replace(
-                    section, title=f"{question.title}{of}", sentences=section.sentences[:SAID],
+                    section, title=f"{question.title}{of}", sentences=tuple(said.values())[:SAID],
                     tables=section.tables[:1], figures=section.figures[:1], panels=(), more=chapter.report,
                     status=min(states, key=ORDER.index) if states else section.status,
                 )  # fmt: skip

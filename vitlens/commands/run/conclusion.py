@@ -38,7 +38,7 @@ def conclusion_of(outcome: Path, requirements: Sequence["Requirement"]) -> Concl
     folder = outcome if outcome.is_dir() else outcome.parent
     if not (folder / RESULTS).is_file():
         return Conclusion(outcome, (), not requirements)
-    record = read_folder(folder, escaped=False)
+    record = read_folder(folder)
     lines = summary_lines(COMMANDS[record.command].report(record))
     judged = tuple(outcomes(requirements, record))
     return Conclusion(outcome, (*lines, *(each.line for each in judged)), all(each.holds for each in judged))

@@ -1,14 +1,10 @@
-"""The settings of a run in config.json (options, models, data), and a report's sentences about the data."""
+"""The settings of a run in config.json: options, models, data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vitlens.commands.run.options import RunOptions
-from vitlens.report.document import Sentence
-from vitlens.report.images import data_sentences
-
-__all__ = ["data_sentences", "predicted_sentences", "settings"]
 
 if TYPE_CHECKING:
     from vitlens.data.split import Split
@@ -18,7 +14,7 @@ if TYPE_CHECKING:
 def settings(
     options: Any, run: RunOptions, *, models: "Sequence[Model]" = (), split: "Split | None" = None, **more: object
 ) -> dict[str, object]:
-    """The settings of a run for RunFolder.create(config=...), read back by `Record.options` and `Record.config`.
+    """The settings of a run for RunFolder.create(config=...), read back as `Record.config`.
 
     options: the dataclass that the command took; run: its run options as they hold in this process; more: further
     entries of config.json.
@@ -58,13 +54,3 @@ def _split(split: "Split") -> dict[str, object]:
         "skipped": [asdict(skipped) for skipped in split.skipped],
         "notes": list(split.notes),
     }
-
-
-def predicted_sentences(predicted: bool) -> Iterator[Sentence]:
-    """What clean accuracy means where the model's predictions were used as labels (--predicted)."""
-    if predicted:
-        yield Sentence(
-            "The model's own predictions are used as labels (--predicted): clean accuracy is 100 % by definition; a "
-            "lower one is the share of predictions that stay the same.",
-            says="setting",
-        )

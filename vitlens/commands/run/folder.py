@@ -2,8 +2,8 @@
 
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -26,9 +26,7 @@ from vitlens.files import (
 )  # fmt: skip
 from vitlens.record import SCHEMA as RECORDED
 from vitlens.record import Record, written
-from vitlens.records import ArraysOf, TableOf, as_arrays, as_row
 from vitlens.safe_paths import inside
-from vitlens.uncertainty import Estimate
 from vitlens.version import __version__
 
 Row = TypeVar("Row")
@@ -141,25 +139,9 @@ class RunFolder:
         for name, values in files.items():
             self.arrays(name, **values)
 
-    def metric(self, name: str, estimate: Estimate) -> None:
-        """Keep one number; its name is a path of words ("accuracy/vit-digits")."""
-        self._metrics[name] = {key: value for key, value in asdict(estimate).items() if value is not None}
-
-    def table(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Keep a table: rows of named values that JSON can hold."""
-        self._tables[name] = [dict(row) for row in rows]
-
     def arrays(self, name: str, **arrays: ArrayLike) -> None:
         """Write arrays/<name>.npz, from which figures are drawn again."""
         write_arrays(self.place("arrays", named_file(name, ".npz")), arrays)
-
-    def write(self, table: TableOf[Row], rows: Iterable[Row]) -> None:
-        """Keep a table of the rows that it declares."""
-        self._tables[table.name] = [as_row(table, row) for row in rows]
-
-    def save(self, arrays: ArraysOf[Kind], values: Kind, **parts: str) -> None:
-        """Write the arrays that a command declares, from which figures are drawn again."""
-        self.arrays(arrays(**parts), **as_arrays(values))
 
     def place(self, *parts: str) -> Path:
         """Where something is written in this folder. Raises InputError for a link, and for what leads out of it."""

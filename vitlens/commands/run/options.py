@@ -9,7 +9,7 @@ from vitlens.commands.run.flags import argument, choices, option, require_bounds
 from vitlens.commands.run.parsing import numbers, side_lengths
 from vitlens.models.sources.registry import describe_names
 from vitlens.names import DEFAULT_SEED, FORMATS, Precision
-from vitlens.schema import read_as
+from vitlens.typed import read_as
 
 _RUN = "Run and report"
 _MODEL = "Your own weights"

@@ -16,9 +16,7 @@ from vitlens.commands.run.run_place import require_plain
 from vitlens.deadline import require_time
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
-from vitlens.record import Record as Recorded
-from vitlens.record import flat, read_record
-from vitlens.records import Record
+from vitlens.record import Record, flat, read_record
 from vitlens.report.document import Document, FigureSpec
 from vitlens.report.markdown import markdown
 from vitlens.safe_paths import inside
@@ -69,24 +67,19 @@ def report(path: Path, *, html: bool = False) -> Path:
         return written
 
 
-def read(run: RunRecord, *, escaped: bool = True) -> Any:
-    """The record of a run, typed as its command declares; escaped: names in it are escaped for display.
-
-    Those of a record class are as they were written, as they are escaped where they are put into a report.
-    """
-    kind = COMMANDS[run.command].recorded
-    if kind is not None:
-        return read_record(kind, run)
-    return Record(run, COMMANDS[run.command].contents, escaped=escaped)
+def read(run: RunRecord) -> Any:
+    """The record of a run, as its command declares it; names in it are as they were written, and escaped where they are
+    put into a report."""
+    return read_record(COMMANDS[run.command].recorded, run)
 
 
-def read_folder(path: Path, *, escaped: bool = True) -> Any:
+def read_folder(path: Path) -> Any:
     """The record of an earlier run's folder. Raises InputError and UnknownNameError as `report`."""
     run = read_run(path)
     require_reporting(run)
     require_plain(path)
     with _foreign_contents(run):
-        return read(run, escaped=escaped)
+        return read(run)
 
 
 def require_reporting(run: RunRecord) -> None:
@@ -145,7 +138,7 @@ def _require_bounded(figure: "Figure", name: str, folder: Path) -> None:
         )
 
 
-def _write_tables(record: Recorded) -> None:
+def _write_tables(record: Record) -> None:
     """Write every table as tables/NAME.csv, an interval as three columns."""
     for name, rows in record.tables.items():
         if rows:
@@ -160,8 +153,7 @@ def _write_tables(record: Recorded) -> None:
 
 def _write(document: Document, record: Any, seconds: float, *, html: bool) -> Path:
     """Write report.md and, with html, report.html; the path of the last."""
-    if isinstance(record, Recorded):
-        _write_tables(record)
+    _write_tables(record)
     path = inside(record.folder, REPORT)
     write_text(path, markdown(document, record, seconds=seconds))
     if not html:

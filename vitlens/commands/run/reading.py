@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import REPORT, read_folder
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import named_file, read_arrays
-from vitlens.record import Record as Recorded
 from vitlens.record import flat
 from vitlens.recorded import Config
-from vitlens.records import as_row
 from vitlens.safe_paths import inside
 from vitlens.summary import Line, Summary, as_text
 from vitlens.uncertainty import Estimate
@@ -69,7 +66,7 @@ class ReportFolder(Summary):
     """
 
     def __init__(self, folder: Path, *, unfinished: bool) -> None:
-        self._record = read_folder(folder, escaped=False)
+        self._record = read_folder(folder)
         self.folder = folder
         self.command: str = self._record.command
         self.status: str = self._record.status
@@ -110,11 +107,8 @@ class ReportFolder(Summary):
             import pandas
         except ImportError as error:
             raise InputError("expected pandas for to_pandas, found none; type pip install pandas") from error
-        if isinstance(self._record, Recorded):
-            return pandas.DataFrame(list(map(flat, rows)))
-        table = next(table for table in COMMANDS[self.command].contents.tables if table.name == name)
-        columns = [field.name for field in fields(table.row)] if not rows else None
-        return pandas.DataFrame([as_row(table, row) for row in rows], columns=columns)
+        kind = type(self._record).contents().tables[name]
+        return pandas.DataFrame(list(map(flat, rows)), columns=None if rows else [each.name for each in fields(kind)])
 
     def summary(self) -> Iterator[Line]:
         """The command, its status, the first metrics, the tables with their rows, and the files of arrays."""

@@ -6,7 +6,7 @@ from math import isnan
 from typing import Literal
 
 from vitlens.errors import InputError, nearest
-from vitlens.record import Record
+from vitlens.record import MetricName, Record
 from vitlens.uncertainty import Estimate
 
 Bound = Literal["at least", "at most"]
@@ -53,6 +53,20 @@ def _parsed(text: str, bound: Bound, option: str) -> Requirement:
     if not metric or isnan(value):
         raise InputError(f"expected {option} METRIC=VALUE, such as accuracy=0.9, found {text!r}")
     return Requirement(metric, bound, value)
+
+
+def require_known(requirements: Sequence[Requirement], metrics: Sequence[MetricName], *, word: str) -> None:
+    """Raise InputError, before anything is measured, for a metric that a command never has."""
+    patterns = list(
+        dict.fromkeys(each for metric in metrics for each in (_without_alias(metric.pattern), metric.pattern))
+    )
+    for each in requirements:
+        if all(MetricName(pattern).parts(each.metric) is None for pattern in patterns):
+            near = nearest(each.metric, patterns) or patterns[:3]
+            raise InputError(
+                f"expected a metric of vitlens {word} with --{each.bound.replace(' ', '-')}, found {each.metric!r}; "
+                f"e.g. {', '.join(near)}"
+            )
 
 
 def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[RequirementOutcome]:

@@ -20,10 +20,11 @@ from torch import Tensor
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.heads.statistics import Statistics, statistics
+from vitlens.charts import images as drawn_images
+from vitlens.charts.pictures import with_maps
 from vitlens.data.split import Split
 from vitlens.display import for_terminal
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.figures.overlays import overlay_rows
 from vitlens.models.model import Model
 from vitlens.names import TrackerName
 from vitlens.shapes import Images
@@ -184,14 +185,13 @@ def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
 def overlay(model: Model, images: Images, *, title: str) -> NDArray[np.uint8]:
     """Images beside their attention rollout on one colour scale, as pixels (height, width, 3)."""
     maps = rollout(model, images)
-    figure = overlay_rows(
-        images=images, maps=100 * maps[:, None], titles=("rollout",), title=f"{title}, share of each patch",
-        label="rollout (%)",
-    )  # fmt: skip
+    pixels, shares = images.cpu().numpy(), 100 * maps.cpu().numpy()
+    cells = with_maps(pixels, [shares], ["rollout"], [f"image {at}" for at in range(len(pixels))])
+    figure = drawn_images(scale="joint", label="rollout (%)")(list(cells), f"{title}, share of each patch")
     drawn = BytesIO()
     figure.savefig(drawn, format="rgba", dpi="figure")
-    pixels = np.frombuffer(drawn.getvalue(), np.uint8).reshape(-1, int(figure.bbox.width), 4)
-    return np.ascontiguousarray(pixels[..., :3])
+    seen = np.frombuffer(drawn.getvalue(), np.uint8).reshape(-1, int(figure.bbox.width), 4)
+    return np.ascontiguousarray(seen[..., :3])
 
 
 def _say(message: str) -> None:

@@ -22,7 +22,7 @@ from vitlens.files import read_arrays, write_arrays
 from vitlens.models.model import Model
 from vitlens.names import BUNDLED
 
-_FILE = f"arrays/{TRAINING_IMAGES.name}.npz"
+_FILE = f"arrays/{TRAINING_IMAGES}.npz"
 _ABOVE = 4  # folders from a weights file upwards in which its run is looked for: RUN/points/LABEL/seed-0/weights
 
 

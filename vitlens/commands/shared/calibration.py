@@ -1,20 +1,16 @@
-"""Calibration of models on labelled images: rows, the judgement and the figure; free of torch."""
+"""Calibration of models on labelled images: rows, the judgement and the chart; free of torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from vitlens.record import by, col
+from vitlens.record import col
 from vitlens.report.claims import Claim, judge
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, wilson
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from vitlens.analysis.answers.evaluate import CalibrationBins
 
 
@@ -48,24 +44,36 @@ def calibration_claim(model: str, error: Estimate) -> Claim:
     return Claim("calibration", model, state="inconclusive", limit="calibration", because=because)
 
 
-def _reliability(rows: Sequence[Any], _: str) -> "Figure":
-    from vitlens.figures.calibration import Calibration, reliability_diagram
+@dataclass(frozen=True)
+class _Bin:
+    """A filled bin as it is drawn, with the interval of its accuracy."""
 
-    (record,) = rows
+    model: str
+    confidence: float = col("mean confidence", unit="fraction")
+    accuracy: Estimate = col("accuracy")
+
+
+def _bins(record: Any) -> list[_Bin]:
+    """The filled bins of the first models; none of few images."""
     errors = {row.model: row.calibration_error.value for row in record.scores}
-    models = []
-    for alias, own in list(by(record.calibration, "model").items())[:MODELS]:
-        confidence, accuracy = (np.array([getattr(row, name) for row in own]) for name in ("confidence", "accuracy"))
-        counts = np.array([row.count for row in own], float)
-        models.append(Calibration(alias, confidence, accuracy, counts, error=errors[alias]))
-    return reliability_diagram(models=models, few=FEW)
+    return [
+        _Bin(
+            f"{row.model}: ECE {100 * errors[row.model]:.1f} points",
+            row.confidence,
+            wilson(round(row.accuracy * row.count), row.count),
+        )
+        for row in record.calibration
+        if row.count and record.images >= DRAWN and row.model in list(errors)[:MODELS]
+    ]
 
 
-RELIABILITY: Final = Chart(
-    "calibration",
-    _reliability,
-    "Accuracy against confidence in bins, with the share of images below; bars under the dashed line are "
-    "overconfident, hollow ones hold few images.",
-    title="Accuracy against confidence",
-    rows=lambda record: [record] if record.images >= DRAWN else [],
-)
+def reliability() -> Chart:
+    """Accuracy against confidence of the first models, where there are enough images."""
+    from vitlens.charts import scatter
+
+    return Chart(
+        "calibration", scatter("confidence", "accuracy", of="model", diagonal=True),
+        "Accuracy against confidence in bins, with 95 % intervals; below the dashed line the model is overconfident. "
+        "Wide intervals are of bins with few images.",
+        title="Accuracy against confidence", rows=_bins,
+    )  # fmt: skip

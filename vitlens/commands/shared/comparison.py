@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from vitlens.commands.shared.calibration import FEW
 from vitlens.record import col
-from vitlens.report.claims import Claim
-from vitlens.report.findings import SMALLEST
+from vitlens.report.claims import SMALLEST, Claim
 from vitlens.report.prose import say
 from vitlens.report.sections import Section
 from vitlens.report.verdicts import LIMITS

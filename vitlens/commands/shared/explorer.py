@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.display import protected, unprotected, visible
-from vitlens.records import ArraysOf, TableOf
+from vitlens.report.claims import Claim
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html.packing import restored
 from vitlens.report.prose import Marked, say
+from vitlens.report.verdicts import LIMITS
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,9 @@ class ExplorerArrays:
 
 
 LEVELS: Final = 255  # of a byte
+_DEVIATIONS: Final = 5  # as a statistic's sinks (analysis/heads/rows.py, tested)
+_FEW: Final = 0.1  # of the patches: more that all queries share are an object or a region, as the label of heads
 
-EXPLORER = TableOf("explorer", ExplorerRow, optional=True)
-EXPLORER_ARRAYS = ArraysOf("explorer-{model}", ExplorerArrays)
 
 Floats = NDArray[np.floating[Any]]
 _SPECIAL = {"cls": "CLS"}  # names of tokens that are written otherwise
@@ -92,6 +93,55 @@ def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
         if row.reason:
             reason = Marked(protected(visible(row.reason)))  # a whole sentence, which is not to be shortened
             yield say("There is no attention explorer of {{ model }}: {{ reason }}.", model=row.model, reason=reason)
+
+
+@dataclass(frozen=True)
+class SinkRow:
+    """The sinks of one layer as `vitlens stats` finds them (patches that receive more than the median of the keys and 5
+    median absolute deviations), of more than _FEW those that receive most. mass: the share of the patches' attention on
+    them, patches: their number; both means over images and heads."""
+
+    layer: int
+    mass: float
+    patches: float
+
+
+def sink_rows(row: ExplorerRow, arrays: ExplorerArrays) -> Iterator[SinkRow]:
+    """The sinks of every layer, in the images of which every head is kept."""
+    special = len(row.special)
+    for layer, (bytes_, most) in enumerate(zip(arrays.heads.swapaxes(0, 1), arrays.heads_most.swapaxes(0, 1))):
+        received = restored(bytes_, most, special, LEVELS)[..., special:, :].mean(-2, dtype=np.float64)
+        middle = np.median(received, -1, keepdims=True)
+        above = received - middle
+        spread = np.median(np.abs(above), -1, keepdims=True)
+        on_patches = received[..., special:]
+        few = max(1, int(_FEW * on_patches.shape[-1]))
+        enough = np.sort(on_patches, -1)[..., -few, None]
+        sinks = (above > np.maximum(_DEVIATIONS * spread, 1e-4 * middle))[..., special:] & (on_patches >= enough)
+        mass = (on_patches * sinks).sum(-1)
+        yield SinkRow(layer, float(mass.mean()), float(sinks.sum(-1).mean()))
+
+
+def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
+    """That bright spots of the last quarter of the layers are sinks, where much of the attention lies on a few patches;
+    record: as for `explorer_of`."""
+    for row in record.explorer:
+        if row.model not in record.explorer_arrays or not row.whole:
+            continue
+        patches, every = row.keys[0] * row.keys[1], list(sink_rows(row, record.explorer_arrays[row.model]))
+        last = every[-max(1, len(every) // 4) :]
+        found = [one for one in last if LIMITS["sinks"].state(one.mass) != "pass"]
+        if found:
+            most = max(found, key=lambda one: one.mass)
+            yield Claim(
+                "attention sinks", model,
+                say("In {{ layers|ranges }} of **{{ model }}** {% if layers|length > 1 %}up to {% endif %}"
+                    "{{ l.mass|percent }} of the attention of all patches lies on the same few of them "
+                    "({{ few }} of {{ n }}): bright spots there are attention sinks, which need not be "
+                    "evidence for a class.",
+                    model=model, layers=[one.layer for one in found], l=most, few=round(most.patches), n=patches),
+                kind="answer", limit="sinks", evidence="attributed",
+            )  # fmt: skip
 
 
 def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer:

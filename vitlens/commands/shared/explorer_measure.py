@@ -15,8 +15,7 @@ from vitlens.analysis.attention.defaults import WHOLE
 from vitlens.analysis.attention.tokens import require_token_attention, token_attention
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Statistics
-from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.shared.explorer import EXPLORER_ARRAYS, LEVELS, ExplorerArrays, ExplorerRow, Shown
+from vitlens.commands.shared.explorer import LEVELS, ExplorerArrays, ExplorerRow, Shown
 from vitlens.commands.shared.explorer import explorer as explorer_of_arrays
 from vitlens.commands.shared.sheets import DRAWN
 from vitlens.devices import evaluating
@@ -34,15 +33,6 @@ from vitlens.shapes import Images
 from vitlens.summary import Line, Summary
 
 _BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
-
-
-def explorer_row(folder: RunFolder, model: Model, images: Images, *, whole: int = WHOLE) -> ExplorerRow:
-    """Keep what looks where in these images, of the first `whole` by every head; the row says what was kept, or why
-    this model has none."""
-    row, arrays = explored(model, images, whole=whole)
-    if arrays is not None:
-        folder.save(EXPLORER_ARRAYS, arrays, model=model.alias)
-    return row
 
 
 def explored(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays | None]:

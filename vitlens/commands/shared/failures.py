@@ -16,10 +16,10 @@ from vitlens.analysis.failures.properties import (
     causes,
 )
 from vitlens.archives import Form
+from vitlens.arrays import ClassNames, Pixels
 from vitlens.charts import Picture, images, intervals, lines
-from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
+from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.record import Record, arrays, by, table
-from vitlens.records import ClassNames, Pixels
 from vitlens.report.claims import ASKED, Claim
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
@@ -129,8 +129,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
             + _CHANGED
             + ", {{ test.mended }} of its {{ errors }} errors are mended (control, {{ test.control|whole }}: "
             "{{ test.control_mended }}), but errors are not shown to be more frequent on {{ row.where|whole }}. The "
-            "next "
-            "test would be more images."
+            "next test would be more images."
         )
     elif row is None:
         words = (

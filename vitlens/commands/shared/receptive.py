@@ -1,20 +1,22 @@
-"""The effective receptive field of each layer of some models: rows, arrays and figures; free of torch."""
+"""The effective receptive field of each layer of some models: rows, arrays and charts; free of torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.record import by, col
+from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from vitlens.analysis.features.receptive_field import ReceptiveField
+    from vitlens.charts import Picture
+
+_LAYERS: Final = 6  # maps of each of several models
 
 
 @dataclass(frozen=True)
@@ -56,32 +58,41 @@ def field_rows(
     return rows, FieldArrays(maps) if rows else None
 
 
-def draw_depth(rows: Sequence[FieldRow]) -> "Figure":
-    """How far the middle patch sees by layer, and the share of the pixels that it sees."""
-    from vitlens.figures.windows.receptive import FieldCurve, field_by_depth
+def field_charts() -> tuple[Chart, ...]:
+    """The distance and the share of the pixels by layer, and the maps, of a record with both."""
+    from vitlens.charts import images, lines
 
-    return field_by_depth(
-        curves=[
-            FieldCurve(
-                layers[0].words,
-                distances=[_ends(row.distance) for row in layers],
-                seen=[row.seen for row in layers],
-                uniform=[row.uniform for row in layers],
-            )
-            for layers in by(rows, "model").values()
-        ]
-    )
+    return (
+        Chart(
+            "receptive_field", lines("layer", "distance", "uniform", panel="words"),
+            "Distance from the middle patch to the pixels that move it, weighted by the gradient, with intervals, and "
+            "as it were if all pixels were alike.",
+            title="Effective receptive field by layer", rows="receptive_fields",
+        ),
+        Chart(
+            "receptive_seen", lines("layer", "seen", of="words"),
+            "Share of the pixels with any gradient, however small, by layer.",
+            title="Pixels that a patch depends on at all", rows="receptive_fields",
+        ),
+        Chart(
+            "receptive_maps", images(),
+            "Square root of the norm of the gradient at each pixel, by layer. Each map has its own colours; pixels "
+            "without any gradient are grey.",
+            title="Effective receptive field of the middle patch, layer by layer",
+            rows=lambda record: list(_maps(record)),
+        ),
+    )  # fmt: skip
 
 
-def draw_maps(rows: Sequence[FieldRow], arrays: FieldArrays) -> "Figure":
-    """The norm of the gradient at each pixel, by layer."""
-    from vitlens.figures.windows.receptive import field_maps
+def _maps(record: Any) -> "Iterator[Picture]":
+    """The square roots of the norms at each pixel; of several models evenly spaced layers."""
+    from vitlens.charts import Picture
 
-    fields: dict[str, list[NDArray[np.floating]]] = {}
-    for index, row in enumerate(rows):
-        fields.setdefault(row.words, []).append(arrays.field[index])
-    return field_maps(fields=fields)
-
-
-def _ends(each: Estimate) -> list[float]:
-    return [each.value if end is None else end for end in (each.value, each.low, each.high)]
+    models = by(record.receptive_fields, "model")
+    places = {id(row): at for at, row in enumerate(record.receptive_fields)}
+    for rows in models.values():
+        most = len(rows) if len(models) == 1 else min(len(rows), _LAYERS)
+        for at in sorted({round(each) for each in np.linspace(0, len(rows) - 1, most)}):
+            field = np.asarray(record.field_maps.field[places[id(rows[at])]], float)
+            shown = np.sqrt(np.where(field > 0, field, np.nan))
+            yield Picture(None, shown, rows[at].words if len(models) > 1 else "", below=f"layer {rows[at].layer}")

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitlens.analysis.heads.labels import LABELS
 from vitlens.commands.shared.maps.record import ATTENTION, OnObjectRow
 from vitlens.record import col
 from vitlens.report.sections import Section
@@ -20,8 +19,8 @@ STAGES: Final = 3  # early, middle, late
 class StageRow:
     """Some layers in a row. attends: heads by the one pattern that they follow; unclear: heads that follow none or
     several; range: their attention distance, of that of uniform attention; object: attention on the object, the mean of
-    the layers; block, loss: the one whose removal costs most; lens: accuracy of the classifier on the residual stream
-    after them."""
+    the layers; block, loss: the one whose removal costs most; head: the same where no blocks were ablated; lens:
+    accuracy of the classifier on the residual stream after them."""
 
     model: str = col("model")
     layers: str = col("layers")
@@ -37,13 +36,19 @@ class StageRow:
     object: float | None = col("attention on the object", unit="fraction", default=None)
     baseline: float | None = col("of the best map that ignores the image", unit="fraction", default=None)
     block: str = col("block", default="")
-    loss: Estimate | None = col("rise of the loss without its most important block", default=None)
+    head: str = col("head", default="")
+    loss: Estimate | None = col("rise of the loss without its most important part", default=None)
     lens: Estimate | None = col("label read after them", default=None)
 
     @property
     def several(self) -> bool:
         """Whether it is more than one layer."""
         return not self.layers.isdecimal()
+
+    @property
+    def matters(self) -> bool:
+        """Whether the loss rises without it."""
+        return self.loss is not None and self.loss.value > 0
 
 
 def stages(
@@ -55,13 +60,14 @@ def stages(
     on_object: Sequence[OnObjectRow] = (),
 ) -> Iterator[StageRow]:
     """The stages of one model, from what other commands measured of it: heads and layers of stats, units and lens of
-    ablate, where the maps of attention lie."""
+    ablate, where the maps of attention lie; of units only blocks count, where there are some."""
     known = sorted({row.layer for row in heads})
+    kind = "block" if any(row.kind == "block" for row in units) else "head"
     for part in np.array_split(known, min(STAGES, len(known))):
         own = [row for row in heads if row.layer in part]
-        clear = Counter(row.label for row in own if row.label in LABELS and row.is_clear)
-        blocks = [row for row in units if row.kind == "block" and row.layer in part]
-        worst = max(blocks, key=lambda row: row.loss.value, default=None)
+        clear = Counter(row.label for row in own if row.is_clear)
+        removed = [row for row in units if row.layer in part and row.kind == kind]
+        worst = max(removed, key=lambda row: row.loss.value, default=None)
         placed = [row for row in on_object if (row.maps, row.score) == (ATTENTION, "mass") and row.layer in part]
         yield StageRow(
             model,
@@ -72,7 +78,8 @@ def stages(
             _range(own, {row.layer: row.uniform_distance for row in layers}),
             _mean([row.estimate.value for row in placed]),
             _mean([row.of_baseline.value for row in placed]),
-            "" if worst is None else worst.unit,
+            worst.unit if worst and kind == "block" else "",
+            worst.unit if worst and kind == "head" else "",
             None if worst is None else worst.loss,
             next((row.accuracy for row in lens if row.depth == part[-1] + 1), None),
         )
@@ -94,11 +101,12 @@ def _mean(values: Sequence[float]) -> float | None:
 HOW: Final = Section(
     "How does {{ rows[0].model }} work?",
     lambda record: record.stages,
-    says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}{{ attends|counts }} of {{ heads "
-    "}} heads{% if unclear %}, "
-    "{{ unclear }} follow no single pattern{% endif %}{% else %}none of {{ heads }} heads follows a single pattern"
+    says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} heads "
+    "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of {{ "
+    "heads }} heads follows a single pattern"
     "{% endif %}{% if row.range is not none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
-    "{% endif %}{% if row.loss %}; without block {{ row.block }} the loss rises by {{ row.loss|alone }}"
-    "{% endif %}{% if row.lens %}; after them the classifier reads {{ row.lens|value }} of the labels{% endif %}.",
+    "{% endif %}{% if row.matters %}; without {{ row.block and 'block' or 'head' }} {{ row.block or row.head }} the "
+    "loss rises by {{ row.loss|alone }}{% endif %}{% if row.lens %}; after them the classifier reads {{ "
+    "row.lens|value }} of the labels{% endif %}.",
     columns=("layers", "attends", "object", "baseline", "loss", "lens"),
 )

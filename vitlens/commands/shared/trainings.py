@@ -14,13 +14,10 @@ from vitlens.errors import InputError
 from vitlens.files import RunRecord, read_run
 from vitlens.names import BUNDLED, PRESETS
 from vitlens.record import col
-from vitlens.records import ArraysOf, Record, TableOf, UntrustedName
-from vitlens.report.document import Sentence
 from vitlens.report.prose import Marked, listed, say
 from vitlens.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from vitlens.commands.run.folder import RunFolder
     from vitlens.models.model import Model
 
 
@@ -34,15 +31,15 @@ class Budget:
     """
 
     model: str = col("model")
-    start: UntrustedName | None = col("start", default=None)
-    data: UntrustedName | None = col("data", default=None)
+    start: str | None = col("start", default=None)
+    data: str | None = col("data", default=None)
     images: int | None = col("images", default=None)
     epochs: int | None = col("epochs", default=None)
     steps: int | None = col("steps", default=None)
     batch_size: int | None = col("batch size", default=None)
     augmentation: str | None = col("augmentation", default=None)
     seed: int | None = col("seed", default=None)
-    teacher: UntrustedName | None = col("teacher", default=None)
+    teacher: str | None = col("teacher", default=None)
 
     @property
     def known(self) -> bool:
@@ -65,8 +62,7 @@ class TrainingImages:
     numbers: Annotated[NDArray[np.uint64], Form("u", (None,))]
 
 
-TRAINING: Final = TableOf("training", Budget)
-TRAINING_IMAGES: Final = ArraysOf("training_images", TrainingImages)
+TRAINING_IMAGES: Final = "training_images"  # the file of arrays
 # benchmarks/bundle.py, which trained the pair: both models alike
 _BUNDLED: Final = Budget(
     "", "random weights", "digits", images=4788, epochs=110, steps=4070, batch_size=128, augmentation="crop 2 px",
@@ -109,24 +105,9 @@ def trained(budgets: Sequence[Budget]) -> Iterator[str]:
         )  # fmt: skip
 
 
-def training_sentences(record: Record) -> Iterator[Sentence]:
-    """The same of a record that declares its tables by `Contents`."""
-    yield from budget_sentences(record.rows(TRAINING))
-
-
-def budget_sentences(budgets: Sequence[Budget]) -> Iterator[Sentence]:
-    """The same as sentences of a document."""
-    yield from (Sentence(text, tuple(budgets)) for text in trained(budgets))
-
-
 def trainings_of(models: "Sequence[Model]") -> tuple[Budget, ...]:
     """How the models were trained, where there are several to compare."""
     return tuple(map(budget_of, models)) if len(models) > 1 else ()
-
-
-def write_trainings(folder: "RunFolder", models: "Sequence[Model]") -> None:
-    """Write how the models were trained, where there are several to compare."""
-    folder.write(TRAINING, trainings_of(models))
 
 
 def budget_of(model: "Model") -> Budget:

@@ -1,10 +1,10 @@
 """The classes of the data: accuracy of each, confusions, and the one that a model classifies worst; free of torch."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from itertools import product
+from typing import Any, Final
 
 from vitlens.commands.shared.comparison import FEWEST
 from vitlens.record import col
@@ -12,11 +12,9 @@ from vitlens.report.claims import Claim, below, found
 from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _FEWEST_CLASSES: Final = 3
 _DRAWN: Final = 3  # models
+_CLASSES: Final = 14  # of a drawn matrix, so that numbers fit
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iter
 
 def class_sections() -> tuple[Section, Section]:
     """Which classes are recognised worst, and which are confused, of a record with per_class and confusion."""
-    from vitlens.charts import bars
+    from vitlens.charts import bars, matrix
 
     return (
         Section(
@@ -81,11 +79,11 @@ def class_sections() -> tuple[Section, Section]:
             "{{ first.truth }}: {{ first.count }} images.{% else %}No confusion occurs twice.{% endif %}",
             columns=("model", "truth", "prediction", "count"),
             charts=(Chart(
-                "confusion", _confusion,
-                "Images by true class (rows) and predicted class (columns); colour: share of the row. Classes that "
-                "do not occur are left out.",
-                title="Confusions of {{ first.model }}", each="model",
-                rows=lambda record: [row for row in record.confusion if row.model in record.aliases[:_DRAWN]],
+                "confusion",
+                matrix("truth", "prediction", "share", words=lambda row: str(row.count) if row.count else ""),
+                "Images by true class (rows) and predicted class (columns) of the classes that are confused most; "
+                "colour: share of all images of the class.",
+                title="Confusions of {{ first.model }}", each="model", rows=lambda record: list(_cells(record)),
             ),),
         ),
     )  # fmt: skip
@@ -96,12 +94,29 @@ def _confused(record: Any) -> list[ConfusionRow]:
     return [row for row in record.confusion if row.truth != row.prediction and several]
 
 
-def _confusion(rows: Sequence[ConfusionRow], _: str) -> "Figure":
-    """The counts among classes that are a label or a prediction of at least one image."""
-    from vitlens.figures.confusion import confusion_matrix
+@dataclass(frozen=True)
+class _Cell:
+    """A cell of the drawn matrix; share: of the images of the class."""
 
-    names = list(dict.fromkeys([*(row.truth for row in rows), *(row.prediction for row in rows)]))
-    counts = np.zeros((len(names), len(names)), np.int64)
-    for row in rows:
-        counts[names.index(row.truth), names.index(row.prediction)] = row.count
-    return confusion_matrix(counts=counts, classes=names, model=rows[0].model)
+    model: str
+    truth: str = col("class")
+    prediction: str = col("prediction")
+    share: float | None = col("share of the class", unit="fraction")
+    count: int = col("images")
+
+
+def _cells(record: Any) -> Iterator[_Cell]:
+    """All pairs of the classes that the first models confuse most, at most _CLASSES, in the order of the data."""
+    for model in record.aliases[:_DRAWN]:
+        counts = {(row.truth, row.prediction): row.count for row in record.confusion if row.model == model}
+        occur = {name for pair in counts for name in pair}
+        every = [row.class_name for row in record.per_class if row.model == model and row.class_name in occur]
+        errors, totals = Counter[str](), Counter[str]()
+        for (truth, prediction), count in counts.items():
+            totals[truth] += count
+            errors.update({truth: count, prediction: count} if truth != prediction else {})
+        most = sorted(every, key=lambda name: -errors[name])[:_CLASSES]
+        for truth, prediction in product([name for name in every if name in most], repeat=2):
+            count = counts.get((truth, prediction), 0)
+            share = count / totals[truth] if totals[truth] else None
+            yield _Cell(model, truth, prediction, share, count)

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from vitlens.analysis.heads.labels import FAULTY, LABELS, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
 from vitlens.charts import Picture, board, images, lines
+from vitlens.charts.specialisation import specialisation_matrix
 from vitlens.commands.stats.record import ChangeRow, HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
-from vitlens.figures.stats.specialisation import specialisation_matrix
 from vitlens.record import by
 from vitlens.report.claims import Claim, above, below, found, judge
 from vitlens.report.prose import listed, say

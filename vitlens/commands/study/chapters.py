@@ -1,6 +1,6 @@
 """The chapters of a whole study: one command after another on its models, each with its own run folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -23,8 +23,11 @@ from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, Chapt
 from vitlens.commands.run.digests import content_digest
 from vitlens.commands.run.load import load_models, load_splits
 from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.publish import read
+from vitlens.commands.shared.maps.record import judged_maps
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
+from vitlens.files import read_run
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
 from vitlens.models.support import meets
@@ -197,30 +200,42 @@ class Chapters(ChapterRunner):
         name, limit = as_typed(model), self.at_most(self.depth.checked)
         whole = self.depth.thorough
         others = OTHER_SUBSTRATES if whole else (NONE,)
-        quick = "" if whole else f" --other-substrates {NONE} --no-stability --no-counterfactuals"
+        quick = "" if whole else f" --other-substrates {NONE} --no-counterfactuals"
         line = f"{self._line('explain', [name])} --method {','.join(methods)} --verify{quick} --limit {limit}"
         self.run(
             "explain", model.alias, line,
             lambda run: ExplainOptions(
                 (name,), method=methods, verify=True, run=replace(run, limit=limit), model_options=self.model_options,
-                other_substrates=others, stability=whole, counterfactuals=whole, **self.images.options,
+                other_substrates=others, counterfactuals=whole, **self.images.options,
             ),
         )  # fmt: skip
 
     def _compare(self, first: str, second: str) -> None:
-        """Two models side by side."""
+        """Two models side by side, by the maps whose checks went best, which are not checked again."""
         depth = self.depth
+        best = dict(self._best_maps())
+        method = tuple(best[name] for name in (first.partition("=")[0], second.partition("=")[0]) if name in best)
+        named = f"--method {','.join(method)} " if len(method) == 2 else ""
+        checked = 0 if named else depth.checked
         line = (
-            f"compare {first} {second} --data {self.images.data} --panels {depth.panels} "
-            f"--maps {depth.compared} --checked {depth.checked} --disturbed {depth.disturbed}"
+            f"compare {first} {second} --data {self.images.data} {named}--panels {depth.panels} "
+            f"--maps {depth.compared} --checked {checked} --disturbed {depth.disturbed}"
         )
         self.run(
             "compare", "", line,
             lambda run: CompareOptions(
-                (first, second), self.images.data, panels=depth.panels, maps=depth.compared,
-                checked=depth.checked, disturbed=depth.disturbed, model_options=self.model_options, run=run,
+                (first, second), self.images.data, method=method if named else (), panels=depth.panels,
+                maps=depth.compared, checked=checked, disturbed=depth.disturbed, model_options=self.model_options,
+                run=run,
             ),
         )  # fmt: skip
+
+    def _best_maps(self) -> Iterator[tuple[str, str]]:
+        """The method of each model whose checks went best."""
+        for row in self.done:
+            if row.word == "explain":
+                judged = judged_maps(read(read_run(self.path / row.folder)).checks)
+                yield from [(row.alias, judged[0].method)] if judged else []
 
     def _attack(self, names: Sequence[str], attacks: tuple[str, ...], images: int, part: str, *more: str) -> None:
         """The robustness of all models on a part of the images; C&W alone, without what the first run measures."""

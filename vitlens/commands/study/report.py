@@ -18,7 +18,7 @@ from vitlens.report.explorer import Explorer
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Report, made
 
-_TITLED: Final = 14  # words of a title of two claims
+_TITLED: Final = 18  # words of a title of two claims
 _ORDER: Final = ("fail", "warn", "inconclusive", "pass", None)
 
 
@@ -29,8 +29,10 @@ _BEFORE: Final = (
 _AFTER: Final = (
     Question("Where does attention lie?", ("attention",), "object"),
     Question("Which map can be believed?", ("explain",), "checks"),
-    Question("Why do the models fail?", ("compare",), "quarters"),
-    Question("Shape or texture?", ("compare",), "harder"),
+    Question("Why do the models fail?", ("compare",), "failure_properties"),
+    Question("What mends their errors?", ("compare",), "interventions"),
+    Question("Which model copes better with disturbed images?", ("compare",), "robustness"),
+    Question("Shape or texture?", ("compare",), "shape_bias"),
     Question("How do they break under attack?", ("attack",), "curves"),
     Question("How do they break under common corruptions?", ("attack",), "corruptions"),
     Question("What do the features know?", ("features",), "depth"),
@@ -39,13 +41,13 @@ _AFTER: Final = (
 # The sentences of the first page: the first claim of each chapter that answers what it was asked, by its questions
 # ((): any), in this order.
 _ANSWERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "evaluate": (), "compare": ("failures",), "attack": (), "explain": (), "ablate": (),
+    "evaluate": (), "compare": ("why it fails",), "attack": (), "explain": (), "ablate": (),
 }  # fmt: skip
 # The table of the first page: lines of the chapters' first pages.
 _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
     "evaluate": ("top-1 accuracy", "calibration error"),
     "attack": ("robust accuracy at 1/255", "accuracy lost to corruptions"),
-    "features": ("linear probe",),
+    "features": ("accuracy of a linear probe",),
     "profile": ("latency, smallest batch", "parameters"),
 }
 
@@ -54,7 +56,8 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     """The answers of the chapters, one each, then all that they judge."""
     answers = [claim for word, asked in _ANSWERS.items() for claim in _answer(record, word, asked)]
     if len(answers) > 1:
-        title = "; ".join(claim.title for claim in answers[:2] if claim.title)
+        titles = [claim.title for claim in answers if claim.title]
+        title = "; ".join([*titles[:1], *(each.partition(":")[0] for each in titles[1:2])])
         answers[0] = replace(answers[0], title=title if len(title.split()) <= _TITLED else answers[0].title)
     yield from answers
     for chapter in record.parts:
@@ -70,7 +73,8 @@ def _answer(record: StudyRecord, word: str, asked: tuple[str, ...]) -> Iterator[
             claim for claim in chapter.claims
             if claim.says and (claim.question in asked if asked else claim.kind == "answer")
         )  # fmt: skip
-        yield from (replace(claim, kind="answer") for claim in list(found)[:1])
+        ranked = sorted(found, key=lambda claim: claim.evidence != "intervened") if asked else list(found)
+        yield from (replace(claim, kind="answer") for claim in ranked[:1])
 
 
 def _weakest(record: StudyRecord) -> Claim | None:
@@ -84,7 +88,11 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     trained, unequal = [row for row in record.training if row.epochs], differences(record.training)
     weakest = _weakest(record)
     if weakest is not None:
-        yield say("The weakest of these claims is that on {{ claim.question }}: {{ claim.effect }}.", claim=weakest)
+        yield say(
+            "The weakest of these claims is that on {{ claim.question }}: its effect, {{ claim.effect }}, is nearest "
+            "to none.",
+            claim=weakest,
+        )
     yield say(
         "{% if trained %}{{ trained|names }} {{ trained|are }} one training each: another seed can move accuracy by "
         "points. {% endif %}{% if unequal %}The trainings differ in {{ what }}, so no difference is one between "
@@ -104,7 +112,7 @@ def unknown(record: StudyRecord) -> Iterator[str]:
             "Without labels these chapters are left out: {{ words|join(', ') }}.",
             words=[row.chapter for row in record.left_out],
         )  # fmt: skip
-    yield "Not tested: other data than these images, other sizes of the models, and images that people would change."
+    yield "Not tested: other data than these images, and other sizes of the models."
 
 
 def glance(record: StudyRecord) -> Table | None:
@@ -114,7 +122,9 @@ def glance(record: StudyRecord) -> Table | None:
         if (line := chapter.glance(title))
     ]  # fmt: skip
     names = ("metric", *record.studied, *(["difference"] if len(record.studied) == 2 else []), "status")
-    rows = sorted((tuple(line.get(name) for name in names) for line in lines), key=_urgency)
+    judged = {*_GLANCED["evaluate"], *_GLANCED["attack"]}  # the state of a latency is that of the timing
+    kept = [line if line["metric"] in judged else {**line, "status": None} for line in lines]
+    rows = sorted((tuple(line.get(name) for name in names) for line in kept), key=_urgency)
     return Table("", names, tuple(rows)) if rows else None
 
 

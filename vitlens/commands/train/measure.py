@@ -361,7 +361,7 @@ def _ways_recorded(folder: Path, data: str, typed: TrainOptions, run: RunOptions
     found, scores, points = {}, [], []
     for way, words in WAYS.items():
         place = folder / way
-        history = read_folder(place, escaped=False).history
+        history = read_folder(place).history
         own = [rows.PointRow(words, row.epochs, row.seconds, row.test_accuracy) for row in history if row.test_accuracy]
         if not own or not history[-1].images_per_second:
             raise InputError(
@@ -417,7 +417,7 @@ def check(options: TrainOptions) -> Conclusion | None:
         )  # fmt: skip
         folder.keep(_checked(start.model.alias, found))
         path = publish(folder)
-    judged = tuple(outcomes(requirements, read_folder(folder.path, escaped=False)))
+    judged = tuple(outcomes(requirements, read_folder(folder.path)))
     holds = not found.failed and all(each.holds for each in judged)
     lines = () if run.quiet and holds else (*_lines(found), *(each.line for each in judged))
     return Conclusion(path, lines, holds, FAILED if found.failed else UNMET)

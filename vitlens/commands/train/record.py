@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Pixels
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget, TrainingImages
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import Record, arrays, col, table
-from vitlens.records import Pixels
 from vitlens.training.check.rows import BatchLossRow, CheckRow, LayerRow
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate

@@ -21,8 +21,7 @@ from vitlens.commands.train.record import (
     TrainRecord,
     last_tenth,
 )
-from vitlens.report.claims import Claim, above, found
-from vitlens.report.findings import SMALLEST, clear
+from vitlens.report.claims import SMALLEST, Claim, above, clear, found
 from vitlens.report.prose import Marked, counts, listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
 from vitlens.training.check.rows import CheckRow

@@ -26,7 +26,6 @@ from vitlens.models.swin_config import SWIN_PRESETS
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.names import PRESETS, Compile, Part, RecipeName
 from vitlens.preprocessing import Preprocessing, Side
-from vitlens.schema import Text, read_as
 from vitlens.training.distill import (
     TEMPERATURE,
     WEIGHTS,
@@ -42,6 +41,7 @@ from vitlens.training.finetune import require_last, require_learned
 from vitlens.training.head import require_cacheable
 from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
 from vitlens.training.speed import choose
+from vitlens.typed import Text, read_as
 
 _HINT: Final = "begin anew without --resume"
 DEFAULT_DATA: Final = "digits"

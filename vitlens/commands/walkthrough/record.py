@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from vitlens.analysis.walkthrough.registry import StepName
 from vitlens.archives import Form
+from vitlens.arrays import Pixels
 from vitlens.record import Record, arrays, col, table
-from vitlens.records import Pixels
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vitlens.charts import Picture, bars, images, scatter
-from vitlens.commands.walkthrough.record import StepRow, WalkthroughRecord
-from vitlens.figures.patches import in_order, patch_grid
-from vitlens.figures.walkthrough.matrices import (
+from vitlens.charts.pictures import cut
+from vitlens.charts.walkthrough import (
     head_matrices,
     patch_embedding,
     token_vectors,
     weighted_values,
     weights_with_row,
 )
+from vitlens.commands.walkthrough.record import StepRow, WalkthroughRecord
 from vitlens.report.claims import Claim, judge
 from vitlens.report.numbers import percent
 from vitlens.report.prose import listed, say
@@ -128,26 +128,31 @@ def _embedding(record: Any, title: str) -> Figure:
 
 def _vectors(record: Any, title: str) -> Figure:
     panels = [(name, getattr(record.head, name)) for name in ("queries", "keys", "values")]
-    row = record.row
-    return token_vectors(panels=panels, marked=[row.query, row.key, None], prefix=row.prefix, title=title)
+    return token_vectors(panels, [record.row.query, record.row.key, None], record.row.prefix, title)
 
 
 def _row(record: Any, title: str) -> Figure:
     """Weights of all pairs, and the row of the query over the image."""
-    row, weights = record.row, record.head.weights
-    return weights_with_row(
-        weights=weights, query=row.query, image=_pixels(record), grid=row.grid, prefix=row.prefix, title=title
-    )
+    row = record.row
+    return weights_with_row(record.head.weights, row.query, _pixels(record), row.grid, row.prefix, title)
 
 
 def _weights(record: Any, title: str) -> Figure:
-    head = record.head
-    return head_matrices(scores=head.scores, weights=head.weights, prefix=record.row.prefix, title=title)
+    return head_matrices(record.head.scores, record.head.weights, record.row.prefix, title)
 
 
 def _values(record: Any, title: str) -> Figure:
     weights, values = record.head.weights[record.row.query], record.head.values
-    return weighted_values(weights=weights, values=values, output=weights @ values, title=title)
+    return weighted_values(weights, values, weights @ values, title)
+
+
+def in_order(picture: NDArray[np.floating], order: Sequence[int], grid: tuple[int, int]) -> NDArray[np.floating]:
+    """An image (3, height, width) with its patches in another order; pixels that the patches do not cover are cut."""
+    height, width = picture.shape[1] // grid[0], picture.shape[2] // grid[1]
+    covered = picture[:, : grid[0] * height, : grid[1] * width]
+    patches = covered.reshape(3, grid[0], height, grid[1], width).transpose(1, 3, 0, 2, 4).reshape(-1, 3, height, width)
+    moved = patches[np.asarray(order)].reshape(*grid, 3, height, width)
+    return np.asarray(moved.transpose(2, 0, 3, 1, 4).reshape(covered.shape))
 
 
 def _permuted(record: Any) -> list[Picture]:
@@ -187,11 +192,11 @@ REPORT: Final = Report(
             "patches of {{ patch_size[0] }}×{{ patch_size[1] }} px, row by row. Each is {{ patch_values }} numbers, "
             "normalised as in the training.",
             charts=(Chart(
-                "patches", lambda record, _: patch_grid(image=_pixels(record), patch_size=record.row.patch_size),
-                "The image and its patches, numbered row by row.", "Patches",
-                only=lambda record: np.array_equal(
-                    np.multiply(record.row.grid, record.row.patch_size), record.row.image_size
-                ), whole=True,
+                "patches", images(largest=3.4), "The image, and the patches into which it is cut.", "Patches",
+                rows=lambda record: [
+                    Picture(_pixels(record), below="image"),
+                    Picture(cut(_pixels(record), record.row.patch_size), below="patches"),
+                ] if np.array_equal(np.multiply(record.row.grid, record.row.patch_size), record.row.image_size) else [],
             ),),
         ),
         Section(

@@ -1,4 +1,4 @@
-"""timm's ViT classifiers whose weights lie in the caches of the hubs: read, never downloaded or changed."""
+"""timm's ViT classifiers whose weights lie in the caches of the hubs: read, never changed (hub.py downloads)."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def vits_on_disk() -> tuple[ModelName, ...]:
 
 def _of_hugging_face() -> Iterator[tuple[str, Path]]:
     """The models of the repositories timm/NAME, of the latest snapshot that holds weights."""
-    for folder in _folders(_hugging_face(), "models--timm--*"):
+    for folder in _folders(hugging_face_cache(), "models--timm--*"):
         files = [snapshot / name for snapshot in _folders(folder / "snapshots", "*") for name in _WEIGHTS]
         whole = [file for file in files if file.is_file()]  # a link whose file is gone is none
         if whole:
@@ -46,7 +46,7 @@ def _folders(root: Path, pattern: str) -> list[Path]:
     return sorted(path for path in root.glob(pattern) if path.is_dir()) if root.is_dir() else []
 
 
-def _hugging_face() -> Path:
+def hugging_face_cache() -> Path:
     """The cache of Hugging Face's hub, by the variables that its client reads."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     home = os.environ.get("HF_HOME") or _user_cache() / "huggingface"

@@ -17,7 +17,7 @@ from vitlens.models.vit_config import ViTConfig
 from vitlens.models.weights import load_strictly
 from vitlens.names import PRESETS
 from vitlens.preprocessing import Preprocessing
-from vitlens.schema import read_as
+from vitlens.typed import read_as
 
 Config = TypeVar("Config", ViTConfig, SwinConfig)
 

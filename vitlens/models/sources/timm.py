@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnknownNameError, VitlensError
 from vitlens.models.assembly import Architecture
-from vitlens.models.sources.hub import pretrained_download
+from vitlens.models.sources.hub import endpoint, pretrained_download
 from vitlens.preprocessing import Interpolation, Preprocessing
 from vitlens.startup import import_without_compiler
 
 import_without_compiler("timm")
 import timm  # noqa: E402
 
-ADDRESS = "https://huggingface.co"
 _PLAIN = {"vision_transformer", "deit"}  # modules of timm whose models are plain ViTs
 _IMAGENET = 1000  # classes, whose names are known
 
@@ -58,7 +57,7 @@ def build(
             options.setdefault("num_classes", classes)
     logging.getLogger("timm").setLevel(logging.ERROR)
     if pretrained:
-        with pretrained_download(f"timm:{name}", f"{ADDRESS}/timm/{name}"):
+        with pretrained_download(f"timm:{name}", f"{endpoint()}/timm/{name}"):
             model = _create(name, architecture.image_size, pretrained=True, **options)
     else:
         model = _create(name, architecture.image_size, pretrained=state is not None, **options)

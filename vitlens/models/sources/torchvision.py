@@ -1,8 +1,12 @@
 """torchvision's classification models, with its weights, weights from a file, or random ones."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import torch
+from huggingface_hub import constants
 from torch import Tensor, nn
 
 from vitlens.errors import UnknownNameError
@@ -38,12 +42,20 @@ def build(
         options["image_size"] = architecture.image_size[0]
     if pretrained:
         with pretrained_download(f"torchvision:{name}", ADDRESS):
+            _require_cached_offline(weights.url)
             model: nn.Module = torchvision.models.get_model(name, weights=weights)
     else:
         model = torchvision.models.get_model(name, weights=None, **options)
     if state is not None:
         load_strictly(model, state, where=f"torchvision:{name}")
     return model, _preprocessing(weights, architecture.image_size)
+
+
+def _require_cached_offline(address: str) -> None:
+    """Raise OSError offline, which torch.hub does not obey, for weights that are not in its cache."""
+    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(address).path).name
+    if constants.HF_HUB_OFFLINE and not file.is_file():
+        raise OSError(f"not in the cache: {file}")
 
 
 def _preprocessing(weights: Any, image_size: tuple[int, int] | None) -> Preprocessing:

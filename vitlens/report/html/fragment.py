@@ -164,7 +164,7 @@ def _by(grid: tuple[int, int]) -> str:
 
 def _static(explorer: Explorer) -> Iterator[tuple[pictures.Embedded, str]]:
     """The first images under the mean attention of the last layer, for a page without scripts."""
-    from vitlens.figures.overlay import Scale, blend
+    from vitlens.charts.overlay import Scale, blend
 
     special = len(explorer.special)
     for image in explorer.images[:_STATIC]:

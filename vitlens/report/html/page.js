@@ -74,18 +74,6 @@
   });
   if (location.hash) reveal();
 
-  const all = document.querySelector("button.open-all");
-  if (all) {
-    const parts = document.querySelectorAll("details.part");
-    all.hidden = false;
-    let open = false;
-    all.addEventListener("click", () => {
-      open = !open;
-      for (const part of parts) part.open = open;
-      all.textContent = open ? "Close all" : "Open all";
-    });
-  }
-
   // on a narrow screen the contents would fill the first page
   if (matchMedia("(max-width: 78rem)").matches) document.querySelector("nav.contents details").open = false;
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from markupsafe import Markup
-
 from vitlens.files import named_file
 from vitlens.record import Record
-from vitlens.report.document import Document, FigureSpec, Finding, ImagePanel, Section, Sentence, Table, Tags
+from vitlens.report.document import Document, FigureSpec, ImagePanel, Section, Sentence, Table, Tags
 from vitlens.report.glossary import Term
 from vitlens.report.html import pictures
 from vitlens.report.html.fragment import ExplorerPart, explorer_part
@@ -82,7 +80,6 @@ class _Section:
     tables: tuple[_Table, ...]
     figures: tuple[_Figure, ...]
     panels: tuple[_Panel, ...]
-    leading: bool
     filters: tuple[tuple[str, str, tuple[str, ...]], ...] | None
     holds: str
     step: bool
@@ -98,14 +95,6 @@ class _Section:
         return f"{self.anchor}-panels"
 
 
-@dataclass(frozen=True)
-class _FindingPart:
-    claim: Markup
-    notes: str
-    number: int | None
-    support: str
-
-
 class _Page:
     """What the parts of one page share: numbers of figures, terms that were explained, anchors that are taken."""
 
@@ -118,8 +107,8 @@ class _Page:
 
     def picture(self) -> _Figure | None:
         """The picture of the first page."""
-        first = self.document.first
-        return None if first is None or first.picture is None else self._figure(first.picture)
+        picture = self.document.first.picture
+        return None if picture is None else self._figure(picture)
 
     def section(self, section: Section) -> _Section:
         """One section: its figures as pictures, its panels instead of the sheets of these."""
@@ -133,7 +122,6 @@ class _Page:
             tables,
             figures,
             panels,
-            section.leading,
             _filters(figures, panels),
             _counted(figure=len(figures), panel=len(panels), table=len(tables)),
             section.step,
@@ -143,7 +131,7 @@ class _Page:
 
     @property
     def _has_panels(self) -> bool:
-        return any(section.panels for section in (*self.document.sections, *self.document.appendix))
+        return any(section.panels for section in self.document.sections)
 
     def _figure(self, figure: FigureSpec) -> _Figure:
         path = inside(self.folder, "figures", named_file(figure.name, ".png"))
@@ -156,10 +144,9 @@ class _Page:
             alt=alt,
         )
 
-    def finding(self, each: Finding) -> _FindingPart:
-        """A finding with its effect, p and the figure that shows it, where that is on the page."""
-        notes = in_words(each.effect) + ("" if each.p is None else f"; p = {each.p:.2g}")
-        return _FindingPart(self.words(each.claim.text), notes, self._linked(each.figure), each.support)
+    def answer(self) -> Iterator[tuple[Sentence, int | None]]:
+        """The sentences of the first page, with the number of the figure that shows each."""
+        return ((each, self._linked(each.place)) for each in self.document.first.answer)
 
     def _linked(self, name: str) -> int | None:
         sheet = next((figure.sheet for figure in self.document.figures if figure.name == name), True)
@@ -173,14 +160,13 @@ class _Page:
 
 
 def page(document: Document, record: Record, folder: Path, *, seconds: float | None = None) -> str:
-    """The whole file: verdicts, findings, the attention explorer, sections, limits, glossary, appendix.
+    """The whole file: the first page, the attention explorer, sections, folded parts and the glossary.
 
     record: whose settings and models are listed; folder: whose figures/ hold the figures, drawn before; seconds: that
     the run took. No absolute path of the machine is in it, and it fetches nothing (POLICY).
     """
     parts = _Page(document, folder)
     sections = tuple(map(parts.section, document.sections))
-    appendix = tuple(map(parts.section, document.appendix))
     values = {
         "title": plain(document.title),
         "command": record.command,
@@ -193,18 +179,15 @@ def page(document: Document, record: Record, folder: Path, *, seconds: float | N
         "in_words": in_words,
         "unfinished": UNFINISHED.get(record.status, ""),
         "preface": document.preface,
-        "verdicts": document.verdicts,
-        "findings": tuple(map(parts.finding, document.findings)),
         "first": document.first,
+        "answer": tuple(parts.answer()),
         "picture": parts.picture(),
-        "glance": None if document.first is None or document.first.glance is None else _table(document.first.glance),
+        "glance": None if document.first.glance is None else _table(document.first.glance),
         "folded": tuple(map(parts.section, document.folded)),
-        "explorer": _explorer(document, (*sections, *appendix)),
+        "explorer": _explorer(document, sections),
         "sections": sections,
-        "limits": document.limits,
-        "appendix": appendix,
         "terms": _terms(document),
-        "command_line": command_without_paths(document.command_line or record.config.command_line),
+        "command_line": command_without_paths(record.config.command_line),
         "repeated": plain(repeated_words(record, seconds)),
         "models": tuple(map(provenance, record.models)),
         "citation": plain(citation(record)),
@@ -229,15 +212,11 @@ def _explorer(document: Document, sections: tuple[_Section, ...]) -> ExplorerPar
 
 def _contents(values: Mapping[str, object], sections: tuple[_Section, ...]) -> Iterator[tuple[str, str]]:
     """Anchors and headings of the parts that are there."""
-    for name in ("verdicts", "findings"):
-        if values[name] and not values["first"]:
-            yield name, name.capitalize()
     if values["explorer"]:
         yield "explorer", "Attention explorer"
     yield from ((section.anchor, section.title) for section in sections)
-    for name, heading in (("limits", "Limits"), ("terms", "Glossary"), ("appendix", "Appendix")):
-        if values[name]:
-            yield {"terms": "glossary"}.get(name, name), heading
+    if values["terms"]:
+        yield "glossary", "Glossary"
     yield "repeat-it", "Repeat it"
 
 
@@ -282,15 +261,11 @@ def _filters(
 
 
 def _terms(document: Document) -> tuple[Term, ...]:
-    """The terms that the document uses; none where it has a glossary of its own."""
-    if any(section.title == "Glossary" for section in document.sections):
-        return ()
+    """The terms that the document uses."""
     seen = Words()
-    for sentence in (*document.preface, *(each.claim for each in document.findings), *document.limits):
+    for sentence in (*document.preface, *document.first.answer):
         seen(sentence.text)
-    for sentence in () if document.first is None else document.first.answer:
-        seen(sentence.text)
-    for section in (*document.sections, *document.folded, *document.appendix):
+    for section in (*document.sections, *document.folded):
         for text in (*(each.text for each in section.sentences), *(each.caption for each in section.figures)):
             seen(text)
         for table in section.tables:

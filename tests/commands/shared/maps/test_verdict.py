@@ -1,12 +1,14 @@
 """A map passes only if it passes every check; otherwise the verdict says what it lacks. Rows are built by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.commands.map_rows import FALLING, STAYING, checks
 from vitlens.analysis.faithfulness import league
 from vitlens.analysis.faithfulness.steadiness import judged_steadiness
-from vitlens.commands.shared.maps.measure import CheckedMaps, information_row, on_object_rows
+from vitlens.commands.shared.maps.measure import CheckedMaps, map_rows, on_object_rows
 from vitlens.commands.shared.maps.record import (
     BASELINES,
     CENTRE,
@@ -23,6 +25,7 @@ from vitlens.commands.shared.maps.record import (
     shifts_check,
 )
 from vitlens.commands.shared.maps.report import map_claims, uniform_claim
+from vitlens.data.catalogue import load_data
 from vitlens.report.claims import contradictions, shown
 from vitlens.uncertainty import Estimate, student_mean
 
@@ -142,7 +145,8 @@ def test_other_images_are_of_other_sources(sources: torch.Tensor | None) -> None
 def test_intervals_end_at_what_is_possible() -> None:
     maps = torch.ones(9, 4, 4)
     maps[0, 0, 0] = 400.0  # one sharp map among uniform ones
-    row = information_row("relevance", maps, None)
+    split = replace(load_data("digits", limit=len(maps)), masks=None)
+    (row,) = map_rows("m", [("relevance", maps)], split)
     assert row.information.low == 0.0
     assert row.by_place is not None
     assert 0.0 <= (row.by_place.low or 0.0) <= (row.by_place.high or 0.0) <= 1.0

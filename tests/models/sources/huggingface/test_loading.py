@@ -258,7 +258,7 @@ def test_folders_that_are_refused(changed, tmp_path):
     index = changed()
     (index / "model.safetensors").unlink()
     (index / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../vit/model.safetensors"}}))
-    with pytest.raises(ModelError, match="name that can be part of a file name"):
+    with pytest.raises(ModelError, match="can be part of a file name"):
         vitlens.load(f"hf:{index}")
     (index / "config.json").write_text("{" * 100)
     with pytest.raises(ModelError, match="JSON"):

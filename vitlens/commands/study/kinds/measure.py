@@ -19,6 +19,7 @@ from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.memory import saved_for_training
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.archives import Form
+from vitlens.arrays import arrays_of, as_arrays
 from vitlens.commands.run.describe import settings
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.load import print_data
@@ -48,14 +49,13 @@ from vitlens.errors import InputError
 from vitlens.files import CONFIG, read_arrays, read_run, write_arrays
 from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
-from vitlens.records import ArraysOf, arrays_of, as_arrays
-from vitlens.schema import read_as
 from vitlens.training import checkpoint
 from vitlens.training.bookkeeping import BEST_FILE
 from vitlens.training.finetune import trained_share
 from vitlens.training.head import fit_head
 from vitlens.training.loop import fit
 from vitlens.training.recipe import Recipe
+from vitlens.typed import read_as
 from vitlens.uncertainty import LEVEL, Estimate, holm, student_mean
 
 _STEP: Final = 2  # images in the training step whose memory is measured: batch norm needs more than one
@@ -79,7 +79,6 @@ class Trial:
     flops: Annotated[NDArray[np.int64], Form("iu")]
 
 
-_TRIAL: Final = ArraysOf("result", Trial)
 Trials = Mapping[str, Sequence[Trial]]  # of each point by its label, one a seed
 
 
@@ -170,7 +169,7 @@ def run_trial(setup: Setup, point: Point, path: Path, number: int, *, seed: int,
     folder = setup.place(path, point.label, seed)
     file = folder / "result.npz"
     if resume and file.is_file():
-        trial = arrays_of(_TRIAL, read_arrays(file), file)
+        trial = arrays_of(Trial, read_arrays(file), file)
         if len(trial.correct) != len(setup.test):
             raise InputError(
                 f"expected the {len(trial.correct)} test images of {file}, found {len(setup.test)}; "

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Pixels
 from vitlens.record import col
-from vitlens.records import Pixels
 from vitlens.uncertainty import Estimate
 
 Floats: TypeAlias = NDArray[np.floating[Any]]

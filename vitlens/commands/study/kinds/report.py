@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from vitlens.charts import Picture, board, images, intervals, lines
+from vitlens.charts.pictures import cut, mosaic
 from vitlens.commands.shared.choose import Candidate, Choice, choose, claims_of, missed, others
-from vitlens.commands.shared.receptive import draw_depth, draw_maps
+from vitlens.commands.shared.receptive import field_charts
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.record import ComparisonRow, PointRow
 from vitlens.commands.study.record import StudyRecord
 from vitlens.record import by, col
-from vitlens.report.claims import Claim
-from vitlens.report.findings import SMALLEST
+from vitlens.report.claims import SMALLEST, Claim
 from vitlens.report.numbers import in_time, in_words, number
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAUGHT_UP: Final = 5.0  # points: training from scratch that is at most so much below has caught up
-_DRAWN: Final = 16  # pixels of the image that is cut, for each of its own
 
 
 def decision(record: StudyRecord) -> Choice:
@@ -256,12 +255,8 @@ def _cuts(record: StudyRecord) -> Iterator[Picture]:
     image = record.cut.image[0].astype(np.float32) / 255
     for row in record.points:
         if row.patch is not None:
-            cut = image.repeat(_DRAWN, axis=1).repeat(_DRAWN, axis=2)
-            for axis, side in ((1, row.patch[0]), (2, row.patch[1])):
-                edges = np.arange(side * _DRAWN, cut.shape[axis], side * _DRAWN)
-                np.moveaxis(cut, axis, 0)[(edges[:, None] + np.arange(-2, 2)).ravel()] = 1.0
             yield Picture(
-                cut, column=row.words,
+                cut(image, row.patch), column=row.words,
                 below=f"{row.tokens} tokens\n{number(row.flops / 1e6)} MFLOPs\n{in_words(row.accuracy, with_n=False)}\n"
                 f"training {in_time(row.seconds)}",
             )  # fmt: skip
@@ -285,15 +280,13 @@ def _ordered(record: StudyRecord) -> str:
     )
 
 
-def _draw_order(record: StudyRecord, title: str) -> "Figure":
-    from vitlens.figures.positions import position_panels
-
-    assert record.position_similarity is not None
-    known = record.position_similarity.similarity
-    grid = next(row.grid for at, row in enumerate(record.points) if at in known and row.grid)
-    return position_panels(
-        similarities={record.points[at].words: each for at, each in known.items()}, grid=grid, title=title
-    )
+def _similarities(record: StudyRecord) -> Iterator[Picture]:
+    """The similarities of the position embeddings of each point."""
+    if record.position_similarity is not None:
+        for at, each in record.position_similarity.similarity.items():
+            row = record.points[at]
+            if row.grid:
+                yield Picture(None, mosaic(each, row.grid), column=row.words)
 
 
 def _before_and_after(record: StudyRecord) -> Iterator[Picture]:
@@ -448,10 +441,10 @@ REPORT: Final = Report(
             "Do near patches have similar position embeddings?", "position_order", opening=_ordered,
             columns=("words", "all", "rows", "columns", "before"),
             charts=(Chart(
-                "position_similarity", _draw_order,
-                "For each patch, at its place, the similarity of its position embedding with all others (first seed); "
-                "each panel has its own colours.",
-                title="Similarity of position embeddings", whole=True,
+                "position_similarity", images(largest=2.2),
+                "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities with "
+                "all others (first seed). Each panel has its own colours.",
+                title="Similarity of position embeddings", rows=lambda record: list(_similarities(record)),
             ),),
         ),
         Section(
@@ -459,20 +452,7 @@ REPORT: Final = Report(
             lambda record: [rows[-1] for rows in by(record.receptive_fields, "model").values()],
             columns=("words", "title", "distance", "half", "seen"),
             opening="The table is of the last layer of each point; the figures are of all layers.",
-            charts=(
-                Chart(
-                    "receptive_field", lambda rows, _: draw_depth(rows),
-                    "Distance from the middle patch to the pixels that move it, and the share of them, by layer; "
-                    "dashed: all pixels alike.",
-                    title="Effective receptive field by layer", rows="receptive_fields",
-                ),
-                Chart(
-                    "receptive_maps", lambda record, _: draw_maps(record.receptive_fields, record.field_maps),
-                    "The norm of the gradient at each pixel, by layer; each map has its own colours, grey is exactly "
-                    "zero.",
-                    title="Effective receptive field, layer by layer", whole=True,
-                ),
-            ),
+            charts=field_charts(),
         ),
         Section(
             "How were the points trained?", "recipes",

@@ -12,7 +12,7 @@ from vitlens.models.kernels import OBSERVABLE
 from vitlens.models.sources.huggingface.folder import CONFIG, Folder
 from vitlens.models.sources.huggingface.library import quietly, transformers
 from vitlens.models.vit_config import CLASSES
-from vitlens.strict_json import parse_json, short
+from vitlens.typed import parse_json, short
 
 Output = Literal["logits", "cls", "pooler", "embedding"]  # what a model gives: see TransformersModule
 

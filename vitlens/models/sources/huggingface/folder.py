@@ -14,15 +14,14 @@ from vitlens.files import read_any_json
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.huggingface.library import quietly
 from vitlens.models.weights import read_weights
-from vitlens.schema import Length, PathPart, read_as
-from vitlens.strict_json import Limit
+from vitlens.typed import Name, length, read_as
 
 ADDRESS: Final = "https://huggingface.co"
 CONFIG: Final = "config.json"
 PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-_LIMIT: Final = Limit(size=16 << 20, values=500_000)  # ImageNet-21k's labels, twice, are 2 MB
+_LIMIT: Final = 16 << 20  # ImageNet-21k's labels, twice, are 2 MB
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
 _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5")
 _REPO: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)?")
@@ -34,7 +33,7 @@ _SHARDS: Final = (WEIGHTS, INDEX, "model-?????-of-?????.safetensors")
 class _Index:
     """Which file has which tensor, of weights in several files."""
 
-    weight_map: Annotated[Mapping[str, Annotated[str, PathPart()]], Length(1, 100_000)]
+    weight_map: Annotated[Mapping[str, Name], length(1, 100_000)]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Folder:
         path = self.path / file
         if not path.exists():
             return None
-        content = read_any_json(path, limit=_LIMIT, error=ModelError)
+        content = read_any_json(path, size=_LIMIT, error=ModelError)
         if not isinstance(content, dict):
             raise ModelError(f"expected a JSON object in {path}, found a {type(content).__name__}")
         return content

@@ -9,8 +9,7 @@ from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.models.sources.huggingface.folder import PROCESSORS, Folder
 from vitlens.models.sources.huggingface.library import quietly, transformers
 from vitlens.preprocessing import Interpolation, Preprocessing
-from vitlens.schema import read_as
-from vitlens.strict_json import short
+from vitlens.typed import read_as, short
 
 # processors that only resize, crop, scale and normalise
 _PLAIN: Final = ("ViT", "DeiT", "CLIP", "Siglip", "Beit", "Bit", "ConvNext", "DINOv3ViT")

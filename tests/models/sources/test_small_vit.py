@@ -1,0 +1,149 @@
+"""The small ViT that is downloaded: from a local server that answers as Hugging Face's hub, by its own client."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from vitlens.errors import ModelError
+from vitlens.models.sources import hub
+from vitlens.models.sources.on_disk import vits_on_disk
+
+PATH = f"/timm/{hub.SMALL_VIT}/resolve/main/model.safetensors"
+COMMIT = "ab" * 20
+
+
+@dataclass
+class Hub:
+    """A hub with one file. content: of it; broken: bytes after which a connection ends; asked: method and path."""
+
+    address: str = ""
+    content: bytes = b"weights" * 1000
+    broken: int | None = None
+    status: int = 200
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A running hub, and empty caches."""
+    known = Hub()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(body=False)
+
+        def do_GET(self) -> None:
+            self.answer(body=True)
+
+        def answer(self, *, body: bool) -> None:
+            known.asked.append((self.command, self.path))
+            status = known.status if self.path == PATH else 404
+            self.send_response(status)
+            if status == 200:
+                self.send_header("ETag", f'"{sha256(known.content).hexdigest()}"')
+                self.send_header("X-Repo-Commit", COMMIT)
+            content = known.content if status == 200 else b""
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if body:
+                self.wfile.write(content[: known.broken])
+                self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on stderr."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread.start()
+        known.address = f"http://127.0.0.1:{running.server_address[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", known.address)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield known
+        running.shutdown()
+
+
+def no_bar(_: int) -> None:
+    """Shows nothing."""
+
+
+def download() -> list[str]:
+    """Download it; what was said before."""
+    said: list[str] = []
+    name = hub.download_small_vit(begins=said.append, progress=lambda _: nullcontext(no_bar))
+    assert name.name == f"timm:{hub.SMALL_VIT}"
+    return said
+
+
+def test_it_is_downloaded_once_as_safetensors_and_found_afterwards(server, tmp_path):
+    said: list[str] = []
+
+    def begins(address: str) -> None:
+        assert not any(path == PATH for _, path in server.asked)  # said before the first byte
+        said.append(address)
+
+    server.content = bytes(3_400_000)
+    steps: list[int] = []
+    name = hub.download_small_vit(begins=begins, progress=lambda _: nullcontext(steps.append))
+    assert sum(steps) == 3  # whole MB
+    assert len(steps) > 1
+    assert said == [server.address]
+    assert Path(name.weights or "").read_bytes() == server.content
+    assert tmp_path / "hub" in Path(name.weights or "").parents
+    assert {path for method, path in server.asked if method == "GET"} == {PATH}  # no pickle, no other file
+    (found,) = vits_on_disk()
+    assert (found.name, found.alias, Path(found.weights or "")) == (name.name, name.alias, Path(name.weights or ""))
+
+
+def test_offline_nothing_is_asked_for(server):
+    with hub.offline(), pytest.raises(ModelError, match="nothing is downloaded offline"):
+        download()
+    assert not server.asked
+    assert not constants.HF_HUB_OFFLINE
+    with hub.offline(False):
+        assert download() == [server.address]
+
+
+def test_a_server_that_is_not_there_is_the_reason(server, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match=r"^http://127\.0\.0\.1:9 does not answer$"):
+        download()
+
+
+@pytest.mark.parametrize("status", [404, 403])
+def test_a_file_that_the_hub_refuses_is_one_line(server, status):
+    server.status = status
+    with pytest.raises(ModelError, match=r"^the download from http:") as caught:
+        download()
+    assert "\n" not in str(caught.value)
+    assert vits_on_disk() == ()
+
+
+def test_a_download_that_ends_early_leaves_no_weights(server, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between the client's attempts
+    server.broken = 100
+    with pytest.raises(ModelError, match="failed"):
+        download()
+    assert vits_on_disk() == ()
+    server.broken = None
+    assert download() == [server.address]
+    assert len(vits_on_disk()) == 1
+
+
+def test_a_named_model_asks_nobody_offline(server):
+    fault = "found neither, offline; give --weights FILE"
+    with (
+        hub.offline(),
+        pytest.raises(ModelError, match=fault),
+        hub.pretrained_download("timm:x", f"{server.address}/timm/x"),
+    ):
+        raise OSError("not in the cache")
+    assert not server.asked

@@ -1,0 +1,131 @@
+"""Claims: their rank, when an effect is clear of its reference, and what they and requirements are in JUnit XML."""
+
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+import pytest
+
+from vitlens.report.claims import WEIGHTS, Claim, Kind, clear, judge
+from vitlens.report.document import Document, FirstPage, State
+from vitlens.report.junit import junit
+from vitlens.uncertainty import Estimate
+
+LEVELS: tuple[tuple[Kind, float], ...] = (("comparison", 0.05), ("fact", 0.001))
+
+
+def effect(value: float, half: float) -> Estimate:
+    return Estimate(value, value - half, value + half, 100, "points")
+
+
+def claim(estimate: Estimate, kind: Kind = "fact", *, reference: float = 0.0, p: float | None = None) -> Claim:
+    return Claim("fur", "cat", "It differs.", effect=estimate, kind=kind, reference=reference, p=p)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "kind", "reference", "rank"),
+    [
+        (effect(3.0, 1.0), "fact", 0.0, 3.0),
+        (effect(3.0, 1.0), "comparison", 0.0, 4.5),
+        (effect(-3.0, 1.0), "hidden fault", 0.0, 4.5),
+        (effect(3.0, 1.0), "expected fact", 1.0, 1.0),
+        (effect(1.4, 1.0), "answer", 0.0, 28.0),
+        (effect(50.0, 1.0), "fact", 0.0, 10.0),  # capped
+        (effect(1.0, 0.0), "fact", 0.0, 10.0),
+        (Estimate(5.0), "fact", 0.0, 0.0),  # without an interval
+    ],
+)
+def test_rank(estimate: Estimate, kind: Kind, reference: float, rank: float) -> None:
+    assert claim(estimate, kind, reference=reference).rank == pytest.approx(rank)
+
+
+def test_what_may_be_chance_is_not_shown() -> None:
+    for estimate in (effect(1.0, 1.0), effect(0.5, 1.0), effect(-0.5, 1.0), Estimate(5.0)):
+        for kind in set(WEIGHTS) - {"answer"}:
+            assert not claim(estimate, kind).is_shown
+    for kind, level in LEVELS:
+        assert not claim(effect(4.0, 1.0), kind, p=1.1 * level).is_shown
+        assert claim(effect(4.0, 1.0), kind, p=level).is_shown
+    assert not claim(effect(1.6, 1.0)).is_shown
+    assert claim(effect(1.7, 1.0)).is_shown  # just clear
+    assert claim(effect(-1.1, 1.0), "comparison").is_shown
+    assert claim(effect(0.0, 1.0), "answer").is_shown
+
+
+def test_the_margin_goes_by_the_end_on_the_side_of_the_reference() -> None:
+    """A share of 1.0 whose interval reaches down to 0.8 alone: half its width would count twice."""
+    all_of_them = Estimate(1.0, 0.8, 1.0, 15)
+    assert not clear(all_of_them, 0.7)
+    assert clear(all_of_them, 0.6)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    metric: str
+    holds: bool
+    line: str
+
+
+MET = _Judged("accuracy/m", True, "accuracy at least 0.9: holds: accuracy/m is 0.95")
+UNMET = _Judged("accuracy/m", False, "accuracy at least 0.99: does not hold: accuracy/m is 0.95")
+ODD = "<b> & \"'\x1b[31m\x00\u202e\udcff ]]> é *"
+SILENT = Claim("size", "m", "It is small.")
+
+
+def _suite(claims: tuple[Claim, ...], *judged: _Judged) -> ElementTree.Element:
+    document = Document("t", (), FirstPage(()), claims=claims)
+    root = ElementTree.fromstring(junit(document, judged, suite="vitlens audit", seconds=1.5))
+    assert root.tag == "testsuites"
+    [suite] = root
+    return suite
+
+
+def _judged(state: State) -> Claim:
+    effect = Estimate(0.75, 0.7, 0.8, 10)
+    return Claim("accuracy", "m", state=state, effect=effect, limit="robustness", because="measured")
+
+
+@pytest.mark.parametrize(
+    ("state", "children"),
+    [
+        ("pass", []), ("warn", ["system-out"]), ("fail", ["failure"]), ("inconclusive", ["skipped"]),
+        ("not tested", ["skipped"]),
+    ],
+)  # fmt: skip
+def test_each_state_has_its_result(state: State, children: list[str]) -> None:
+    [case] = _suite((_judged(state), SILENT))
+    assert [child.tag for child in case] == children
+    assert (case.get("classname"), case.get("name")) == ("vitlens audit.verdict", "accuracy of m")
+    for child in case:
+        said = child.get("message") or child.text or ""
+        assert said == f"{state}: 75.0 % (70.0 to 80.0, n = 10); measured (pass from 50 %, warn from 10 %)"
+
+
+def test_counts_are_those_of_the_cases() -> None:
+    states: tuple[State, ...] = ("pass", "warn", "fail", "fail", "inconclusive", "not tested")
+    suite = _suite(tuple(map(_judged, states)), MET, UNMET)
+    counted = {name: int(suite.get(name, "")) for name in ("tests", "failures", "errors", "skipped")}
+    assert counted == {"tests": 8, "failures": 3, "errors": 0, "skipped": 2}
+    assert len(suite.findall("testcase")) == 8
+    assert len(suite.findall("testcase/failure")) == 3
+    assert float(suite.get("time", "")) == 1.5
+    names = [(case.get("classname"), case.get("name")) for case in suite]
+    assert len(set(names)) == len(names)
+
+
+def test_a_requirement_that_does_not_hold_is_a_failure() -> None:
+    met, unmet = _suite((), MET, UNMET)
+    assert len(met) == 0
+    failure = unmet.find("failure")
+    assert failure is not None
+    assert failure.get("message") == UNMET.line
+
+
+def test_any_text_is_well_formed() -> None:
+    suite = _suite((Claim(ODD, ODD, state="fail", because=ODD),), _Judged(ODD, False, ODD))
+    assert suite[0].get("name", "").startswith("<b> & \"'\\x1b[31m\\x00\\u202e\\udcff ]]> é")
+    assert all("\x1b" not in text for text in suite.itertext())
+
+
+def test_a_judged_claim_has_the_state_of_its_limit() -> None:
+    judged = judge("calibration", "m", Estimate(0.01, 0.0, 0.05, 9), "calibration", because="of m")
+    assert (judged.state, judged.effect, judged.limit) == ("warn", Estimate(0.01, 0.0, 0.05, 9), "calibration")

@@ -1,0 +1,255 @@
+"""Figures of features that are one of a kind: points in two dimensions, patches by place, and patches matched."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+from matplotlib.patches import ConnectionPatch
+from matplotlib.patheffects import withStroke
+from numpy.typing import NDArray
+
+from vitlens.charts.overlay import enlarged
+from vitlens.charts.panels import Margins, board, without_frames
+from vitlens.charts.style import GREY, MAGNITUDE, SERIES, SMALL, WIDE, WRONG, heading, sheet, shortened, styled
+
+NAMED: Final = 20  # classes whose colours and names can still be distinguished
+_APART: Final = 0.085  # least distance of two names, as a share of a panel's side
+_BUSY: Final = 600  # points from which they are drawn smaller
+_KEY: Final = 0.17  # side of the key of places, as a share of the panel's
+_ARCS: Final = 15  # of a pair of images
+
+Array = NDArray[Any]
+Rgba = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A panel of `feature_space`: points (n, 2), labels (n,) as indices into classes or None, wrong (n,): misclassified
+    or None, by: which classifier; thumbnails (n, 3, height, width): drawn in place of the points, or None; named:
+    whether the name of each class is written at the middle of its points."""
+
+    title: str
+    points: Array
+    classes: Sequence[str]
+    labels: Array | None = None
+    wrong: Array | None = None
+    by: str = ""
+    thumbnails: Array | None = None
+    named: bool = True
+
+    def with_thumbnails(self, chosen: Array, pixels: Array) -> "Cloud":
+        """Some of its points as small images (chosen, 3, height, width) in [0, 1]."""
+        labels, wrong = (None if each is None else each[chosen] for each in (self.labels, self.wrong))
+        title = f"{len(chosen)} of them as thumbnails"
+        return Cloud(title, self.points[chosen], self.classes, labels, wrong, self.by, pixels)
+
+
+@styled
+def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
+    """Clouds of points, two in a row, coloured by class where there are at most twenty; axes have no unit, as only
+    distances between points have a meaning."""
+    across = min(2, len(clouds))
+    down = -(-len(clouds) // across)
+    figure = sheet(WIDE if across == 2 else WIDE * 0.62, 0.2 + 3.45 * down)
+    panels = figure.subplots(down, across, squeeze=False)
+    palette = _palette([cloud.labels for cloud in clouds if cloud.labels is not None])
+    names = {label: shortened(clouds[0].classes[label], 18) for label in palette}
+    marks = {names[label]: ("o", colour) for label, colour in palette.items()}
+    for axes, cloud in zip(panels.flat, clouds):
+        marks |= _draw_cloud(axes, cloud, palette, names)
+    for axes in panels.flat[len(clouds) :]:
+        axes.set_visible(False)
+    handles = [
+        Line2D([], [], linestyle="", marker=marker, markersize=5, color=colour, label=name)
+        for name, (marker, colour) in marks.items()
+    ]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncol=6 if across == 2 else 4, fontsize=SMALL)
+    heading(figure, title)
+    return figure
+
+
+def _draw_cloud(
+    axes: Axes, cloud: Cloud, palette: Mapping[int, Rgba], names: Mapping[int, str]
+) -> dict[str, tuple[str, Rgba]]:
+    """Fill one panel; returns the mark of errors for the legend."""
+    points, marks = cloud.points, dict[str, tuple[str, Rgba]]()
+    wrong = np.zeros(len(points), bool) if cloud.wrong is None else cloud.wrong.astype(bool)
+    if cloud.labels is None or not palette:
+        colours = np.array([to_rgba(WRONG if is_wrong else GREY) for is_wrong in wrong.tolist()])
+    else:
+        colours = np.array([palette[label] for label in cloud.labels.tolist()])
+    size = 7.0 if len(points) > _BUSY else 14.0
+    if cloud.thumbnails is None:
+        axes.scatter(points[:, 0], points[:, 1], s=size, c=colours, linewidths=0, alpha=0.75)
+    else:
+        side = float(np.clip(620 / np.sqrt(len(points)), 12, 44))  # pixels at 200 dots an inch
+        axes.scatter(points[:, 0], points[:, 1], s=1, c=colours)  # sets the range of the axes
+        _pictures(axes, points, cloud.thumbnails, side=side, colours=colours)
+    if palette and wrong.any():
+        axes.scatter(points[wrong, 0], points[wrong, 1], s=1.6 * size, marker="x", c="black", linewidths=0.7)
+        marks[f"misclassified {cloud.by}"] = "x", to_rgba("black")
+    elif wrong.any():
+        axes.set_xlabel(f"orange: misclassified {cloud.by}", fontsize=SMALL)
+    if cloud.labels is not None and palette and cloud.named:
+        _name_classes(axes, points, cloud.labels, names)
+    axes.set_title(cloud.title)
+    _frame(axes)
+    return marks
+
+
+def _frame(axes: Axes) -> None:
+    axes.set(xticks=[], yticks=[])
+    axes.margins(0.06)
+    axes.spines[:].set_visible(True)
+    axes.spines[:].set_color("#CCCCCC")
+
+
+def _palette(labels: Sequence[Array]) -> dict[int, Rgba]:
+    """A colour for each class; none where they are too many to be distinguished."""
+    present = sorted({int(label) for own in labels for label in own})
+    if len(present) > NAMED:
+        return {}
+    wheel = colormaps["tab20" if len(present) > 10 else "tab10"]
+    colours = SERIES if len(present) <= len(SERIES) else [wheel(index) for index in range(len(present))]
+    return {label: to_rgba(colours[index]) for index, label in enumerate(present)}
+
+
+def _name_classes(axes: Axes, points: Array, labels: Array, names: Mapping[int, str]) -> None:
+    """Write each class's name at the median of its points, unless another name is there."""
+    taken: list[Array] = []
+    side = np.ptp(points, axis=0) + 1e-12
+    for label, name in names.items():
+        if label not in labels:
+            continue
+        x, y = middle = np.median(points[labels == label], axis=0)
+        if any((np.abs(middle - other) / side < (2 * _APART, _APART)).all() for other in taken):
+            continue
+        taken.append(middle)
+        word = axes.text(x, y, shortened(name, 14), ha="center", va="center", fontsize=SMALL)
+        word.set_path_effects([withStroke(linewidth=2.2, foreground="white")])
+
+
+def _pictures(axes: Axes, points: Array, pictures: Array, *, side: float, colours: Array | None = None) -> None:
+    """Draw small images in place of points, each framed in its colour; side: in pixels at 200 dots an inch."""
+    for index, (picture, place) in enumerate(zip(pictures, points, strict=True)):
+        box = OffsetImage(picture.transpose(1, 2, 0), zoom=side / max(picture.shape[1:]) * 100 / 200)
+        frame = AnnotationBbox(box, tuple(place), frameon=True, pad=0.08, bboxprops={"linewidth": 0.3})
+        if colours is not None:
+            frame.patch.set(edgecolor=colours[index], linewidth=1.0)
+        axes.add_artist(frame)
+
+
+@dataclass(frozen=True)
+class PatchMap:
+    """points: (n, 2), of patches with their positions; content: (n, 2), of the same patches without them; captions: of
+    both; places: (n, 2) rows and columns in a grid of (rows, columns); cut: indices of the points that are drawn as
+    what they show, pixels (cut, 3, height, width) in [0, 1], or None."""
+
+    model: str
+    points: Array
+    content: Array
+    captions: tuple[str, str]
+    places: Array
+    grid: tuple[int, int]
+    cut: Array | None = None
+    pixels: Array | None = None
+
+
+@styled
+def patch_map(maps: Sequence[PatchMap], title: str) -> Figure:
+    """Two maps of the same patches: with their positions, coloured by place with a key; and without, where some are
+    drawn as what they show, and the others in the colour of their place."""
+    (shown,) = maps
+    figure = sheet(WIDE, 3.7)
+    panels = figure.subplots(1, 2)
+    words = ["coloured by place in the image (key)", "without the mean of each place"]
+    if shown.cut is not None and shown.pixels is not None:
+        words[1] += f"; {len(shown.cut)} as pictures"
+    for axes, points, word, caption in zip(panels, (shown.points, shown.content), words, shown.captions, strict=True):
+        axes.scatter(points[:, 0], points[:, 1], s=7.0, c=place_colours(shown.places, shown.grid), linewidths=0)
+        axes.set_title(word)
+        axes.set_xlabel(caption, fontsize=SMALL)
+        _frame(axes)
+    _draw_key(panels[0], shown.grid, shown.points)
+    if shown.cut is not None and shown.pixels is not None:
+        _pictures(panels[1], shown.content[shown.cut], shown.pixels, side=20)
+    heading(figure, title)
+    return figure
+
+
+def place_colours(places: Array, grid: tuple[int, int]) -> NDArray[np.float64]:
+    """A colour (n, 3) for each place: four corner colours, mixed between them, so that near places look alike."""
+    corners = np.array([[[0.0, 0.35, 0.75], [0.1, 0.75, 0.5]], [[0.8, 0.25, 0.5], [0.95, 0.75, 0.1]]])
+    share = np.asarray(places, dtype=float) / np.maximum(np.array(grid) - 1, 1)
+    down, across = share[:, :1], share[:, 1:]
+    top = (1 - across) * corners[0, 0] + across * corners[0, 1]
+    bottom = (1 - across) * corners[1, 0] + across * corners[1, 1]
+    colours: NDArray[np.float64] = (1 - down) * top + down * bottom
+    return colours
+
+
+def _draw_key(axes: Axes, grid: tuple[int, int], points: Array) -> None:
+    """The colours of all places, drawn as the image lies, in the corner where it hides fewest points."""
+    rows, columns = np.indices(grid)
+    colours = place_colours(np.stack([rows.ravel(), columns.ravel()], 1), grid).reshape(*grid, 3)
+    share = (points - points.min(0)) / np.maximum(np.ptp(points, axis=0), 1e-12)
+    corners = [(x, y) for y in (1 - _KEY, 0.0) for x in (1 - _KEY, 0.0)]
+    hidden = [int((np.abs(share - np.array(corner) - _KEY / 2) < _KEY / 2).all(1).sum()) for corner in corners]
+    key = axes.inset_axes((*corners[int(np.argmin(hidden))], _KEY, _KEY))
+    key.imshow(colours, aspect="auto")
+    key.set(xticks=[], yticks=[])
+    key.spines[:].set_visible(True)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Two images (3, height, width) in [0, 1] and their most similar patches in descending order: sources, targets
+    (m, 2) rows and columns from 0; similarity (m,); grid: (rows, columns) of both images' patches."""
+
+    title: str
+    first: Array
+    second: Array
+    sources: Array
+    targets: Array
+    similarity: Array
+    grid: tuple[int, int]
+
+
+@styled
+def correspondences(pairs: Sequence[Matches], title: str) -> Figure:
+    """Pairs of images side by side, with an arc for each of the best matches of patches; its colour is the similarity
+    (lighter: greater, over the range of all arcs)."""
+    values = np.concatenate([pair.similarity[:_ARCS] for pair in pairs])
+    low, high = float(values.min()), float(values.max())
+    ratio = pairs[0].first.shape[1] / pairs[0].first.shape[2]
+    panel = (WIDE - 0.5) / 4 if len(pairs) > 1 else 2.6
+    drawn = board(
+        title=f"{title}: similarity {low:.2f} (dark) to {high:.2f} (light)", count=2 * len(pairs),
+        across=4 if len(pairs) > 1 else 2, panel=(panel, panel * ratio), gap=(0.1, 0.28), margins=Margins(top=0.24),
+    )  # fmt: skip
+    for index, pair in enumerate(pairs):
+        left, right = drawn.panels[2 * index : 2 * index + 2]
+        for axes, picture in ((left, pair.first), (right, pair.second)):
+            axes.imshow(enlarged(picture), extent=(0, pair.grid[1], pair.grid[0], 0), aspect="auto")
+            axes.set(xlim=(0, pair.grid[1]), ylim=(pair.grid[0], 0))
+        left.set_title(shortened(pair.title, int(2 * panel / 0.075)), loc="left")
+        for source, target, value in zip(pair.sources[:_ARCS] + 0.5, pair.targets[:_ARCS] + 0.5, pair.similarity):
+            colour = colormaps[MAGNITUDE]((value - low) / (high - low) if high > low else 1.0)
+            arc = ConnectionPatch(
+                source[::-1], target[::-1], "data", "data", axesA=left, axesB=right, linewidth=1.2,
+                color=colour, clip_on=False,
+                connectionstyle="arc3,rad=-0.12",  # straight lines in a row would overlap
+            )  # fmt: skip
+            right.add_artist(arc)
+            for axes, end in ((left, source), (right, target)):
+                axes.plot(*end[::-1], "o", color=colour, markersize=2.4, markeredgecolor="black", markeredgewidth=0.3)
+    without_frames(drawn.panels)
+    return drawn.figure

@@ -1,0 +1,217 @@
+"""Maps over their images as pixels, the scales of their colours, and what is drawn upon them.
+
+The image under a map is drawn in grey, so that colours depend only on the map.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
+from numpy.typing import NDArray
+
+from vitlens.charts.style import (
+    MAGNITUDE,
+    RIGHT,
+    SIGNED,
+    SMALL,
+    VERMILLION,
+    WRONG,
+    round_ticks,
+    tick_words,
+)
+from vitlens.errors import InputError
+
+Array = NDArray[np.floating[Any]]
+
+OPACITY: Final = 0.85  # of a map's largest values, drawn as shares
+_BLENDED: Final = 0.65  # share of the colour of a map with one scale for several
+_LARGEST: Final = 99.5  # percentile from which values have the full colour
+_ZERO: Final = 0.02  # of the upper end of a scale, below which its lower end is 0
+_SHARPEST: Final = 224  # pixels to which a smaller image is enlarged before a map is drawn over it
+_GREY: Final = np.array([0.2126, 0.7152, 0.0722])
+_FEW: Final = 12  # number of values below which none counts as extreme
+_FAR: Final = 3.0  # times the usual magnitude, from which on a value lies beyond the colours
+_PLATE: Final[dict[str, Any]] = {"facecolor": "white", "alpha": 0.85, "linewidth": 0.0, "pad": 1.5}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The range of values of the colours, equal ends where all are equal; clipped: some values lie beyond."""
+
+    low: float
+    high: float
+    clipped: bool = False
+
+    @property
+    def norm(self) -> Normalize:
+        """Values to [0, 1] for a colour map; a constant map gets the middle, without a division by zero."""
+        if self.high > self.low:
+            return Normalize(self.low, self.high, clip=True)
+        room = abs(self.low) / 2 or 0.5
+        return Normalize(self.low - room, self.low + room, clip=True)
+
+
+def is_constant(values: Array) -> bool:
+    """Whether all values are equal up to rounding."""
+    return bool(np.ptp(values) <= 1e-6 * np.abs(values).max())
+
+
+def flaw_of(values: Array) -> str:
+    """Why a map says nothing, where that is so."""
+    return "not finite" if not np.isfinite(values).all() else "uniform" if is_constant(values) else ""
+
+
+def joint_scale(maps: Array) -> Scale:
+    """One scale for all maps: from the least value to the 99.5th percentile; from 0 where the least is hardly above it.
+
+    Otherwise a few attention sinks would leave the rest dark.
+    """
+    values = maps[np.isfinite(maps)]
+    low, high = float(values.min()), float(values.max())
+    if is_constant(values):
+        return Scale(low, low)
+    most = float(np.percentile(values, _LARGEST))
+    low = 0.0 if 0 < low < _ZERO * most else low
+    return Scale(low, most, clipped=True) if low < most < high else Scale(low, high)
+
+
+def symmetric_scale(values: Array, *, least: float = 0.0) -> Scale:
+    """A scale symmetric around 0, up to the greatest absolute value, and at least to `least`."""
+    most = max(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)), least)
+    return Scale(0.0 - most, most)
+
+
+def clipped_scale(values: Array, *, least: float = 0.0) -> Scale:
+    """A symmetric scale up to the 98th percentile (or the second greatest) where the greatest is more than three times
+    that; the arrows of its bar show it."""
+    scale = symmetric_scale(values, least=least)
+    every = np.sort(np.abs(values[np.isfinite(values)]))
+    if len(every) < _FEW:
+        return scale
+    usual = max(least, float(every[min(len(every) - 2, int(0.98 * len(every)))]))
+    return Scale(0.0 - usual, usual, clipped=True) if 0 < _FAR * usual < scale.high else scale
+
+
+def upsample(values: Array, size: tuple[int, int], *, smooth: bool = True) -> Array:
+    """A map (rows, columns) at an image's (height, width): bilinear between the centres of the patches, or nearest.
+
+    Equal to torch's interpolate with align_corners=False; constant beyond the outermost centres.
+    """
+    vertical, horizontal = (_mixing(target, source, smooth) for target, source in zip(size, values.shape, strict=True))
+    return np.asarray(vertical @ values @ horizontal.T)
+
+
+def _mixing(target: int, source: int, smooth: bool) -> Array:
+    """Matrix (target, source) that resamples one axis."""
+    position = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
+    if not smooth:
+        position = np.floor((np.arange(target) + 0.5) * source / target)
+    return np.maximum(0.0, 1.0 - np.abs(position[:, None] - np.arange(source)))
+
+
+def enlarged(image: Array) -> Array:
+    """An image (3, height, width) as (height, width, 3), each pixel repeated until the shorter side is at least 224."""
+    times = max(1, -(-_SHARPEST // min(image.shape[1:])))
+    return np.asarray(image.transpose(1, 2, 0).repeat(times, axis=0).repeat(times, axis=1))
+
+
+def blend(image: Array, values: Array, *, scale: Scale, smooth: bool = True) -> Array:
+    """Pixels (height, width, 3) in [0, 1] of a map (rows, columns) over an image (3, height, width) in grey, enlarged;
+    the grey image alone under a map that is uniform or not finite."""
+    grey = enlarged(image) @ _GREY
+    if flaw_of(values):
+        return np.repeat(grey[..., None], 3, axis=2)
+    colours = colormaps[MAGNITUDE](scale.norm(upsample(values, grey.shape, smooth=smooth)))[..., :3]
+    return np.asarray((1 - _BLENDED) * grey[..., None] + _BLENDED * colours)
+
+
+def overlaid(image: Array, values: Array, *, signed: bool, opacity: float = OPACITY) -> tuple[Array, str]:
+    """As blend, a map as a share of its largest values, red above 0 and blue below, the greater the less transparent;
+    and why it says nothing, where that is so.
+
+    Methods have different units: only places can be compared. A map without signs begins at its least value. opacity:
+    of the largest values. Raises InputError when it is not in [0, 1].
+    """
+    if not 0 <= opacity <= 1:
+        raise InputError(f"expected opacity in [0, 1], found {opacity}")
+    grey = np.repeat((enlarged(image) @ _GREY)[..., None], 3, axis=2)
+    flaw = flaw_of(values)
+    if flaw:
+        return grey, flaw
+    values = values if signed else values - values.min()
+    most = float(np.percentile(np.abs(values), _LARGEST)) or float(np.abs(values).max())
+    shares = upsample(np.clip(values / most, -1, 1), (grey.shape[0], grey.shape[1]))
+    colours = colormaps[SIGNED](0.5 + shares / 2)[..., :3]
+    weight = opacity * np.abs(shares)[..., None]
+    return np.asarray((1 - weight) * grey + weight * colours), ""
+
+
+def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = MAGNITUDE, both: bool = False) -> None:
+    """Fill axes with the colour bar of a scale, with ticks at round numbers.
+
+    An arrow at its end, and "≥" where a tick is there, say that values lie above (Scale.clipped); both: also below.
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    extend = ("both" if both else "max") if scale.clipped else "neither"
+    bar = figure.colorbar(ScalarMappable(scale.norm, colours), cax=axes, extend=extend, extendfrac=0.04)
+    bar.set_label(label)
+    bar.outline.set_visible(False)
+    if scale.low == scale.high:
+        bar.set_ticks([scale.low], labels=[f"{scale.low:.3g}\nall\nequal"])
+        return
+    ticks = round_ticks(scale.low, scale.high)
+    labels = tick_words(ticks)
+    if scale.clipped and ticks[-1] == scale.high:
+        labels[-1] = f"≥ {labels[-1]}"
+    if scale.clipped and both and ticks[0] == scale.low:
+        labels[0] = f"≤ {labels[0]}"
+    bar.set_ticks(ticks, labels=labels)
+
+
+def no_value(axes: Axes) -> None:
+    """Hatch axes, under a map whose cells without a value are transparent."""
+    axes.add_patch(
+        Rectangle(
+            (0, 0), 1, 1, hatch="//////", facecolor="#E0E0E0", edgecolor="#A8A8A8", linewidth=0,
+            transform=axes.transAxes, zorder=-1,
+        )
+    )  # fmt: skip
+
+
+def cross_out(axes: Axes, reason: str = "") -> None:
+    """Draw two diagonals over a panel that shows an image, and the reason in a few words in its middle."""
+    for ends in ((0.0, 1.0), (1.0, 0.0)):
+        (line,) = axes.plot((0.02, 0.98), [0.02 + 0.96 * end for end in ends], transform=axes.transAxes)
+        line.set(color=VERMILLION, linewidth=1.1, solid_capstyle="butt", gid="crossed out")
+        line.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
+    if reason:
+        axes.text(
+            0.5, 0.5, reason, fontsize=SMALL, ha="center", va="center", transform=axes.transAxes, bbox=_PLATE, zorder=5
+        )
+
+
+def mark_peak(axes: Axes, values: Array, *, hit: bool) -> None:
+    """Mark the highest point of the map that is drawn, by colour and symbol as a hit or a miss."""
+    height, width = np.asarray(axes.images[0].get_array()).shape[:2]
+    y, x = np.unravel_index(upsample(values, (height, width)).argmax(), (height, width))
+    colour, marker = (RIGHT, "o") if hit else (WRONG, "X")
+    axes.plot(x, y, marker, color=colour, markeredgecolor="white", markersize=6, markeredgewidth=0.9, clip_on=False)
+    axes.xaxis.label.set_color(colour)
+
+
+def outline(axes: Axes, mask: Array) -> None:
+    """Draw the border of a mask (height, width) in white over black, visible on any background."""
+    height, width = np.asarray(axes.images[0].get_array()).shape[:2]
+    edge = np.pad(upsample(mask, (height, width), smooth=False), 1)
+    where = np.arange(-1, height + 1), np.arange(-1, width + 1)
+    for colour, thickness in (("black", 1.8), ("white", 0.9)):
+        axes.contour(where[1], where[0], edge, levels=[0.5], colors=colour, linewidths=thickness)
+    axes.set_xlim(-0.5, width - 0.5)
+    axes.set_ylim(height - 0.5, -0.5)

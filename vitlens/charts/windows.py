@@ -1,0 +1,95 @@
+"""The windows of a windowed model: the patches that each holds, what a shift connects, and the mask."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from vitlens.charts.overlay import Array, enlarged
+from vitlens.charts.panels import Margins, board, without_frames
+from vitlens.charts.style import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDE, styled
+
+_FOUR: Final = (SKY, ORANGE, GREEN, PURPLE)  # so that neighbours differ
+_TINT: Final = 0.35  # opacity of a window's colour over the image
+
+
+@styled
+def windows_and_shift(
+    *, image: Array, parts: Sequence[Array], reach: Sequence[Array], mask: Array, patch: tuple[int, int],
+    layers: tuple[int, int], title: str,
+) -> Figure:  # fmt: skip
+    """Four panels: the windows of one layer, those of the next, the patches that one patch sees after each, the mask.
+
+    image: (3, height, width) in [0, 1]; parts: of both layers, for each patch (rows, columns) the number of the part of
+    a window that it is in; reach: after each layer (rows, columns), above 0 where `patch` (row, column) depends on a
+    patch; mask: (places, places) of the second layer's last window, above 0 where a query may attend to a key; layers:
+    their numbers.
+    """
+    seen = [np.asarray(each) > 0 for each in reach]
+    side = (WIDE - 0.12 - 3 * 0.12) / 4
+    tall = side * min(image.shape[1] / image.shape[2], 1.5)
+    margins = Margins(top=0.36, bottom=0.22)
+    drawn = board(title=title, count=4, across=4, panel=(side, tall), gap=(0.12, 0.0), margins=margins)
+    for axes, values, number in zip(drawn.panels, parts, layers):
+        _draw_parts(axes, image, values)
+        axes.set_title(f"layer {number}: {len(np.unique(values))} parts,\nno attention between them")
+    _borders(drawn.panels[1], parts[0], "white", 0.7, style=":")
+    _draw_reach(drawn.panels[2], image, seen, patch)
+    drawn.panels[2].set_title(
+        f"patches seen by ({patch[0]}, {patch[1]}):\n{seen[0].sum()}, then {seen[1].sum()} patches"
+    )
+    masked = drawn.panels[3]
+    masked.imshow(np.asarray(mask) > 0, cmap=ListedColormap(["white", "#333333"]), vmin=0, vmax=1, aspect="auto")
+    masked.set_title(f"mask of layer {layers[1]}'s last\nwindow (dark: may attend)")
+    without_frames(drawn.panels)
+    masked.spines[:].set(visible=True, color=GREY)
+    masked.set_xlabel("key, row by row", labelpad=2)
+    masked.set_ylabel("query", labelpad=1)
+    return drawn.figure
+
+
+def _draw_parts(axes: Axes, picture: Array, parts: Array) -> None:
+    """The image tinted by part, with a line between patches of different parts."""
+    rows, columns = parts.shape
+    extent = (0.0, float(columns), float(rows), 0.0)
+    axes.imshow(enlarged(picture), extent=extent, aspect="auto")
+    axes.imshow(_coloured(parts), cmap=ListedColormap(_FOUR), vmin=0, vmax=3, alpha=_TINT, extent=extent, aspect="auto")
+    _borders(axes, parts, "black")
+
+
+def _coloured(parts: Array) -> Array:
+    """One of four colours for each part, so that parts side by side differ."""
+    colours: dict[float, int] = {}
+    rows, columns = parts.shape
+    for row in range(rows):
+        for column in range(columns):
+            part = parts[row, column]
+            if part in colours:
+                continue
+            around = [(row - 1, column), (row, column - 1), (row - 1, column + 1), (row + 1, column - 1)]
+            taken = {colours.get(parts[r, c]) for r, c in around if 0 <= r < rows and 0 <= c < columns}
+            colours[part] = next(colour for colour in range(4) if colour not in taken or colour == 3)
+    return np.asarray(np.vectorize(colours.__getitem__)(parts), dtype=np.float64)
+
+
+def _borders(axes: Axes, parts: Array, colour: str, width: float = 0.8, style: str = "-") -> None:
+    for row, column in np.argwhere(parts[1:] != parts[:-1]):
+        axes.plot([column, column + 1], [row + 1, row + 1], style, color=colour, linewidth=width)
+    for row, column in np.argwhere(parts[:, 1:] != parts[:, :-1]):
+        axes.plot([column + 1, column + 1], [row, row + 1], style, color=colour, linewidth=width)
+
+
+def _draw_reach(axes: Axes, picture: Array, seen: Sequence[NDArray[np.bool_]], patch: tuple[int, int]) -> None:
+    """The image outside the reach pale, that of the first layer clear, what the second adds tinted."""
+    rows, columns = seen[0].shape
+    extent = (0.0, float(columns), float(rows), 0.0)
+    axes.imshow(enlarged(picture), extent=extent, aspect="auto")
+    kinds = np.where(seen[0], np.nan, np.where(seen[1], 0.0, 1.0))
+    tint = ListedColormap([ORANGE, "white"])
+    axes.imshow(kinds, cmap=tint, vmin=0, vmax=1, alpha=np.where(kinds == 1, 0.8, 0.5), extent=extent, aspect="auto")
+    _borders(axes, seen[1].astype(np.float64), "black")
+    axes.plot(patch[1] + 0.5, patch[0] + 0.5, "o", color=VERMILLION, markersize=3.5, markeredgecolor="white")

@@ -1,1 +1,0 @@
-"""Numbers in, Figure out; never runs a model, never saves."""

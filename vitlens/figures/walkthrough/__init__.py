@@ -1,1 +1,0 @@
-"""Figures of one head, step by step: numbers in, Figure out."""

@@ -1,1 +1,0 @@
-"""Figures of windowed attention: windows, shift and mask, and the effective receptive field."""
