@@ -8,9 +8,9 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
+from vitlens.charts.overlay import OPACITY, overlaid
 from vitlens.demo.pictures import Example
 from vitlens.display import visible
-from vitlens.figures.explain import OPACITY, overlaid
 from vitlens.report.html import pictures
 from vitlens.report.html.text import Words
 from vitlens.report.numbers import percent

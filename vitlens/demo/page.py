@@ -9,6 +9,7 @@ from typing import Any, Final
 import gradio
 from markupsafe import Markup
 
+from vitlens.charts.overlay import enlarged
 from vitlens.demo.limits import KEPT, UPLOAD_BYTES, limit_words
 from vitlens.demo.markup import Card, cards, examples_html, joined
 from vitlens.demo.pictures import Picture, of_example, read_upload, require_size
@@ -20,7 +21,6 @@ from vitlens.demo.tabs.look import look_tab
 from vitlens.demo.tabs.report import forget, report_tab
 from vitlens.demo.tabs.space import space_tab
 from vitlens.errors import DataError, UnknownNameError
-from vitlens.figures.overlay import enlarged
 
 _PICK: Final = """element.addEventListener("click", (event) => {
   const button = event.target.closest("[data-example]");

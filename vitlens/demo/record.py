@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Pixels
 from vitlens.record import Record, arrays, col, table
-from vitlens.records import Pixels
 
 
 @dataclass(frozen=True)

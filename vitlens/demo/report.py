@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.charts import Picture, images
+from vitlens.charts.space import attention_space
 from vitlens.demo.record import DemoRecord, SpaceRow
-from vitlens.figures.explain import attribution_overlays
-from vitlens.figures.space import attention_space
 from vitlens.report.claims import Claim
 from vitlens.report.document import Document
 from vitlens.report.prose import Marked, listed, say
@@ -117,10 +117,10 @@ def _draw_intervened(record: DemoRecord, title: str) -> Figure:
         down = slice(height * patch.row // rows, height * (patch.row + 1) // rows)
         across = slice(width * patch.column // columns, width * (patch.column + 1) // columns)
         pixels[:, :, down, across] = 0.5
-    return attribution_overlays(
-        images=pixels, maps=[arrays.before[None], arrays.after[None]], signed=[row.signed] * 2,
-        titles=[f"{row.title} before", f"{row.title} after"], names=[row.image], title=title,
-    )  # fmt: skip
+    cells = [Picture(pixels[0], column="image", below=row.image)]
+    for name, values in ((f"{row.title} before", arrays.before), (f"{row.title} after", arrays.after)):
+        cells.append(Picture(pixels[0], np.asarray(values, float), column=name, signed=row.signed))
+    return images()(cells, title)
 
 
 def _draw_space(record: DemoRecord, title: str) -> Figure:

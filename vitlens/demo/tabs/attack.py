@@ -17,6 +17,7 @@ from vitlens.attacks.defaults import ATTACK
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attribution.explain import preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.charts.overlay import enlarged
 from vitlens.charts.pictures import amplification
 from vitlens.commands.attack.measure import measure
 from vitlens.commands.attack.options import AttackOptions
@@ -28,7 +29,6 @@ from vitlens.demo.record import ChangedClassRow
 from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, open_slider, typed
 from vitlens.demo.tabs.look import changed_classes, changed_table, map_array
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.figures.overlay import enlarged
 from vitlens.models.model import Model
 from vitlens.models.support import meets
 from vitlens.report.prose import say

@@ -13,6 +13,7 @@ import vitlens
 from vitlens.analysis.answers.targets import class_index
 from vitlens.attribution.explain import methods_for, preferred_methods
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.charts.overlay import OPACITY
 from vitlens.commands.explain.measure import measure
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.run.options import RunOptions
@@ -23,7 +24,6 @@ from vitlens.demo.pictures import Picture
 from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, open_slider, typed
 from vitlens.demo.tabs.look import map_array, top_classes
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.figures.explain import OPACITY
 from vitlens.models.model import Model
 
 PREDICTED: Final = "the predicted class"

@@ -18,6 +18,8 @@ from vitlens.analysis.attention.tokens import require_token_attention
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.attribution.explain import preferred_method, preferred_methods
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.charts.overlay import enlarged
+from vitlens.charts.style import MAGNITUDE
 from vitlens.commands.run.describe import settings
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
@@ -31,8 +33,6 @@ from vitlens.demo.report import claims
 from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, typed
 from vitlens.demo.tabs.look import LACKING, changed_classes, changed_table, map_array
 from vitlens.errors import InputError, LensError, UnsupportedError
-from vitlens.figures.overlay import enlarged
-from vitlens.figures.style import MAGNITUDE
 from vitlens.lens.places.changes import Change, Changes
 from vitlens.models.model import Model
 from vitlens.models.support import meets, require
@@ -134,7 +134,7 @@ def answered(
     if changes:
         with vitlens.intervene(model, changes):
             then = explained()
-    prefix, (_, columns) = len(model.layout.prefix), switches.grid or (1, 1)
+    prefix, (_, columns) = len(model.layout.prefix) if off.patches else 0, switches.grid or (1, 1)
     row = IntervenedRow(
         model.alias, picture.name, model.classes[int(target)], model.classes[int(after.argmax())],
         float(before[target]), float(after[target]), method, ATTRIBUTIONS[method].title, ATTRIBUTIONS[method].signed,

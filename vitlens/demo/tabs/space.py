@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from vitlens.analysis.attention.weights import attention_maps
+from vitlens.charts.space import across, colours_of, middles, outlines, strengths, ticks
 from vitlens.commands.run.options import RunOptions
 from vitlens.demo.limits import POINTS
 from vitlens.demo.markup import joined, said, sentence
@@ -17,7 +18,6 @@ from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, open_slide
 from vitlens.demo.tabs.intervene import write_record
 from vitlens.demo.tabs.look import LACKING
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.figures.space import across, colours_of, middles, outlines, strengths, ticks
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.report.prose import say
