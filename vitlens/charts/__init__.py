@@ -9,7 +9,8 @@
     matrix      a cell for each pair of two columns           (grids)
     images      images, with maps over them or without        (pictures)
 
-Each is called with its columns and gives a function from rows and a title to a Figure, which `Chart` holds.
+Each is called with its columns and gives a function from rows and a title to a Figure, which `Chart` holds. What none
+of them draws has a function of its own: specialisation, features, walkthrough, windows and space.
 """
 
 from vitlens.charts.grids import board, matrix

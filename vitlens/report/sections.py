@@ -158,7 +158,8 @@ class Report:
     def __call__(self, record: Any) -> Document:
         """The whole report of a record."""
         claims = tuple(self.claims(record))
-        parts = [part for section in self.sections for part in _parts(section, record, claims)]
+        picture = self._picture(record)
+        parts = [_beside(picture, part) for section in self.sections for part in _parts(section, record, claims)]
         own = [section for section in self.sections if isinstance(section, Section)]
         package = self.package or type(record).__module__.rpartition(".")[0]
         overview = (self.glance,) if isinstance(self.glance, Overview) else ()
@@ -166,7 +167,7 @@ class Report:
         images = data_sentences(replace(record, config=_shown(record.config)))
         first = FirstPage(
             tuple(Sentence(claim.says, claim.place) for claim in answers),
-            self._picture(record),
+            picture,
             self.glance(record) if callable(self.glance) else _glanced(self.glance, record, claims),
             tuple(map(Sentence, list(self.unknown(record))[:5])),
         )
@@ -190,6 +191,13 @@ class Report:
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
     """A picture of the first page, of several sheets the first; None where it has no rows."""
     return next(_figures(replace(picture, only=_on_first_sheet), record, ()), None)
+
+
+def _beside(picture: FigureSpec | None, part: page.Section) -> page.Section:
+    """A section without the picture of the first page, which a chapter's section may show, too."""
+    if picture is None or all(figure.name != picture.name for figure in part.figures):
+        return part
+    return replace(part, figures=tuple(figure for figure in part.figures if figure.name != picture.name))
 
 
 def _on_first_sheet(row: Any) -> bool:
