@@ -54,6 +54,7 @@ TAKES: dict[str, Callable[[Model, Tensor], Tensor]] = {
 TAKES_NONE = {
     "AttentionCall": "what observe hands on",
     "KnockOut": "a change",
+    "attention_explorer": "weights of any model, and a picture that is drawn",
     "Model": "its forward may leave the range: integrated gradients, SmoothGrad and attacks do so on purpose",
     "Split": "of 8 bits, or checked when it is made",
     "Statistics": "a result",
