@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.damage import damage_bytes, damaged, every, refused, served_or_refused
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run.progress.store import ProgressStore
+from vitlens.commands.run.progress import ProgressStore
 from vitlens.files import read_arrays
 
 STATE = "checkpoint/state.safetensors"

@@ -16,7 +16,7 @@ from PIL import Image
 import vitlens
 from tests.demo.forms import picture_of
 from vitlens.cli.main import run
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.data.decode import quiet_pillow
 from vitlens.deadline import TooLongError, deadline, require_time
 from vitlens.demo import measure

@@ -111,7 +111,7 @@ def require_same(one: Path, other: Path, *, rel: float) -> None:
 def test_several_processes_give_the_results_of_one(
     count: int, rel: float, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setattr("vitlens.commands.run.progress.bar.PATIENCE", 0.0)
+    monkeypatch.setattr("vitlens.commands.run.progress.PATIENCE", 0.0)
     monkeypatch.setenv("TERM", "dumb")
 
     def work(processes: Processes) -> Path | None:

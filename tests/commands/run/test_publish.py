@@ -17,8 +17,7 @@ from vitlens.charts.style import WIDE
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import publish as publishing
 from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.run.old_figures import shown_in
-from vitlens.commands.run.publish import publish, report
+from vitlens.commands.run.publish import publish, report, shown_in
 from vitlens.errors import InputError, StorageError, UnknownNameError
 from vitlens.files import read_run
 from vitlens.report.document import Document

@@ -14,7 +14,7 @@ from tests.training_runs import stop_at, train
 from tests.waiting import interrupt, interruptible
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.progress.training import progress_line
+from vitlens.commands.run.progress import progress_line
 from vitlens.commands.run.publish import read_folder, report
 from vitlens.errors import InputError, OutputError, UnknownNameError
 from vitlens.training.metrics import Progress

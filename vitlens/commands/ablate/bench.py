@@ -25,8 +25,7 @@ from vitlens.analysis.patching.patching import patch_parts
 from vitlens.archives import Form
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
-from vitlens.commands.run.progress.bar import progress
-from vitlens.commands.run.progress.store import ProgressStore
+from vitlens.commands.run.progress import ProgressStore, progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.unseen import copy_training_images
 from vitlens.data.catalogue import load_images

@@ -24,9 +24,8 @@ from vitlens.commands.ablate import record as rows
 from vitlens.commands.ablate.bench import BatchMemory, Bench, estimate_of, finite, head_labels, inside, name_of, pruned
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import FIRST_ORDER, AblateRecord, UnitRow, fewest_images, judged, smallest_effect
-from vitlens.commands.run.digests import batch_digest
-from vitlens.commands.run.progress.bar import progress
-from vitlens.commands.run.resume import resumable
+from vitlens.commands.run.progress import progress
+from vitlens.commands.run.resume import batch_digest, resumable
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.devices import autocast

@@ -24,7 +24,7 @@ from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.sweep import AttackSample, ModelAttack, attack_sample, checked, evenly_spaced, sweep_all
 from vitlens.commands.run.load import load_split
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.run.resume import resumable
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of

@@ -20,9 +20,8 @@ from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attacks.self_checks import checks_of, comparisons
 from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.run.digests import batch_digest
-from vitlens.commands.run.progress.bar import Advance, progress
-from vitlens.commands.run.progress.store import ProgressStore
+from vitlens.commands.run.progress import Advance, ProgressStore, progress
+from vitlens.commands.run.resume import batch_digest
 from vitlens.commands.run.run import Run
 from vitlens.devices import evaluating
 from vitlens.models.model import Model

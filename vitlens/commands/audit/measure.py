@@ -32,13 +32,12 @@ from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
 from vitlens.commands.run.chapters import ChapterRow
-from vitlens.commands.run.describe import settings
-from vitlens.commands.run.digests import content_digest
-from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import publish, read, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
+from vitlens.commands.run.resume import content_digest
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split

@@ -19,7 +19,7 @@ from vitlens.attribution.registry import attribution
 from vitlens.commands.compare import record as rows
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows

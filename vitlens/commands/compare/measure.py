@@ -36,7 +36,7 @@ from vitlens.commands.compare.maps import (
 )
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.run.load import read_as
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.calibration import calibration_rows

@@ -13,7 +13,7 @@ from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate, re
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import read_as
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import in_pairs

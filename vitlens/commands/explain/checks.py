@@ -26,7 +26,7 @@ from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
 from vitlens.analysis.faithfulness.substrates import rank_agreement
 from vitlens.commands.explain import record as kept
 from vitlens.commands.explain.options import AUTO, NONE, ExplainOptions
-from vitlens.commands.run.progress.bar import Advance, progress
+from vitlens.commands.run.progress import Advance, progress
 from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
 from vitlens.commands.shared.maps.record import OnObjectRow
 from vitlens.data.identity import sources

@@ -36,7 +36,7 @@ from vitlens.commands.explain.record import (
     ScoreRow,
 )
 from vitlens.commands.run.load import load_splits
-from vitlens.commands.run.progress.bar import Advance, progress
+from vitlens.commands.run.progress import Advance, progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored

@@ -17,7 +17,7 @@ from vitlens.analysis.features.patch_neighbours import NEIGHBOURS, near, object_
 from vitlens.commands.features.images import FeatureSets, names_of, pixels, sample
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import MapArrays, MapRow, MatchRow, Of, PatchesRow, ShownArrays
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.data.split import Split
 from vitlens.errors import DataError
 from vitlens.lens.stages import FeatureStage, embedding_stage, stages

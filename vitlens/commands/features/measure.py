@@ -43,7 +43,7 @@ from vitlens.commands.features.record import (
     SetsRow,
     TemplateRow,
 )
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.comparison import compared
 from vitlens.data.split import Split

@@ -31,11 +31,10 @@ from vitlens.commands.look.record import (
     LookRecord,
     LookRow,
 )
-from vitlens.commands.run.describe import settings
-from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.options import ModelOptions, RunOptions
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.run.publish import publish, read
 from vitlens.commands.shared.explorer import sink_rows
 from vitlens.commands.shared.explorer_measure import explored

@@ -8,7 +8,7 @@ import torch
 from vitlens.analysis.answers.evaluate import answers
 from vitlens.commands.predict.options import PredictOptions
 from vitlens.commands.predict.record import FirstImages, PredictRecord
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.predictions import TOP, PredictionRow
 from vitlens.errors import InputError

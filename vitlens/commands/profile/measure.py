@@ -17,7 +17,7 @@ from vitlens.commands.profile import record as rows
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.devices import autocast, device_name, resolve_device
 from vitlens.errors import InputError

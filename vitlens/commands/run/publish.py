@@ -3,22 +3,22 @@
 import csv
 import errno
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.run.old_figures import remove_old_figures, shown_in
 from vitlens.commands.run.run_place import require_plain
 from vitlens.deadline import require_time
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
+from vitlens.names import FigureFormat
 from vitlens.record import Record, flat, read_record
 from vitlens.report.document import Document, FigureSpec
-from vitlens.report.markdown import markdown
+from vitlens.report.markdown import figures_shown, markdown
 from vitlens.safe_paths import inside
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def report(path: Path, *, html: bool = False) -> Path:
         page = html or inside(path, PAGE).is_file()
         before = shown_in(inside(path, REPORT))
         written = _write(document, record, float(str(run.results["seconds"])), html=page)
-        remove_old_figures(path, before, keep={figure.name for figure in document.figures})
+        _remove_old_figures(path, before, keep={figure.name for figure in document.figures})
         return written
 
 
@@ -193,3 +193,23 @@ def _foreign_contents(run: RunRecord) -> Iterator[None]:
 def _undated(form: str) -> dict[str, None]:
     """No date inside the file, so that the same run draws the same bytes."""
     return {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
+
+
+_SIGNATURE: Final = b"Matplotlib"  # in the metadata of each of them
+
+
+def shown_in(report: Path) -> tuple[str, ...]:
+    """The names of the figures in an earlier report.md; none where there is no such file."""
+    return figures_shown(report.read_text(encoding="utf-8", errors="replace")) if report.is_file() else ()
+
+
+def _remove_old_figures(folder: Path, shown: Iterable[str], *, keep: Collection[str]) -> None:
+    """Remove the files of figures that were shown before and are not among those to keep, from a run's figures/.
+
+    shown: names, from shown_in before the report was written again; keep: names of the figures drawn now. A link, a
+    file in another format and a file without matplotlib's signature stay.
+    """
+    old = {f"{name}.{form}" for name in shown if name not in keep for form in get_args(FigureFormat)}
+    for path in sorted((folder / "figures").glob("*")):
+        if path.name in old and path.is_file() and not path.is_symlink() and _SIGNATURE in path.read_bytes():
+            path.unlink()

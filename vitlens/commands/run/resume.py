@@ -1,15 +1,43 @@
-"""Runs that can be stopped and resumed: their folder, their partial results, and what must be equal."""
+"""Runs that can be stopped and resumed: their folder, their partial results, and what must be equal, by digests."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitlens.commands.run.digests import model_digest
-from vitlens.commands.run.progress.store import PROGRESS, ProgressStore
+import torch
+from torch import Tensor
+
+from vitlens.commands.run.progress import PROGRESS, ProgressStore
 from vitlens.commands.run.run import Run, Writing
 from vitlens.errors import InputError
 from vitlens.files import read_run
+from vitlens.models.model import Model
+
+
+def batch_digest(images: Tensor, labels: Tensor) -> str:
+    """SHA-256 of a batch's pixels and labels."""
+    digest = hashlib.sha256((images.cpu() * 255).round().byte().numpy().tobytes())
+    digest.update(labels.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def model_digest(model: Model) -> str:
+    """SHA-256 of a model's weights and architecture."""
+    digest = hashlib.sha256(json.dumps(model.architecture, sort_keys=True, default=str).encode())
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def content_digest(model: Model) -> str:
+    """SHA-256 of all that decides a model's answers and their names: also its classes and its preprocessing."""
+    facts = (model_digest(model), model.classes, asdict(model.preprocessing))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 @contextmanager

@@ -8,12 +8,11 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.commands.run.describe import settings
-from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_splits
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.processes import join_run
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.run.publish import publish
 from vitlens.data.split import Batch, Split
 from vitlens.devices import autocast

@@ -11,7 +11,7 @@ from vitlens.analysis.failures.covariates import Subject, covariate_rows, covari
 from vitlens.analysis.failures.diagnosis import EXAMPLES, Diagnosis, diagnose, planned, predictions
 from vitlens.analysis.failures.interventions import CHANGES, Pictures
 from vitlens.analysis.failures.properties import causes
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.shared.failures import CovariateArrays, MendedArrays
 
 _TRIED = 100  # errors among which examples are looked for

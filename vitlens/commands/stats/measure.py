@@ -19,7 +19,7 @@ from vitlens.analysis.heads.marks import marks, sinks_off_object
 from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import (

@@ -20,10 +20,10 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
-from vitlens.commands.run.digests import content_digest
 from vitlens.commands.run.load import load_models, load_splits
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read
+from vitlens.commands.run.resume import content_digest
 from vitlens.commands.shared.maps.record import judged_maps
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.train.options import RecipeChanges, TrainOptions

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from vitlens.commands.run.chapter_runs import ChapterImages
-from vitlens.commands.run.describe import settings
-from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.targets import require_labelled

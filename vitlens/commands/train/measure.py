@@ -12,13 +12,11 @@ import torch
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
 from vitlens.commands.run.conclusion import UNMET, Conclusion
-from vitlens.commands.run.describe import settings
-from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.processes import join_run
-from vitlens.commands.run.progress.bar import progress
-from vitlens.commands.run.progress.training import training_progress
+from vitlens.commands.run.progress import progress, training_progress
 from vitlens.commands.run.publish import publish, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.commands.run.tracking import TrackerWatcher, require_trackers

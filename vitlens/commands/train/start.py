@@ -10,7 +10,7 @@ import torch
 
 from vitlens.analysis.answers.classes import match_classes
 from vitlens.commands.run.options import RunOptions, begun_with
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.train.options import TeacherOptions, TrainOptions, Tuning
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split

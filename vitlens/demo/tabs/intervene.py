@@ -20,8 +20,7 @@ from vitlens.attribution.explain import preferred_method, preferred_methods
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts.overlay import enlarged
 from vitlens.charts.style import MAGNITUDE
-from vitlens.commands.run.describe import settings
-from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import publish
 from vitlens.demo.markup import as_bytes, cards, joined, map_card, said, sentence

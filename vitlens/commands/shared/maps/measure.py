@@ -27,7 +27,7 @@ from vitlens.analysis.faithfulness.resampled import AnyMaps, removal_grid
 from vitlens.analysis.faithfulness.road import road
 from vitlens.analysis.faithfulness.stability import Stability, stability
 from vitlens.analysis.faithfulness.steadiness import STEADY_IMAGES
-from vitlens.commands.run.progress.bar import progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.shared.maps.record import (
     IMPUTED,
     SHUFFLED,

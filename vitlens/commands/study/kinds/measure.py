@@ -20,11 +20,10 @@ from vitlens.analysis.cost.memory import saved_for_training
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.archives import Form
 from vitlens.arrays import arrays_of, as_arrays
-from vitlens.commands.run.describe import settings
-from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
 from vitlens.commands.run.options import begun_with
-from vitlens.commands.run.progress.training import training_progress
+from vitlens.commands.run.progress import training_progress
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.unseen import keep_training_images
 from vitlens.commands.shared.receptive import field_rows

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from vitlens.commands.run.progress.bar import progress, rate_and_left
+from vitlens.commands.run.progress import progress, rate_and_left
 
 
 class Clock:

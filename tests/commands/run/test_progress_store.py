@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitlens.archives import Form
-from vitlens.commands.run.progress.store import ProgressStore
+from vitlens.commands.run.progress import ProgressStore
 from vitlens.errors import InputError
 
 FORMS = {"loss": Form("f", (2, 3)), "cost": Form("iu")}

@@ -1,0 +1,181 @@
+"""Progress of a run and of a training as it is shown, and partial results from which a run resumes."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from vitlens.archives import Form, require_forms
+from vitlens.deadline import require_time
+from vitlens.display import for_terminal
+from vitlens.errors import InputError
+from vitlens.files import read_arrays, write_arrays
+from vitlens.report.numbers import number
+from vitlens.training.metrics import Progress
+
+Advance = Callable[[int], None]
+
+PATIENCE = 2.0  # seconds before anything is shown
+LINE_EVERY = 10.0  # seconds between plain lines
+
+
+@contextmanager
+def progress(
+    what: str,
+    total: int,
+    *,
+    unit: str = "images",
+    quiet: bool = False,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Advance]:
+    """Show the progress of a loop; call the yielded function with the number of units just done.
+
+    Written to stderr, so that stdout stays for results; silent with quiet, and for the first two seconds.
+    """
+    console, what = console or Console(stderr=True), for_terminal(what)
+    bar = Bar(
+        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
+        TextColumn("{task.fields[rate]}"), console=console, transient=True,
+    )  # fmt: skip
+    task = bar.add_task(what, total=total, rate="")
+    start, done, shown = clock(), 0, float("-inf")
+
+    def advance(count: int) -> None:
+        nonlocal done, shown
+        require_time()
+        done += count
+        now = clock()
+        if quiet or now - start < PATIENCE:
+            return
+        rate = rate_and_left(done, total, now - start, unit)
+        if console.is_terminal:
+            bar.start()  # nothing happens when it has started already
+            bar.update(task, completed=done, rate=rate)
+        elif now - shown >= LINE_EVERY:
+            shown = now
+            console.print(
+                f"{what}: {done:,} of {total:,} {unit}, {rate}", highlight=False, markup=False, soft_wrap=True
+            )
+
+    try:
+        yield advance
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def rate_and_left(done: int, total: int, seconds: float, unit: str) -> str:
+    """ "210 images/s, 0:42 left"."""
+    rate = done / seconds
+    left = round((total - done) / rate) if rate else 0
+    hours, minutes = divmod(left // 60, 60)
+    clock = f"{hours}:{minutes:02}:{left % 60:02}" if hours else f"{minutes}:{left % 60:02}"
+    return f"{number(rate)} {unit}/s, {clock} left"
+
+
+PROGRESS: Final = "progress"  # the folder within the run's
+
+
+@dataclass(frozen=True)
+class ProgressStore:
+    """Arrays by key while a run lasts, one file each, with the digest of what they were computed from.
+
+    folder: None keeps nothing; process: which of several processes computed them.
+    """
+
+    folder: Path | None
+    process: int = 0
+
+    def recall(self, key: str, digest: str, forms: Mapping[str, Form]) -> dict[str, NDArray[np.generic]] | None:
+        """The arrays stored under a key, or None; forms: their expected types and shapes.
+
+        Raises InputError when they were computed from something else (digest: of what they should be computed from), or
+        are damaged.
+        """
+        path = self._path(key)
+        if path is None or not path.is_file():
+            return None
+        stored = read_arrays(path)
+        require_forms(stored, {"digest": Form("U")}, path)
+        if str(stored["digest"]) != digest:
+            raise InputError(
+                f"expected the images that the run in {path.parent.parent} began with, found others; give the same "
+                "--data, --limit, --seed and --batch-size, or begin anew without --resume"
+            )
+        require_forms(stored, forms, path)
+        return {name: stored[name] for name in forms}
+
+    def remember(self, key: str, digest: str, arrays: Mapping[str, ArrayLike]) -> None:
+        """Store arrays under a key, in one atomic write."""
+        path = self._path(key)
+        if path is not None:
+            write_arrays(path, {"digest": digest, **{name: np.asarray(array) for name, array in arrays.items()}})
+
+    def forget(self) -> None:
+        """Delete everything, once the run has ended."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        for file in self.folder.glob("*.npz"):
+            file.unlink()
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def _path(self, key: str) -> Path | None:
+        return None if self.folder is None else self.folder / f"{key}-{self.process}.npz"
+
+
+@contextmanager
+def training_progress(
+    what: str,
+    *,
+    quiet: bool = False,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Callable[[Progress], None]]:
+    """Yields the progress callback of `fit`: a bar on a terminal, elsewhere a line every ten seconds; on stderr."""
+    console, what = console or Console(stderr=True), for_terminal(what)
+    bar = Bar(
+        TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[facts]}"), console=console
+    )
+    task = bar.add_task(what, total=None, facts="")
+    start, shown = clock(), float("-inf")
+
+    def show(progress: Progress) -> None:
+        nonlocal shown
+        now = clock()
+        if quiet or now - start < PATIENCE:
+            return
+        if console.is_terminal:
+            bar.start()
+            bar.update(task, total=progress.steps, completed=progress.step, facts=progress_line(progress))
+        elif now - shown >= LINE_EVERY:
+            shown = now
+            console.print(f"{what}: {progress_line(progress)}", highlight=False, markup=False, soft_wrap=True)
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def progress_line(progress: Progress) -> str:
+    """ "epoch 3/20, loss 0.512, accuracy 84.1 %, test 90.2 %, 1,240 images/s, 0:42 left"."""
+    minutes, seconds = divmod(round(progress.seconds_left), 60)
+    parts = [
+        f"epoch {progress.epoch + 1}/{progress.epochs}",
+        f"loss {progress.loss:.3f}",
+        f"accuracy {progress.accuracy:.1%}".replace("%", " %"),
+    ]
+    if progress.test_accuracy is not None:
+        parts.append(f"test {progress.test_accuracy:.1%}".replace("%", " %"))
+    return ", ".join([*parts, f"{progress.images_per_second:,.0f} images/s", f"{minutes}:{seconds:02} left"])
