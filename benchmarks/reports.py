@@ -48,6 +48,7 @@ SLOW: Final = {  # up to two hours each
     "transfer-deit-tiny": f"study {DEIT} --kind transfer --data photos --image-size 112",
 }
 SIDE: Final = 0.65  # of a figure's pixels
+INNER: Final = 0.45  # of those of chapters
 KEPT: Final = (".md", ".json", ".html", ".png", ".csv")
 
 
@@ -82,8 +83,10 @@ def copy_light(source: Path, target: Path) -> None:
             shutil.copyfile(path, place)
             continue
         with Image.open(path) as picture:
-            size = (round(SIDE * picture.width), round(SIDE * picture.height))
-            picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(256).save(place, optimize=True)
+            side = INNER if inner.parts[0] == "chapters" else SIDE
+            size = (round(side * picture.width), round(side * picture.height))
+            colours = 64 if inner.parts[0] == "chapters" else 256
+            picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(colours).save(place, optimize=True)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,10 @@ class Chapter:
         """Its report.md, from the folder of the larger run."""
         return f"{self.row.folder}/report.md"
 
+    def figure(self, name: str) -> str:
+        """The name of one of its figures in the larger run; "" for none."""
+        return f"{self.row.folder.rpartition('/')[2].replace('-', '_', 1)}_{name}" if name else ""
+
     def section(self, chart: str) -> Section | None:
         """The section of its report that holds a chart, or the first page as one where its picture is that chart.
 
@@ -89,9 +93,8 @@ class Chapter:
 
     def _placed(self, section: Section, chart: str) -> Section:
         """A section whose figures have the larger run's names and are those of the chart alone."""
-        name = self.row.folder.rpartition("/")[2].replace("-", "_", 1)
         figures = tuple(
-            replace(each, name=f"{name}_{each.name}", chapter=(self.row.folder, each.name))
+            replace(each, name=self.figure(each.name), chapter=(self.row.folder, each.name))
             for each in section.figures
             if each.name.startswith(chart)
         )

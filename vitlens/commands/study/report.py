@@ -74,7 +74,7 @@ def _answer(record: StudyRecord, word: str, asked: tuple[str, ...]) -> Iterator[
             if claim.says and (claim.question in asked if asked else claim.kind == "answer")
         )  # fmt: skip
         ranked = sorted(found, key=lambda claim: claim.evidence != "intervened") if asked else list(found)
-        yield from (replace(claim, kind="answer") for claim in ranked[:1])
+        yield from (replace(claim, kind="answer", place=chapter.figure(claim.place)) for claim in ranked[:1])
 
 
 def _weakest(record: StudyRecord) -> Claim | None:

@@ -18,7 +18,7 @@ from vitlens.report.html.packing import BUDGET
 from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import Words, command_without_paths, plain
 from vitlens.report.markdown import UNFINISHED, citation, provenance, repeated_words
-from vitlens.report.numbers import in_words
+from vitlens.report.numbers import in_time, in_words
 from vitlens.safe_paths import inside
 from vitlens.version import __version__
 
@@ -188,6 +188,7 @@ def page(document: Document, record: Record, folder: Path, *, seconds: float | N
         "sections": sections,
         "terms": _terms(document),
         "command_line": command_without_paths(record.config.command_line),
+        "took": in_time(seconds) if record.status == "done" and seconds is not None else "",
         "repeated": plain(repeated_words(record, seconds)),
         "models": tuple(map(provenance, record.models)),
         "citation": plain(citation(record)),

@@ -52,7 +52,7 @@ _OBSTACLES: Final = {
     "uniform maps": "all its maps are uniform",
     "few images": f"fewer than {ENOUGH} images have a usable map",
     "predictions unchanged": f"random weights keep {percent(KEPT)} or more of the predictions, so no map had to change",
-    "interval holds the threshold": f"the interval of the similarity holds {SIMILAR:g}",
+    "interval holds the threshold": f"the interval of their similarity holds the threshold, {SIMILAR:g}",
 }
 
 
@@ -247,7 +247,7 @@ def weights_check(model: str, method: str, cascade: Cascade | None) -> MapCheckR
     states: dict[str, State] = {"passes": "pass", "fails": "fail"}
     lacks = "ignores the weights: its maps hardly change when these are randomised" if cascade.state == "fails" else ""
     if cascade.state == "inconclusive":
-        lacks = f"is not judged with random weights: {_OBSTACLES[cascade.obstacle]}"
+        lacks = f"may ignore the weights: of maps with random weights, {_OBSTACLES[cascade.obstacle]}"
     state = states.get(cascade.state, "inconclusive")
     return MapCheckRow(model, method, WEIGHTS, state, cascade.similarity, lacks=lacks)
 
