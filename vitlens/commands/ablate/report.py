@@ -81,8 +81,9 @@ def _most_important(record: AblateRecord) -> Claim:
     if not found:
         return _claim(
             record, f"most important {word}",
-            "Of {{ count }} {{ word }}s of **{{ model }}**, none is shown to matter when it is removed alone; the "
-            "largest measured rise of the loss is that of **{{ most.unit }}**, {{ most.loss|alone }}.",
+            "Of {{ count }} {{ word }}s of **{{ model }}**, none is shown to matter when it is removed alone "
+            "(corrected for {{ count }} tests); the largest measured rise of the loss is that of **{{ most.unit "
+            "}}**, {{ most.loss|alone }}.",
             title=f"No single {word} of {model} is shown to matter", kind="answer", count=len(rows), word=word,
             most=max(rows, key=lambda row: row.loss.value),
         )  # fmt: skip

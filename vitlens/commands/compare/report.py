@@ -310,8 +310,9 @@ REPORT: Final = Report(
     unknown=unknown,
     picture=Chart(
         "examples", images(),
-        "Images with both models' maps: the errors with the highest confidence that one model alone makes, up to three "
-        "of each, where there are some. Frames show whether predictions are correct.",
+        "Both models' maps (bright: evidence) on errors that one model alone makes, surest first. White: outline of "
+        "the "
+        "object; agreement: rank correlation of both maps; frames: correct or not.",
         title="Input and the map of each model", rows=_disagreed,
     ),
     glance=(

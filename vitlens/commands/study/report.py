@@ -17,6 +17,7 @@ from vitlens.report.document import Cell, Document, FigureSpec, Section, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Report, made
+from vitlens.uncertainty import LEVEL, in_points
 
 _TITLED: Final = 18  # words of a title of two claims
 _ORDER: Final = ("fail", "warn", "inconclusive", "pass", None)
@@ -78,9 +79,11 @@ def _answer(record: StudyRecord, word: str, asked: tuple[str, ...]) -> Iterator[
 
 
 def _weakest(record: StudyRecord) -> Claim | None:
-    """Of the answers with an interval, the one that lies nearest to its reference."""
-    answers = [claim for claim in claims(record) if claim.kind == "answer" and claim.rank]
-    return min(answers, key=lambda claim: claim.rank, default=None)
+    """Of the answers the one that is open, else the one whose effect lies nearest to its reference."""
+    answers = [claim for claim in claims(record) if claim.kind == "answer"]
+    undecided = [claim for claim in answers if claim.state == "inconclusive"]
+    known = [claim for claim in answers if claim.rank and not claim.state]
+    return next(iter(undecided), None) or min(known, key=lambda claim: claim.rank, default=None)
 
 
 def unknown(record: StudyRecord) -> Iterator[str]:
@@ -89,8 +92,9 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     weakest = _weakest(record)
     if weakest is not None:
         yield say(
-            "The weakest of these claims is that on {{ claim.question }}: its effect, {{ claim.effect }}, is nearest "
-            "to none.",
+            "The weakest of these claims is that on {{ claim.question }}{% if claim.state %}, which is open{% else "
+            "%}: its "
+            "effect, {{ claim.effect }}, is nearest to none{% endif %}.",
             claim=weakest,
         )
     yield say(
@@ -120,12 +124,24 @@ def glance(record: StudyRecord) -> Table | None:
     lines = [
         line for word, titles in _GLANCED.items() for chapter in record.of(word)[:1] for title in titles
         if (line := chapter.glance(title))
-    ]  # fmt: skip
+    ] + list(_apart(record))  # fmt: skip
     names = ("metric", *record.studied, *(["difference"] if len(record.studied) == 2 else []), "status")
     judged = {*_GLANCED["evaluate"], *_GLANCED["attack"]}  # the state of a latency is that of the timing
     kept = [line if line["metric"] in judged else {**line, "status": None} for line in lines]
     rows = sorted((tuple(line.get(name) for name in names) for line in kept), key=_urgency)
     return Table("", names, tuple(rows)) if rows else None
+
+
+def _apart(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
+    """Both models under the attack in which they differ most clearly."""
+    for chapter in record.of("attack")[:1]:
+        pairs = [row for row in chapter.record.pairs if row.epsilon and row.p_holm <= LEVEL]
+        row = min(pairs, key=lambda row: row.p_holm, default=None)
+        if row is not None:
+            at = (row.attack, row.norm, row.epsilon)
+            own = {r.model: r.accuracy for r in chapter.record.curves if (r.attack, r.norm, r.epsilon) == at}
+            yield {"metric": say("accuracy under {{ r.title }} at {{ r.at }}", r=row), **own,
+                   "difference": in_points(row.difference) if row.first == record.studied[0] else None}  # fmt: skip
 
 
 def _urgency(line: tuple[Cell, ...]) -> int:

@@ -52,7 +52,8 @@ _OBSTACLES: Final = {
     "uniform maps": "all its maps are uniform",
     "few images": f"fewer than {ENOUGH} images have a usable map",
     "predictions unchanged": f"random weights keep {percent(KEPT)} or more of the predictions, so no map had to change",
-    "interval holds the threshold": f"the interval of their similarity holds the threshold, {SIMILAR:g}",
+    "interval holds the threshold": f"with random weights its maps correlate with those before by about {SIMILAR:g}, "
+    f"the limit",
 }
 
 
@@ -247,7 +248,7 @@ def weights_check(model: str, method: str, cascade: Cascade | None) -> MapCheckR
     states: dict[str, State] = {"passes": "pass", "fails": "fail"}
     lacks = "ignores the weights: its maps hardly change when these are randomised" if cascade.state == "fails" else ""
     if cascade.state == "inconclusive":
-        lacks = f"may ignore the weights: of maps with random weights, {_OBSTACLES[cascade.obstacle]}"
+        lacks = f"may ignore the weights ({_OBSTACLES[cascade.obstacle]})"
     state = states.get(cascade.state, "inconclusive")
     return MapCheckRow(model, method, WEIGHTS, state, cascade.similarity, lacks=lacks)
 
@@ -299,7 +300,7 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
     first = removals[0] if removals else None
     weights, shifts = known.get(WEIGHTS), known.get(SHIFTS)
     return JudgedMap(
-        rows[0].model, method, max(states, key=_BEST_FIRST.index), "; ".join(lacks),
+        rows[0].model, method, max(states, key=_BEST_FIRST.index), str(listed(lacks)) if lacks else "",
         *((first.value, first.baseline, first.margin) if first else (None, "", None)),
         weights.value if weights else None,
         shifts.value if shifts else None,
