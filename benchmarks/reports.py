@@ -1,8 +1,9 @@
 """Make the committed reports again: `python -m benchmarks.reports [NAME ...]`; without a name, those that take minutes.
 
-Each runs its command in a folder with links to data and weights under short names, so that no path of the machine is
-in it, and is copied to reports/NAME without arrays, weights and panels, its figures with fewer pixels and 256 colours.
-VITLENS_DATA names the folder of weights and photographs.
+Each runs its command in a working folder with links to data and weights under short names, so that no path of the
+machine is in it, and is copied to reports/NAME without arrays, weights and panels, its figures with fewer pixels and
+256 colours. VITLENS_DATA names the folder of weights and photographs; VITLENS_REPORTS the working folder (default: one
+in the system's temporary folder), where the models of `train-*-cifar10-jpeg` stay for the reports after them.
 """
 
 import os
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -19,13 +21,14 @@ from vitlens.cli.main import run
 
 ROOT: Final = Path(__file__).parents[1]
 DEIT: Final = "deit-tiny=timm:deit_tiny_patch16_224@deit_tiny.safetensors"
+PAIR: Final = "vit-mini=reports/train-vit-cifar10-jpeg resnet20=reports/train-cnn-cifar10-jpeg --data cifar10-jpeg"
 LINKS: Final = {  # in the folder of the run -> below VITLENS_DATA
     "deit_tiny.safetensors": "weights/deit_tiny_patch16_224.safetensors",
     "square.png": "coco_masks/images/000000000257_truck.png",
     "photos": "photos",
     "coco_masks": "coco_masks",
-    "cifar10-jpeg": "cifar10-jpeg",
 }
+FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the transfer study
 QUICK: Final = {  # minutes
     "study-digits": "study",
     "audit-vit-digits": "audit vit-digits --at-least accuracy=0.9",
@@ -34,10 +37,12 @@ QUICK: Final = {  # minutes
     "rollout-vit-digits": "rollout vit-digits --limit 3",
     "walkthrough-deit-tiny": f"walkthrough {DEIT.partition('=')[2]} --images square.png --layer 3 --head 1",
     "profile-vit-resnet-swin": "profile vit-tiny resnet20 resnet18 timm:swin_tiny_patch4_window7_224 --random-weights",
+    "features-deit-tiny": f"features {DEIT} --data photos",
 }
-SLOW: Final = {  # up to two hours each
+SLOW: Final = {  # up to two hours each, in this order: the pair is trained before it is compared
     "ablate-deit-tiny": f"ablate {DEIT} --data photos --replace mean,zero,resample",
-    "explain-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify --no-counterfactuals",
+    "explain-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify --no-counterfactuals --method "
+    "relevance,gradcam,gradient-rollout,integrated-gradients,rollout,attention,noise",
     "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50",
     "architecture-digits": "study --kind architecture",
     "patch-size-digits": "study --kind patch-size",
@@ -45,7 +50,14 @@ SLOW: Final = {  # up to two hours each
     "pooling-digits": "study --kind pooling",
     "data-digits": "study --kind data",
     "swin-digits": "study --kind swin",
-    "transfer-deit-tiny": f"study {DEIT} --kind transfer --data photos --image-size 112",
+    "distillation-digits": "train vit-mini --data digits --epochs 8 --out reports/alone-digits && "
+    "train vit-mini --data digits --epochs 8 --distill-from cnn-digits --beside alone=reports/alone-digits",
+    "transfer-deit-tiny": f"study {DEIT.partition('=')[2]} --kind transfer --data cifar10-five --image-size 112",
+    "train-vit-cifar10-jpeg": "train vit-mini --data cifar10-jpeg --recipe short --epochs 16",
+    "train-cnn-cifar10-jpeg": "train resnet20 --data cifar10-jpeg --recipe short --epochs 16",
+    "compare-cifar10-jpeg": f"compare {PAIR}",
+    "features-cifar10-jpeg": f"features {PAIR}",
+    "attack-cifar10-jpeg": f"attack {PAIR} --limit 500",
 }
 SIDE: Final = 0.65  # of a figure's pixels
 INNER: Final = 0.45  # of those of chapters
@@ -54,18 +66,32 @@ KEPT: Final = (".md", ".json", ".html", ".png", ".csv")
 
 def make(name: str) -> None:
     """One report, in the place of the committed one."""
-    line = {**QUICK, **SLOW}[name]
-    data = Path(os.environ["VITLENS_DATA"]).resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        for short, place in LINKS.items():
-            if (data / place).exists():
-                Path(short).symlink_to(data / place)
-        code = run([*shlex.split(line), "--out", f"reports/{name}", "--quiet"])
-        os.chdir(ROOT)
-        if code:
-            sys.exit(f"error: {line} ended with {code}")
-        copy_light(Path(folder) / "reports" / name, ROOT / "reports" / name)
+    *before, line = {**QUICK, **SLOW}[name].split(" && ")
+    work = Path(os.environ.get("VITLENS_REPORTS", Path(tempfile.gettempdir()) / "vitlens-reports"))
+    prepare(work, Path(os.environ["VITLENS_DATA"]).resolve())
+    os.chdir(work)
+    for each in (*before, f"{line} --out reports/{name}"):
+        if code := run([*shlex.split(each), "--overwrite", "--quiet"]):
+            sys.exit(f"error: {each} ended with {code}")
+    os.chdir(ROOT)
+    copy_light(work / "reports" / name, ROOT / "reports" / name)
+
+
+def prepare(work: Path, data: Path) -> None:
+    """Link and unpack the data into the working folder: what is there is left."""
+    work.mkdir(parents=True, exist_ok=True)
+    for short, place in LINKS.items():
+        if not (work / short).exists():
+            (work / short).symlink_to(data / place)
+    if not (cifar := work / "cifar10-jpeg").exists():
+        for part in ("train", "test"):
+            with zipfile.ZipFile(data / f"cifar10_jpeg_{part}.zip") as archive:
+                archive.extractall(cifar)
+    for part, count in (("train", 40), ("test", 100)):
+        for word in FIVE:
+            (five := work / "cifar10-five" / part / word).mkdir(parents=True, exist_ok=True)
+            for path in sorted((cifar / part / word).iterdir())[:count]:
+                shutil.copyfile(path, five / path.name)
 
 
 def copy_light(source: Path, target: Path) -> None:
