@@ -42,7 +42,7 @@ QUICK: Final = {  # minutes
 SLOW: Final = {  # up to two hours each, in this order: the pair is trained before it is compared
     "ablate-deit-tiny": f"ablate {DEIT} --data photos --replace mean,zero,resample",
     "explain-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify --no-counterfactuals --method "
-    "relevance,gradcam,gradient-rollout,rollout,attention,noise",
+    "relevance,gradcam,gradient-rollout,rollout,attention,legrad",
     "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50 --steps pgd=10,cw=20 --self-checks few",
     "architecture-digits": "study --kind architecture",
     "patch-size-digits": "study --kind patch-size",
