@@ -15,7 +15,7 @@ version = release = __version__
 
 extensions = ["myst_parser", "docs.make.site"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "make", "parts"]
+exclude_patterns = ["_build", "make", "pages", "parts"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4  # as on GitHub
 smartquotes = False  # would make a dash of the two of an option

@@ -2,6 +2,7 @@
 
 import sys
 
+from docs.make.measured import PENDING, UnknownNumberError, made
 from docs.make.pages import DOCS, generated, outdated
 from docs.make.parts import MissingPartError
 
@@ -10,7 +11,7 @@ def main() -> None:
     """Write the pages that are not current, remove those that nothing generates, and name both."""
     try:
         pages = generated()
-    except MissingPartError as error:
+    except (MissingPartError, UnknownNumberError) as error:
         sys.exit(f"error: {error}")
     for path in outdated(pages):
         text = pages.get(path)
@@ -20,6 +21,8 @@ def main() -> None:
             (DOCS / path).parent.mkdir(exist_ok=True)
             (DOCS / path).write_text(text, encoding="utf-8")
         print(f"{'removed' if text is None else 'wrote'} docs/{path}")
+    if waiting := sorted(report for report in PENDING if not made(report)):
+        print(f"left out until they are there: {', '.join(waiting)} of reports/", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Final
 
 from docs.make.command_pages import command_page, list_of_commands, shared_page
 from docs.make.glossary import glossary_page
+from docs.make.measured import TEMPLATES, filled
 from docs.make.references import references_page
 from vitlens.commands.registry import COMMANDS
 
@@ -14,9 +15,12 @@ PARTS: Final = DOCS / "parts"
 
 
 def generated() -> dict[str, str]:
-    """Every generated page. Raises MissingPartError for a command whose hand-written parts are missing."""
+    """Every generated page. Raises MissingPartError for a command whose hand-written parts are missing, and
+    UnknownNumberError for a number that no committed report has."""
     commands = {f"commands/{word}.md": command_page(command, PARTS) for word, command in COMMANDS.items()}
+    places = {path: "../README.md" if path.name == "README.md" else path.name for path in TEMPLATES.glob("*.md")}
     return {
+        **{place: filled(path, DOCS / place) for path, place in sorted(places.items())},
         "commands/index.md": list_of_commands(COMMANDS.values()),
         "commands/shared.md": shared_page(),
         **commands,

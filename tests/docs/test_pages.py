@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 import typer
 
+from docs.make import measured
 from docs.make.command_pages import NEEDS, command_page
 from docs.make.pages import DOCS, PARTS, generated, outdated
 from docs.make.parts import MissingPartError
 from tests.contracts.throw_away import ENTRY, WORD
 from vitlens.cli.main import application
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.reading import read
 from vitlens.models.support import CHECKS
+from vitlens.report.numbers import in_words
+from vitlens.uncertainty import Estimate
 
 SHARED = (DOCS / "commands" / "shared.md").read_text()
 
@@ -101,14 +105,62 @@ def test_every_need_of_a_model_has_words():
 def test_writing_the_pages_changes_only_what_is_outdated(tmp_path, monkeypatch, capsys):
     from docs.make import __main__ as make
 
+    docs = tmp_path / "docs"
     for path in generated():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        shutil.copy(DOCS / path, tmp_path / path)
-    (tmp_path / "glossary.md").write_text("old\n")
-    (tmp_path / "commands" / "gone.md").write_text("left over\n")
-    monkeypatch.setattr(make, "DOCS", tmp_path)
-    monkeypatch.setattr(make, "outdated", lambda pages: outdated(pages, tmp_path))
+        (docs / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(DOCS / path, docs / path)
+    (docs / "glossary.md").write_text("old\n")
+    (docs / "commands" / "gone.md").write_text("left over\n")
+    monkeypatch.setattr(make, "DOCS", docs)
+    monkeypatch.setattr(make, "outdated", lambda pages: outdated(pages, docs))
     make.main()
     assert capsys.readouterr().out.splitlines() == ["removed docs/commands/gone.md", "wrote docs/glossary.md"]
-    assert (tmp_path / "glossary.md").read_text() == Path(DOCS / "glossary.md").read_text()
-    assert outdated(generated(), tmp_path) == []
+    assert (docs / "glossary.md").read_text() == Path(DOCS / "glossary.md").read_text()
+    assert outdated(generated(), docs) == []
+
+
+ACCURACY = "accuracy/vit-digits"
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """Fills a template of a page that lies in docs/."""
+    monkeypatch.setattr(measured, "ROOT", tmp_path)
+
+    def fill(text: str) -> str:
+        (tmp_path / "page.md").write_text(text)
+        return measured.filled(tmp_path / "page.md", measured.REPORTS.parent / "docs" / "page.md").partition("\n\n")[2]
+
+    return fill
+
+
+def test_a_number_on_a_page_is_the_reports_own(page):
+    estimate = read(measured.REPORTS / "study-digits").metrics[ACCURACY]
+    text = "{{ value('study-digits', '%s') }}; {{ value('study-digits', '%s')|value }}" % (ACCURACY, ACCURACY)
+    assert page(text) == f"{in_words(estimate)}; {in_words(Estimate(estimate.value, unit=estimate.unit))}\n"
+    assert page("`{{ line('study-digits') }}`") == "`vitlens study`\n"
+    assert page("{{ link('study-digits') }}") == "[report](../reports/study-digits/report.md)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ value('study-digits', 'accuracy/vit-digit') }}",
+        "{{ value('no-such-report', 'accuracy/vit-digits') }}",
+        "{{ link('no-such-report') }}",
+        "{% if made('no-such-report') %}a{% endif %}",
+        "{{ row('study-digits', 'chapters', word='no such word') }}",
+        "{{ rows('study-digits', 'chapter') }}",
+        "{{ row('study-digits', 'chapters', word='features').accuracy }}",
+        "{{ unknown }}",
+        "{% if %}",
+    ],
+)
+def test_a_number_that_no_report_has_fails_in_one_line(page, text):
+    with pytest.raises(measured.UnknownNumberError, match=r"^page\.md: [^\n]+$"):
+        page(text)
+
+
+def test_a_report_that_is_being_made_is_left_out(page, monkeypatch):
+    monkeypatch.setattr(measured, "PENDING", frozenset({"no-such-report"}))
+    assert page("a{% if made('no-such-report') %}b{% endif %}{% if made('study-digits') %}c{% endif %}") == "ac\n"
