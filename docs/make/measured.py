@@ -5,7 +5,7 @@
     {{ row("ablate-deit-tiny", "units", unit="L1.H1").label }} a field of the one row of a table with these values
     {% for each in rows("swin-digits", "points") %}            the rows of a table
     {% set map = judged("explain-deit-tiny", "deit-tiny").best %} the verdict on a method's maps: state, not_passed ...
-    {{ line("ablate-deit-tiny") }}                             the command that made the report
+    {{ line("ablate-deit-tiny") }} {{ took("ablate-deit-tiny") }} the command that made the report, and its time
     {{ link("ablate-deit-tiny") }}                             [report](../reports/ablate-deit-tiny/report.md)
     {% if made("swin-digits") %} ... {% endif %}               where a report is being made: nothing until it is there
 
@@ -14,6 +14,7 @@ are those of reports (vitlens/report/prose.py); an unknown report, table, metric
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -27,6 +28,7 @@ from vitlens.commands.shared.maps.record import JudgedMap, judged_maps
 from vitlens.display import unprotected
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.report import prose
+from vitlens.report.numbers import in_time
 from vitlens.report.prose import Marked
 from vitlens.uncertainty import Estimate
 
@@ -35,7 +37,7 @@ REPORTS: Final = ROOT / "reports"
 TEMPLATES: Final = ROOT / "docs" / "pages"
 # reports that are being made, for `made`; take a name away when its report is committed
 PENDING: Final = frozenset(
-    [
+    {
         "audit-vit-digits",
         "explain-deit-tiny",
         "attack-deit-tiny",
@@ -53,7 +55,7 @@ PENDING: Final = frozenset(
         "pooling-digits",
         "data-digits",
         "distillation-digits",
-    ]
+    }
 )
 _LEFT_OUT: Final = ("--quiet", "--overwrite")  # of a command that a page shows
 
@@ -85,7 +87,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined, finalize=prose.finalize, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     made_here.filters |= {**known.filters, "score": score}
-    functions = (value, rows, row, judged, line, made)
+    functions = (value, rows, row, judged, line, took, made)
     made_here.globals |= {each.__name__: each for each in functions}
     return made_here
 
@@ -117,7 +119,13 @@ def judged(report: str, model: str) -> Mapping[str, JudgedMap]:
 def line(report: str) -> Marked:
     """The command that made a report."""
     words = _read(report).config.command_line.split(" --out ")[0].split()
-    return Marked(" ".join(word for word in words if word not in _LEFT_OUT))
+    shown = [re.sub(r"^([^=]+)=\1$", r"\1", word) for word in words if word not in _LEFT_OUT]  # without "a=a"
+    return Marked(" ".join(shown))
+
+
+def took(report: str) -> Marked:
+    """How long the command took: "3 min 15 s"."""
+    return Marked(in_time(_read(report)._record.seconds))
 
 
 def made(report: str) -> bool:

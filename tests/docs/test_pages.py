@@ -119,9 +119,6 @@ def test_writing_the_pages_changes_only_what_is_outdated(tmp_path, monkeypatch, 
     assert outdated(generated(), docs) == []
 
 
-ACCURACY = "accuracy/vit-digits"
-
-
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     """Fills a template of a page that lies in docs/."""
@@ -135,8 +132,8 @@ def page(tmp_path, monkeypatch):
 
 
 def test_a_number_on_a_page_is_the_reports_own(page):
-    estimate = read(measured.REPORTS / "study-digits").metrics[ACCURACY]
-    text = "{{ value('study-digits', '%s') }}; {{ value('study-digits', '%s')|value }}" % (ACCURACY, ACCURACY)
+    estimate = read(measured.REPORTS / "study-digits").metrics["accuracy/vit-digits"]
+    text = "{% set it = value('study-digits', 'accuracy/vit-digits') %}{{ it }}; {{ it|value }}"
     assert page(text) == f"{in_words(estimate)}; {in_words(Estimate(estimate.value, unit=estimate.unit))}\n"
     assert page("`{{ line('study-digits') }}`") == "`vitlens study`\n"
     assert page("{{ link('study-digits') }}") == "[report](../reports/study-digits/report.md)\n"
