@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from docs.reversal import loss_of_reversal
 from vitlens.analysis.attention.positions import rank_correlation
 from vitlens.analysis.walkthrough.reversal import FLOOR, LENGTH, sequences
 from vitlens.models.loading import load
@@ -52,6 +53,15 @@ def test_the_loss_of_a_reversal_without_positions():
     assert error == pytest.approx((1 - 1 / LENGTH) ** 2 + (LENGTH - 1) / LENGTH**2, abs=0.005)
     assert pytest.approx(8 / 9) == FLOOR
     assert f"all ten give {error:.2f}" in WORDS
+
+
+def test_the_program_of_the_reversal_learns_with_positions_alone():
+    losses = [
+        loss_of_reversal(length=5, heads=heads, positions=positions, steps=300)
+        for heads, positions in ((2, True), (1, True), (2, False))
+    ]
+    assert max(losses[:2]) < 0.1
+    assert losses[2] > 0.7  # 3/4 at best
 
 
 @pytest.mark.parametrize(
