@@ -54,11 +54,9 @@ def _checked_on_few() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(golden) -> Path:
     """The bundled pair, attacked with its predictions as labels, with all measurements."""
-    out = tmp_path_factory.mktemp("attack") / "run"
-    run(out, list(PAIR), replace(FEW, inside=True))
-    return out
+    return golden("attack").folder
 
 
 def test_numbers_are_those_of_the_arrays(folder):

@@ -35,10 +35,9 @@ def run(out: Path, models: list[str], *, limit: int | None = None, **changes: ob
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path, tiny_cnn: Path) -> CompareRecord:
+def record(golden) -> CompareRecord:
     """Two untrained models on 24 scenes."""
-    out = tmp_path_factory.mktemp("compare") / "run"
-    return run(out, [str(tiny_vit), str(tiny_cnn)], limit=COUNT, panels=6, checked=8)
+    return golden("compare").record
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.evaluate.report import REPORT
 from vitlens.commands.run.options import ModelOptions, RunOptions
-from vitlens.commands.run.publish import read_folder, report
+from vitlens.commands.run.publish import read_folder
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError
 from vitlens.files import read_run
@@ -42,11 +42,9 @@ def command(out: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(golden) -> Path:
     """The bundled pair on 40 images, in one process."""
-    out = tmp_path_factory.mktemp("one") / "run"
-    assert vitlens(command(out)) == 0
-    return out
+    return golden("evaluate").folder
 
 
 def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
@@ -78,16 +76,6 @@ def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
     assert pair.difference.value == pytest.approx(gap)
     assert pair.p == pair.p_holm == record.metric("mcnemar_p/vit-digits/cnn-digits").value
     check_first_page(REPORT(record))
-
-
-def test_the_report_can_be_written_again(folder: Path) -> None:
-    files = {file: file.read_bytes() for file in (folder / "report.md", *(folder / "figures").iterdir())}
-    assert len(files) >= 4
-    for file in files:
-        assert file.name == "report.md" or f"(figures/{file.name})" in files[folder / "report.md"].decode()
-        file.unlink()
-    report(folder)
-    assert {file: file.read_bytes() for file in files} == files
 
 
 def require_same(one: Path, other: Path, *, rel: float) -> None:

@@ -28,11 +28,8 @@ def document_of(out: Path, *line: str) -> Document:
 
 
 @pytest.fixture(scope="module")
-def attended(tiny_vit, tmp_path_factory) -> Path:
-    """The folder of `vitlens attention` on six images of digits."""
-    out = tmp_path_factory.mktemp("attended") / "out"
-    document_of(out, "attention", str(tiny_vit), "--data", "digits", "--limit", "6")
-    return out
+def attended(golden) -> Path:
+    return golden("attention of digits").folder
 
 
 def shown_in(folder: Path) -> Explorer:

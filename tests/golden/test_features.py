@@ -44,11 +44,9 @@ def pixels(part: str, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_vit, tiny_cnn, pictures, tmp_path_factory) -> FeaturesRecord:
+def pair(golden) -> FeaturesRecord:
     """One run of a ViT and a CNN with everything that needs no second one."""
-    out = tmp_path_factory.mktemp("features") / "out"
-    options = replace(FAST, probe=True, tsne=True, perplexity=4.0, thumbnails=True, query=(str(pictures / "1.png"),))
-    return run([f"a={tiny_vit}", f"b={tiny_cnn}"], out, options)
+    return golden("features").record
 
 
 def test_numbers_are_those_of_the_functions(pair, tiny_vit):

@@ -30,11 +30,9 @@ QUIET = ("--device", "cpu", "--quiet")
 
 
 @pytest.fixture(scope="module")
-def looked(tiny_vit: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def looked(golden) -> Path:
     """The folder of a look at three images."""
-    out = tmp_path_factory.mktemp("looked") / "out"
-    assert run(["look", str(pictures), "--model", str(tiny_vit), *QUIET, "--out", str(out)]) == 0
-    return out
+    return golden("look").folder
 
 
 def test_its_rows_and_arrays_are_what_the_function_gives(looked, tiny_vit, pictures):

@@ -37,8 +37,8 @@ def run(model: Path | str, out: Path, **changes: object) -> RolloutRecord:
     return read_folder(out)
 
 
-def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
-    record = run(tiny_vit, tmp_path / "out", data="digits", fusion=("max", "min"), method=("rollout",))
+def test_numbers_are_those_of_the_functions(tiny_vit, golden):
+    record = golden("rollout").record
     split, model = digits("test").limit(12), load(str(tiny_vit))
     found = {
         fusion: torch.cat([rollout_maps(model, batch.images, fusion=fusion) for batch in split.batches(7)])

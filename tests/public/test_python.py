@@ -297,11 +297,11 @@ def test_lists_are_the_registries():
         assert len(listed[:2]) == 2
 
 
-def test_lists_and_reports_need_no_torch(ablated):
+def test_lists_and_reports_need_no_torch(golden):
     first = f"""
 import sys, vitlens
 [str(listed()) for listed in (vitlens.list_methods, vitlens.list_attacks, vitlens.list_statistics, vitlens.list_models)]
-run = vitlens.read({str(ablated)!r})
+run = vitlens.read({str(golden("ablate").folder)!r})
 repr(run), run.metrics["accuracy/tiny"].value, run.table("units"), run.arrays["redundancy"], run.report
 assert not {{"torch", "timm", "matplotlib", "pandas"}} & set(sys.modules)
 """

@@ -20,9 +20,8 @@ LINE = "--data digits --auto"
 
 
 @pytest.fixture(scope="module")
-def record(sharp_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> ExplainRecord:
-    line = f"{LINE} --limit {COUNT} --method {','.join(NAMES)}"
-    return explained(tmp_path_factory.mktemp("auto") / "out", line, sharp_vit)
+def record(golden) -> ExplainRecord:
+    return golden("explain by a chosen method").record
 
 
 @pytest.fixture(scope="module")

@@ -29,10 +29,9 @@ METHODS = ("relevance", "rollout")
 
 
 @pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> ExplainRecord:
+def masked(golden) -> ExplainRecord:
     """An untrained ViT on images with masks and labels."""
-    line = "--data digits --limit 6 --method relevance,attention --target true --verify"
-    return explained(tmp_path_factory.mktemp("masked") / "out", line, tiny_vit)
+    return golden("explain verified").record
 
 
 @pytest.fixture(scope="module")

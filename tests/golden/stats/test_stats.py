@@ -44,8 +44,8 @@ def batch_of(limit: int = 12):
     return batch.images
 
 
-def test_numbers_are_those_of_the_function(tiny_vit, tmp_path):
-    record, model = run([str(tiny_vit)], tmp_path / "out"), load(str(tiny_vit))
+def test_numbers_are_those_of_the_function(tiny_vit, golden):
+    record, model = golden("stats").record, load(str(tiny_vit))
     table = statistics(model, batch_of(), masks=digits("test").limit(12).masks)
     roles, rows = specialise(table), record.heads
     for layer, head in product(range(2), range(2)):

@@ -45,10 +45,8 @@ def made(folder: Path, kind: str, **more: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("studies") / "pooling"
-    assert study(options=replace(OPTIONS, out=folder)) == folder / "report.html"
-    return folder
+def done(golden) -> Path:
+    return golden("study of points").folder
 
 
 def results(folder: Path) -> dict:

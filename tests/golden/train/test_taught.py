@@ -28,9 +28,9 @@ def taught(out: Path, teacher: str = "cnn-digits", *, epochs: int = 2, **setting
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> Path:
+def run(golden) -> Path:
     """Of a teacher that often errs, so that agreement with it is not accuracy."""
-    return taught(tmp_path_factory.mktemp("runs") / "taught", str(tiny_vit), beside="cnn-digits")
+    return golden("train from a teacher").folder
 
 
 def test_the_student_has_a_token_and_numbers_are_those_of_the_models(run, tiny_vit):

@@ -28,10 +28,8 @@ def tiny(out: Path, **changes: object) -> Path | None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    assert tiny(folder) == folder / "report.md"
-    return folder
+def trained(golden) -> Path:
+    return golden("train").folder
 
 
 def results(folder: Path) -> dict:

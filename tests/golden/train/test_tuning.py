@@ -15,18 +15,9 @@ from vitlens.commands.run.publish import read_folder, report
 from vitlens.commands.train.options import Tuning
 from vitlens.errors import InputError
 from vitlens.models.loading import untrained
-from vitlens.models.saved import save
 
 OPTIONS = RunOptions(device="cpu", limit=40, batch_size=10, quiet=True)
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
-
-
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model of three other classes."""
-    folder = tmp_path_factory.mktemp("models") / "learned"
-    save(untrained("vit-mini", classes=("x", "y", "z"), seed=3, overrides=SHAPE), folder / "model.safetensors")
-    return folder
 
 
 def tuned(learned: Path, out: Path, tuning: Tuning = Tuning(), **settings: object) -> Path:  # noqa: B008  frozen
@@ -145,8 +136,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(learned, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def compared(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tuned(learned, tmp_path_factory.mktemp("runs") / "both", Tuning(compare=True))
+def compared(golden) -> Path:
+    return golden("train frozen and full").folder
 
 
 def test_frozen_against_full(compared, learned):
