@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import numpy as np
@@ -17,11 +17,13 @@ from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images
 from vitlens.data.reading import probe
 from vitlens.data.split import InMemory, Split
-from vitlens.demo.limits import EXAMPLES, UPLOAD_BYTES
 from vitlens.errors import DataError
 from vitlens.models.model import Model
+from vitlens.report.html.pictures import Embedded, photograph
 from vitlens.shapes import Images, Pixels
 
+UPLOAD_BYTES: Final = 20_000_000  # of one file
+EXAMPLES: Final = 24
 _SHOWN: Final = 448  # px, the longer side of a thumbnail
 _DIGITS: Final = 6  # example scenes
 _PHOTOGRAPHS: Final = {"china.jpg": "daniel.buechele, CC BY 2.0", "flower.jpg": "dany13, CC BY 2.0"}
@@ -64,6 +66,11 @@ class Example:
     def pixels(self) -> NDArray[np.uint8]:
         """(height, width, 3)."""
         return np.asarray(self.image.convert("RGB"))
+
+
+def embedded(pixels: NDArray[np.floating[Any]]) -> Embedded:
+    """Pixels (height, width, 3) in [0, 1] inside the page."""
+    return photograph(np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8))
 
 
 def read_upload(path: Path, models: Sequence[Model]) -> Picture:

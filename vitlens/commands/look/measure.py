@@ -300,7 +300,7 @@ class _StageUnit:
 
 def _stage_rows(alias: str, seen: Look) -> Iterator[StageRow]:
     """How the model works on these images, by stage; nothing where its heads have no labels."""
-    if seen.statistics is None:
+    if seen.statistics is None or not any(seen.labels):
         return
     known, images = seen.statistics.distance, len(seen.names)
     heads = [

@@ -1,6 +1,6 @@
 """Intervene: a picture's prediction and map with some heads and some patches switched off, by replay."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib import colormaps
 from numpy.typing import NDArray
+from torch import Tensor
 
 import vitlens
 from vitlens.analysis.ablation.ablate import units_of
@@ -21,26 +22,29 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts.overlay import enlarged
 from vitlens.charts.style import MAGNITUDE
 from vitlens.commands.run.folder import RunFolder, settings
-from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import publish
-from vitlens.demo.markup import as_bytes, cards, joined, map_card, said, sentence
 from vitlens.demo.options import DemoOptions
-from vitlens.demo.pictures import Picture
+from vitlens.demo.pictures import Picture, embedded
 from vitlens.demo.pool import OutdatedError
-from vitlens.demo.record import DemoRecord, HeadOffRow, IntervenedArrays, IntervenedRow, PatchOffRow
-from vitlens.demo.report import claims
-from vitlens.demo.site import Asked, Export, Here, TabParts, Updates, typed
-from vitlens.demo.tabs.look import LACKING, changed_classes, changed_table, map_array
+from vitlens.demo.record import (
+    ChangedClassRow,
+    DemoRecord,
+    HeadOffRow,
+    IntervenedArrays,
+    IntervenedRow,
+    PatchOffRow,
+)
+from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, sentence
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.lens.places.changes import Change, Changes
 from vitlens.models.model import Model
 from vitlens.models.support import meets, require
-from vitlens.report.html import pictures
 
 Head = tuple[int, int]  # layer, head
 _LIVE: Final = 4  # passes of a map that answers a click
+_LEADING: Final = 5  # classes in the table
 _RANKED: Final = 3  # methods by preference, of which the first quick one is taken
-_SCRIPT: Final = (Path(__file__).parents[1] / "board.js").read_text(encoding="utf-8")
+_SCRIPT: Final = (Path(__file__).parent / "board.js").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,8 @@ def answered(
     target, method = before.argmax().reshape(1), live_method(model)
 
     def explained() -> NDArray[np.float32]:
-        return map_array(vitlens.explain(model, images, targets=target, method=method)).astype(np.float32)
+        values = vitlens.explain(model, images, targets=target, method=method)[0]
+        return np.asarray(values.detach().float().cpu().numpy())
 
     first = then = whole.maps.before if whole and whole.maps else explained()
     if changes:
@@ -143,37 +148,27 @@ def answered(
         intervened=(row,),
         heads_off=tuple(HeadOffRow(*head) for head in off.heads),
         patches_off=tuple(PatchOffRow(*divmod(patch, columns), prefix + patch) for patch in off.patches),
-        classes=changed_classes(model, before, after),
+        classes=_changed_classes(model, before, after),
         maps=IntervenedArrays(picture.pixels[model.alias].numpy(), first, then),
     )
 
 
-def answer_html(record: DemoRecord, model: Model, picture: Picture) -> str:
-    """What changed, in words, numbers and pictures."""
-    (row,), (claim,), maps = record.intervened, claims(record), record.maps
-    assert maps is not None
-    shown = [
-        map_card(picture.array(model), values, f"{row.title} {when}", f"for {row.target}", signed=row.signed)
-        for when, values in (("before", maps.before), ("after", maps.after))
-    ]
-    how = (
-        "A head that is off puts out zero, which is far from any output that later layers have seen; no token attends "
-        "to a patch that is off, in any layer. Single effects do not add up: vitlens ablate measures them on many "
-        "images, with intervals."
-    )
-    caveats = [sentence(f"{row.note}.", "quiet")] if row.note else []
-    return joined(said(claim.says), changed_table(record.classes), cards(shown), sentence(how, "quiet"), *caveats)
+def _changed_classes(model: Model, before: Tensor, after: Tensor) -> tuple[ChangedClassRow, ...]:
+    """The most probable classes before a change, and that after it, from the logits (classes,) of both."""
+    leading = dict.fromkeys((*before.topk(min(_LEADING, len(before))).indices.tolist(), int(after.argmax())))
+    values = (before, after, before.softmax(-1), after.softmax(-1))
+    return tuple(ChangedClassRow(model.classes[at], *(float(each[at]) for each in values)) for at in leading)
 
 
 def board_html(model: Model, picture: Picture, switches: Switches) -> str:
     """Everything on: a button a head, with its attention on the picture, and a button a patch over the picture, which
     board.js makes lively."""
-    return joined(
-        Markup('<div class="vl-switches" data-board="{}">{}{}</div>').format(
-            board_key(model, picture), _patches(model, picture, switches), _heads(model, picture, switches)
-        ),
-        Markup('<p class="vl-say"><button type="button" class="vl-reset" data-reset>Everything on</button></p>'),
+    board = Markup(
+        '<div class="vl-switches" data-board="{}">{}{}</div>'
+        '<p class="vl-say"><button type="button" class="vl-reset" data-reset>Everything on</button></p>'
     )
+    parts = _patches(model, picture, switches), _heads(model, picture, switches)
+    return str(board.format(board_key(model, picture), *parts))
 
 
 def board_key(model: Model, picture: Picture) -> str:
@@ -216,7 +211,7 @@ def _background(values: NDArray[np.float64] | None) -> Markup:
     if values is None:
         return Markup("")
     drawn = np.asarray(colormaps[MAGNITUDE](values / (float(values.max()) or 1.0)))[..., :3]
-    return Markup(' style="background-image:url({})"').format(pictures.photograph(as_bytes(drawn)).uri)
+    return Markup(' style="background-image:url({})"').format(embedded(drawn).uri)
 
 
 def _patches(model: Model, picture: Picture, switches: Switches) -> Markup:
@@ -224,7 +219,7 @@ def _patches(model: Model, picture: Picture, switches: Switches) -> Markup:
     if switches.grid is None:
         return sentence(f"No patches of {model.alias} can be switched off: {switches.reason}.", "quiet")
     rows, columns = switches.grid
-    pixels = as_bytes(enlarged(picture.array(model)))
+    pixels = enlarged(picture.array(model))
     cells = Markup("").join(
         Markup(
             '<button type="button" class="vl-patch" data-patch="{}" data-at="{},{}" aria-pressed="false" tabindex="{}" '
@@ -237,65 +232,55 @@ def _patches(model: Model, picture: Picture, switches: Switches) -> Markup:
         '<div><p class="vl-say">Paint over patches to switch them off; paint again to switch them on.</p>'
         '<div class="vl-paint" role="group" aria-label="Patches of the picture" '
         'style="--columns:{};aspect-ratio:{}/{};background-image:url({})">{}</div></div>'
-    ).format(columns, pixels.shape[1], pixels.shape[0], pictures.photograph(pixels).uri, cells)
+    ).format(columns, pixels.shape[1], pixels.shape[0], embedded(pixels).uri, cells)
 
 
-def write_intervened(models: tuple[Model, ...], picture: Picture, run: RunOptions, *, off: Off) -> Path:
-    """The report of a picture with heads and patches off. Raises what the tab raises."""
-    (model,) = models
-    switches = switches_of(model)
-    off = read_off({"heads": off.heads, "patches": off.patches}, switches)
-    return write_record(answered(model, picture, off, switches), model, picture, run)
+def write_intervened(job: Job, *, off: object, whole: DemoRecord | None = None) -> Path:
+    """The report of a picture with heads and patches off, as a browser says; whole: as for `answered`."""
+    switches = switches_of(job.model)
+    return write_record(answered(job.model, job.picture, read_off(off, switches), switches, whole=whole), job)
 
 
-def write_record(record: DemoRecord, model: Model, picture: Picture, run: RunOptions) -> Path:
+def write_record(record: DemoRecord, job: Job) -> Path:
     """A report folder of the page's own; returns the report's path."""
-    name = model.provenance.name
-    options = DemoOptions(models=(name,), images=(picture.name,), device=str(model.device))
-    run = replace(run, command=typed("demo", name, "--images", picture.name))
-    config = settings(options, run, models=(model,), split=picture.split(model))
+    model, file = job.model, job.picture.name
+    options = DemoOptions(models=(job.name,), images=(file,), device=str(model.device))
+    run = job.typed("demo", job.name, "--images", file)
+    config = settings(options, run, models=(model,), split=job.picture.split(model))
     with RunFolder.create("demo", out=run.out, config=config, formats=run.formats) as folder:
         folder.keep(record)
         return publish(folder)
 
 
-def intervene_tab(here: Here) -> TabParts:
+def intervene_tab(here: Here) -> Tab:
     """A board of heads and a picture of patches to switch off; the prediction and its map answer."""
     import gradio
 
     with gradio.Row():
-        with gradio.Column(scale=3, min_width=300):
+        with gradio.Column(scale=2, min_width=300):
             board = gradio.HTML(elem_id="intervene-board", apply_default_css=False, js_on_load=_SCRIPT)
-        with gradio.Column(scale=2, min_width=280):
-            result = gradio.HTML(elem_id="intervene-result")
-    is_off = gradio.State(Off())  # in the result that is shown
+        with gradio.Column(scale=3, min_width=280):
+            result = Result.placed("intervene")
     whole = gradio.State({})  # by the board's key: what the model says of the picture with nothing off
-    outputs = (board, result, is_off, whole)
+    outputs = (board, *result.components, whole)
 
     def refresh(now: Asked) -> Updates:
         """Another picture or model: everything on."""
-        with here.turn(now) as (model,):
+        with here.site.pool.turn(now.alias, now.wanted) as model:
             try:
                 switches = switches_of(model)
             except UnsupportedError as error:
-                lacks = joined(sentence(f"{error}."), sentence(LACKING, "quiet"))
-                return dict(zip(outputs, (lacks, "", Off(), {})))
+                return {board: str(sentence(f"{error}.")), whole: {}, **result.nothing()}
             answer = answered(model, now.picture, Off(), switches)
-            html = board_html(model, now.picture, switches), answer_html(answer, model, now.picture)
-        return dict(zip(outputs, (*html, Off(), {board_key(model, now.picture): answer})))
+            html = board_html(model, now.picture, switches)
+        known = {board: html, whole: {board_key(model, now.picture): answer}}
+        return {**known, **here.report(now, result, partial(write_record, answer))}
 
     def switched(now: Asked, known: dict[str, DemoRecord]) -> Updates:
-        key = board_key(here.pool.model(now.alias), now.picture)
+        key = board_key(here.site.pool.model(now.alias), now.picture)
         if isinstance(now.data, dict) and now.data.get("board", key) != key:
             raise OutdatedError("expected a click on the board of this picture and model, found one on another's")
-        with here.turn(now) as (model,):
-            switches = switches_of(model)
-            off = read_off(now.data, switches)
-            answer = answered(model, now.picture, off, switches, whole=known.get(key))
-            return {result: answer_html(answer, model, now.picture), is_off: off}
+        return here.report(now, result, partial(write_intervened, off=now.data, whole=known.get(key)))
 
-    def export(alias: str, off: Off) -> Export:
-        return Export((alias,), partial(write_intervened, off=off))
-
-    here.on(board.switched, switched, (whole,), (result, is_off), quiet=True)
-    return TabParts(here.tab, (), outputs, refresh, "intervene", export, is_off)
+    here.on(board.switched, switched, (whole,), result.components)
+    return Tab(here.tab, (), outputs, refresh)
