@@ -86,12 +86,12 @@ class Visitor:
     async def head(self) -> None:
         await self.open("Intervene")
         heads = self.tab.locator(".vl-head")
-        words = await self.tab.locator("#intervene-result [role=status]").inner_text()
+        shown = await self.tab.evaluate("document.querySelector('#intervene-result iframe').srcdoc")
         await self.timed(
             "head switched",
-            "old => document.querySelector('#intervene-result [role=status]')?.innerText !== old",
+            "old => document.querySelector('#intervene-result iframe')?.srcdoc !== old",
             heads.nth(random.randrange(await heads.count())).click(),
-            arg=words,
+            arg=shown,
         )
 
     async def act(self) -> None:

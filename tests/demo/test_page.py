@@ -1,6 +1,7 @@
 """The page in a real Chromium: every tab with a mouse, good and bad uploads, two sessions, a narrow window, limits."""
 
 import json
+import re
 import subprocess
 import sys
 import time
