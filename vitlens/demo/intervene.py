@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from markupsafe import Markup
 from matplotlib import colormaps
 from numpy.typing import NDArray
 from torch import Tensor
@@ -34,7 +33,7 @@ from vitlens.demo.record import (
     IntervenedRow,
     PatchOffRow,
 )
-from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, sentence
+from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, pieces
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.lens.places.changes import Change, Changes
 from vitlens.models.model import Model
@@ -163,76 +162,26 @@ def _changed_classes(model: Model, before: Tensor, after: Tensor) -> tuple[Chang
 def board_html(model: Model, picture: Picture, switches: Switches) -> str:
     """Everything on: a button a head, with its attention on the picture, and a button a patch over the picture, which
     board.js makes lively."""
-    board = Markup(
-        '<div class="vl-switches" data-board="{}">{}{}</div>'
-        '<p class="vl-say"><button type="button" class="vl-reset" data-reset>Everything on</button></p>'
-    )
-    parts = _patches(model, picture, switches), _heads(model, picture, switches)
-    return str(board.format(board_key(model, picture), *parts))
+    maps = attention_maps(model, picture.images(model)) if meets(model, "maps") else ()
+    attention = {
+        (layer.site.layer, head): values.double().cpu().numpy()
+        for layer in maps for head, values in enumerate(layer.maps[0])
+    }  # fmt: skip
+    drawn = {
+        head: embedded(colormaps[MAGNITUDE](values / (float(values.max()) or 1.0))[..., :3]).uri
+        for head, values in attention.items()
+    }
+    layers = [
+        (layer, [(head, drawn.get((layer, head), "")) for _, head in heads])
+        for layer, heads in groupby(sorted(switches.heads), key=lambda each: each[0])
+    ]
+    shown = embedded(enlarged(picture.array(model)))
+    return str(pieces.board(board_key(model, picture), switches.grid, switches.reason, shown, layers))
 
 
 def board_key(model: Model, picture: Picture) -> str:
     """What tells the board of a model and a picture from all others."""
     return f"{picture.key} {model.alias}"
-
-
-def _heads(model: Model, picture: Picture, switches: Switches) -> Markup:
-    """A row a layer, a button a head, with its attention where that is a map."""
-    attention = {
-        (layer.site.layer, head): values.double().cpu().numpy()
-        for layer in (attention_maps(model, picture.images(model)) if meets(model, "maps") else ())
-        for head, values in enumerate(layer.maps[0])
-    }
-    rows = []
-    for row, (layer, heads) in enumerate(groupby(sorted(switches.heads), key=lambda each: each[0])):
-        cells = Markup("").join(
-            Markup(
-                '<button type="button" class="vl-head" data-head="{0}.{1}" data-at="{2},{3}" aria-pressed="false" '
-                'tabindex="{4}" aria-label="switch off head L{0}.H{1}" title="L{0}.H{1}"{5}></button>'
-            ).format(*head, row, column, -1 if row or column else 0, _background(attention.get(head)))
-            for column, head in enumerate(heads)
-        )
-        rows.append(
-            Markup(
-                '<div class="vl-layer"><button type="button" class="vl-whole" data-layer="{0}" tabindex="-1" '
-                'aria-label="all heads of layer {0}">L{0}</button>{1}</div>'
-            ).format(layer, cells)
-        )
-    most = 1 + max(head for _, head in switches.heads)
-    names = Markup("").join(Markup("<span>H{}</span>").format(head) for head in range(most))
-    return Markup(
-        '<div><p class="vl-say">Click a head to switch it off, or a layer for all its heads. Arrow keys move, space '
-        'switches.</p><div class="vl-heads" role="group" aria-label="Heads, a row each layer">'
-        '<div class="vl-layer vl-names" aria-hidden="true"><span class="vl-whole"></span>{}</div>{}</div></div>'
-    ).format(names, Markup("").join(rows))
-
-
-def _background(values: NDArray[np.float64] | None) -> Markup:
-    if values is None:
-        return Markup("")
-    drawn = np.asarray(colormaps[MAGNITUDE](values / (float(values.max()) or 1.0)))[..., :3]
-    return Markup(' style="background-image:url({})"').format(embedded(drawn).uri)
-
-
-def _patches(model: Model, picture: Picture, switches: Switches) -> Markup:
-    """The picture with a grid of buttons, or why no patch can be switched off."""
-    if switches.grid is None:
-        return sentence(f"No patches of {model.alias} can be switched off: {switches.reason}.", "quiet")
-    rows, columns = switches.grid
-    pixels = enlarged(picture.array(model))
-    cells = Markup("").join(
-        Markup(
-            '<button type="button" class="vl-patch" data-patch="{}" data-at="{},{}" aria-pressed="false" tabindex="{}" '
-            'aria-label="switch off the patch at row {}, column {}"></button>'
-        ).format(row * columns + column, row, column, -1 if row or column else 0, row, column)
-        for row in range(rows)
-        for column in range(columns)
-    )
-    return Markup(
-        '<div><p class="vl-say">Paint over patches to switch them off; paint again to switch them on.</p>'
-        '<div class="vl-paint" role="group" aria-label="Patches of the picture" '
-        'style="--columns:{};aspect-ratio:{}/{};background-image:url({})">{}</div></div>'
-    ).format(columns, pixels.shape[1], pixels.shape[0], embedded(pixels).uri, cells)
 
 
 def write_intervened(job: Job, *, off: object, whole: DemoRecord | None = None) -> Path:
@@ -270,7 +219,7 @@ def intervene_tab(here: Here) -> Tab:
             try:
                 switches = switches_of(model)
             except UnsupportedError as error:
-                return {board: str(sentence(f"{error}.")), whole: {}, **result.nothing()}
+                return {board: str(pieces.sentence(f"{error}.")), whole: {}, **result.nothing()}
             answer = answered(model, now.picture, Off(), switches)
             html = board_html(model, now.picture, switches)
         known = {board: html, whole: {board_key(model, now.picture): answer}}

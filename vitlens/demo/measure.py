@@ -16,7 +16,7 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.data.decode import quiet_pillow
 from vitlens.demo.intervene import switches_of, write_intervened
 from vitlens.demo.options import DemoOptions
-from vitlens.demo.pictures import UPLOAD_BYTES, Picture, examples, of_example
+from vitlens.demo.pictures import UPLOAD_BYTES, Picture, examples
 from vitlens.demo.pool import pool_of
 from vitlens.demo.site import DemoSite
 from vitlens.demo.tabs import write_look
@@ -48,11 +48,13 @@ def serving(options: DemoOptions) -> Iterator[str]:
     Raises ModelError without the extra, InputError for a port that is taken, and what loading models and images raises.
     """
     require_extra()
-    run = RunOptions(device=options.device)
     names = options.models or BUNDLED
-    models = load_models(names, command="demo", model_options=options.model_options, options=run)
+    models = load_models(
+        names, command="demo", model_options=options.model_options, options=RunOptions(device=options.device)
+    )
     pool = pool_of(models)
-    shown = examples(options.images, models, options=run)
+    with quiet_pillow():
+        shown = examples(options.images, models)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the page as Ctrl-C does: its files are deleted
     with ExitStack() as stack:
         root = Path(stack.enter_context(TemporaryDirectory(prefix="vitlens-demo-", ignore_cleanup_errors=True)))
@@ -64,7 +66,7 @@ def serving(options: DemoOptions) -> Iterator[str]:
         typed = dict(zip((model.alias for model in models), names))
         site = DemoSite(pool, shown, root / "reports", typed)
         if shown:
-            warm_up(site, of_example(shown[0], models), root)
+            warm_up(site, shown[0], root)
         page = build(site, cache)
         stack.callback(page.close, verbose=False)
         yield _launched(page, options)

@@ -7,18 +7,29 @@ from pathlib import Path
 from typing import Any, Final
 
 import gradio
-from markupsafe import Markup
 
 from vitlens.charts.overlay import enlarged
 from vitlens.data.decode import PIXEL_LIMIT
 from vitlens.demo.intervene import intervene_tab
-from vitlens.demo.pictures import UPLOAD_BYTES, Example, Picture, embedded, of_example, read_upload, require_size
+from vitlens.demo.pictures import UPLOAD_BYTES, Picture, embedded, read_upload, require_size
 from vitlens.demo.pool import RUNNING, WAITING
-from vitlens.demo.site import EVENT, Asked, Component, DemoSite, Here, Newest, Tab, Updates, forget, required, told
+from vitlens.demo.site import (
+    EVENT,
+    Asked,
+    Component,
+    DemoSite,
+    Here,
+    Newest,
+    Tab,
+    Updates,
+    forget,
+    pieces,
+    required,
+    told,
+)
 from vitlens.demo.tabs import PASSES, attack_tab, explain_tab, look_tab, space_tab
-from vitlens.display import visible
 from vitlens.errors import DataError, UnknownNameError
-from vitlens.report.html.pictures import photograph
+from vitlens.report.html.pictures import MOST, Embedded
 
 KEPT: Final = 1800  # seconds after the last change for which a session's images are kept in memory
 _PICK: Final = """element.addEventListener("click", (event) => {
@@ -90,8 +101,9 @@ class _Chosen:
                 alias = gradio.Radio(
                     list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model"
                 )
+                shown = [(each.name, _drawn(each, site, most=96).uri) for each in site.examples]
                 gallery = gradio.HTML(
-                    _examples_html(site.examples), elem_id="examples", apply_default_css=False, js_on_load=_PICK
+                    str(pieces.gallery(shown)), elem_id="examples", apply_default_css=False, js_on_load=_PICK
                 )
             with gradio.Column(scale=1, min_width=140):
                 upload = gradio.File(label="Your picture", elem_id="upload", height=172)
@@ -100,27 +112,9 @@ class _Chosen:
         return cls(picture, alias, upload, gallery, card)
 
 
-def _examples_html(examples: Sequence[Example]) -> str:
-    """A row of buttons, one for each example."""
-    button = Markup(
-        '<button type="button" class="vl-example" data-example="{}" title="{}" aria-label="take the example {}">'
-        '<img src="{}" alt=""></button>'
-    )
-    buttons = Markup("").join(
-        button.format(number, visible(each.name), visible(each.name), photograph(each.pixels, most=96).uri)
-        for number, each in enumerate(examples)
-    )
-    return str(Markup('<div class="vl-examples" role="group" aria-label="Examples">{}</div>').format(buttons))
-
-
-def card_html(picture: Picture, site: DemoSite) -> str:
-    """The picture as the first model sees it."""
-    shown, name = embedded(enlarged(picture.array(site.pool.models[0]))), visible(picture.name)
-    card = Markup(
-        '<figure class="vl-card"><img src="{}" alt="the picture: {}" width="{}" height="{}">'
-        "<figcaption><strong>{}</strong> {}</figcaption></figure>"
-    )
-    return str(card.format(shown.uri, name, shown.width, shown.height, name, picture.note and f"({picture.note})"))
+def _drawn(picture: Picture, site: DemoSite, *, most: int = MOST) -> Embedded:
+    """A picture as the first model sees it; most: px of a side."""
+    return embedded(enlarged(picture.array(site.pool.models[0])), most=most)
 
 
 def _selected(event: gradio.SelectData) -> str:
@@ -167,14 +161,14 @@ def _connect(site: DemoSite, page: Any, chosen: _Chosen, refresh: dict[str, Any]
     @told
     def taken(file: str) -> Updates:
         own = read_upload(Path(file), models)
-        return {picture: own, upload: None, card: card_html(own, site)}
+        return {picture: own, upload: None, card: str(pieces.card(own, _drawn(own, site)))}
 
     @told
     def of(number: int) -> Updates:
         if not 0 <= number < len(site.examples):
             raise DataError(f"expected an example from 0 to {len(site.examples) - 1}, found {number}")
-        own = of_example(site.examples[number], models)
-        return {picture: own, card: card_html(own, site)}
+        own = site.examples[number]
+        return {picture: own, card: str(pieces.card(own, _drawn(own, site)))}
 
     @told
     def picked(event: gradio.EventData) -> Updates:

@@ -11,11 +11,12 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import PAGE
-from vitlens.demo.pictures import Example, Picture
+from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import OutdatedError, Pool
 from vitlens.display import for_terminal, visible
 from vitlens.errors import DataError, UnsupportedError, VitlensError, lacks_memory
@@ -35,6 +36,11 @@ EVENT: Final[Mapping[str, Any]] = {
     "show_progress": "minimal",
     "trigger_mode": "multiple",
 }
+
+
+_templates = Environment(loader=PackageLoader("vitlens.demo", ""), autoescape=True, undefined=StrictUndefined)
+_templates.filters["visible"] = visible
+pieces: Final[Any] = _templates.get_template("pieces.html.jinja").module  # macros, which give Markup
 
 
 class Newest:
@@ -94,7 +100,7 @@ class DemoSite:
     models' names by alias, where these are not their own."""
 
     pool: Pool
-    examples: tuple[Example, ...]
+    examples: tuple[Picture, ...]
     place: Path
     typed: Mapping[str, str] = field(default_factory=dict)
 
@@ -134,13 +140,9 @@ class Result:
 
         # within a frame, links to a place of the same page are else taken for links to the page around it
         text = page.read_text(encoding="utf-8").replace("<head>", '<head><base href="about:srcdoc">', 1)
-        title = Markup(text.partition("<h1>")[2].partition("</h1>")[0])
-        frame = Markup(
-            '<p class="vl-said" role="status">{}</p>{}'
-            '<iframe class="vl-frame" sandbox="allow-scripts" title="{}" srcdoc="{}"></iframe>'
-        ).format(title, sentence(note) if note else "", title.striptags(), text)
+        title = Markup(text.partition("<h1>")[2].partition("</h1>")[0]).striptags()
         return {
-            self.shown: str(frame),
+            self.shown: str(pieces.report(title, note, text)),
             self.archive: gradio.DownloadButton(value=str(page.with_suffix(".zip")), visible=True),
             self.page: gradio.DownloadButton(value=str(page), visible=True),
         }
@@ -150,7 +152,7 @@ class Result:
         import gradio
 
         hidden = gradio.DownloadButton(visible=False)
-        return {self.shown: str(sentence(why)) if why else "", self.archive: hidden, self.page: hidden}
+        return {self.shown: str(pieces.sentence(why)) if why else "", self.archive: hidden, self.page: hidden}
 
 
 @dataclass(frozen=True)
@@ -243,11 +245,6 @@ def forget(root: Path, cache: Path, session: str) -> None:
     shutil.rmtree(root / token, ignore_errors=True)
     for copy in cache.glob(f"*/vitlens-*-{token}.*"):
         copy.unlink(missing_ok=True)
-
-
-def sentence(text: str, kind: str = "") -> Markup:
-    """A paragraph of plain text; kind: "quiet" or none."""
-    return Markup('<p class="vl-say {}">{}</p>').format(kind, visible(text))
 
 
 def required(picture: Picture | None) -> Picture:

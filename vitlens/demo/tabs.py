@@ -22,7 +22,7 @@ from vitlens.commands.look.options import LookOptions
 from vitlens.demo.intervene import write_record
 from vitlens.demo.pictures import Picture
 from vitlens.demo.record import DemoRecord, PointArrays, PointRow, SpaceRow
-from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, open_slider, sentence
+from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, open_slider, pieces
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
 from vitlens.models.support import require
@@ -194,7 +194,7 @@ def attack_tab(here: Here) -> Tab:
             elem_id="break-epsilon", scale=2,
         )  # fmt: skip
     how = "An attack that fails proves nothing: vitlens attack runs stronger ones, on many images, with self-checks."
-    gradio.HTML(str(sentence(how, "quiet")))
+    gradio.HTML(str(pieces.sentence(how, "quiet")))
     result = Result.placed("break")
     inputs = (method, epsilon)
 
