@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from vitlens.demo.intervene import switches_of, write_intervened
 from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import UPLOAD_BYTES, Picture, examples
 from vitlens.demo.pool import pool_of
-from vitlens.demo.site import DemoSite
+from vitlens.demo.site import DemoSite, written
 from vitlens.demo.tabs import write_look
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.names import BUNDLED
@@ -66,7 +67,7 @@ def serving(options: DemoOptions) -> Iterator[str]:
         typed = dict(zip((model.alias for model in models), names))
         site = DemoSite(pool, shown, root / "reports", typed)
         if shown:
-            warm_up(site, shown[0], root)
+            warm_up(site, shown[0])
         page = build(site, cache)
         stack.callback(page.close, verbose=False)
         yield _launched(page, options)
@@ -86,14 +87,14 @@ def require_extra() -> None:
         )
 
 
-def warm_up(site: DemoSite, picture: Picture, root: Path) -> None:
+def warm_up(site: DemoSite, picture: Picture) -> None:
     """Look at a picture with every model, and switch a head off: the lens and replay check themselves once, before
     anyone is served and without a limit on time."""
     for model in site.pool.models:
-        write_look(site.job(model, picture, root / f"look-{model.alias}"))
+        written(site, model, picture, write_look, session="", word="look")
         with suppress(UnsupportedError):
             heads = switches_of(model).heads[:1]
-            write_intervened(site.job(model, picture, root / f"off-{model.alias}"), off={"heads": heads})
+            written(site, model, picture, partial(write_intervened, off={"heads": heads}), session="", word="intervene")
 
 
 def _launched(page: Any, options: DemoOptions) -> str:

@@ -104,11 +104,6 @@ class DemoSite:
     place: Path
     typed: Mapping[str, str] = field(default_factory=dict)
 
-    def job(self, model: Model, picture: Picture, out: Path) -> Job:
-        """A report of this model on a picture, to be written to a folder."""
-        name = self.typed.get(model.alias, model.provenance.name)
-        return Job(model, name, picture, RunOptions(out=out, html=True, quiet=True))
-
 
 @dataclass(frozen=True)
 class Result:
@@ -224,7 +219,8 @@ def written(site: DemoSite, model: Model, picture: Picture, write: Write, *, ses
     name = f"vitlens-{word}-{token_of(session)}"
     place = Path(mkdtemp(dir=own))
     try:
-        write(site.job(model, picture, place / name))
+        typed = site.typed.get(model.alias, model.provenance.name)
+        write(Job(model, typed, picture, RunOptions(out=place / name, html=True, quiet=True)))
         shutil.make_archive(str(place / name), "zip", place, name)
         page = (place / name / PAGE).rename(place / f"{name}.html")
         shutil.rmtree(place / name)
