@@ -37,7 +37,7 @@ class Flag:
     complete: Completion | None = None
 
 
-def option(name: str, help: str, *, default: Any = MISSING, **more: Any) -> Any:
+def option(name: str, help: str, *, default: Any = None, **more: Any) -> Any:
     """A field that an option sets; more: the other fields of Flag."""
     return dataclasses.field(default=default, metadata={_KEY: Flag(name, help, **more)})
 
