@@ -173,15 +173,9 @@ def measure(options: AuditOptions) -> Path:
         label_columns(model.classes, split)  # classes that the model does not know are refused before any chapter
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, predicted)
-    with RunFolder.create(
-        "audit",
-        name_parts=(model.alias, split.name),
-        title=f"Audit of {model.alias} on {split.title or split.name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run, models=(model,), split=split),
-        formats=run.formats,
-    ) as folder:
+    config = settings(options, run, models=(model,), split=split)
+    title = f"Audit of {model.alias} on {split.title or split.name}"
+    with RunFolder.opened("audit", run, config, name_parts=(model.alias, split.name), title=title) as folder:
         chapters = AuditChapters(folder.path, name, model, split, images, options)
         chapters.analyse()
         start = time.monotonic()

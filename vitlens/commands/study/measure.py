@@ -62,14 +62,10 @@ def _measure_whole(options: StudyOptions) -> Path:
     labelled = not (options.images or options.predicted) or _are_labelled(named, images, options)
     data_name = options.data or ("images" if options.images else "digits")
     run = options.run
-    with RunFolder.create(
-        "study",
-        name_parts=(*(model.alias for model in named), data_name),
-        title=f"Study of {' and '.join(model.alias for model in named)} on {Path(data_name).name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run),
-        formats=run.formats,
+    aliases = [model.alias for model in named]
+    title = f"Study of {' and '.join(aliases)} on {Path(data_name).name}"
+    with RunFolder.opened(
+        "study", run, settings(options, run), name_parts=(*aliases, data_name), title=title
     ) as folder:
         chapters = Chapters(folder.path, images, options)
         presets = [model.name for model in named if trained_first(model, options.model_options)]

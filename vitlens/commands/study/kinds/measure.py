@@ -145,18 +145,15 @@ def _folder(setup: Setup, resume: Path | None) -> RunFolder:
         "points": points,
         "recipes": {label: {**recipe.numbers(), "source": recipe.source} for label, recipe in recipes.items()},
     }
-    if resume is not None:
-        needs = {"data": None, "points": points, "recipes": config["recipes"]}
-        return RunFolder.reopen(resume, needs=needs, config=config)
     title = setup.kind.title if setup.model is None else f"{setup.model.alias}, adapted"
-    return RunFolder.create(
+    return RunFolder.opened(
         "study",
+        setup.run,
+        config,
         name_parts=(str(setup.options.kind), *(model.alias for model in models), setup.data),
         title=f"{title}, on {setup.test.title or setup.test.name}",
-        out=setup.run.out,
-        overwrite=setup.run.overwrite,
-        config=config,
-        formats=setup.run.formats,
+        resume=resume,
+        needs={"data": None, "points": points, "recipes": config["recipes"]},
     )
 
 
