@@ -13,7 +13,7 @@ from vitlens.typed import read_as
 
 _RUN = "Run and report"
 _MODEL = "Your own weights"
-_DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # the run options that change results
+DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # the run options that change results
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def begun_with(config: Mapping[str, object], options: RunOptions, source: str, *
     run = written.get("run") if isinstance(written, dict) else None
     begun = read_as(RunOptions, run, source=f"the options in {source}", hint=hint)
     require_bounds(begun, source=source, hint=hint)
-    return replace(options, **{name: getattr(begun, name) for name in _DECIDING})
+    return replace(options, **{name: getattr(begun, name) for name in DECIDING})
 
 
 def one_model() -> Any:
