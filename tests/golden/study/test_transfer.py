@@ -192,15 +192,6 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tiny_vit, data, tmp_pa
     assert read_folder(folder).moved[1].between is None  # with one seed nothing is known of others
 
 
-def test_resuming_another_study_is_refused(done, tmp_path):
-    with pytest.raises(InputError, match="with its epochs, 2, found 5; leave it out"):
-        measure(StudyOptions(resume=done, epochs=5, run=OPTIONS))
-    with pytest.raises(InputError, match="found both"):
-        measure(StudyOptions(resume=done, run=replace(OPTIONS, out=tmp_path / "a")))
-    with pytest.raises(InputError, match="with its kind, transfer, found pooling"):
-        measure(StudyOptions(kind="pooling", resume=done, run=OPTIONS))
-
-
 @pytest.mark.parametrize(
     ("counts", "match"),
     [

@@ -73,12 +73,6 @@ def test_metrics_are_those_of_the_epochs(trained):
     assert metrics["training_seconds"] >= lines[-1]["seconds"]
 
 
-def test_the_report_is_written_again_from_the_folder_alone(trained):
-    before = (trained / "report.md").read_text()
-    (trained / "report.md").unlink()
-    assert report(trained).read_text() == before
-
-
 def test_the_first_batch_is_drawn_where_images_are_augmented(tmp_path):
     plain = {"epochs": 1, "crop_padding": 0}
     train("vit-micro", recipe=plain, shape=TINY, options=replace(OPTIONS, out=tmp_path / "plain"))
