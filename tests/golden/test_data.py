@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlens import load_data
 from vitlens.commands.data.measure import data_table
-from vitlens.data.catalogue import load_data
 from vitlens.data.registry import LAYOUTS, SETS
 from vitlens.errors import DataError, UnknownNameError
 

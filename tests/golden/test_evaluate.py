@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from tests.kit.first_page import check_first_page
+from tests.kit.making import save, untrained
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.waiting import HANGS
 from vitlens.cli.main import run as vitlens
@@ -25,8 +26,6 @@ from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError
 from vitlens.files import read_run
 from vitlens.labels import imagenet_classes
-from vitlens.models.loading import untrained
-from vitlens.models.saved import save
 from vitlens.processes import Processes
 
 PAIR = ("vit-digits", "cnn-digits")

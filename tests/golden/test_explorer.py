@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.making import untrained
+from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.explorer import LEVELS, Shown, explorer
 from vitlens.commands.shared.explorer_measure import measured
-from vitlens.models.loading import load, untrained
 from vitlens.report.document import Document
 from vitlens.report.explorer import POOLED, Explorer, pooled, rollout_of
 from vitlens.report.html.packing import quantised

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import vitlens
 from tests.kit.first_page import check_first_page, judged
+from vitlens import load
 from vitlens.analysis.heads.marks import sinks_off_object
 from vitlens.analysis.heads.specialisation import Given
 from vitlens.cli.main import run
@@ -23,7 +24,6 @@ from vitlens.commands.run.options import ModelOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.explorer import sink_rows
 from vitlens.errors import InputError
-from vitlens.models.loading import load
 from vitlens.uncertainty import Estimate
 
 QUIET = ("--device", "cpu", "--quiet")

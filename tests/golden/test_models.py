@@ -1,9 +1,9 @@
 import pytest
 
+from tests.kit.making import untrained
 from vitlens.commands.models import measure
 from vitlens.commands.models.measure import model_table
 from vitlens.errors import UnknownNameError
-from vitlens.models.loading import untrained
 from vitlens.names import BUNDLED, PRESETS
 
 
@@ -16,7 +16,8 @@ def test_without_a_pattern_every_own_name_and_both_hubs_are_listed(monkeypatch):
     assert names("") == [*BUNDLED, *PRESETS, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG", "hf:REPO|FOLDER"]
 
 
-def test_a_part_of_a_name_and_a_pattern_both_find():
+def test_a_part_of_a_name_and_a_pattern_both_find(monkeypatch):
+    monkeypatch.setattr(measure, "_described", lambda *_: ("", ""))
     assert "timm:deit_tiny_patch16_224" in names("deit_tiny")
     assert names("torchvision:vit_b_1?") == ["torchvision:vit_b_16"]
     assert names("vit-mic") == ["vit-micro"]

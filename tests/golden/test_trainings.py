@@ -11,9 +11,8 @@ from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.evaluate.report import REPORT
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import read
+from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.trainings import Budget, Difference, budget_of, differences
-from vitlens.files import read_run
 
 OPTIONS = RunOptions(device="cpu", quiet=True, limit=20)
 LONG = Budget("vit", "random weights", "digits", 40, 10, 50, 8, "none", 0, "none")
@@ -53,7 +52,7 @@ def test_runs_of_unequal_budgets_say_so_first(tmp_path: Path):
         )
     models = (str(tmp_path / "long"), str(tmp_path / "short"))
     written = measure(EvaluateOptions(models, run=replace(OPTIONS, out=tmp_path / "both")))
-    record = read(read_run(tmp_path / "both"))
+    record = read_folder(tmp_path / "both")
     rows = record.training
     assert [(row.model, row.epochs, row.steps) for row in rows] == [("long", 3, 6), ("short", 1, 2)]
     assert [row.augmentation for row in rows] == ["none", "flip"]

@@ -9,13 +9,13 @@ import pytest
 import vitlens
 from tests.contracts.test_headless import NAME, RANDOM
 from tests.kit.first_page import judged, states
+from vitlens import load
 from vitlens.analysis.walkthrough.registry import STEPS
 from vitlens.analysis.walkthrough.without import CHANGES
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.walkthrough.record import WalkthroughRecord
 from vitlens.commands.walkthrough.report import REPORT
-from vitlens.models.loading import load
 
 QUIET = ("--device", "cpu", "--quiet")
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 import vitlens
 from tests.lens.tiny import ours
+from vitlens import Model, Split
 from vitlens.analysis.heads.attributes import StatisticAttributes
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.data.split import InMemory, Split
+from vitlens.data.split import InMemory
 from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.models.model import Model
 from vitlens.models.sources.registry import SOURCES
 
 LABELS = torch.tensor([0, 1, 2])

@@ -7,12 +7,12 @@ import pytest
 import vitlens
 from tests.kit.explained import BRIEF, explained, report
 from tests.kit.first_page import states
+from tests.kit.making import digits
+from vitlens import load
 from vitlens.analysis.faithfulness.choice import DRAWS, MethodChoice
 from vitlens.analysis.faithfulness.league import BASELINES
 from vitlens.attribution.choice import FAITHFULNESS, REPLACED, candidates_for
 from vitlens.commands.explain.record import ExplainRecord
-from vitlens.data.digits import digits
-from vitlens.models.loading import load
 
 NAMES = ("relevance", "gradcam", "saliency")
 COUNT = 20

@@ -9,16 +9,15 @@ import torch
 from tests.kit.axes import crosses
 from tests.kit.explained import BRIEF, explained, report
 from tests.kit.first_page import clear_effects, judged, states
+from tests.kit.making import digits, save
 from tests.kit.map_rows import FALLING, STAYING, checks
-from vitlens.attribution.explain import explain as attribute
+from vitlens import explain as attribute
+from vitlens import load
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.cli.main import run as command_line
 from vitlens.commands.explain.measure import chosen_methods
-from vitlens.data.digits import digits
-from vitlens.models.loading import load
-from vitlens.models.saved import save
 
 FIVE = "--data digits --limit 5 --batch-size 3"
 

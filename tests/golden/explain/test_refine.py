@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from tests.kit.explained import explained
+from tests.kit.making import digits
+from vitlens import Refinement, load
+from vitlens import explain as attribute
 from vitlens.analysis.faithfulness.league import RANDOM
-from vitlens.attribution.explain import explain as attribute
-from vitlens.attribution.refinement import Refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.cli.main import run
 from vitlens.commands.explain.measure import chosen_methods
 from vitlens.commands.run.publish import read_folder
-from vitlens.data.digits import digits
-from vitlens.models.loading import load
 
 OF_PATCHES = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch" and name != "best")
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from vitlens.attribution.refinement import Refinement
+from vitlens import Refinement, load
 from vitlens.cli.main import run
 from vitlens.commands.explain.measure import chosen_methods
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.loading import load
 
 OF_PIXELS = "found saliency, a map of pixels"
 LINES = {

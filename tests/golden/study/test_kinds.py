@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.making import digits
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.memory import saved_for_training
@@ -22,7 +23,6 @@ from vitlens.commands.study.kinds.kinds import KINDS, Kind, Point
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
-from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.lens.layers import probe_images
 from vitlens.models.vit_config import VIT_PRESETS

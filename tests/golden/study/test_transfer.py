@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.kit.making import digits
+from vitlens import load_data
 from vitlens.cli.main import run
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read_folder
@@ -21,8 +23,6 @@ from vitlens.commands.study.kinds.setup import prepare
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import StudyRecord
-from vitlens.data.catalogue import load_data
-from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, ModelError, UnsupportedError
 
 OPTIONS = RunOptions(device="cpu", quiet=True, precision="fp32")

@@ -8,14 +8,13 @@ import torch
 from scipy.stats import binomtest
 
 import vitlens
+from tests.kit.making import CLASSES, save
 from tests.kit.training_runs import stop_at, train
+from vitlens import load
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.train.options import TeacherOptions
-from vitlens.data.digits import CLASSES
 from vitlens.errors import InputError
-from vitlens.models.loading import load
-from vitlens.models.saved import save
 
 TINY = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [8, 8]}
 OPTIONS = RunOptions(device="cpu", limit=60, batch_size=20, quiet=True)
@@ -34,7 +33,7 @@ def run(golden) -> Path:
 
 
 def test_the_student_has_a_token_and_numbers_are_those_of_the_models(run, tiny_vit):
-    from vitlens.data.catalogue import load_data
+    from vitlens import load_data
 
     found = vitlens.read(run)
     student = vitlens.load(str(run))
@@ -101,7 +100,7 @@ def test_a_stopped_run_goes_on_with_its_teacher(tmp_path, monkeypatch):
 
 
 def test_a_teacher_of_other_classes_is_refused(tmp_path):
-    from vitlens.models.loading import untrained
+    from tests.kit.making import untrained
 
     classes = (*CLASSES[:-1], "a letter")
     save(untrained("resnet20", classes=classes), tmp_path / "teacher" / "model.safetensors")

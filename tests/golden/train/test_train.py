@@ -37,7 +37,7 @@ def results(folder: Path) -> dict:
 
 
 def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained):
-    from vitlens.data.catalogue import load_data
+    from vitlens import load_data
 
     files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     figures = {f"figures/{name}.png" for name in ("training", "loss", "confusion", "first_batch")}

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.making import untrained
 from tests.kit.training_runs import stop_at, train
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder, report
 from vitlens.commands.train.options import Tuning
 from vitlens.errors import InputError
-from vitlens.models.loading import untrained
 
 OPTIONS = RunOptions(device="cpu", limit=40, batch_size=10, quiet=True)
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
@@ -103,8 +103,8 @@ def test_a_folder_without_parts_is_divided_and_stays_so(tmp_path):
     """A timm model that was trained here is not tested on what it was trained on."""
     from PIL import Image
 
+    from tests.kit.making import digits
     from vitlens.commands.run.load import load_split
-    from vitlens.data.digits import digits
 
     for batch in digits("test").limit(20).batches(1):
         place = tmp_path / "pictures" / "ab"[int(batch.labels[0]) // 5]
