@@ -10,12 +10,7 @@ from vitlens.commands.run.parsing import two_counts
 _view = partial(option, default=None, shown=False, panel="Views (layers, heads, rows and columns from 0)")
 
 
-def _patch(name: str, text: str) -> tuple[int, int]:
-    return two_counts(name, text, "ROW,COL")
-
-
-def _head(name: str, text: str) -> tuple[int, int]:
-    return two_counts(name, text, "LAYER,HEAD")
+_patch, _head = (partial(two_counts, metavar=metavar) for metavar in ("ROW,COL", "LAYER,HEAD"))
 
 
 @dataclass(frozen=True)

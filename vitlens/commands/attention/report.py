@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -38,15 +38,6 @@ COLLAPSED: Final = 0.95  # cosine similarity, from which on maps are the same to
 FEWEST: Final = 20  # images, below which nothing is claimed
 _ROWS: Final = 8  # layers of the first page's table
 _LAYERS: Final = 6  # maps in a row of the picture
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Layers with equal heads and maps: all of a ViT, one stage of a Swin; indices: of the record's layers."""
-
-    number: int
-    record: Any
-    indices: range
 
 
 def claims(record: AttentionRecord) -> Iterator[Claim]:
@@ -152,7 +143,7 @@ def _masses(kind: str, record: AttentionRecord) -> list[OnObjectRow]:
     return mass_of(record.on_object, kind) if record.images >= FEWEST else []
 
 
-def pictures(record: AttentionRecord, *, rollout: bool = False) -> Iterator[Picture]:
+def _pictures(record: AttentionRecord, *, rollout: bool = False) -> Iterator[Picture]:
     """The first DRAWN images, EACH a sheet, with the mean map of at most _LAYERS layers, or the rollout up to them."""
     if record.maps is None:
         return
@@ -165,32 +156,27 @@ def pictures(record: AttentionRecord, *, rollout: bool = False) -> Iterator[Pict
             yield Picture(image, 100 * own, name, f"layer {record.layers[index].layer}", sheet=at // EACH)
 
 
-def _stages(record: AttentionRecord) -> Iterator[Stage]:
-    """The layers in sequences of equal heads and maps."""
-    shapes = [(row.heads, row.map) for row in record.layers]
-    starts = [at for at in range(len(shapes)) if at == 0 or shapes[at] != shapes[at - 1]]
-    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(shapes)]), start=1):
-        yield Stage(number, record, range(start, end))
-
-
-def _heads(record: AttentionRecord) -> list["_Head"]:
-    """Every head of each stage on the first image."""
-    found = []
-    for stage in _stages(record) if record.maps else ():
-        maps = np.stack([100 * record.maps.layer[index][0] for index in stage.indices])  # type: ignore[union-attr]
-        rows, image = [record.layers[index] for index in stage.indices], record.maps.pixels[0]  # type: ignore[union-attr]
-        of = rows[0].reading.removeprefix("the ")
-        for each in of_heads(maps, [row.layer for row in rows], image):
-            found.append(_Head(each.image, each.map, each.row, each.column, stage=stage.number, reading=of))
-    return found
-
-
 @dataclass(frozen=True)
 class _Head(Picture):
     """A map of one stage's figure; reading: whose row of the weights it is."""
 
     stage: int = 0
     reading: str = ""
+
+
+def _heads(record: AttentionRecord) -> list[_Head]:
+    """Every head on the first image; a stage is a sequence of layers with equal heads and maps."""
+    found: list[_Head] = []
+    if record.maps is None:
+        return found
+    places = range(len(record.layers))
+    stages = groupby(places, key=lambda at: (record.layers[at].heads, record.layers[at].map))
+    for number, (_, indices) in enumerate(stages, start=1):
+        own = [(record.layers[at], 100 * record.maps.layer[at][0]) for at in indices]
+        maps, reading = np.stack([each for _, each in own]), own[0][0].reading.removeprefix("the ")
+        drawn = of_heads(maps, [row.layer for row, _ in own], record.maps.pixels[0])
+        found += [_Head(**vars(each), stage=number, reading=reading) for each in drawn]
+    return found
 
 
 def _over(record: Any, maps: Sequence[Any], titles: Sequence[str], **given: Any) -> list[Picture]:
@@ -261,7 +247,7 @@ _PICTURE: Final = Chart(
     "The image, then the mean map of the heads in every layer, of deep models in evenly spaced ones. All panels share "
     "one colour scale.",
     title="Attention of {{ record.aliases[0] }} to each patch, mean of heads",
-    rows=lambda record: list(pictures(record)),
+    rows=lambda record: list(_pictures(record)),
 )  # fmt: skip
 
 REPORT: Final = Report(
@@ -310,7 +296,7 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "What does every head show?", lambda record: list(_stages(record)) if record.maps else [],
+            "What does every head show?", lambda record: record.layers if record.maps else (),
             opening="{% if record.without_map %}{{ record.without_map|map(attribute='layer')|list|ranges }} have no "
                     "map in the image: {{ record.without_map[0].reason|whole }}.{% endif %}",
             charts=(
@@ -331,7 +317,7 @@ REPORT: Final = Report(
                     "development", images(),
                     "Rollout up to each layer, of the first images. Each map has its own colours: compare places.",
                     title="Rollout up to a layer", only=lambda picture: picture.sheet == 0,
-                    rows=lambda record: [] if record.maps.rollout is None else list(pictures(record, rollout=True)),
+                    rows=lambda record: [] if record.maps.rollout is None else list(_pictures(record, rollout=True)),
                 ),
             ),
         ),
