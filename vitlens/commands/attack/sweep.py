@@ -20,7 +20,7 @@ from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attacks.self_checks import checks_of, comparisons
 from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.run.progress import Advance, ProgressStore, progress
+from vitlens.commands.run.progress import Advance, ProgressStore
 from vitlens.commands.run.resume import batch_digest
 from vitlens.commands.run.run import Run
 from vitlens.devices import evaluating
@@ -108,7 +108,7 @@ def sweep_all(work: ModelAttack) -> None:
     run, names, size = work.run, work.run.options.attacks, PART_BATCHES * work.batch_size
     share = torch.arange(run.processes.index, len(run.split), run.processes.count)
     starts, title = range(0, len(share), size), f"attacking {work.model.alias}"
-    with progress(title, len(share) * len(names), unit="images", quiet=run.run.quiet) as advance:
+    with run.progress(title, len(share) * len(names)) as advance:
         for name in names:
             parts = [_part(work, name, at, share[at : at + size], advance) for at in starts]
             work.swept.append(_gathered(work, name, parts))
@@ -194,8 +194,7 @@ def attack_sample(works: Sequence[ModelAttack]) -> AttackSample:
     numbered = replace(run.split, groups=everything).limit(SAMPLED, seed=run.run.seed)
     indices = everything if numbered.groups is None else numbered.groups
     clean, adversarial, fooled = works[0].images(indices), [], []
-    title = f"{ATTACKS[name].title} on a sample"
-    with progress(title, len(works) * len(indices), quiet=run.run.quiet) as advance:
+    with run.progress(f"{ATTACKS[name].title} on a sample", len(works) * len(indices)) as advance:
         for work, outcome in zip(works, outcomes):
             open_ = (outcome.clean & ~outcome.robust(epsilon))[indices]
             images, success = clean.clone(), torch.zeros(len(indices), dtype=torch.bool)
@@ -230,8 +229,7 @@ def checked(work: ModelAttack) -> Iterator[Check]:
                 yield _more_steps(work, strongest, images, labels)
             yield from [check for check in of_pairs if strongest.outcome.name in check.attack.split(", ")][:1]
         return
-    title = f"checking the attacks on {work.model.alias}"
-    with progress(title, len(work.swept), unit="attacks", quiet=work.run.run.quiet) as advance:
+    with work.run.progress(f"checking the attacks on {work.model.alias}", len(work.swept), "attacks") as advance:
         for result in work.swept:
             yield from _of_attack(work, result, right)
             advance(1)

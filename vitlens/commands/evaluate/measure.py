@@ -13,7 +13,6 @@ from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate, re
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import read_as
-from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
@@ -51,9 +50,8 @@ def measure(options: EvaluateOptions) -> Path | None:
 def _evaluations(run: Run[Any]) -> Iterator[Evaluation]:
     """The logits of each model on all images of its split, of all processes."""
     for model, split, mine in zip(run.models, run.splits, run.shares):
-        size, precision = run.run.batch_size, run.run.precision
-        with progress(f"evaluating {model.alias}", len(mine), quiet=run.run.quiet) as advance:
-            part = evaluate(model, mine, batch_size=size, precision=precision, advance=advance)
+        with run.progress(f"evaluating {model.alias}", len(mine)) as advance:
+            part = evaluate(model, mine, **run.passes, advance=advance)
         labels, logits = require_labels(split).cpu().long(), run.processes.gathered(part.logits)
         yield replace(part, logits=logits, labels=labels, groups=split.groups)
 

@@ -53,19 +53,15 @@ def claims(record: StatsRecord) -> Iterator[Claim]:
         heads = [each for each in record.heads if each.model == row.model]
         clear = [head for head in heads if head.is_clear]
         if row.heads:
+            given = {"clear": clear, "n": row.heads, "model": row.model}
+            says = (
+                "{{ clear|length }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} "
+                "({{ kinds|counts }}){% endif %}; for the others no single pattern explains half of their attention."
+            )
             yield Claim(
-                "pattern",
-                row.model,
-                say(
-                    "{{ clear|length }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} "
-                    "({{ kinds|counts }}){% endif %}; for the others no single pattern explains half of their "
-                    "attention.",
-                    clear=clear, n=row.heads, model=row.model, kinds=Counter(head.label for head in clear),
-                ),
-                title=say("{{ clear|length }} of {{ n }} heads of {{ model }} follow one pattern",
-                          clear=clear, n=row.heads, model=row.model),
-                kind="answer",
-                place="specialisation",
+                "pattern", row.model, say(says, kinds=Counter(head.label for head in clear), **given),
+                say("{{ clear|length }} of {{ n }} heads of {{ model }} follow one pattern", **given),
+                kind="answer", place="specialisation",
             )  # fmt: skip
         if row.faulty is not None:
             yield _health(record, row, heads)
@@ -297,6 +293,10 @@ def _gap(name: str, record: StatsRecord) -> Estimate | None:
     return record.pair[0].statistics.get(name) if record.pair else None
 
 
+def _has(name: str, row: HeadEpochRow) -> bool:
+    return name in row.statistics
+
+
 def _learned(record: StatsRecord) -> str:
     first, last = record.learning[0], record.learning[-1]
     parts = [
@@ -308,10 +308,6 @@ def _learned(record: StatsRecord) -> str:
         "From epoch {{ first.epochs }} to {{ last.epochs }} ({{ rows|length }} checkpoints): {{ parts }}.",
         first=first, last=last, rows=record.learning, parts=listed(parts),
     )  # fmt: skip
-
-
-def _has(name: str, row: HeadEpochRow) -> bool:
-    return name in row.statistics
 
 
 def _position_maps(record: StatsRecord) -> Iterator[Picture]:
