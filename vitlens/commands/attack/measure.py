@@ -120,6 +120,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
             mean, lost = own.mean_error(seed=seed), own.lost(work.clean, seed=seed)
             row = replace(row, mean_error=mean, lost=lost, baseline=baseline, relative_error=relative)
         overall.append(row)
+    within: dict[str, Any] = {name: tuple(row for each in insides for row in each.get(name, ())) for name in _INSIDE}
     return rows.AttackRecord(
         overall=tuple(overall),
         curves=curves,
@@ -127,7 +128,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         pairs=tuple(_pair_rows(works)),
         transfer=tuple(_transfer_rows(works, sample)),
         checks=checks,
-        **{name: tuple(row for inside in insides for row in inside.get(name, ())) for name in _INSIDE},
+        **within,
         corruptions=tuple(
             rows.CorruptionRow(
                 found.alias, name, kind.title, kind.description, severity, kind.strengths[severity - 1],
