@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -47,17 +47,6 @@ class UnitEffects:
     importance: Importance
 
 
-@dataclass(frozen=True)
-class Removal:
-    """Heads removed in order: the points of the curves; removable: the share of heads that can be removed at a cost of
-    one point of accuracy, None where the accuracy without any head is not shown to be lower; greedy: the forward passes
-    an image of --greedy."""
-
-    curves: tuple[rows.RemovalRow, ...] = ()
-    removable: Estimate | None = None
-    greedy: float | None = None
-
-
 Measured = Mapping[Replacement, UnitEffects]  # the main replacement first
 
 
@@ -85,7 +74,7 @@ def measure(options: AblateOptions) -> Path | None:
             measured = {name: _unit_effects(bench, name) for name in options.replace}
             main, several = measured[bench.replacement], len(bench.heads) > 1
             ranked = several and main.importance.is_ranked("head")  # without a ranking there is no order of removal
-            removal = _heads_in_order(bench, main) if options.curves and ranked else Removal()
+            removal = _heads_in_order(bench, main) if options.curves and ranked else {}
             redundancy = _head_redundancy(bench) if options.pairs and several else None
             pairs, remark = _heads_in_pairs(bench, main.importance, redundancy) if redundancy else ((), "")
             known = head_labels(bench) if run.first and bench.heads else {}
@@ -105,7 +94,7 @@ def measure(options: AblateOptions) -> Path | None:
                 notes=tuple(dict.fromkeys(note for note in notes if note and note != reason)),
             )  # fmt: skip
             return rows.AblateRecord(
-                ablated=(row,), units=units, curves=removal.curves, pairs=pairs, pruned=small,
+                ablated=(row,), units=units, curves=removal.get("curves", ()), pairs=pairs, pruned=small,
                 effects={name: _arrays(each) for name, each in measured.items()},
                 redundancy=similar, **parts,
             )  # fmt: skip
@@ -168,7 +157,7 @@ def _hidden_by_mean(bench: Bench, measured: Measured) -> dict[int, tuple[Estimat
 
 
 def _model_row(
-    bench: Bench, measured: Measured, removal: Removal, units: Sequence[rows.UnitRow]
+    bench: Bench, measured: Measured, removal: Mapping[str, Any], units: Sequence[rows.UnitRow]
 ) -> rows.AblatedModelRow:
     main, groups, heads = measured[bench.replacement], bench.groups(), [row for row in units if row.kind == "head"]
     own, count = main.importance.of_kind("head"), len(heads)
@@ -176,8 +165,8 @@ def _model_row(
         str(name): Estimate(each.importance.forward_equivalents, n=each.importance.n, unit="forwards")
         for name, each in measured.items()
     }
-    if removal.greedy is not None:
-        forwards["greedy"] = Estimate(removal.greedy, unit="forwards")
+    if removal.get("greedy") is not None:
+        forwards["greedy"] = Estimate(removal["greedy"], unit="forwards")
     rhos = {
         str(name): spearman(main.importance.loss.mean[own], each.importance.loss.mean[own])
         for name, each in measured.items() if each is not main
@@ -195,7 +184,7 @@ def _model_row(
         smallest=rows.smallest_effect(main.importance.clean_loss),
         matter=share([row.matters for row in heads]) if heads else None, without_effect=share(dead) if dead else None,
         rank_correlation={name: Estimate(rho, n=count, unit="") for name, rho in rhos.items() if np.isfinite(rho)},
-        removable=removal.removable, forwards=forwards,
+        removable=removal.get("removable"), forwards=forwards,
     )  # fmt: skip
 
 
@@ -209,8 +198,10 @@ def _arrays(measured: UnitEffects) -> rows.EffectArrays:
     )  # fmt: skip
 
 
-def _heads_in_order(bench: Bench, measured: UnitEffects) -> Removal:
-    """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other."""
+def _heads_in_order(bench: Bench, measured: UnitEffects) -> dict[str, Any]:
+    """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other: the
+    points of the curves; removable, the share of heads that can be removed at a cost of one point of accuracy, None
+    where the accuracy without any head is not shown to be lower; greedy, the forward passes an image of --greedy."""
     every = torch.arange(len(bench.run.split))
     ranked, tested = (every[0::2], every[1::2]) if len(every) >= 2 * _FEWEST else (every, every)
     tested = tested[:REMOVAL_IMAGES]
@@ -233,9 +224,8 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> Removal:
     )
     groups, least = bench.groups(tested), curves[0]
     matters = removing.removal_matters(least, groups=groups)
-    return Removal(
-        points, removing.share_removable(least, groups=groups, seed=bench.run.run.seed) if matters else None, spent
-    )
+    removable = removing.share_removable(least, groups=groups, seed=bench.run.run.seed) if matters else None
+    return {"curves": points, "removable": removable, "greedy": spent}
 
 
 def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
@@ -275,25 +265,21 @@ def _head_redundancy(bench: Bench) -> Redundancy:
     return stream.result()
 
 
-def _similar(redundancy: Redundancy, images: int, *, most: int) -> list[tuple[Unit, Unit]]:
-    """The pairs of heads with the most similar outputs, which may each do the work of the other; none for so few images
-    that no test of these pairs can be significant."""
-    if images < rows.fewest_images(max(most, 1)):
-        return []
-    above = redundancy.matrix.triu(1).nan_to_num(nan=0.0)
-    order = above.flatten().argsort(descending=True, stable=True)[:most].tolist()
-    places = [divmod(index, len(redundancy.units)) for index in order]
-    return [(redundancy.units[one], redundancy.units[two]) for one, two in places if float(above[one, two]) >= SIMILAR]
-
-
 def _heads_in_pairs(
     bench: Bench, importance: Importance, redundancy: Redundancy
 ) -> tuple[tuple[rows.HeadPairRow, ...], str]:
-    """The most important heads removed in pairs, where heads are ranked, and those of the most similar outputs; and a
+    """The most important heads removed in pairs, where heads are ranked, and those of the most similar outputs, which
+    may each do the work of the other, where there are enough images for a test of these to be significant; and a
     remark."""
     most = bench.run.options.pairs
     top = importance.ranking("head")[: max(2, most)] if importance.is_ranked("head") else ()
-    alike = _similar(redundancy, len(bench.run.split), most=most)
+    similar = redundancy.matrix.triu(1).nan_to_num(nan=0.0)
+    order = similar.flatten().argsort(descending=True, stable=True)[:most].tolist()
+    known = [divmod(index, len(redundancy.units)) for index in order]
+    alike = [
+        (redundancy.units[one], redundancy.units[two]) for one, two in known
+        if float(similar[one, two]) >= SIMILAR and len(bench.run.split) >= rows.fewest_images(max(most, 1))
+    ]  # fmt: skip
     wanted = dict.fromkeys(tuple(sorted(pair, key=bench.heads.index)) for pair in (*combinations(top, 2), *alike))
     if not wanted:
         return (), ""

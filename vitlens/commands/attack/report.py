@@ -10,6 +10,7 @@ from vitlens.charts import Picture, amplification, images, intervals, lines, mat
 from vitlens.charts.style import shortened
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.record import AXES, JUDGED, AttackCurveRow, AttackRecord, strongest
+from vitlens.commands.shared.comparison import signed
 from vitlens.record import by
 from vitlens.report.claims import SMALLEST, Claim, clear, found
 from vitlens.report.document import State
@@ -106,10 +107,8 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
         )
         return replace(claim, says=say(says, **known), title=say(title, **known))
     row = max(large, key=lambda each: abs(each.difference.value))
-    effect = row.difference
-    if effect.value < 0:
-        low, high = (None if end is None else -end for end in (effect.high, effect.low))
-        effect, first, second = replace(effect, value=-effect.value, low=low, high=high), second, first
+    effect = signed(row.difference, row.difference.value >= 0)
+    first, second = (first, second) if row.difference.value >= 0 else (second, first)
     known |= {
         "row": row, "better": first, "worse": second, "effect": effect, "kept": _kept(record, row),
         "against": [each for each in large if each.difference.value * row.difference.value < 0],

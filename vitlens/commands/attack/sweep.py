@@ -1,12 +1,13 @@
 """The attacks of a run: every attack on every image at every epsilon, resumable; one on a sample; their self-checks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.robustness import checks as rules
@@ -114,7 +115,7 @@ def sweep_all(work: ModelAttack) -> None:
             work.swept.append(_gathered(work, name, parts))
 
 
-def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Advance) -> dict[str, Tensor]:
+def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Advance) -> dict[str, NDArray[Any]]:
     """One attack on some of the images, or its stored result from an earlier attempt."""
     key = f"{work.model.alias}-{name}-{start}"
     digest = batch_digest(work.images(indices), work.labels[indices])
@@ -122,16 +123,15 @@ def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Ad
     stored = work.store.recall(key, digest, forms | {"epsilons": Form("f", (None,)), "counts": Form("f", (3,))})
     if stored is not None:
         advance(len(indices))
-        return {field: torch.from_numpy(np.asarray(values)) for field, values in stored.items()}
+        return stored
     result = attempted(work, name, indices, downwards=work.run.options.downwards, on_progress=advance)
-    numbers = result.epsilons[name], (result.forwards[name], result.backwards[name], result.seconds[name])
-    epsilons, counts = (torch.tensor(each, dtype=torch.float64) for each in numbers)
-    broken_at, distance = (each[name].cpu().double() for each in (result.broken_at, result.distance))
+    broken_at, distance = (each[name].cpu().double().numpy() for each in (result.broken_at, result.distance))
     part = {
-        "clean": result.clean.cpu(), "broken_at": broken_at, "distance": distance,
-        "silent": result.zero_gradients[name].cpu(), "epsilons": epsilons, "counts": counts,
+        "clean": result.clean.cpu().numpy(), "broken_at": broken_at, "distance": distance,
+        "silent": result.zero_gradients[name].cpu().numpy(), "epsilons": np.array(result.epsilons[name], np.float64),
+        "counts": np.array([result.forwards[name], result.backwards[name], result.seconds[name]], np.float64),
     }  # fmt: skip
-    work.store.remember(key, digest, {field: values.numpy() for field, values in part.items()})
+    work.store.remember(key, digest, part)
     return part
 
 
@@ -144,18 +144,17 @@ def attempted(work: ModelAttack, name: str, indices: Tensor, **more: Any) -> Swe
     )  # fmt: skip
 
 
-def _gathered(work: ModelAttack, name: str, parts: list[dict[str, Tensor]]) -> SweptAttack:
+def _gathered(work: ModelAttack, name: str, parts: Sequence[Mapping[str, NDArray[Any]]]) -> SweptAttack:
     processes = work.run.processes
     clean, broken_at, distance, silent = (
-        processes.gathered(torch.cat([part[key] for part in parts]))
+        processes.gathered(torch.from_numpy(np.concatenate([part[key] for part in parts])))
         for key in ("clean", "broken_at", "distance", "silent")
     )
-    clean = clean.bool()
-    forwards, backwards, seconds = processes.total(torch.stack([part["counts"] for part in parts]).sum(0)).tolist()
+    forwards, backwards, seconds = processes.total(torch.from_numpy(sum(part["counts"] for part in parts))).tolist()
     if ATTACKS[name].kind == "minimum":  # its distances are finer than the epsilons
-        broken_at = torch.where(clean, distance, torch.zeros_like(broken_at))
+        broken_at = torch.where(clean.bool(), distance, torch.zeros_like(broken_at))
     epsilons = tuple(parts[0]["epsilons"].tolist())
-    outcome = Outcome(ATTACKS[name].slug, work.model.alias, epsilons, clean, broken_at, work.run.split.groups)
+    outcome = Outcome(ATTACKS[name].slug, work.model.alias, epsilons, clean.bool(), broken_at, work.run.split.groups)
     return SweptAttack(name, outcome, distance, silent.bool(), int(forwards), int(backwards), seconds)
 
 

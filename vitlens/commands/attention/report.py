@@ -225,10 +225,6 @@ def _view(view: str, of_head: bool, record: Any) -> list[Picture]:
     ) if maps else []  # fmt: skip
 
 
-def _positions(record: Any) -> list[Picture]:
-    return [Picture(None, mosaic(record.maps.similarity, record.layout[0].grid))]
-
-
 def _view_chart(view: str, words: str, of_head: bool) -> Chart:
     """The mean of heads, or the chosen head in the layers that have it."""
     name = "head {{ record.options.head[1] }}" if of_head else "mean of heads"
@@ -384,7 +380,8 @@ REPORT: Final = Report(
                 "position_maps", images(scale="signed", label="cosine similarity", largest=4.5),
                 "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities with "
                 "all others. At most eight by eight, evenly spaced.",
-                title="Similarity of position embeddings", rows=_positions,
+                title="Similarity of position embeddings",
+                rows=lambda record: [Picture(None, mosaic(record.maps.similarity, record.layout[0].grid))],
             ),),
         ),
     ),

@@ -11,7 +11,7 @@ from vitlens.commands.run.chapters import Question, answered
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures
 from vitlens.report.claims import Claim, judge
-from vitlens.report.document import Section, Table
+from vitlens.report.document import Table
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import ORDER, ROWS, Report
 from vitlens.report.sections import Section as Declared
@@ -167,10 +167,6 @@ def glance(record: AuditRecord) -> Table:
     return Table("", ("judged", "status", "value", "limit", "because"), cells)
 
 
-def _sections(record: AuditRecord) -> Iterator[Section]:
-    return answered(record.parts, _QUESTIONS, list(_judged(record)))
-
-
 REPORT: Final = Report(
     AuditRecord,
     claims=claims,
@@ -184,7 +180,7 @@ REPORT: Final = Report(
             "{% if rows|length == 1 %}s{% endif %}.",
             columns=("metric", "holds", "because"),
         ),
-        _sections,
+        lambda record: answered(record.parts, _QUESTIONS, list(_judged(record))),
         *failures.SECTIONS,
         Declared(
             "Which attack was run?", "attacks_considered",

@@ -88,29 +88,25 @@ def measure(options: CompareOptions) -> Path | None:
     if options.panels > options.maps:
         raise InputError(f"expected --maps of at least --panels ({options.panels}), found {options.maps}")
     run = Run("compare", options)
-    _require_two(*run.models)
-    for split in run.splits:
-        require_labels(split)
-    require_shared(run.models[0].classes, run.models[1].classes, run.split.classes)
-    run.splits = read_as(run.models, run.splits, run.run)
-    named = candidates(options.method, run.models)
-    for model, split in zip(run.models, run.splits):
-        chosen_targets(options.target, model, split)
-    conflicts = _cue_conflicts(run)
-    if conflicts:
-        require_shared(run.models[0].classes, run.models[1].classes, conflicts[0].classes)
-    with run.folder("Comparison of") as folder:
-        return folder.publish(lambda: _recorded(run, named, conflicts))
-
-
-def _require_two(first: Model, second: Model) -> None:
-    """Raise InputError for one model under two names."""
+    first, second = run.models
     one, two = first.module.state_dict(), second.module.state_dict()
     same = first.architecture == second.architecture and first.preprocessing == second.preprocessing
     if same and one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one):
         raise InputError(
             f"expected two models to compare, found the same weights as {first.alias} and {second.alias}; name another"
         )
+    for split in run.splits:
+        require_labels(split)
+    require_shared(first.classes, second.classes, run.split.classes)
+    run.splits = read_as(run.models, run.splits, run.run)
+    named = candidates(options.method, run.models)
+    for model, split in zip(run.models, run.splits):
+        chosen_targets(options.target, model, split)
+    conflicts = _cue_conflicts(run)
+    if conflicts:
+        require_shared(first.classes, second.classes, conflicts[0].classes)
+    with run.folder("Comparison of") as folder:
+        return folder.publish(lambda: _recorded(run, named, conflicts))
 
 
 def _recorded(

@@ -182,15 +182,12 @@ def _growth(
 def default_sizes(model: Model) -> list[rows.Size]:
     """From half to double the model's own size, in whole patches (without patches, in steps of 8 px or less)."""
     sides, layout = model.input_size, model.anatomy.layout
-    units = layout.patch_size if layout is not None else tuple(map(_step, sides))
+    steps = (next((unit for unit in (8, 4, 2) if side % unit == 0 and side // unit >= 4), 1) for side in sides)
+    units = layout.patch_size if layout is not None else tuple(steps)
     height, width = (
         [max(1, round(side / unit * factor)) * unit for factor in _FACTORS] for side, unit in zip(sides, units)
     )
     return list(dict.fromkeys(zip(height, width)))
-
-
-def _step(side: int) -> int:
-    return next((unit for unit in (8, 4, 2) if side % unit == 0 and side // unit >= 4), 1)
 
 
 def _point(alias: str, sweep: rows.Sweep, model: Model, precision: str) -> rows.TokensRow:
