@@ -72,11 +72,10 @@ def _on_object(record: AttentionRecord) -> Iterator[Claim]:
         "the object "
         "than of the best map that ignores the image; the gap is largest in layer {{ lead.layer }}, "
         "{{ lead.estimate|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
-        lead.difference, given={"more": more, "n": len(rows), "lead": lead}, kind="answer", evidence="attributed",
-        title=say("{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} attend{{ 's' if not more }} "
-                  "to the "
-                  "object significantly more than baselines", more=more, n=len(rows), alias=alias),
-        place="object",
+        lead.difference, given={"more": more, "n": len(rows), "lead": lead, "alias": alias}, kind="answer",
+        headline="{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} attend{{ 's' if not more }} to "
+        "the object significantly more than baselines",
+        evidence="attributed", place="object",
     )  # fmt: skip
 
 
@@ -86,8 +85,8 @@ def _information(rows: Sequence[LayerRow], alias: str) -> Iterator[Claim]:
     yield found(
         "information", alias,
         "The mean map of the heads is sharpest in layer {{ row.layer }}, with {{ effect|alone }}.",
-        sharp.information, given={"row": sharp}, kind="answer", evidence="attributed", place="layers",
-        title=say("Attention of {{ alias }} is sharpest in layer {{ row.layer }}", alias=alias, row=sharp),
+        sharp.information, given={"row": sharp, "alias": alias}, kind="answer", evidence="attributed", place="layers",
+        headline="Attention of {{ alias }} is sharpest in layer {{ row.layer }}",
     )  # fmt: skip
     flat = [row for row in rows if below(row.information, UNIFORM, tests)]
     informed = [row for row in reversed(rows) if row not in flat]

@@ -10,7 +10,7 @@ from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures
-from vitlens.report.claims import Claim, judge
+from vitlens.report.claims import Claim, found, judge
 from vitlens.report.document import Table
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import ORDER, ROWS, Report
@@ -43,16 +43,15 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
     failing = [claim.question for claim in judged if claim.state == "fail"]
     warned = [claim.question for claim in judged if claim.state == "warn"]
     (alias,) = record.aliases
-    given = {"model": alias, "n": states.total(), "passed": states["pass"], "failing": failing, "warned": warned,
-             "rest": states["inconclusive"] + states["not tested"]}  # fmt: skip
-    yield Claim(
+    yield found(
         "release", alias,
-        say("**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in "
-            "{{ failing|names }}{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif "
-            "%}{% if rest %}; {{ rest }}"
-            " {{ rest|are }} inconclusive or not tested{% endif %}.", **given),
-        title=say("{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is doubtful in "
-                  "{{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}", **given),
+        "**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in {{ failing|names }}"
+        "{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif %}{% if rest %}; {{ rest }} "
+        "{{ rest|are }} inconclusive or not tested{% endif %}.",
+        headline="{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is doubtful in "
+        "{{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}",
+        given={"model": alias, "n": states.total(), "passed": states["pass"], "failing": failing, "warned": warned,
+               "rest": states["inconclusive"] + states["not tested"]},
         kind="answer",
     )  # fmt: skip
     yield from failures.claims(record)

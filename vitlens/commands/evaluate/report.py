@@ -27,12 +27,10 @@ def claims(record: EvaluateRecord) -> Iterator[Claim]:
         yield from accuracy_claims(accuracies, record.pairs)
     elif record.images >= FEW:
         top = record.scores[0]
-        given = {"top": top, "n": record.images, "right": record.images - record.errors}
-        yield Claim(
-            "top-1 accuracy", top.model,
-            say("**{{ top.model }}** classifies {{ top.accuracy }} of the images correctly.", **given),
-            title=say("{{ top.model }} classifies {{ right }} of {{ n }} images correctly", **given),
-            effect=top.accuracy, kind="answer",
+        yield found(
+            "top-1 accuracy", top.model, "**{{ model }}** classifies {{ effect }} of the images correctly.",
+            top.accuracy, headline="{{ model }} classifies {{ right }} of {{ n }} images correctly", kind="answer",
+            given={"model": top.model, "n": record.images, "right": record.images - record.errors},
         )  # fmt: skip
     for score in record.scores:
         yield calibration_claim(score.model, score.calibration_error)

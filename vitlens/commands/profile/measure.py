@@ -17,7 +17,6 @@ from vitlens.commands.profile import record as rows
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.devices import autocast, device_name, resolve_device
 from vitlens.errors import InputError
@@ -54,7 +53,7 @@ def measure(options: ProfileOptions) -> Path | None:
     arithmetic = "fp32" if isinstance(autocast(device, run.run.precision), nullcontext) else "bf16"
     with run.folder("Cost of") as folder:
         steps = len(run.models) * (1 + len(batches))
-        with progress("Measuring", steps, unit="measurements", quiet=run.run.quiet) as advance:
+        with run.progress("Measuring", steps, "measurements") as advance:
             costs: dict[Model, Profile] = {}
             for model in run.models:
                 costs[model] = profile(model, batch_sizes=(), precision=arithmetic)

@@ -12,7 +12,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.errors import InputError
 from vitlens.record import Better, Record, col, table
-from vitlens.report.claims import Claim
+from vitlens.report.claims import Claim, found
 from vitlens.report.prose import say
 from vitlens.report.sections import Overview, Report, Section
 from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, difference_of, holm, mcnemar
@@ -208,15 +208,14 @@ def _settings(before: Any, after: Any) -> Iterator[SettingRow]:
 
 def claims(runs: ComparedRuns) -> Iterator[Claim]:
     """Whether anything got worse, then what changed."""
-    given = {"worse": runs.worse, "changed": runs.changed, "tested": runs.tested,
-             "names": [row.metric for row in runs.worse], "more": len(runs.worse[1:])}  # fmt: skip
-    yield Claim(
+    yield found(
         "regression", runs.later,
-        say("Of {{ tested|length }} metrics with intervals {{ changed|length }} changed beyond chance, "
-            "{{ worse|length }} of them for the worse{% if names %}: {{ names|names }}{% endif %}.", **given),
-        title=say("{% if names %}{{ names[0] }}{% if more %} and {{ more }} more{% endif %} got "
-                  "worse{% elif not tested %}Nothing that can be tested was measured twice{% else %}Nothing got worse "
-                  "beyond chance{% endif %}", **given),
+        "Of {{ tested|length }} metrics with intervals {{ changed|length }} changed beyond chance, {{ names|length }} "
+        "of them for the worse{% if names %}: {{ names|names }}{% endif %}.",
+        headline="{% if names %}{{ names[0] }}{% if more %} and {{ more }} more{% endif %} got worse{% elif not tested "
+        "%}Nothing that can be tested was measured twice{% else %}Nothing got worse beyond chance{% endif %}",
+        given={"changed": runs.changed, "tested": runs.tested, "names": [row.metric for row in runs.worse],
+               "more": len(runs.worse[1:])},
         state="fail" if runs.worse else "pass" if runs.tested else "inconclusive", kind="answer",
     )  # fmt: skip
     for row in runs.changed:

@@ -19,7 +19,6 @@ from vitlens.analysis.heads.marks import marks, sinks_off_object
 from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads
-from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.stats import record as rows
 from vitlens.commands.stats.options import StatsOptions
@@ -235,7 +234,7 @@ def over_training(weights: Sequence[KeptWeights], run: Run[Any], *, renormalise:
     images = share_of(limited, run.processes)
     chosen = np.linspace(0, len(weights) - 1, min(len(weights), CHECKPOINTS)).round().astype(int)
     epochs, heads, maps = [], [], []
-    with progress("Statistics over training", len(chosen), unit="checkpoints", quiet=run.run.quiet) as advance:
+    with run.progress("Statistics over training", len(chosen), "checkpoints") as advance:
         for kept in (weights[index] for index in chosen):
             model = load(f"epoch-{kept.epochs}={kept.file}", device=run.processes.device)
             stream = Stream(model, renormalise=renormalise, evidence=False, groups=limited.groups)
