@@ -17,7 +17,7 @@ from jinja2 import nodes
 
 from vitlens.charts import Picture, bars, board, histogram, images, intervals, lines, matrix, scatter
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.report.changes import changes_between
+from vitlens.commands.report.report import changes_between
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.run.publish import report as make_again

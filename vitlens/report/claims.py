@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from vitlens.report.document import State
 from vitlens.report.prose import say
@@ -139,7 +139,11 @@ def below(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
 
 
 def found(
-    question: str, subject: str, template: str, effect: Estimate, *, given: dict[str, object], **more: object
-) -> Claim:
-    """A claim whose sentence is a template; given: its values."""
-    return Claim(question, subject, say(template, effect=effect, **given), effect=effect, **more)  # type: ignore[arg-type]
+    question: str, subject: str, template: str, effect: Estimate | None = None, *, given: dict[str, Any],
+    headline: str = "", **more: Any,
+) -> Claim:  # fmt: skip
+    """A claim whose sentence is a template; headline: of its title, where it can be one; given: their values."""
+    known = {"effect": effect, **given}
+    if headline:
+        more["title"] = say(headline, **known)
+    return Claim(question, subject, say(template, **known), effect=effect, **more)

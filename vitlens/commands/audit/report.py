@@ -10,8 +10,8 @@ from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures
-from vitlens.report.claims import Claim, judge
-from vitlens.report.document import Section, Table
+from vitlens.report.claims import Claim, found, judge
+from vitlens.report.document import Table
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import ORDER, ROWS, Report
 from vitlens.report.sections import Section as Declared
@@ -43,16 +43,15 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
     failing = [claim.question for claim in judged if claim.state == "fail"]
     warned = [claim.question for claim in judged if claim.state == "warn"]
     (alias,) = record.aliases
-    given = {"model": alias, "n": states.total(), "passed": states["pass"], "failing": failing, "warned": warned,
-             "rest": states["inconclusive"] + states["not tested"]}  # fmt: skip
-    yield Claim(
+    yield found(
         "release", alias,
-        say("**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in "
-            "{{ failing|names }}{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif "
-            "%}{% if rest %}; {{ rest }}"
-            " {{ rest|are }} inconclusive or not tested{% endif %}.", **given),
-        title=say("{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is doubtful in "
-                  "{{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}", **given),
+        "**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in {{ failing|names }}"
+        "{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif %}{% if rest %}; {{ rest }} "
+        "{{ rest|are }} inconclusive or not tested{% endif %}.",
+        headline="{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is doubtful in "
+        "{{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}",
+        given={"model": alias, "n": states.total(), "passed": states["pass"], "failing": failing, "warned": warned,
+               "rest": states["inconclusive"] + states["not tested"]},
         kind="answer",
     )  # fmt: skip
     yield from failures.claims(record)
@@ -167,10 +166,6 @@ def glance(record: AuditRecord) -> Table:
     return Table("", ("judged", "status", "value", "limit", "because"), cells)
 
 
-def _sections(record: AuditRecord) -> Iterator[Section]:
-    return answered(record.parts, _QUESTIONS, list(_judged(record)))
-
-
 REPORT: Final = Report(
     AuditRecord,
     claims=claims,
@@ -184,7 +179,7 @@ REPORT: Final = Report(
             "{% if rows|length == 1 %}s{% endif %}.",
             columns=("metric", "holds", "because"),
         ),
-        _sections,
+        lambda record: answered(record.parts, _QUESTIONS, list(_judged(record))),
         *failures.SECTIONS,
         Declared(
             "Which attack was run?", "attacks_considered",

@@ -189,3 +189,21 @@ def images_option() -> Any:
 def predicted_option() -> Any:
     """--predicted."""
     return option("--predicted", "Use the model's predictions as labels, for images without labels.", default=False)
+
+
+@dataclass(frozen=True)
+class ModelOnImages:
+    """The first options of a command for one model on images: of a data set, or files."""
+
+    model: str = one_model()
+    data: str | None = data_option()
+    images: tuple[str, ...] = images_option()
+
+
+@dataclass(frozen=True)
+class ModelsOnImages:
+    """The first options of a command for several models on the same images."""
+
+    models: tuple[str, ...] = several_models()
+    data: str | None = data_option()
+    images: tuple[str, ...] = images_option()

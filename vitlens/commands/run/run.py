@@ -12,7 +12,7 @@ from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_splits
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.processes import join_run
-from vitlens.commands.run.progress import progress
+from vitlens.commands.run.progress import Advance, progress
 from vitlens.commands.run.publish import publish
 from vitlens.data.split import Batch, Split
 from vitlens.devices import autocast
@@ -100,10 +100,19 @@ class Run(Generic[Options]):
         """The images of this process, for each model."""
         return tuple(share_of(split, self.processes) for split in self.splits)
 
+    @property
+    def passes(self) -> dict[str, Any]:
+        """How images pass through a model: batch size and precision, as arguments of an analysis."""
+        return {"batch_size": self.run.batch_size, "precision": self.run.precision}
+
+    def progress(self, what: str, total: int, unit: str = "images") -> AbstractContextManager[Advance]:
+        """The progress of a loop on stderr, nothing with --quiet."""
+        return progress(what, total, unit=unit, quiet=self.run.quiet)
+
     def batches(self, what: str, *, size: int | None = None) -> Iterator[tuple[Batch, ...]]:
         """This process's images batch by batch, one batch a model, with progress and in the run's precision."""
         device, wanted = self.model.device, self.run.batch_size or size or min(map(fitting_batch_size, self.models))
-        with progress(what, len(self.shares[0]), quiet=self.run.quiet) as advance:
+        with self.progress(what, len(self.shares[0])) as advance:
             for batches in zip(*(split.batches(wanted, device=device) for split in self.shares)):
                 with autocast(device, self.run.precision):
                     yield batches
