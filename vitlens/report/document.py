@@ -35,6 +35,11 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Which columns hold plain numbers, which stand at the right."""
+        return tuple(all(isinstance(cell, (int, float, type(None))) for cell in column) for column in zip(*self.rows))
+
 
 @dataclass(frozen=True)
 class Tags:
