@@ -8,30 +8,18 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.run_place import default_place, make_folder, remove_unfinished, require_plain
 from vitlens.errors import InputError, VitlensError
-from vitlens.files import (
-    CONFIG,
-    RESULTS,
-    SCHEMA,
-    RunRecord,
-    named_file,
-    read_run,
-    write_arrays,
-    write_json,
-)  # fmt: skip
-from vitlens.record import SCHEMA as RECORDED
-from vitlens.record import Record, written
+from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_run, write_arrays, write_json
+from vitlens.record import SCHEMA, Record, written
 from vitlens.safe_paths import inside
 from vitlens.version import __version__
 
-Row = TypeVar("Row")
-Kind = TypeVar("Kind")
 Status = Literal["running", "done", "failed", "interrupted"]
 
 _WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")  # in config.json by every command
@@ -51,7 +39,6 @@ class RunFolder:
         metrics, tables = record.results["metrics"], record.results["tables"]
         self._metrics: dict[str, dict[str, object]] = dict(metrics) if isinstance(metrics, Mapping) else {}
         self._tables: dict[str, list[dict[str, object]]] = dict(tables) if isinstance(tables, Mapping) else {}
-        self._schema = int(str(record.results["schema"]))
         self._before = float(str(record.results["seconds"]))  # of earlier attempts, when it is resumed
         self._start = time.monotonic()
         self._seconds: float | None = None
@@ -135,7 +122,6 @@ class RunFolder:
 
     def keep(self, record: Record) -> None:
         """Keep a record: its metrics and tables, and write its arrays."""
-        self._schema = RECORDED
         self._metrics, self._tables, files = written(record)
         for name, values in files.items():
             self.arrays(name, **values)
@@ -167,10 +153,7 @@ class RunFolder:
         return self._before + time.monotonic() - self._start if self._seconds is None else self._seconds
 
     def _content(self, status: Status) -> dict[str, object]:
-        return {
-            **_results(self.command, status, self.seconds, self._metrics, self._tables),
-            "schema": self._schema,
-        }
+        return _results(self.command, status, self.seconds, self._metrics, self._tables)
 
     def _write(self, status: Status) -> None:
         write_json(self.place(RESULTS), self._content(status))
