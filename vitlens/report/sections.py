@@ -76,7 +76,7 @@ class Section:
     """A part of a report. question: its title, a template.
 
     opening: a sentence over all rows (`rows`, `first`, `record`), or a function of the record; says: a sentence a row,
-    of those that `only` picks, at most SAID; columns: of its table, at most six; order: of the rows; about: the
+    at most SAID; columns: of its table, at most six; order: of the rows; about: the
     questions of the claims whose state is its status; without: what is said where there are no rows ("": no section);
     step: whether it is one of a sequence, through which a page leads with a slider; panels: of the record, images one
     by one, which a page can filter.
@@ -87,7 +87,6 @@ class Section:
     opening: Words = ""
     says: Words = ""
     otherwise: str = ""
-    only: Callable[[Any], bool] = _every
     columns: tuple[str, ...] = ()
     order: Callable[[Any], Any] | None = None
     charts: tuple[Chart, ...] = ()
@@ -267,8 +266,7 @@ def _sentences(section: Section, rows: Sequence[Any], record: Any) -> Iterator[s
         yield say(section.opening, rows=rows, first=rows[0], record=record) if section.opening else ""
     else:
         yield section.opening(record)
-    picked = [row for row in rows if section.only(row)] if section.says else []
-    for row in picked[: SAID - bool(section.opening)]:
+    for row in rows[: SAID - bool(section.opening)] if section.says else ():
         yield row_said(section.says, row, section.otherwise)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from vitlens.files import named_file
 from vitlens.record import Record
-from vitlens.report.document import Document, FigureSpec, ImagePanel, Section, Sentence, Tags
+from vitlens.report.document import Document, FigureSpec, ImagePanel, Section, Sentence
 from vitlens.report.glossary import Term
 from vitlens.report.html import pictures
 from vitlens.report.html.fragment import ExplorerPart, explorer_part
@@ -40,11 +40,9 @@ class _Page:
         self._anchors: set[str] = set()
 
     def section(self, section: Section) -> Part:
-        """One section: its figures as pictures, its panels instead of the sheets of these.
-
-        filters: the title, the field and the values of each tag by which its figures and panels differ.
-        """
-        figures = [self.figure(each) for each in section.figures if not (each.sheet and self._has_panels)]
+        """One section with its figures as pictures; filters: the title, the field and the values of each tag by which
+        its panels differ."""
+        figures = list(map(self.figure, section.figures))
         panels = [*map(_panel, section.panels)]
         return {
             "anchor": self._anchor(section.title),
@@ -53,21 +51,17 @@ class _Page:
             "tables": section.tables,
             "figures": figures,
             "panels": panels,
-            "filters": _filters([*figures, *panels]),
+            "filters": _filters(panels) if len(figures) + len(panels) >= _FILTERED else [],
             "step": section.step,
             "status": section.status,
             "more": quote(section.more),
         }
 
-    @property
-    def _has_panels(self) -> bool:
-        return any(section.panels for section in self.document.sections)
-
     def figure(self, figure: FigureSpec) -> Part:
         """A figure as it was drawn into the folder."""
         path = inside(self.folder, "figures", named_file(figure.name, ".png"))
         return {
-            **_found_by(figure.tags, figure.name.replace("_", " "), plain(figure.caption)),
+            "text": f"{figure.name.replace('_', ' ')} {plain(figure.caption)}",
             "number": self.numbers[figure.name],
             "picture": pictures.figure(path) if path.is_file() else None,
             "caption": figure.caption,
@@ -76,11 +70,7 @@ class _Page:
 
     def answer(self) -> Iterator[tuple[Sentence, int | None]]:
         """The sentences of the first page, with the number of the figure that shows each."""
-        return ((each, self._linked(each.place)) for each in self.document.first.answer)
-
-    def _linked(self, name: str) -> int | None:
-        sheet = next((figure.sheet for figure in self.document.figures if figure.name == name), True)
-        return None if sheet and self._has_panels else self.numbers.get(name)
+        return ((each, self.numbers.get(each.place)) for each in self.document.first.answer)
 
     def _anchor(self, title: str) -> str:
         stem = re.sub(r"[^a-z0-9]+", "-", plain(title).lower())[:60].strip("-") or "part"
@@ -157,20 +147,15 @@ def _panel(panel: ImagePanel) -> Part:
     drawn = (pictures.photograph(pixels, most=_PANEL) for pixels in panel.pictures())
     title = plain(panel.title)
     shown = tuple(zip(drawn, captions, strict=True))
-    return {**_found_by(panel.tags, title, *captions), "title": title, "pictures": shown}
+    tags = {name: plain(getattr(panel.tags, name)) for name in _TAGS.values()}
+    return {**tags, "text": " ".join((title, *captions, *tags.values())), "title": title, "pictures": shown}
 
 
-def _found_by(tags: Tags, *texts: str) -> Part:
-    """What a filter finds a figure or a panel by: its words, and its tags."""
-    own = {name: plain(getattr(tags, name)) for name in _TAGS.values()}
-    return {**own, "text": " ".join((*texts, *own.values()))}
-
-
-def _filters(shown: Sequence[Part]) -> list[tuple[str, str, list[str]]]:
-    """The tags by which figures and panels differ, with their values; none where there are few of them."""
+def _filters(panels: Sequence[Part]) -> list[tuple[str, str, list[str]]]:
+    """The tags by which panels differ, with their values."""
     found = []
-    for title, name in _TAGS.items() if len(shown) >= _FILTERED else ():
-        values = list(dict.fromkeys(each[name] for each in shown if each[name]))
+    for title, name in _TAGS.items():
+        values = list(dict.fromkeys(each[name] for each in panels if each[name]))
         if len(values) > 1:
             found.append((title, name, sorted(values) if name == "class_name" else values))
     return found
