@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.run.run_place import require_plain
+from vitlens.commands.run.folder import RunFolder, require_plain
 from vitlens.deadline import require_time
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text

@@ -12,7 +12,7 @@ from vitlens.record import Record
 from vitlens.report.document import Document, FigureSpec, ImagePanel, Section, Sentence
 from vitlens.report.glossary import Term
 from vitlens.report.html import pictures
-from vitlens.report.html.fragment import ExplorerPart, explorer_part
+from vitlens.report.html.fragment import explorer_part
 from vitlens.report.html.packing import BUDGET
 from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import Words, command_without_paths, plain
@@ -117,7 +117,7 @@ def page(document: Document, record: Record, folder: Path, *, seconds: float | N
     return rendered("page.html.jinja", **values, contents=tuple(_contents(values, sections)))
 
 
-def _explorer(document: Document, sections: Sequence[Part]) -> ExplorerPart | None:
+def _explorer(document: Document, sections: Sequence[Part]) -> Part | None:
     """The attention explorer, its weights in what the page's figures leave of _SIZE."""
     if document.explorer is None:
         return None
