@@ -42,14 +42,14 @@ QUICK: Final = {  # minutes
 SLOW: Final = {  # up to two hours each, in this order: the pair is trained before it is compared
     "ablate-deit-tiny": f"ablate {DEIT} --data photos --replace mean,zero,resample",
     "explain-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify --no-counterfactuals --method "
-    "relevance,gradcam,gradient-rollout,integrated-gradients,rollout,attention,noise",
-    "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50",
+    "relevance,gradcam,gradient-rollout,rollout,attention,legrad",
+    "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50 --steps pgd=10,cw=20 --self-checks few",
     "architecture-digits": "study --kind architecture",
     "patch-size-digits": "study --kind patch-size",
     "positions-digits": "study --kind positions",
     "pooling-digits": "study --kind pooling",
     "data-digits": "study --kind data",
-    "swin-digits": "study --kind swin",
+    "swin-digits": "study --kind swin --epochs 4",
     "distillation-digits": "train vit-mini --data digits --epochs 8 --out reports/alone-digits && "
     "train vit-mini --data digits --epochs 8 --distill-from cnn-digits --beside alone=reports/alone-digits",
     "transfer-deit-tiny": f"study {DEIT.partition('=')[2]} --kind transfer --data cifar10-five --image-size 112",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import vitlens
 import vitlens.attribution.best as best
-from tests.contracts.uses import Break, BrokenError, state_of
+from tests.kit.uses import Break, BrokenError, state_of
 from tests.lens.tiny import FAMILIES, images, ours, shared_model, timm_model
 from vitlens.analysis.attention.relevance import gradient_rollout
 from vitlens.analysis.faithfulness.forwards import forward_equivalents

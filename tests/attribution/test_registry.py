@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.attribution.models import MODELS, cnn, linear
-from tests.contracts.uses import Break, BrokenError, state_of
+from tests.kit.uses import Break, BrokenError, state_of
 from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.analysis.faithfulness.resampled import removal_grid

@@ -12,7 +12,7 @@ import pytest
 
 import vitlens
 from tests.contracts.throw_away import ENTRY, WORD
-from tests.whole_folder import whole_folder
+from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.models.measure import model_table
 from vitlens.commands.registry import COMMANDS
@@ -101,8 +101,8 @@ PARAMETRISED = {  # the tests that go over all commands
     "contracts/test_names_shown.py": "test_a_command_only_shows_names",
     "contracts/test_report_folders.py": "test_a_command_leaves_a_whole_folder_that_can_be_made_again",
     "contracts/test_support.py": "test_a_command_runs_where_it_is_supported_and_is_refused_elsewhere",
-    "cli/test_commands.py": "test_the_example_of_each_command_parses",
-    "cli/test_main.py": "test_help_ends_with_the_example",
+    "public/cli/test_commands.py": "test_the_example_of_each_command_parses",
+    "public/cli/test_main.py": "test_help_ends_with_the_example",
 }
 
 

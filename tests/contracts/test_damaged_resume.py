@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.damage import damage_bytes, damaged, every, refused, served_or_refused
+from tests.kit.damage import damage_bytes, damaged, every, refused, served_or_refused
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.progress import ProgressStore
@@ -50,7 +50,7 @@ def test_every_command_that_is_resumed_is_here(stopped):
     resumable = {
         word for word, command in COMMANDS.items() if "resume" in {one.name for one in fields(command.options)}
     }
-    assert resumable == {*stopped, *USED, "study"}  # whose points are tests/commands/study/test_points.py's
+    assert resumable == {*stopped, *USED, "study"}  # whose points are tests/golden/study/test_kinds.py's
 
 
 # what is sure to be used, so that damage cannot be harmless

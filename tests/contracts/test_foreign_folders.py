@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.damage import damage_bytes, damaged, every, refused, served_or_refused
+from tests.kit.damage import damage_bytes, damaged, every, refused, served_or_refused
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.study.options import StudyOptions

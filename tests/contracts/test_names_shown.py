@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.nasty import NASTY, cells, problems
-from tests.pages import page_problems
+from tests.kit.nasty import NASTY, cells, problems
+from tests.kit.pages import page_problems
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.display import shortened, visible
@@ -62,7 +62,7 @@ SMALL = {  # what makes a command short; another one is given four images
 }
 QUICK = ("look", "predict", "evaluate", "attention", "explain")
 OF_TRAININGS = ("train", "study")  # take no trained model alone; a study shows what the others do
-SERVED = tuple(word for word, command in COMMANDS.items() if command.serves)  # tests/demo shows names in theirs
+SERVED = tuple(word for word, command in COMMANDS.items() if command.serves)  # tests/ui/demo shows names in theirs
 WORDS = [word for word, command in COMMANDS.items() if command.reports and word not in (*OF_TRAININGS, *SERVED)]
 LINES = {word: SMALL.get(word, "--limit 4") for word in WORDS}
 LINES["explain --auto"] = "--method gradcam,saliency --limit 24"

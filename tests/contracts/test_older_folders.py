@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import vitlens
-from tests.damage import refused
-from tests.training_runs import train
+from tests.kit.damage import refused
+from tests.kit.training_runs import train
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.load import load_split

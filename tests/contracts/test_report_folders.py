@@ -4,8 +4,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from tests.saving import saved_figures
-from tests.whole_folder import whole_folder
+from tests.kit.saving import saved_figures
+from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 
@@ -47,12 +47,12 @@ LINES = {
     "train frozen and full": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --compare-frozen",
     "study of points": "study --kind pooling --seeds 2 --epochs 1 --limit 20 --batch-size 10",
     "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
-}  # the study with all its chapters is tests/commands/study/test_whole.py's
-MADE = {word for word, command in COMMANDS.items() if command.reports and not command.serves}  # others: tests/demo
+}  # the study with all its chapters is tests/golden/study/test_whole.py's
+MADE = {word for word, command in COMMANDS.items() if command.reports and not command.serves}  # others: tests/ui/demo
 OTHERS = MADE - {line.split()[0] for line in LINES.values()}
 LINES |= {word: f"{word} {{vit}} --data digits --limit 4" for word in OTHERS}  # a command that was added
 
-# long ones whose parts tests/commands makes too, by hand
+# long ones whose parts tests/golden makes too, by hand
 BY_HAND = (
     "stats of two",
     "compare",

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.models import resnet18 as torchvision_resnet18
 
-from tests.demo.forms import every_view
+from tests.kit.forms import every_view
 from tests.lens.tiny import images, model_of, ours, shaken, timm_model, torchvision_swin, torchvision_vit
 from vitlens import ablate, attack, compare, evaluate, explain, features, profile, rollout, statistics
 from vitlens.analysis.attention.weights import attention_maps

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 import vitlens
-from tests.contracts.uses import CASES, ELSEWHERE, ONCE, USES, Break, BrokenError, batch_of, state_of, unsettled
+from tests.kit.uses import CASES, ELSEWHERE, ONCE, USES, Break, BrokenError, batch_of, state_of, unsettled
 from tests.lens.tiny import CLASSES, shaken
 from tests.models.handwritten import SIZE, SoftmaxViT
 from vitlens.lens.hooks import overridden, watching

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.damage import refused
+from tests.kit.damage import refused
 from vitlens.cli.main import run
 from vitlens.data.arrays import load_arrays
 from vitlens.errors import DataError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.damage import damaged, every, refused
+from tests.kit.damage import damaged, every, refused
 from vitlens.cli.main import run
 from vitlens.data.masks import has_objects, load_masked_folder
 from vitlens.errors import DataError

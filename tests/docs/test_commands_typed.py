@@ -64,5 +64,5 @@ def test_commands_are_found_at_all():
 @pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
 def test_python_on_a_page_compiles(path):
     for code in re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.MULTILINE):
-        if ">>>" not in code:  # those of docs/python.md are run by tests/contracts/test_examples.py
+        if ">>>" not in code:  # those of docs/python.md are run by tests/public/test_examples.py
             ast.parse(code)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.contracts.uses import BrokenError
+from tests.kit.uses import BrokenError
 from tests.lens.tiny import EACH_FAMILY, images, model_of, ours, shared_model, timm_model
 from vitlens.lens.capture import watching_stream
 from vitlens.models.model import Model

@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from tests.contracts.uses import BrokenError
+from tests.kit.uses import BrokenError
 from tests.lens.tiny import (
     CLASSES,
     EACH_FAMILY,

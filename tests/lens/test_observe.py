@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.contracts.uses import ATTENTIVE, BrokenError, state_of, unsettled
+from tests.kit.uses import ATTENTIVE, BrokenError, state_of, unsettled
 from tests.lens.tiny import CLASSES, images, model_of, ours, timm_model, torchvision_vit
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall

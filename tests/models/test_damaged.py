@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.damage import damage_bytes, damaged, every, refused, served_or_refused
+from tests.kit.damage import damage_bytes, damaged, every, refused, served_or_refused
 from vitlens.cli.main import run
 from vitlens.errors import ModelError
 from vitlens.models.loading import load

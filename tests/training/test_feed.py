@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kit.waiting import HANGS
 from tests.training.tiny import tiny_split
-from tests.waiting import HANGS
 from vitlens.data.given import AsGiven
 from vitlens.data.split import InMemory, Subset
 from vitlens.errors import RunError

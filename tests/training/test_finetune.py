@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.contracts.uses import BrokenError
+from tests.kit.uses import BrokenError
 from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError
 from vitlens.models.loading import load, untrained

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.kit.waiting import HANGS
 from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
-from tests.waiting import HANGS
 from vitlens.errors import InputError
 from vitlens.models.saved import WEIGHTS_FILE
 from vitlens.processes import Processes

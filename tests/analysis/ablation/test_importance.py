@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from tests.kit.sign_flips import sign_flip_test
 from tests.lens.tiny import images, ours
-from tests.sign_flips import sign_flip_test
 from vitlens.analysis.ablation.ablate import ablate
 from vitlens.analysis.ablation.effects import Effects, Unit
 from vitlens.analysis.ablation.importance import agreement, spearman, summarise

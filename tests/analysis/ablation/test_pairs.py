@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.kit.sign_flips import sign_flip_test
 from tests.lens.tiny import images, model_of, ours, timm_model
-from tests.sign_flips import sign_flip_test
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.ablation.effects import JointEffects, Unit
 from vitlens.analysis.ablation.pairs import CrossMoments, Pairs, RedundancyStream, pairwise, redundancy, synergy

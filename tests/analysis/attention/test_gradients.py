@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.contracts.uses import state_of
+from tests.kit.uses import state_of
 from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, ours, shared_model
 from vitlens.analysis.attention.gradients import check_targets, with_gradients
 from vitlens.analysis.attention.relevance import relevance

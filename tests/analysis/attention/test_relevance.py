@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
-from tests.contracts.uses import batch_of, state_of, unsettled
+from tests.kit.uses import batch_of, state_of, unsettled
 from tests.lens.tiny import CHAINED, EACH_FAMILY, FAMILIES, TIMM, images, ours, shared_model, timm_model
 from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.chain import chained

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.commands.map_rows import FALLING, STAGES, STAYING
+from tests.kit.map_rows import FALLING, STAGES, STAYING
 from vitlens.analysis.faithfulness.cascade import Cascade, RandomisedStage, judged_cascade, middle_of
 from vitlens.analysis.faithfulness.randomisation import (
     Randomisation,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kit.simulated_processes import run_in_processes
 from tests.lens.tiny import images, model_of, ours
-from tests.simulated_processes import run_in_processes
 from vitlens.analysis.features import cache as feature_cache
 from vitlens.analysis.features.extraction import extract
 from vitlens.analysis.features.features import Features, features

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.contracts.uses import BrokenError, state_of
+from tests.kit.uses import BrokenError, state_of
 from tests.lens.places.models import ATTENTIVE, EVERY, HANDWRITTEN, MODELS, PLAIN
 from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError

@@ -1,6 +1,6 @@
 """The attributes of `vitlens.Statistics`, written out so that editors complete them and mypy knows them.
 
-They are those of the registry, in its order (tests/contracts/test_python.py compares them, and says what to write).
+They are those of the registry, in its order (tests/public/test_python.py compares them, and says what to write).
 """
 
 from jaxtyping import Float

@@ -253,11 +253,11 @@ def _tokens(record: AblateRecord) -> Iterator[Picture]:
     if row.grid is None or positions.shape[1] != len(prefix) + row.grid[0] * row.grid[1]:
         return
     for layer, own in enumerate(positions):
-        yield Picture(None, own[len(prefix) :].reshape(row.grid), "patches", f"layer {layer}")
+        yield Picture(None, own[len(prefix) :].reshape(row.grid), "patches", f"L{layer}")
         for at, name in enumerate(prefix):
             word = f"{name} {prefix[:at].count(name)}" if prefix.count(name) > 1 else name.replace("cls", "CLS")
             yield Picture(
-                None, own[at : at + 1, None], word, f"layer {layer}", below=f"{round(float(own[at]), 2) + 0.0:.2f}"
+                None, own[at : at + 1, None], word, f"L{layer}", below=f"{round(float(own[at]), 2) + 0.0:.2f}"
             )
 
 

@@ -52,7 +52,6 @@ __all__ = ["measure"]
 MAPPED: Final = 200  # images with maps for the question why the model fails
 EXPLAINED: Final = 50  # images on which the methods are checked
 NO_LABELS: Final = "it needs labelled images"
-_CHECKS: Final = "--verify --no-counterfactuals --composites none --other-substrates none --no-stability"
 
 
 class AuditChapters(ChapterRunner):
@@ -80,10 +79,8 @@ class AuditChapters(ChapterRunner):
         if self.images.predicted:
             self.untested.append(UntestedRow("evaluate", NO_LABELS))
         else:
-            self.run(
-                "evaluate", self.alias, f"evaluate {self.name} {self.images.typed}",
-                lambda run: EvaluateOptions((self.name,), self.images.data, self.options.model_options, run),
-            )  # fmt: skip
+            options = EvaluateOptions((self.name,), self.images.data, self.options.model_options, self.run_options)
+            self.run("evaluate", self.alias, options)
         self._explain()
         self._stats()
         self._corruptions()
@@ -115,51 +112,35 @@ class AuditChapters(ChapterRunner):
         if not methods:
             self._leave_out("explain", f"none of the methods that are checked is defined for {self.alias}")
             return
-        limit = self.at_most(EXPLAINED)
-        line = f"explain {self.name} {self.images.typed} --method {','.join(methods)} {_CHECKS}"
-        self.run(
-            "explain", self.alias, f"{line} --limit {limit}",
-            lambda run: ExplainOptions(
-                (self.name,), method=methods, verify=True, counterfactuals=False, composites=("none",),
-                other_substrates=("none",), stability=False, run=replace(run, limit=limit), **self._common,
-            ),
+        options = ExplainOptions(
+            (self.name,), method=methods, verify=True, counterfactuals=False, composites=("none",),
+            other_substrates=("none",), stability=False, run=self.at_most(EXPLAINED), **self._common,
         )  # fmt: skip
+        self.run("explain", self.alias, options)
 
     def _stats(self) -> None:
         reason = self.model.supports("stats")
         if reason is not None:
             self._leave_out("stats", reason.partition("; ")[0])
             return
-        self.run(
-            "stats", self.alias, f"stats {self.name} {self.images.typed}",
-            lambda run: StatsOptions((self.name,), run=run, **self._common),
-        )  # fmt: skip
+        self.run("stats", self.alias, StatsOptions((self.name,), run=self.run_options, **self._common))
 
     def _corruptions(self) -> None:
-        line = f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(FEWEST)} --no-inside"
-        self.run(
-            "attack", self.alias, line, lambda run: replace(self._attack_options(FEWEST), run=run),
-            part=CORRUPTIONS_PART,
-        )  # fmt: skip
+        self.run("attack", self.alias, self._attack_options(FEWEST), part=CORRUPTIONS_PART)
 
     def _attack(self, candidate: CandidateRow) -> ChapterRow:
         attacks = (*FEWEST, *candidate.attacks)  # a single step takes no time, and the self-checks compare with it
-        epsilons = (0.0, *candidate.epsilons)
-        line = (
-            f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(attacks)} "
-            f"--epsilon {','.join(f'{each:g}' for each in epsilons)} --restarts {candidate.restarts} --no-corruptions "
-            f"--no-inside --limit {candidate.images}"
-        )
         options = replace(
-            self._attack_options(attacks), epsilons=epsilons, restarts=candidate.restarts, corruptions=False
-        )
-        return self.run(
-            "attack", self.alias, line, lambda run: replace(options, run=replace(run, limit=candidate.images))
+            self._attack_options(attacks), epsilons=(0.0, *candidate.epsilons), restarts=candidate.restarts,
+            corruptions=False, run=replace(self.run_options, limit=candidate.images),
         )  # fmt: skip
+        return self.run("attack", self.alias, options)
 
     def _attack_options(self, attacks: Sequence[str]) -> AttackOptions:
-        predicted = self.images.predicted
-        return AttackOptions((self.name,), attacks=tuple(attacks), inside=False, predicted=predicted, **self._common)
+        return AttackOptions(
+            (self.name,), attacks=tuple(attacks), inside=False, predicted=self.images.predicted, run=self.run_options,
+            **self._common,
+        )  # fmt: skip
 
     def _is_defined(self, attack: str) -> bool:
         setting = Setting(1, len(self.model.classes), self.split.size)
@@ -192,15 +173,9 @@ def measure(options: AuditOptions) -> Path:
         label_columns(model.classes, split)  # classes that the model does not know are refused before any chapter
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, predicted)
-    with RunFolder.create(
-        "audit",
-        name_parts=(model.alias, split.name),
-        title=f"Audit of {model.alias} on {split.title or split.name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run, models=(model,), split=split),
-        formats=run.formats,
-    ) as folder:
+    config = settings(options, run, models=(model,), split=split)
+    title = f"Audit of {model.alias} on {split.title or split.name}"
+    with RunFolder.opened("audit", run, config, name_parts=(model.alias, split.name), title=title) as folder:
         chapters = AuditChapters(folder.path, name, model, split, images, options)
         chapters.analyse()
         start = time.monotonic()

@@ -121,6 +121,26 @@ class RunFolder:
         return folder
 
     @classmethod
+    def opened(
+        cls,
+        command: str,
+        run: RunOptions,
+        config: Mapping[str, object],
+        *,
+        name_parts: Sequence[str],
+        title: str,
+        resume: Path | None = None,
+        needs: Mapping[str, object | None] | None = None,
+    ) -> "RunFolder":
+        """The folder that the run options name, new, or that of --resume. Raises as `create` and `reopen`."""
+        if resume is not None:
+            return cls.reopen(resume, needs=needs, config=config)
+        return cls.create(
+            command, name_parts=name_parts, title=title, out=run.out, overwrite=run.overwrite, config=config,
+            formats=run.formats,
+        )  # fmt: skip
+
+    @classmethod
     def reopen(
         cls, path: Path, *, needs: Mapping[str, object | None] | None = None, config: Mapping[str, object] | None = None
     ) -> "RunFolder":

@@ -15,7 +15,7 @@ from vitlens.typed import read_as
 _PANEL = "Run and report"
 _run = partial(option, panel=_PANEL)
 _model = partial(option, panel="Your own weights")
-_DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # the run options that change results
+DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # the run options that change results
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,14 @@ class RunOptions:
     was typed, for config.json.
     """
 
-    limit: int | None = _run("--limit", "At most N images, balanced over classes.", default=None, metavar="N", low=1)
+    limit: int | None = _run("--limit", "At most N images, balanced over classes.", metavar="N", low=1)
     batch_size: int | None = _run(
-        "--batch-size", "Images in a batch (default: chosen to fit memory).", default=None, metavar="N", low=1
+        "--batch-size", "Images in a batch (default: chosen to fit memory).", metavar="N", low=1
     )
     device: str = _run("--device", "Device: auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME")
     precision: Precision = _run("--precision", "Floating-point precision.", default="auto")
     seed: int = _run("--seed", "Seed of every random number.", default=DEFAULT_SEED, metavar="N", low=0)
-    out: Path | None = _run(
-        "--out", "Folder to write (default: a new one named by the time).", default=None, metavar="DIR"
-    )
+    out: Path | None = _run("--out", "Folder to write (default: a new one named by the time).", metavar="DIR")
     overwrite: bool = _run("--overwrite", "Replace --out where it exists.", default=False)
     formats: tuple[str, ...] = choices(
         "--format",
@@ -50,7 +48,6 @@ class RunOptions:
     html: bool | None = _run(
         "--html/--no-html",
         "Also write report.html, one file to send on (default: only look, study and walkthrough do).",
-        default=None,
         shown=False,
     )
     data_dir: Path = _run("--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR")
@@ -94,25 +91,24 @@ class ModelOptions:
     model_file: each FILE.py:FUNCTION that a MODEL may name, as it runs the code of that file.
     """
 
-    weights: Path | None = _model("--weights", "Weights for MODEL, from a file.", default=None, metavar="FILE")
+    weights: Path | None = _model("--weights", "Weights for MODEL, from a file.", metavar="FILE")
     random_weights: bool = _model("--random-weights", "Random, untrained weights (a sanity check).", default=False)
     arch: str | None = _model(
         "--arch",
         "Architecture of a weights file: a preset, timm:NAME or torchvision:NAME.",
-        default=None,
         metavar="NAME",
         complete="model",
     )
     image_size: tuple[int, int] | None = _model(
-        "--image-size", "Input size in pixels.", default=None, metavar="N|HxW", parse=side_lengths
+        "--image-size", "Input size in pixels.", metavar="N|HxW", parse=side_lengths
     )
     mean: tuple[float, float, float] | None = _model(
-        "--mean", "Channel means of its normalisation, from 0 to 1.", default=None, metavar="R,G,B", parse=numbers
+        "--mean", "Channel means of its normalisation, from 0 to 1.", metavar="R,G,B", parse=numbers
     )
     std: tuple[float, float, float] | None = _model(
-        "--std", "Channel standard deviations of its normalisation.", default=None, metavar="R,G,B", parse=numbers
+        "--std", "Channel standard deviations of its normalisation.", metavar="R,G,B", parse=numbers
     )
-    classes: Path | None = _model("--classes", "A file of class names, one a line.", default=None, metavar="FILE")
+    classes: Path | None = _model("--classes", "A file of class names, one a line.", metavar="FILE")
     model_file: tuple[str, ...] = model_file_option()
 
 
@@ -122,7 +118,7 @@ def begun_with(config: Mapping[str, object], options: RunOptions, source: str, *
     run = written.get("run") if isinstance(written, dict) else None
     begun = read_as(RunOptions, run, source=f"the options in {source}", hint=hint)
     require_bounds(begun, source=source, hint=hint)
-    return replace(options, **{name: getattr(begun, name) for name in _DECIDING})
+    return replace(options, **{name: getattr(begun, name) for name in DECIDING})
 
 
 def one_model() -> Any:
@@ -148,7 +144,6 @@ def data_option() -> Any:
     return option(
         "--data",
         "A data set (digits, cifar10 ...), a folder of class folders or images, or an .npz; see vitlens data.",
-        default=None,
         metavar="DATA",
         shown=False,
         complete="data",

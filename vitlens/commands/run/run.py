@@ -139,18 +139,15 @@ class Run(Generic[Options]):
         *before, last = self.aliases
         named = f"{title} {', '.join(before)}{' and ' if before else ''}{last}"
         config = settings(self.options, self.run, models=self.models, split=split, **more)
-        if resume is not None:
-            opened = RunFolder.reopen(resume, needs={"data": None}, config=config)
-        else:
-            opened = RunFolder.create(
-                self.command,
-                name_parts=(*self.aliases, *([split.name] if split else [])),
-                title=f"{named} on {split.title or split.name}" if split else named,
-                out=self.run.out,
-                overwrite=self.run.overwrite,
-                formats=self.run.formats,
-                config=config,
-            )
+        opened = RunFolder.opened(
+            self.command,
+            self.run,
+            config,
+            name_parts=(*self.aliases, *([split.name] if split else [])),
+            title=f"{named} on {split.title or split.name}" if split else named,
+            resume=resume,
+            needs={"data": None},
+        )
         with opened as folder:
             yield Writing(folder)
 

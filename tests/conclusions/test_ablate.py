@@ -1,0 +1,127 @@
+"""Facts planted in the weights of a model are claimed, with their numbers; without them none is."""
+
+from dataclasses import replace
+from math import exp, log1p
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kit.planted_heads import write
+from vitlens.cli.main import run
+from vitlens.commands.ablate.record import AblateRecord, judged, smallest_effect
+from vitlens.commands.ablate.report import REPORT, images_needed, without_effect
+from vitlens.commands.run import publish
+from vitlens.commands.run.publish import read_folder
+from vitlens.report.claims import Claim, contradictions
+from vitlens.uncertainty import Estimate
+
+PLAIN = [("red", 2.0), ("green", 2.0)]
+DEAD = [("red", 2.0), ("red", 0.0), ("green", 2.0)]
+REDUNDANT = [("red", 14.0), ("green", 2.0), ("red", 14.0)]
+HIDDEN_HEAD = [("red", 11.0), ("red", 25.0), ("red", 11.0), ("green", 2.0)]
+
+
+def ablated(
+    folder: Path, heads: list[tuple[str, float]], *more: str, seed: int = 0
+) -> tuple[AblateRecord, dict[str, Claim]]:
+    """The record and the claims by their question."""
+    typed = write(folder, heads, seed=seed)
+    quick = ["--no-curves", "--no-patch", "--units", "head", *more, "--out", str(folder / "out")]
+    assert run(["ablate", *typed, *quick]) == 0
+    record = read_folder(folder / "out")
+    claims = REPORT(record).claims
+    assert not list(contradictions(claims))
+    return record, {claim.question: claim for claim in claims}
+
+
+def check_plain(folder: Path, seed: int = 0) -> None:
+    """An oracle: without its red head the red bit costs ln 2."""
+    record, claims = ablated(folder, PLAIN, "--replace", "mean,resample", seed=seed)
+    assert claims.keys() == {"most important head", "heads with an effect"}
+    lead, most = claims["most important head"], max(record.heads, key=lambda row: row.loss.value)
+    assert (lead.effect, lead.evidence) == (most.loss, "intervened")
+    assert most.unit in lead.says
+    assert most.unit in REPORT(record).title
+    assert without_effect(record) == []
+    red = np.load(folder / "data.npz")["images"][:, 0, 0, 0] / 127.5 - 1
+    clean = np.mean([log1p(exp(-2.0 * abs(value))) for value in red])
+    assert record.heads[0].loss.value == pytest.approx(np.log(2) - clean, abs=5e-3)
+    assert {row.label for row in record.heads} == {"uniform"}
+
+
+def check_dead(folder: Path, seed: int = 0) -> None:
+    record, claims = ablated(folder, DEAD, seed=seed)
+    assert "(**L0.H1**)" in claims["heads with an effect"].says
+    assert record.metric("heads_without_effect/planted") == Estimate(1 / 3, n=3)
+    [row] = without_effect(record)
+    assert (row.unit, row.loss.value, row.loss.high) == ("L0.H1", 0.0, 0.0)
+
+
+def check_redundant(folder: Path, seed: int = 0) -> None:
+    record, claims = ablated(folder, REDUNDANT, "--pairs", "2", seed=seed)
+    claim = claims["redundant heads"]
+    assert claim.is_shown
+    assert "L0.H0 and L0.H2" in claim.says
+    [row] = [row for row in record.pairs if row.chosen == "similarity"]
+    assert record.redundancy is not None
+    assert record.redundancy.similarity[0, 2] == row.similarity == pytest.approx(1, abs=1e-4)
+    red = np.load(folder / "data.npz")["images"][:, 0, 0, 0] / 127.5 - 1
+    left = np.log1p(np.exp(-np.sign(red) * 28 * red.mean())).mean()  # both heads give their mean: about ln 2
+    assert row.both == pytest.approx(left, abs=0.01)
+    assert row.first_alone == pytest.approx(0, abs=1e-3)
+    assert row.synergy.value == pytest.approx(row.both - row.first_alone - row.second_alone, abs=1e-6)
+    assert claim.effect == row.synergy
+    assert without_effect(record) == []  # neither of both is called dead
+
+
+def check_hidden(folder: Path, seed: int = 0) -> None:
+    record, claims = ablated(folder, HIDDEN_HEAD, "--replace", "mean,resample", seed=seed)
+    claim, row = claims["hidden by the mean"], max(record.heads, key=lambda row: row.hidden.value)
+    assert claim.is_shown
+    assert row.unit == "L0.H1"
+    assert row.unit in claim.says
+    assert (claim.effect, claim.p) == (row.hidden, row.hidden_p)
+    assert row.hidden.value == pytest.approx(row.other_losses["resample"].value - row.loss.value, abs=1e-6)
+    assert [row.unit for row in without_effect(record)] == ["L0.H0", "L0.H2"]  # each is spare, as is any two
+
+
+CHECKS = (check_plain, check_dead, check_redundant, check_hidden)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_planted_facts(check, tmp_path):
+    check(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("check", CHECKS)
+def test_planted_facts_over_seeds(check, seed, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "save_figures", lambda *_, **__: None)  # the claims need none
+    check(tmp_path, seed)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "p", "looks", "effect"),
+    [
+        (0.0005, 0.0015, 0.001, 1, "no effect"),  # significant, and too small to report
+        (0.011, 0.02, 0.001, 1, "effect"),
+        (0.011, 0.02, 0.001, 100, "undecided"),  # not for a hundred looks
+        (-0.02, 0.02, 0.9, 1, "undecided"),
+        (-0.03, -0.02, 0.001, 1, "effect"),
+    ],
+)
+def test_an_effect_is_judged_against_the_smallest_worth_reporting(low, high, p, looks, effect):
+    assert [smallest_effect(loss).value for loss in (0.2, 3.0)] == [0.01, 0.03]
+    assert judged(Estimate((low + high) / 2, low, high, unit="nats"), p, smallest_effect(0.2), looks) == effect
+
+
+@pytest.mark.parametrize("images", [1, 19])
+def test_too_few_images_claim_nothing(images, tmp_path):
+    """Also where effects are significant."""
+    record, claims = ablated(tmp_path, PLAIN, "--limit", str(images))
+    assert not claims
+    assert not REPORT(record).first.answer
+    wide = replace(record.heads[0], loss=Estimate(0.0, -0.02, 0.02, unit="nats"))
+    assert images_needed([wide], Estimate(0.01, unit="nats"), 100).value == 400  # half the width, four times as many

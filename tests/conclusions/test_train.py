@@ -1,0 +1,187 @@
+"""Planted facts of a training: overfitting, accuracy that still rises, a baseline that wins; nothing planted, nothing
+found."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.kit.first_page import judged
+from vitlens.commands.shared.comparison import UNDECIDED, PairRow
+from vitlens.commands.shared.trainings import Budget
+from vitlens.commands.shared.worst_class import ClassRow
+from vitlens.commands.train.measure import WAYS, gain, generalisation_gap
+from vitlens.commands.train.record import PointRow, ScoreRow, SetupRow, TrainRecord
+from vitlens.commands.train.report import REPORT
+from vitlens.report.claims import Claim, contradictions, shown
+from vitlens.training.metrics import EpochMetrics
+from vitlens.uncertainty import Estimate, difference_of, wilson
+
+TESTED, TRAINED = 1000, 5000
+SETUP = SetupRow(TRAINED, TESTED, 50, 0.1, 50, 0.1, chosen=True, computed=("fp32",))
+
+
+def epochs(train: tuple[float, ...], test: tuple[float | None, ...]) -> tuple[EpochMetrics, ...]:
+    return tuple(
+        EpochMetrics(place, place, place * TRAINED, 0.1, 1.0, own, 1.0, other, 10.0 * (place + 1), 100.0)
+        for place, (own, other) in enumerate(zip(train, test))
+    )
+
+
+def record_of(train: tuple[float, ...], test: tuple[float | None, ...], *, worst: int = 92) -> TrainRecord:
+    """A finished training of these accuracies, with ten classes of 100 test images each."""
+    history, own = epochs(train, test), wilson(round((test[-1] or 0.0) * TESTED), TESTED)
+    score = ScoreRow(
+        "m", own, gap=generalisation_gap(history, own, images=TRAINED), gain=gain(history, tested=TESTED),
+        best=own, seconds=Estimate(30.0, unit="s"), images_per_second=Estimate(100.0, unit="images/s"),
+    )  # fmt: skip
+    classes = (ClassRow("m", f"<{digit}>", 100, wilson(worst if digit == 3 else 92, 100)) for digit in range(10))
+    return TrainRecord(scores=(score,), history=history, per_class=tuple(classes), setup=(SETUP,))
+
+
+def found_in(record: TrainRecord) -> dict[str, Claim]:
+    claims = REPORT(record).claims
+    assert list(contradictions(claims)) == []
+    return {claim.question: claim for claim in shown(claims)}
+
+
+LEVEL = (0.9,) * 12
+
+
+def test_an_overfitted_training() -> None:
+    found = found_in(record_of((*LEVEL, 0.99), (*LEVEL[:-1], 0.7, 0.7), worst=60))
+    expected = difference_of(wilson(4950, TRAINED), wilson(700, TESTED))
+    assert found["overfitting"].effect == expected
+    assert expected.value == pytest.approx(29.0)
+
+
+def test_a_training_that_had_not_converged() -> None:
+    record = record_of((0.5, 0.6, 0.7), (0.5, 0.62, 0.75))
+    found = found_in(record)
+    assert found["convergence"].effect == difference_of(wilson(750, TESTED), wilson(620, TESTED))
+    assert "from 62.0 % to 75.0 %" in found["convergence"].says
+    assert "still improving" in REPORT(record).title
+    assert "--epochs 6" in found["next"].says
+
+
+@pytest.mark.parametrize(
+    ("test", "title"),
+    [
+        (LEVEL, "levelled off"),
+        ((*LEVEL[:-1], 0.915), "is open"),
+        ((*LEVEL[:-1], 0.7), "is open"),  # it fell
+        (LEVEL[:3], "is open"),
+        ((None, None, 0.9), "on held-out images"),
+    ],
+)
+def test_nothing_planted_nothing_found(test: tuple[float | None, ...], title: str) -> None:
+    record = record_of((0.65,) * len(test), test)
+    assert set(found_in(record)) <= {"accuracy", "convergence", "next"}
+    assert title in REPORT(record).title
+    assert not judged(REPORT(record))
+    assert "levelled off" in REPORT(record_of((0.9, 0.9), (0.995, 0.995))).title  # it cannot rise by a point
+
+
+def test_an_accuracy_at_chance_is_called_so() -> None:
+    record = record_of((0.1,) * 12, (0.11,) * 12, worst=11)
+    assert "no better than chance" in REPORT(record).title
+    better = record_of((0.2,) * 12, (0.2,) * 12)
+    assert "chance" not in REPORT(better).title
+    classes = (replace(better.per_class[0], n=300), *better.per_class[1:])  # always guessing it is 25 % correct
+    assert "chance" in REPORT(replace(better, per_class=classes)).title
+
+
+def test_few_test_images_are_no_claim() -> None:
+    record = record_of(LEVEL, LEVEL)
+    few = replace(record, scores=(replace(record.scores[0], accuracy=wilson(18, 19)),))
+    assert found_in(few) == {}
+    assert any("too few" in each.text for each in REPORT(few).first.unknown)
+
+
+def test_gaps_of_no_epochs_and_of_one() -> None:
+    history = epochs((0.9,), (0.8,))
+    expected = difference_of(wilson(4500, TRAINED), wilson(800, TESTED))
+    assert generalisation_gap(history, wilson(800, TESTED), images=TRAINED) == expected
+    assert gain(history, tested=TESTED) is None
+    assert generalisation_gap((), wilson(1, 2), images=10) is None
+
+
+def test_the_worst_class_is_named_and_an_ordinary_one_is_not() -> None:
+    worst = found_in(record_of(LEVEL, LEVEL, worst=60))["worst class"]
+    assert worst.effect.value == 0.6
+    assert "<3>" in worst.says
+
+
+def compared(gap: Estimate, counts: tuple[int, int], p: float, better: str) -> TrainRecord:
+    """Two ways of training, of which all weights have the lead that is planted."""
+    scores = tuple(
+        ScoreRow(
+            way, wilson(round(10 * share), TESTED), words, seconds=Estimate(30.0, unit="s"),
+            seconds_per_epoch=Estimate(time, unit="s"),
+        )
+        for (way, words), share, time in zip(WAYS.items(), (80, 80 + gap.value), (0.5, 3.0))
+    )  # fmt: skip
+    return TrainRecord(
+        scores=scores,
+        pairs=(PairRow("full", "frozen", 700, *counts, 100, p, p, gap, better),),
+        points=tuple(PointRow(words, 10, 30.0, 0.8) for words in WAYS.values()),
+        training=(Budget("frozen", epochs=10, steps=100), Budget("full", epochs=5, steps=100)),
+    )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_better_way_comes_first_and_budgets_are_told(sign: int) -> None:
+    ends = sorted((sign * 4.0, sign * 8.0))
+    winner = "full" if sign > 0 else "frozen"
+    record = compared(Estimate(sign * 6.0, *ends, TESTED, "points"), (80, 20)[::sign], 1e-9, winner)
+    claim = found_in(record)["comparison"]
+    assert (claim.effect, claim.p) == (Estimate(6.0, 4.0, 8.0, TESTED, "points"), 1e-9)
+    better = "training all weights" if sign > 0 else "training the head alone"
+    assert claim.says.startswith(better)
+    assert f"`{winner}/`" in found_in(record)["next"].says
+    assert "6 times as long" in found_in(record)["time"].says
+    assert any("epochs 10 (frozen) and 5 (full)" in each.text for each in REPORT(record).first.unknown)
+
+
+def test_ways_that_do_not_differ() -> None:
+    gap = Estimate(0.3, 0.1, 0.5, TESTED, "points")  # significant, and too small to matter
+    record = compared(gap, (10, 1), 0.01, UNDECIDED)
+    assert "not significantly better" in REPORT(record).title
+    assert "`frozen/`" in found_in(record)["next"].says
+
+
+@pytest.mark.parametrize(("p", "words"), [(1e-6, "more held-out images"), (0.4, "does not differ significantly")])
+def test_the_gain_of_a_teacher_is_told_with_its_test(p: float, words: str) -> None:
+    record = record_of(LEVEL, LEVEL)
+    others = (
+        ScoreRow("big", wilson(950, TESTED), "teacher"),
+        ScoreRow("alone", wilson(860, TESTED), "without a teacher"),
+    )
+    gap = Estimate(4.0, 2.0, 6.0, TESTED, "points")
+    better = "m" if p < 0.05 else UNDECIDED
+    pairs = (
+        PairRow("m", "alone", 850, 50, 10, 90, p, p, gap, better),
+        PairRow("m", "big", 890, 10, 60, 40, 0.3, 0.3, gap),
+    )
+    record = replace(record, scores=(replace(record.scores[0], role="student"), *others), pairs=pairs)
+    (claim,) = [each for each in REPORT(record).claims if each.question == "comparison"]  # the teacher's is not shown
+    assert (claim.subject, claim.effect, claim.kind) == ("m and alone", gap, "answer")
+    assert words in claim.says
+
+
+def test_the_interval_of_a_difference_of_fractions_is_newcombes() -> None:
+    """Example of Newcombe (1998): 56/70 minus 48/80."""
+    gap = difference_of(wilson(56, 70), wilson(48, 80))
+    assert gap.value == pytest.approx(20.0)
+    assert (gap.low, gap.high) == (pytest.approx(5.24, abs=0.01), pytest.approx(33.39, abs=0.01))
+    assert difference_of(Estimate(0.5), wilson(1, 2)).low is None
+
+
+def test_over_twenty_seeds_nothing_is_invented() -> None:
+    """Train and test images of one distribution, an accuracy that has stopped rising."""
+    for seed in range(20):
+        drawn = np.random.default_rng(seed).binomial([TRAINED, TESTED, TESTED], 0.9) / [TRAINED, TESTED, TESTED]
+        test = (*LEVEL, float(drawn[1]), float(drawn[2]))
+        record = record_of((*LEVEL, 0.9, float(drawn[0])), test)
+        assert set(found_in(record)) == {"accuracy", "convergence", "next"}
+        assert "still improving" not in REPORT(record).title

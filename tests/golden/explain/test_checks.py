@@ -1,0 +1,257 @@
+"""The checks in a run's record: their numbers are the functions' own, and the report says what they mean."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.kit.explained import BRIEF, explained, report
+from tests.kit.first_page import states
+from vitlens.analysis.faithfulness.composites import cell_mass, confident_images, mosaics
+from vitlens.analysis.faithfulness.defaults import OTHER_STEPS
+from vitlens.analysis.faithfulness.deletion import faithfulness
+from vitlens.analysis.faithfulness.league import BASELINES, Settings, league
+from vitlens.analysis.faithfulness.localisation import roc_auc
+from vitlens.analysis.faithfulness.road import road
+from vitlens.attribution.explain import explain
+from vitlens.commands.explain.checks import composite_names
+from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
+from vitlens.commands.shared.maps.record import IMPUTED, ON_OBJECT, SHIFTS, WEIGHTS
+from vitlens.data.digits import digits
+from vitlens.models.loading import load
+from vitlens.models.model import Model
+from vitlens.uncertainty import power_of
+
+IMAGES = 8
+METHODS = ("relevance", "rollout")
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> ExplainRecord:
+    """An untrained ViT on images with masks and labels."""
+    line = "--data digits --limit 6 --method relevance,attention --target true --verify"
+    return explained(tmp_path_factory.mktemp("masked") / "out", line, tiny_vit)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits without masks: an .npz of images and labels."""
+    split = digits("test").limit(IMAGES)
+    path = tmp_path_factory.mktemp("data") / "digits.npz"
+    pixels = split.source.read(torch.arange(IMAGES)).permute(0, 2, 3, 1).numpy()
+    np.savez(path, images=pixels, labels=split.labels.numpy())
+    return path
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory, plain: Path) -> ExplainRecord:
+    """The trained ViT on images without masks."""
+    line = f"--data {plain} --method {','.join(METHODS)} --verify --no-counterfactuals --composite-count 3"
+    return explained(tmp_path_factory.mktemp("record") / "out", line, "vit-digits")
+
+
+@pytest.fixture(scope="module")
+def given() -> tuple[Model, torch.Tensor, torch.Tensor]:
+    """The same model with the images and its predictions."""
+    model, split = load("vit-digits"), digits("test").limit(IMAGES)
+    (batch,) = split.batches(IMAGES)
+    with torch.no_grad():
+        return model, batch.images, model(batch.images).argmax(-1)
+
+
+def words(record: ExplainRecord, question: str) -> str:
+    """The sentences of a section."""
+    return " ".join(text.text for each in report(record).sections if question in each.title for text in each.sentences)
+
+
+def test_numbers_are_the_functions_own(masked, tiny_vit):
+    model, split = load(str(tiny_vit)), digits("test").limit(6)
+    (batch,) = split.batches(6)
+    maps = explain(model, batch.images, targets=batch.labels, method="relevance")
+    auc = masked.metric("localisation/tiny-vit/roc_auc/relevance")
+    assert (auc.value, auc.n) == (pytest.approx(roc_auc(maps, split.masks).mean().item(), abs=1e-6), 6)
+    assert auc.low <= auc.value <= auc.high
+    functions = {"relevance": lambda s, i, t: explain(s, i, targets=t, method="relevance")}
+    checks, random, _ = league(model, batch.images, batch.labels, functions, masks=split.masks)
+    for column, value in (("gap", checks.fidelity.gaps), ("deletion", checks.fidelity.deletion.areas)):
+        metric = masked.metric(f"faithfulness/tiny-vit/{column}/relevance")
+        assert metric.value == pytest.approx(value.mean().item(), abs=1e-6)
+    rows = {row.check: row for row in masked.checks if row.method == "relevance"}
+    assert set(rows) == {IMPUTED, "mean", WEIGHTS, SHIFTS, ON_OBJECT}
+    assert rows[IMPUTED].value.value == pytest.approx(checks.road.gaps.mean().item(), abs=1e-6)
+    margins = [rows[IMPUTED].margin.value, (checks.road.gaps - random.road.gaps).mean().item()]
+    assert margins[0] <= margins[1] + 1e-6  # of the hardest baseline
+    assert rows[ON_OBJECT].value.value == pytest.approx(auc.value, abs=1e-6)
+    assert 1.5 < masked.metric("cost/tiny-vit/forwards/relevance").value < 3  # a forward and a cheap backward pass
+
+
+def test_every_method_and_baseline_is_in_the_table(masked):
+    rows = {row.method: row for row in masked.league}
+    assert rows.keys() == {"relevance", "attention", *BASELINES}
+    scores = [row.road.value for row in masked.league]
+    assert scores == sorted(scores, reverse=True)
+    for name in ("relevance", "attention"):
+        assert not rows[name].baseline
+        stages = [row for row in masked.stages if row.method == name]
+        assert stages[0].stage == "head"
+        assert stages[-1].similarity.value == pytest.approx(rows[name].randomisation.value, abs=1e-6)
+        means = np.mean([row.similarity.value for row in stages])
+        assert rows[name].cascade.value == pytest.approx(means, abs=1e-6)
+        for metric in ("faithfulness/tiny-vit/road", "randomisation/tiny-vit", "localisation/tiny-vit/pointing",
+                       "counterfactual/tiny-vit/size", "counterfactual/tiny-vit/turned"):  # fmt: skip
+            assert masked.metric(f"{metric}/{name}").n == 6
+    for name in BASELINES:
+        assert rows[name].baseline
+        assert (rows[name].randomisation, rows[name].forwards) == (None, None)
+        assert f"randomisation/tiny-vit/{name}" not in masked.metrics
+    assert masked.metric("agreement/tiny-vit/relevance/attention").n == 6
+    assert masked.metric(f"counterfactual/tiny-vit/size_searched/{SEARCH}").n == 6
+    assert masked.metric("faithfulness/tiny-vit/relevance_gain/relevance").unit == "logits"
+    arrays = masked.curves["tiny-vit"]
+    assert arrays.deletion.shape == (4, len(arrays.shares))
+    assert [row.score for row in masked.on_object[::2]] == ["roc_auc", "mass", "pointing"]
+    assert list(states(report(masked)).values()) == ["inconclusive"]  # of six images
+
+
+def test_two_models_stand_beside_each_other(tiny_vit, tiny_cnn, tmp_path):
+    line = f"--data digits --limit 4 --method saliency --verify {BRIEF}"
+    record = explained(tmp_path / "out", line, tiny_vit, tiny_cnn)
+    assert {row.model for row in record.league} == {"tiny-vit", "tiny-cnn"}
+    for alias in ("tiny-vit", "tiny-cnn"):
+        for metric in (f"faithfulness/{alias}/gap/saliency", f"randomisation/{alias}/saliency"):
+            assert metric in record.metrics
+        assert (record.folder / "figures" / f"checks_{alias}.png").is_file()
+        assert [row.check for row in record.checks if row.model == alias] == [IMPUTED, "blur", WEIGHTS, ON_OBJECT]
+
+
+def test_substrates_are_the_functions_own_and_maps_of_other_images_are_a_baseline(record, given):
+    model, images, targets = given
+    assert {row.substrate for row in record.substrates} == {"blur", "mean", "absent", IMPUTED}
+    maps = explain(model, images, targets=targets, method="rollout")
+    (own,) = faithfulness(model, images, targets, [maps], substrate="absent", steps=OTHER_STEPS)
+    gap = record.metric("substrates/vit-digits/absent/rollout")
+    assert gap.value == pytest.approx(float(own.gaps.mean()), abs=1e-4)
+    for substrate, column in (("blur", "gap"), (IMPUTED, "road")):
+        for method in (*METHODS, *BASELINES):
+            expected = record.metric(f"faithfulness/vit-digits/{column}/{method}").value
+            found = record.metric(f"substrates/vit-digits/{substrate}/{method}").value
+            assert found == pytest.approx(expected, abs=1e-6)
+    assert len(record.rankings) == 6
+    assert all(row.tau.value in (-1.0, 1.0) and row.methods == 2 for row in record.rankings)  # one pair of methods
+    found = {row.check: row for row in record.checks if row.method == "rollout"}
+    assert {name for name in found if name in ("mean", IMPUTED)} == {"mean", IMPUTED}
+    assert all(row.margin.n == IMAGES for row in found.values() if row.margin)
+
+
+def test_stability_is_recorded_by_disturbance(record):
+    rows = {(row.method, row.disturbance): row for row in record.stability}
+    assert {disturbance for _, disturbance in rows} == {OVERALL, "shift-quarter", "shift-half", "shift-one", "flip"}
+    for method in METHODS:
+        assert record.metric(f"stability/vit-digits/jumped/{OVERALL}/{method}") == rows[method, OVERALL].jumped
+        (check,) = (row for row in record.checks if (row.method, row.check) == (method, SHIFTS))
+        assert (check.value, check.state) == (rows[method, OVERALL].jumped, "inconclusive")  # of eight images
+
+
+def test_power_is_that_of_the_paired_differences(record, given):
+    model, images, targets = given
+    (row,) = record.power  # no masks, so no localisation
+    maps = [explain(model, images, targets=targets, method=name) for name in METHODS]
+    first, second = road(model, images, targets, maps)
+    expected = power_of((first.gaps - second.gaps).numpy())
+    assert (row.check, row.detectable.n) == ("road", IMAGES)
+    assert record.metric("detectable/vit-digits/road").value == pytest.approx(expected.detectable, rel=1e-3)
+
+
+def test_composites_are_made_where_masks_are_not_known(record, given):
+    model, images, _ = given
+    rows = {row.kind: row for row in record.composite_sets}
+    assert [(row.kind, row.composites, row.maps, row.refused, row.labels) for row in rows.values()] == [
+        ("mosaic-2", 3, 12, "", "labels"),
+        ("embedded", 3, 3, "", "labels"),
+    ]
+    assert (rows["mosaic-2"].chance, rows["mosaic-2"].guessed) == (0.25, pytest.approx(0.4))
+    assert record.metric("composites/vit-digits/mosaic-2/recognised").n == 12
+    assert {row.method for row in record.composites} == {*METHODS, *BASELINES}
+    labels = digits("test").limit(IMAGES).labels
+    with torch.no_grad():
+        usable = confident_images(model(images), labels)
+    made = mosaics(images[usable], labels[usable], side=2, count=3, seed=0)
+    maps = explain(model, made.images[made.which], targets=made.targets, method="relevance")
+    mass = record.metric("composites/vit-digits/mosaic-2/mass/relevance")
+    assert mass.value == pytest.approx(float(cell_mass(maps, made.masks).mean()), abs=1e-5)
+    assert (mass.n, mass.low <= mass.value <= mass.high) == (12, True)
+    (row,) = (row for row in record.composites if (row.kind, row.method) == ("mosaic-2", "relevance"))
+    assert row.above == ()  # three composites show nothing
+    arrays = record.composite_maps["mosaic-2-vit-digits"]
+    np.testing.assert_allclose(arrays.maps[0], maps[:4].numpy(), atol=1e-5)
+    assert arrays.targets.tolist() == [model.classes[int(target)] for target in made.targets[:4]]
+
+
+def test_composites_that_the_model_does_not_see_judge_no_map(record):
+    """The bundled ViT knows digits of one size: in a mosaic it names the classes as often as by guessing."""
+    assert not any(row.seen for row in record.composite_sets)
+    assert "judge no map" in words(record, "class among others")
+    names = {path.name for path in (record.folder / "figures").iterdir()}
+    assert "composite_maps_0.png" in names
+    assert "composites.png" not in names
+
+
+@pytest.mark.slow
+def test_pasted_objects_are_seen_and_found(tmp_path):
+    line = "--data digits --limit 40 --method relevance,rollout --verify --no-counterfactuals --no-stability"
+    found = explained(tmp_path / "out", f"{line} --composites pasted --composite-count 12", "vit-digits")
+    (row,) = found.composite_sets
+    assert (row.seen, row.maps) == (True, 12)
+    (relevance,) = (each for each in found.composites if each.method == "relevance")
+    assert relevance.mass.value > 0.5
+    assert relevance.above == BASELINES
+    assert found.stability == ()
+
+
+@pytest.mark.slow
+def test_too_few_images_are_refused_in_the_report(tmp_path, plain):
+    line = f"--data {plain} --limit 3 --method relevance --verify --no-counterfactuals --no-stability"
+    found = explained(tmp_path / "out", line, "vit-digits")
+    assert all(row.refused.startswith("expected confidently") for row in found.composite_sets)
+    assert found.composites == ()
+    assert "No 2 x 2 mosaics of vit-digits: expected confidently" in words(found, "class among others")
+
+
+@pytest.mark.slow
+def test_predictions_stand_in_for_missing_labels(tmp_path, plain):
+    (tmp_path / "unlabelled").mkdir()
+    for index, pixels in enumerate(np.load(plain)["images"]):
+        Image.fromarray(pixels).save(tmp_path / "unlabelled" / f"{index}.png")
+    line = f"--images {tmp_path / 'unlabelled'} --method relevance --verify --no-counterfactuals --no-stability"
+    found = explained(tmp_path / "out", f"{line} --composites embedded --other-substrates none", "vit-digits")
+    (row,) = found.composite_sets
+    assert (row.labels, row.refused) == ("predictions", "")
+
+
+def test_kinds_by_choice():
+    assert composite_names(("auto",), has_masks=True) == ()
+    assert composite_names(("auto",), has_masks=False) == ("mosaic-2", "embedded")
+    assert composite_names(("none",), has_masks=False) == ()
+    assert composite_names(("pasted", "mosaic-3"), has_masks=True) == ("mosaic-3", "pasted")
+
+
+def test_maps_that_are_broken_are_flagged(tiny_vit):
+    model, split = load(str(tiny_vit)), digits("test").limit(4)
+    (batch,) = split.batches(4)
+    functions = {
+        "broken": lambda _s, i, _t: i[:, 0] / 0 * torch.tensor([1.0, 1, 1, 0])[:, None, None],
+        "even": lambda _s, i, _t: torch.ones(len(i), 8, 8),
+    }
+    settings = Settings(steps=2, road=False, counterfactuals=False)
+    masks = split.masks.clone()
+    masks[0] = False
+    checks = league(model, batch.images, batch.labels, functions, masks=masks, settings=settings)
+    assert checks[0].faults.words.startswith("4 of 4 not finite")
+    assert checks[0].randomisation is None
+    assert checks[1].faults.words == "4 of 4 constant"
+    assert checks[1].randomisation.flagged
+    assert checks[1].scores["roc_auc"].tolist() == [0.5] * 3  # one image has no object
+    assert checks[0].road is None
+    assert league(model, batch.images, batch.labels, functions, settings=settings)[0].scores == {}

@@ -1,0 +1,164 @@
+"""`vitlens explain --refine --views --times --upsample`: the maps, their names, and what cannot be refined."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kit.explained import explained
+from vitlens.analysis.faithfulness.league import RANDOM
+from vitlens.attribution.explain import explain as attribute
+from vitlens.attribution.refinement import Refinement
+from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.cli.main import run
+from vitlens.commands.explain.measure import chosen_methods
+from vitlens.commands.run.publish import read_folder
+from vitlens.data.digits import digits
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.models.loading import load
+
+OF_PATCHES = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch" and name != "best")
+
+
+@pytest.fixture
+def typed(tiny_vit: Path, tiny_cnn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """A call as typed on the command line, of the tiny ViT or CNN: its exit code, stderr, and whether it wrote."""
+
+    def call(line: str, *, cnn: bool = False) -> tuple[int, str, bool]:
+        out, model = tmp_path / "out", str(tiny_cnn if cnn else tiny_vit)
+        code = run(["explain", model, "--data", "digits", "--limit", "2", "--out", str(out), *line.split()])
+        return code, capsys.readouterr().err.strip(), out.exists()
+
+    return call
+
+
+def test_a_refined_run_writes_the_refined_maps_and_says_so(tiny_vit, tmp_path):
+    line = "--data digits --limit 5 --method relevance,rollout --target true --refine affinity --views 2"
+    record = explained(tmp_path / "out", f"{line} --times gradcam", tiny_vit)
+    model, split = load(str(tiny_vit)), digits("test", seed=0).limit(5, seed=0)
+    (batch,) = split.batches(5)
+    refinement = Refinement("affinity", times="gradcam", views=2)
+    written = record.maps[model.alias].maps
+    assert [row.method for row in record.methods] == ["relevance", "rollout"]
+    for index, row in enumerate(record.methods):
+        expected = attribute(model, batch.images, targets=batch.labels, method=row.method, refinement=refinement)
+        assert expected.shape == (5, 8, 8)
+        assert row.map == "8x8"
+        assert not row.signed
+        torch.testing.assert_close(
+            torch.from_numpy(written[index]), expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-3
+        )
+        words = "times GradCAM, refined by attention between patches (2 steps), mean of 2 views"
+        assert row.title == f"{ATTRIBUTIONS[row.method].title}, {words}"
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert report.count(record.methods[0].title) >= 1
+
+
+@pytest.mark.parametrize(
+    ("line", "size", "words"),
+    [
+        ("--refine affinity", "4x4", "refined by attention between patches (2 steps)"),
+        ("--refine affinity --refine-layers 1 --refine-steps 4", "4x4", "between patches of layers 1 (4 steps)"),
+        ("--views 3", "8x8", "mean of 3 views"),
+        ("--times rollout", "4x4", "times rollout"),
+        ("--upsample image", "32x32", "enlarged along the image's edges"),
+    ],
+)
+def test_the_options_as_typed(typed, tmp_path, line, size, words):
+    code, _, written = typed(f"--method gradcam {line}")
+    assert (code, written) == (0, True)
+    (row,) = read_folder(tmp_path / "out").methods
+    assert row.map == size
+    assert row.title.startswith("GradCAM, ")
+    assert row.title.endswith(words)
+    assert row.signed is ("times" not in line)
+
+
+def test_a_refined_map_has_no_completeness_error(tiny_vit, tmp_path):
+    """Its sum is no longer that of the method."""
+    line = "--data digits --limit 2 --method integrated-gradients --views 2"
+    (row,) = explained(tmp_path / "out", line, tiny_vit).methods
+    assert (row.gain, row.completeness) == (None, None)
+
+
+def test_methods_that_are_not_named_and_cannot_be_refined_are_left_out(tiny_vit, tiny_cnn, tmp_path):
+    vit, cnn = load(str(tiny_vit)), load(str(tiny_cnn))
+    affinity, views = Refinement("affinity"), Refinement(views=2)
+    refinable = tuple(name for name in default_methods() if name in OF_PATCHES)
+    assert refinable == ("relevance", "rollout", "gradcam", "occlusion")
+    assert chosen_methods([vit], (), refinement=affinity) == [refinable]
+    assert chosen_methods([vit], ("all",), refinement=affinity) == [OF_PATCHES]
+    times = Refinement(times="gradcam")
+    assert chosen_methods([vit], (), refinement=times) == [
+        tuple(name for name in default_methods() if name != "gradcam")
+    ]
+    assert chosen_methods([vit, cnn], (), refinement=views) == chosen_methods([vit, cnn], ())
+    record = explained(tmp_path / "out", "--data digits --limit 2 --refine affinity", tiny_vit)
+    assert tuple(row.method for row in record.methods) == refinable
+
+
+@pytest.mark.slow
+def test_checks_are_of_the_refined_maps(tiny_vit, tmp_path):
+    """A verified run removes patches in the order of the refined map."""
+    line = "--data digits --limit 5 --method gradcam --verify --no-counterfactuals --no-stability"
+    plain, refined = (
+        explained(tmp_path / name, f"{line} --other-substrates none {more}", tiny_vit)
+        for name, more in (("plain", ""), ("refined", "--refine affinity --views 2"))
+    )
+    rows = [{row.method: row for row in record.league} for record in (plain, refined)]
+    assert rows[0]["gradcam"].gap != rows[1]["gradcam"].gap
+    assert rows[0][RANDOM].gap == rows[1][RANDOM].gap
+    assert rows[1]["gradcam"].forwards.value > 2 * rows[0]["gradcam"].forwards.value
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--method saliency --refine affinity", "found saliency, a map of pixels; use --views"),
+        ("--method gradcam,saliency --refine affinity", "found saliency, a map of pixels; use --views"),
+        ("--method gradcam --refine affinity --times saliency", "found saliency, a map of pixels; use --views"),
+        ("--method best --refine affinity", "found best, refined already; use it as it is"),
+        ("--method gradcam --times best --refine affinity", "found best, refined already; use it as it is"),
+        ("--method gradcam --times gradcam", "another method for --times than gradcam, found the same"),
+        ("--method gradcam --times gradcm", "did you mean 'gradcam'"),
+        ("--refine affinity --refine-layers 2", "expected layers from 0 to 1 of tiny-vit"),
+        ("--refine affinity --refine-steps 3", "expected an even number of steps"),
+        ("--refine affinity --refine-steps -2", "greater than or equal to 0"),
+        ("--views 0", "greater than or equal to 1"),
+        ("--views 9", "expected 1 to 8 views, found 9"),
+        ("--refine smooth", "smooth"),
+        ("--upsample edges", "edges"),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_any_work(typed, line, words):
+    code, said, written = typed(line)
+    assert code == 2
+    assert words in " ".join(said.split())
+    assert not written
+    assert said.count("\n") == 0
+
+
+@pytest.mark.parametrize("line", ["--refine affinity", "--method gradcam --refine affinity"])
+def test_a_cnn_has_no_attention_to_refine_with(typed, line):
+    code, said, written = typed(line, cnn=True)
+    assert (code, written) == (2, False)
+    assert "expected attention between the patches of one grid" in said
+    assert "use --views, which any model has" in said
+    assert said.count("\n") == 0
+
+
+def test_the_errors_by_kind(tiny_vit, tiny_cnn):
+    vit, cnn = load(str(tiny_vit)), load(str(tiny_cnn))
+    for error, model, methods, refinement in (
+        (UnsupportedError, vit, ("saliency",), Refinement("affinity")),
+        (UnsupportedError, cnn, (), Refinement("affinity")),
+        (UnsupportedError, cnn, ("gradcam",), Refinement(times="rollout")),
+        (InputError, vit, ("rollout",), Refinement(times="rollout")),
+        (InputError, vit, (), Refinement("affinity", layers=(0, 2))),
+        (InputError, vit, ("rollout",), Refinement("affinity", layers=(-1,))),
+    ):
+        with pytest.raises(error):
+            chosen_methods([model], methods, refinement=refinement)
+    with pytest.raises(UnknownNameError, match="no method 'gradcm'; did you mean 'gradcam'"):
+        Refinement(times="gradcm")

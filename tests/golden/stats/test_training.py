@@ -1,0 +1,137 @@
+"""Statistics over training are those that the functions give for each of the kept weights, on the same images."""
+
+import json
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kit.simulated_processes import run_in_processes
+from vitlens.analysis.attention.positions import position_similarity
+from vitlens.analysis.heads.statistics import statistics
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read
+from vitlens.commands.stats import measure as training
+from vitlens.commands.stats.options import StatsOptions
+from vitlens.commands.stats.record import StatsRecord
+from vitlens.data.digits import CLASSES, digits
+from vitlens.errors import InputError
+from vitlens.files import read_run, write_text
+from vitlens.models.loading import load, untrained
+from vitlens.models.saved import save
+from vitlens.processes import Processes
+from vitlens.training.checkpoint import keep_weights
+from vitlens.training.metrics import METRICS_FILE, EpochMetrics
+
+OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
+
+
+def taught(seed: int, *, patch_size: tuple[int, int] = (8, 8)):
+    shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": list(patch_size)}
+    return untrained("vit-mini", classes=CLASSES, seed=seed, overrides=shape)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that kept its weights before training and after epochs 2 and 4, of 5."""
+    folder = tmp_path_factory.mktemp("runs") / "taught"
+    for epochs in (0, 2, 4):
+        keep_weights(folder, taught(epochs), epochs=epochs)
+    save(taught(5), folder / "model.safetensors")
+    lines = [EpochMetrics(epoch, epoch + 1, 8, 1e-3, 1.0, 0.5, None, None, 1.0, 8.0) for epoch in range(5)]
+    write_text(folder / METRICS_FILE, "".join(json.dumps(asdict(line)) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def record(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> StatsRecord:
+    return run(trained, tmp_path_factory.mktemp("reports") / "out")
+
+
+def run(folder: Path, out: Path, **changes: object) -> StatsRecord:
+    given = {"data": "digits", "over_training": True, "run": replace(OPTIONS, out=out), **changes}
+    assert training.measure(StatsOptions((str(folder),), **given)) == out / "report.md"
+    return read(read_run(out))
+
+
+def test_numbers_are_those_of_the_function_at_every_checkpoint(trained, record):
+    (batch,) = digits("test").limit(12).batches(12)
+    files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}
+    files[5] = trained / "model.safetensors"
+    assert [row.epochs for row in record.learning] == [0, 2, 4, 5]
+    rows = {(row.epochs, row.layer, row.head): row.statistics for row in record.learning_heads}
+    assert len(rows) == 4 * 2 * 2
+    for epochs, file in files.items():
+        table = statistics(load(str(file)), batch.images)
+        for name in ("distance", "normalised_entropy", "cls_normalised_entropy"):
+            expected = getattr(table, name)
+            for layer, head in product(range(2), range(2)):
+                assert rows[epochs, layer, head][name] == pytest.approx(expected[layer, head].item(), rel=1e-5)
+            mean = record.metric(f"learning/taught/{name}/{epochs}")
+            assert mean.value == pytest.approx(expected.mean().item(), rel=1e-5)
+            assert mean.low < mean.value < mean.high
+            assert mean.n == 12
+    assert rows[0, 0, 0]["distance"] != rows[5, 0, 0]["distance"]
+    similarity = position_similarity(load(str(trained)))
+    places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).view(-1, 2).double()
+    apart = torch.cdist(places, places)
+    assert record.learning[-1].neighbours == pytest.approx(similarity[(apart - 1).abs() < 1e-6].mean().item(), abs=1e-6)
+    assert record.learning[-1].others == pytest.approx(similarity[apart > 1.1].mean().item(), abs=1e-6)
+    drawn = {path.stem for path in (record.folder / "figures").glob("learning_*.png")}
+    assert {"learning_distance", "learning_normalised_entropy", "learning_positions"} <= drawn
+
+
+def test_few_checkpoints_on_the_same_few_images(trained, monkeypatch, tmp_path):
+    monkeypatch.setattr(training, "IMAGES", 4)
+    monkeypatch.setattr(training, "CHECKPOINTS", 2)
+    record = run(trained, tmp_path / "out")
+    assert [row.epochs for row in record.learning] == [0, 5]
+    (batch,) = digits("test").limit(12).limit(4).batches(4)
+    table = statistics(load(str(trained)), batch.images)
+    found = record.learning[1].statistics["distance"]
+    assert (found.value, found.n) == (pytest.approx(table.distance.mean().item(), rel=1e-5), 4)
+
+
+def test_two_processes_find_what_one_does(trained, monkeypatch):
+    def work(processes: Processes) -> torch.Tensor:
+        part = SimpleNamespace(
+            processes=processes, run=OPTIONS, split=digits("test").limit(7), aliases=("taught",),
+            numbers=lambda batch: processes.index + batch.indices * processes.count,
+        )  # fmt: skip
+        _, heads, _ = training.over_training(training.kept_weights([str(trained)]), part, renormalise=True)
+        return torch.tensor([row.statistics["normalised_entropy"] for row in heads])
+
+    (alone,), (first, second) = (run_in_processes(count, work, monkeypatch) for count in (1, 2))
+    torch.testing.assert_close(first, alone, rtol=1e-6, atol=1e-9)
+    assert torch.equal(first, second)
+
+
+def test_similarity_by_offset_is_the_mean_over_pairs():
+    model = taught(3, patch_size=(8, 16))  # a grid of 4 x 2
+    similarity, by_offset = position_similarity(model), training.similarity_by_offset(model)
+    assert by_offset.shape == (7, 3)
+    for down in range(-3, 4):
+        for across in range(-1, 2):
+            pairs = [
+                similarity[2 * row + column, 2 * (row + down) + column + across].item()
+                for row in range(4)
+                for column in range(2)
+                if 0 <= row + down < 4 and 0 <= column + across < 2
+            ]
+            assert by_offset[down + 3, across + 1].item() == pytest.approx(np.mean(pairs), abs=1e-6)
+
+
+def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path):
+    options = StatsOptions((), "digits", run=replace(OPTIONS, out=tmp_path / "out"))
+    for models, message in (
+        ([str(tiny_vit)], "found none kept in .*; train one with vitlens train PRESET --keep-every N"),
+        (["vit-digits"], "found none kept in vit-digits"),
+        ([str(trained), str(trained)], "one run for --over-training, found 2 models"),
+    ):
+        with pytest.raises(InputError, match=message):
+            training.measure(replace(options, models=tuple(models), over_training=True))
+    assert not (tmp_path / "out").exists()

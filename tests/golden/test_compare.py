@@ -1,0 +1,236 @@
+"""The record of `vitlens compare`: its numbers agree with each other and with what was asked for."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.kit.first_page import check_first_page
+from vitlens.analysis.failures import errors
+from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.cli.main import run as vitlens
+from vitlens.commands.compare.measure import measure
+from vitlens.commands.compare.options import CompareOptions
+from vitlens.commands.compare.record import CELLS, CompareRecord
+from vitlens.commands.compare.report import REPORT
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read, read_folder
+from vitlens.data.shapes import CLASSES
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.files import read_run
+from vitlens.models.loading import load, untrained
+from vitlens.models.saved import save
+
+COUNT = 24
+SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
+PAIR = ("tiny-vit", "tiny-cnn")
+
+
+def run(out: Path, models: list[str], *, limit: int | None = None, **changes: object) -> CompareRecord:
+    options = RunOptions(device="cpu", out=out, quiet=True, command="vitlens compare a b", limit=limit)
+    assert measure(CompareOptions(tuple(models), run=options, **changes)) == out / "report.md"
+    return read(read_run(out))
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path, tiny_cnn: Path) -> CompareRecord:
+    """Two untrained models on 24 scenes."""
+    out = tmp_path_factory.mktemp("compare") / "run"
+    return run(out, [str(tiny_vit), str(tiny_cnn)], limit=COUNT, panels=6, checked=8)
+
+
+@pytest.fixture(scope="module")
+def of_shapes(tmp_path_factory: pytest.TempPathFactory) -> CompareRecord:
+    """Two untrained models of shapes on 104 of them: untrained models fail often enough to be tested."""
+    root = tmp_path_factory.mktemp("shapes")
+    for name, preset, overrides in (("vit", "vit-mini", SHAPE), ("cnn", "resnet20", None)):
+        save(untrained(preset, classes=CLASSES, overrides=overrides), root / name / "model.safetensors")
+    models = [str(root / "vit"), str(root / "cnn")]
+    return run(
+        root / "run", models, data="shapes", limit=104, maps=20, panels=1, method=("saliency",), target="3",
+        harder=False,
+    )  # fmt: skip
+
+
+def test_cells_are_those_of_the_analysis():
+    assert len(CELLS) == len(errors.CELLS)
+    assert [cell.replace(",", "").replace(" ", "-") for cell in errors.CELLS] == list(CELLS)
+
+
+def test_the_folder_is_whole_and_its_report_fits(record):
+    first, second = PAIR
+    for alias in PAIR:
+        names = ("accuracy", "calibration_error")
+        assert {f"{name}/{alias}" for name in names} <= record.metrics.keys()
+        assert {f"maps/{alias}/half", f"maps/{alias}/inside", f"localisation/{alias}/pointing"} <= record.metrics.keys()
+    pair = f"{first}/{second}"
+    names = (f"accuracy_difference/{pair}", f"mcnemar_p/{pair}", f"half_difference/{pair}")
+    agreements = (f"agreement/{pair}/{name}" for name in ("spearman", "top", "shared"))
+    assert {*names, *agreements} <= record.metrics.keys()
+    assert [row.method for row in record.methods] == ["best", "gradcam"]
+    check_first_page(REPORT(record))
+    for figure in (record.folder / "figures").iterdir():
+        assert f"(figures/{figure.name})" in (record.folder / "report.md").read_text()
+
+
+def test_tables_agree_with_each_other(record):
+    accuracies = {row.model: row.accuracy.value for row in record.scores}
+    cells = {row.cell: row for row in record.cells}
+    assert sum(row.count for row in record.cells) == COUNT
+    assert all(row.share.value == pytest.approx(row.count / COUNT) for row in record.cells)
+    (pair,) = record.pairs
+    assert pair.both_right == cells["both-right"].count
+    assert pair.only_first_right == cells["only-second-wrong"].count
+    assert pair.only_second_right == cells["only-first-wrong"].count
+    assert pair.both_wrong == cells["both-wrong-alike"].count + cells["both-wrong-differently"].count
+    for alias, accuracy in accuracies.items():
+        own = [row for row in record.per_class if row.model == alias]
+        assert sum(row.n for row in own) == COUNT
+        assert sum(row.n * row.accuracy.value for row in own) == pytest.approx(COUNT * accuracy)
+        confused = [row for row in record.confusions if row.model == alias]
+        assert sum(row.count for row in confused) == round(COUNT * (1 - accuracy))
+        assert all(row.truth != row.prediction for row in confused)
+        levels = [row for row in record.robustness if (row.model, row.kind) == (alias, "low-pass")]
+        assert levels[0].accuracy.value == accuracy, "the first level changes nothing"
+        assert record.metric(f"hardened_accuracy/{alias}/shuffle/1").value == accuracy
+    assert {row.kind for row in record.robustness} == set(DISTURBANCES)
+    assert 2 * len(record.disturbed_pairs) == len(record.robustness)
+    for row in record.disturbed_pairs:
+        first, second = (
+            next(
+                each
+                for each in record.robustness
+                if (each.model, each.kind, each.level) == (alias, row.kind, row.level)
+            )
+            for alias in PAIR
+        )
+        assert row.difference.value == pytest.approx(100 * (first.accuracy.value - second.accuracy.value))
+        assert row.p_holm >= row.p
+    assert not record.cue_conflicts
+
+
+def test_means_of_maps_are_those_of_their_figure(record):
+    """Mean maps are shares, and the mass on the object has its baseline beside it."""
+    for mean in (record.mean_maps.first, record.mean_maps.second):
+        assert mean.sum() == pytest.approx(1)
+    assert {(row.model, row.score) for row in record.on_object} == {(m, s) for m in PAIR for s in ("mass", "pointing")}
+    for row in record.on_object:
+        name = "inside" if row.score == "mass" else "pointing"
+        assert (
+            getattr(next(each for each in record.methods if each.model == row.model), name).value == row.estimate.value
+        )
+
+
+def test_numbers_of_images_are_those_asked_for_and_said(tmp_path, tiny_vit, tiny_cnn):
+    record = run(tmp_path / "run", [str(tiny_vit), str(tiny_cnn)], limit=12, panels=1, checked=4, disturbed=5)
+    assert {row.margin.n for row in record.map_checks if row.margin} == {4}
+    assert {row.accuracy.n for row in record.robustness} == {row.difference.n for row in record.disturbed_pairs} == {5}
+    assert "Only 5 images are disturbed" in (record.folder / "report.md").read_text()
+
+
+def test_panels_by_rising_agreement_say_and_show_what_the_rows_hold(record):
+    shown = sorted((row for row in record.images_shown if row.panel is not None), key=lambda row: row.panel)
+    assert [row.panel for row in shown] == list(range(6))
+    assert [row.agreement for row in shown] == sorted(row.agreement for row in shown)
+    (section,) = [section for section in REPORT(record).sections if section.panels]
+    others = [row for row in record.images_shown if row.panel is None]
+    assert len(section.panels) == len(shown) + len(others)
+    assert all(row.example for row in others)
+    names = {row.cell: row.name for row in record.cells}
+    for panel, row in zip(section.panels, [*shown, *others]):
+        assert (panel.tags.class_name, panel.tags.outcome) == (row.truth, names[row.cell])
+        assert row.first_prediction in panel.captions[1]
+        assert ("✓" in panel.captions[2]) == (row.second_prediction == row.truth)
+        below = {"below 0.3": row.agreement < 0.3, "at least 0.6": row.agreement >= 0.6}
+        assert below.get(panel.tags.agreement, 0.3 <= row.agreement < 0.6)
+    pixels, first, second = section.panels[0].pictures()
+    assert pixels.dtype == np.uint8
+    assert pixels.shape == first.shape == second.shape
+    assert (pixels == 255).all(-1).any(), "the object is outlined"
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.slow
+def test_failures_and_conflicts_of_models_of_shapes(of_shapes):
+    """With a single method for both models, and a class given by its number."""
+    rows = of_shapes.covariates
+    assert {row.model for row in rows} == set(of_shapes.aliases)
+    assert {"off_centre", "size", "clutter", "map_on_object", "confidence"} <= {row.covariate for row in rows}
+    tested = [row for row in rows if row.p is not None]
+    smallest = min(tested, key=lambda row: row.p)
+    assert smallest.p_holm == pytest.approx(min(1, len(tested) * smallest.p)), "one correction for all"
+    assert all(row.area.n == 104 for row in rows if row.covariate == "size")
+    assert {row.covariate for row in of_shapes.interventions} <= {row.covariate for row in tested if row.p <= 0.05}
+    assert [row.method for row in of_shapes.methods] == ["saliency", "saliency"]
+    assert not of_shapes.robustness
+    assert sum(row.n for row in of_shapes.cue_conflicts) == 2 * 560
+    for bias in of_shapes.shape_bias:
+        own = [row for row in of_shapes.cue_conflicts if row.model == bias.model]
+        assert bias.shape.value == pytest.approx(sum(row.shape for row in own) / 560)
+        assert bias.texture.value == pytest.approx(sum(row.texture for row in own) / 560)
+    check_first_page(REPORT(of_shapes))
+
+
+def test_wrong_calls_leave_nothing(tmp_path, tiny_vit, tiny_cnn, pictures):
+    pair, out = [str(tiny_vit), str(tiny_cnn)], tmp_path / "run"
+    with pytest.raises(
+        InputError, match=r"two models to compare, found 1; e\.g\. vitlens compare vit-digits cnn-digits"
+    ):
+        run(out, pair[:1])
+    with pytest.raises(InputError, match="found the same weights as a and b"):
+        run(out, [f"a={tiny_vit}", f"b={tiny_vit}"])
+    with pytest.raises(InputError, match=r"expected --maps of at least --panels \(9\), found 8"):
+        run(out, pair, panels=9, maps=8)
+    with pytest.raises(UnknownNameError, match="no method 'relevence'; did you mean 'relevance'"):
+        run(out, pair, method=("relevence",))
+    with pytest.raises(UnsupportedError, match=r"tiny-cnn \(cnn\) has, found 'rollout'; it has .*gradcam"):
+        run(out, pair, method=("rollout",))
+    with pytest.raises(InputError, match="found 3 methods"):
+        run(out, pair, method=("gradcam", "gradcam", "rollout"))
+    with pytest.raises(InputError, match="--target from 0 to 9, found 10"):
+        run(out, pair, target="10")
+    with pytest.raises(InputError, match="labelled images"):
+        run(out, pair, data=str(pictures))
+    with pytest.raises(InputError, match="named shapeN-textureM"):
+        run(out, pair, cue_conflict="digits")
+    save(untrained("resnet20", classes=("zero", "one")), tmp_path / "other" / "model.safetensors")
+    with pytest.raises(InputError, match=r"the second model does not know .* only in the model: 'zero'"):
+        run(out, [str(tiny_vit), str(tmp_path / "other")])
+    assert not out.exists()
+
+
+def test_unusable_maps_are_counted(tmp_path, tiny_vit):
+    """A model without any weight in its head: no gradient, no relevance."""
+    dead = load(str(tiny_vit))
+    with torch.no_grad():
+        dead.module.head.weight.zero_()
+    save(dead, tmp_path / "dead" / "model.safetensors")
+    record = run(tmp_path / "run", [str(tmp_path / "dead"), str(tiny_vit)], limit=4, harder=False, panels=3)
+    usable = record.metric("maps/dead/usable")
+    assert (usable.value, usable.n) == (0, 4)
+    assert "maps/dead/half" not in record.metrics
+    assert not record.agreement
+    assert not [row for row in record.images_shown if row.panel is not None]
+    assert "4 of 4 maps of dead are uniform" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_one_image_and_one_class_whose_name_is_markup(tmp_path):
+    classes = ("<b>**x**</b> `1`", "[a](b)")
+    place = tmp_path / "data" / "test" / classes[1]
+    place.mkdir(parents=True)
+    (tmp_path / "data" / "test" / "_").mkdir()
+    pixels = torch.randint(0, 255, (32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    Image.fromarray(pixels.numpy()).save(place / "0.png")
+    for name, preset, overrides in (("vit", "vit-mini", SHAPE), ("cnn", "resnet20", None)):
+        save(untrained(preset, classes=classes, seed=1, overrides=overrides), tmp_path / name / "model.safetensors")
+    out, models = tmp_path / "run", [str(tmp_path / "vit"), str(tmp_path / "cnn")]
+    line = ["compare", *models, "--data", str(tmp_path / "data"), "--panels", "1", "--no-harder", "--html", "--quiet"]
+    assert vitlens([*line, "--limit", "1", "--out", str(out)]) == 0
+    document = REPORT(read_folder(out))
+    check_first_page(document)
+    assert not [claim for claim in document.claims if claim.is_shown]
+    assert {claim.state for claim in document.claims if claim.state} == {"inconclusive"}
+    assert "[a](b)" not in (out / "report.md").read_text()
+    assert "<b>**x" not in (out / "report.html").read_text()

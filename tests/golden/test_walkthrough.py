@@ -1,0 +1,147 @@
+"""`vitlens walkthrough`: its rows are the function's, its report is whole, and wrong calls are one line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitlens
+from tests.contracts.test_headless import NAME, RANDOM
+from tests.kit.first_page import judged, states
+from vitlens.analysis.walkthrough.registry import STEPS
+from vitlens.analysis.walkthrough.without import CHANGES
+from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.walkthrough.record import WalkthroughRecord
+from vitlens.commands.walkthrough.report import REPORT
+from vitlens.models.loading import load
+
+QUIET = ("--device", "cpu", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def record(tiny_vit: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> WalkthroughRecord:
+    out = tmp_path_factory.mktemp("walked") / "out"
+    line = ["walkthrough", str(tiny_vit), "--images", str(pictures / "1.png"), "--layer", "1", "--head", "1"]
+    assert run([*line, *QUIET, "--out", str(out)]) == 0
+    return read_folder(out)
+
+
+def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictures):
+    walk = vitlens.walkthrough(load(str(tiny_vit)), pictures / "1.png", layer=1, head=1)
+    (row,) = record.walk
+    assert (row.name, row.tokens, row.patches, row.layers, row.heads, row.named) == ("L1.H1", 17, 16, 2, 2, True)
+    assert (row.query, row.query_name, row.key) == (0, "CLS", walk.key)
+    assert row.key_name == f"the patch in row {(walk.key - 1) // 4}, column {(walk.key - 1) % 4}"
+    assert row.score == pytest.approx(float(walk.scores[0, walk.key]), rel=1e-4)
+    assert row.product * row.scale == pytest.approx(row.score, rel=1e-4)
+    assert row.weight == pytest.approx(float(walk.weights[0, walk.key]), rel=1e-4)
+    assert row.times_uniform == pytest.approx(17 * row.weight)
+    assert [(each.step, each.note or "") for each in record.steps] == [(each.step, each.note) for each in walk.checks]
+    for name in ("queries", "keys", "values", "scores", "weights"):
+        np.testing.assert_allclose(getattr(record.head, name), getattr(walk, name), atol=1e-5)
+    assert row.largest == pytest.approx(float(walk.weights[0].max()), rel=1e-4)
+    assert row.unscaled_largest == pytest.approx(float(walk.unscaled[0].max()), rel=1e-4)
+    np.testing.assert_array_equal(record.head.order, walk.order)
+    embedding = record.embedding
+    np.testing.assert_allclose(embedding.convolved, walk.embedding.convolved[0], atol=1e-5)
+    strongest = int(np.abs(embedding.convolved[walk.key - 1]).argmax())
+    assert embedding.numbers[0] == strongest
+    assert embedding.responses[0] == embedding.convolved[walk.key - 1, strongest]
+    assert [each.change for each in record.answers] == [CHANGES[each.change] for each in walk.changed]
+    assert [each.positions for each in record.permutations] == [True, False]
+    assert [each.norm for each in record.added] == pytest.approx(walk.head_norms[:, 0].tolist(), rel=1e-4)
+    ends = [float(each[0].norm()) for each in (walk.input, walk.after)]
+    assert [record.block[0].norm, record.block[-1].norm] == pytest.approx(ends, rel=1e-4)
+    assert record.block[1].norm == pytest.approx(record.added[1].norm, rel=1e-4)
+    assert len(record.entropies) == 4
+    placed, without = record.reversal
+    assert (placed.positions, without.positions) == (True, False)
+    assert placed.loss < 0.01
+    assert placed.anti_diagonal > 0.95
+    assert without.floor <= without.loss < 0.91
+    assert (record.reversed.weights[0].argmax(-1) == np.arange(9, -1, -1)).all()
+
+
+def test_its_report_has_a_step_a_section_and_judges_the_differences(record):
+    document = REPORT(record)
+    assert [section.step for section in document.sections] == [True] * 14
+    (verdict,) = judged(document)
+    assert verdict.state == "pass"
+    assert verdict.effect.value == max(each.relative for each in record.steps)
+    page = (record.folder / "report.html").read_text()
+    assert page.count('class="step"') == 14
+    assert page.count('<form class="steps"') == 1
+
+
+def test_a_step_that_is_not_the_models_own_fails(record):
+    first, *others = record.steps
+    off = replace(record, steps=(replace(first, relative=0.5), *others))
+    (verdict,) = judged(REPORT(off))
+    assert (verdict.state, verdict.effect.value) == ("fail", pytest.approx(0.5))
+    assert REPORT(off).title != REPORT(record).title
+    assert REPORT(off).first.glance.rows[0][0] == first.step
+    none = replace(record, steps=tuple(replace(each, relative=None) for each in record.steps))
+    assert list(states(REPORT(none)).values()) == ["inconclusive"]
+
+
+def test_changes_that_change_the_prediction_are_counted(record):
+    own, *others = record.answers
+    rows = [replace(each, prediction=own.prediction) for each in others]
+    rows[1] = replace(rows[1], prediction="a *cat*")
+    (claim,) = [
+        each for each in REPORT(replace(record, answers=(own, *rows))).claims if each.question == "changes"
+    ]  # fmt: skip
+    assert f"1 of {len(others)} changes" in claim.says
+    assert "a *cat*" not in claim.says  # a class's name is no markup
+    assert claim.evidence == "intervened"
+
+
+@pytest.mark.slow
+def test_of_several_images_the_first_is_taken_and_said(tiny_vit, pictures, tmp_path, capsys):
+    line = ["walkthrough", str(tiny_vit), "--images", str(pictures), "--device", "cpu", "--no-html"]
+    assert run([*line, "--out", str(tmp_path / "out")]) == 0
+    assert "1 of the 3 images" in capsys.readouterr().err
+    assert Path(read_folder(tmp_path / "out").row.image).name == "0.png"
+
+
+@pytest.mark.slow
+def test_a_headless_model_has_no_predictions_but_all_steps(pictures, tmp_path):
+    out = tmp_path / "out"
+    assert run(["walkthrough", NAME, *RANDOM, "--images", str(pictures / "0.png"), "--no-html", "--out", str(out)]) == 0
+    record = read_folder(out)
+    assert {each.prediction for each in record.answers} == {None}
+    assert "answers" not in {figure.name for figure in REPORT(record).figures}
+    assert len(record.steps) == len(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("{vit} --layer 2", "expected a layer from 0 to 1"),
+        ("{vit} --layer -1", "expected --layer"),
+        ("{vit} --layer 0 --head 2", "expected a head from 0 to 1 in layer 0"),
+        ("{vit} --images nowhere.png", "found nothing"),
+        ("{vit} --images x.png --data digits", "expected --images or --data"),
+        ("{cnn}", "expected softmax attention"),
+    ],
+)
+def test_wrong_calls_are_one_line(tiny_vit, tiny_cnn, tmp_path, capsys, words, said):
+    typed = words.format(vit=tiny_vit, cnn=tiny_cnn).split()
+    assert run(["walkthrough", *typed, *QUIET, "--out", str(tmp_path / "out")]) == 2
+    (told,) = capsys.readouterr().err.strip().splitlines()
+    assert said in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_deit_tiny_step_by_step(real_data, tmp_path):
+    weights = real_data / "weights" / "deit_tiny_patch16_224.safetensors"
+    line = f"walkthrough timm:deit_tiny_patch16_224@{weights} --layer 3 --head 1 --images".split()
+    photo = str(next(real_data.glob("photos/*/*.jpg")))
+    assert run([*line, photo, *QUIET, "--out", str(tmp_path / "out")]) == 0
+    record = read_folder(tmp_path / "out")
+    assert all(row.relative is not None and row.relative < 1e-5 for row in record.steps)
+    assert record.permutations[1].equivariant
+    assert (tmp_path / "out" / "report.html").stat().st_size < 4 << 20

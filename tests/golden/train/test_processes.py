@@ -1,0 +1,99 @@
+"""`vitlens train` as people start it on several processes: the launchers for real, and a process that is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.kit.training_runs import train
+from tests.kit.waiting import HANGS, wait_until
+from vitlens.cli.main import run as vitlens
+from vitlens.commands.run.options import RunOptions
+from vitlens.training.checkpoint import read_checkpoint
+from vitlens.training.metrics import read_metrics
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vitlens")
+# without --multi_gpu accelerate starts a single process on a machine without GPUs
+ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m", "vitlens")
+ALONE = ("-m", "vitlens")
+TINY = ("--limit", "40", "--batch-size", "10", "--dim", "8", "--depth", "2", "--heads", "2", "--patch-size", "8")
+# what is drawn per process would differ between one and two of them, and bf16 rounds coarsely
+STEADY = ("--set", "drop_path=0", "--precision", "fp32")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def words(launch: tuple[str, ...], out: Path, *more: str) -> list[str]:
+    line = ("train", "vit-micro", "--device", "cpu", "--quiet", "--out", str(out))
+    return [sys.executable, *launch, *line, *TINY, *more]
+
+
+@pytest.mark.slow  # each launcher starts two processes that import torch: 20 s on two busy cores
+@pytest.mark.parametrize("launch", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+def test_two_processes_train_what_one_does(launch: tuple[str, ...], tmp_path: Path) -> None:
+    for start, name in ((ALONE, "one"), (launch, "two")):
+        line = words(start, tmp_path / name, "--epochs", "2", *STEADY)
+        done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANGS, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [str(tmp_path / name / "report.md")]  # one of the two speaks
+    one, two = (read_metrics(tmp_path / name) for name in ("one", "two"))
+    assert len(one) == len(two) == 2
+    for first, second in zip(one, two, strict=True):
+        assert second.train_loss == pytest.approx(first.train_loss, rel=1e-5)
+        assert second.gradient_norm == pytest.approx(first.gradient_norm, rel=1e-4)
+        assert second.test_accuracy == first.test_accuracy
+    left, right = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert all(torch.allclose(left[name], right[name], rtol=1e-3, atol=1e-5) for name in left)
+    assert json.loads((tmp_path / "two" / "results.json").read_text())["status"] == "done"
+
+
+@pytest.mark.slow  # as above, and a resumed run
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(rank: int, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    line = words(TORCHRUN, out, "--epochs", "40", *STEADY)
+    with subprocess.Popen(line, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as launcher:
+        try:
+            wait_until(lambda: len(lines(out)) >= 2, launcher)
+            worker(launcher.pid, rank).send_signal(signal.SIGKILL)
+            _, shown = launcher.communicate(timeout=HANGS)  # the other does not wait for it
+        finally:
+            for child in psutil.Process(launcher.pid).children(recursive=True) if launcher.poll() is None else []:
+                child.kill()
+            launcher.kill()
+    assert launcher.returncode == 1, shown
+    assert "SIGKILL" in shown
+    assert json.loads((out / "results.json").read_text())["status"] != "done"
+    checkpoint = read_checkpoint(out)
+    assert checkpoint is not None
+    assert 0 < checkpoint.facts["step"] < 40 * 4
+    assert train(None, resume=out, options=RunOptions(device="cpu", quiet=True)) == out / "report.md"
+    assert len(read_metrics(out)) == 40
+
+
+def test_accelerate_on_cpus_says_that_it_started_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`accelerate launch --cpu --num_processes 2` without MPI starts one, and says nothing of it."""
+    for name, value in {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert vitlens(words((), tmp_path / "out", "--epochs", "1")[1:]) == 2
+    assert "torchrun --nproc_per_node" in capsys.readouterr().err
+
+
+def lines(out: Path) -> list[str]:
+    file = out / "metrics.jsonl"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def worker(launcher: int, rank: int) -> psutil.Process:
+    """The process of that rank."""
+    written = [child for child in psutil.Process(launcher).children() if child.environ().get("RANK") == str(rank)]
+    assert len(written) == 1
+    return written[0]

@@ -1,0 +1,203 @@
+"""Fine-tuning a trained model: all weights, the last blocks, the head; frozen against full."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitlens
+from tests.kit.training_runs import stop_at, train
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.publish import read_folder, report
+from vitlens.commands.train.options import Tuning
+from vitlens.errors import InputError
+from vitlens.models.loading import untrained
+from vitlens.models.saved import save
+
+OPTIONS = RunOptions(device="cpu", limit=40, batch_size=10, quiet=True)
+SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model of three other classes."""
+    folder = tmp_path_factory.mktemp("models") / "learned"
+    save(untrained("vit-mini", classes=("x", "y", "z"), seed=3, overrides=SHAPE), folder / "model.safetensors")
+    return folder
+
+
+def tuned(learned: Path, out: Path, tuning: Tuning = Tuning(), **settings: object) -> Path:  # noqa: B008  frozen
+    recipe = {"epochs": 2, **settings.pop("recipe", {})}
+    train(str(learned), data="digits", recipe=recipe, tuning=tuning, options=replace(OPTIONS, out=out), **settings)
+    return out
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(vitlens.load(str(folder)).module.state_dict())
+
+
+def changed(before: Path, after: Path) -> set[str]:
+    one, other = state(before), state(after)
+    return {name for name in other if name not in one or not torch.equal(one[name], other[name])}
+
+
+def results(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_the_head_alone(learned, tmp_path):
+    out = tuned(learned, tmp_path / "out", Tuning(freeze=True))
+    assert changed(learned, out) == {"head.weight", "head.bias"}
+    assert len(vitlens.load(str(out)).classes) == 10
+    text = (out / "report.md").read_text()
+    (row,) = read_folder(out).started
+    assert (row.last, row.trained, row.notes) == (
+        0, 170, "replaced the head of 3 classes by one of the data's 10, all zeros"
+    )  # fmt: skip
+    assert "features computed once" in " ".join(read_folder(out).setup[0].computed)
+    assert not (out / "features").exists()
+    report(out)
+    assert (out / "report.md").read_text() == text
+
+
+def test_the_last_block(learned, tmp_path):
+    out = tuned(learned, tmp_path / "out", Tuning(last=1))
+    assert {name.split(".")[0] + "." + name.split(".")[1] for name in changed(learned, out)} == {
+        "blocks.1", "norm.weight", "norm.bias", "head.weight", "head.bias",
+    }  # fmt: skip
+    assert read_folder(out).started[0].last == 1
+
+
+def test_everything_with_rates_by_depth(learned, tmp_path):
+    out = tuned(learned, tmp_path / "out", recipe={"layer_decay": 0.5, "weight_decay": 0.0, "epochs": 1})
+    assert changed(learned, out) == set(state(learned))
+    one, other = state(learned), state(out)
+    moved = {name: (one[name] - other[name]).abs().mean().item() for name in ("pos_embed", "blocks.1.mlp.fc2.weight")}
+    assert moved["pos_embed"] < 0.5 * moved["blocks.1.mlp.fc2.weight"]  # Adam moves by about the rate
+
+
+def test_positions_for_another_size(learned, tmp_path):
+    out = tuned(learned, tmp_path / "out", image_size=(48, 48), recipe={"epochs": 1})
+    model = vitlens.load(str(out))
+    assert model.input_size == (48, 48)
+    assert model.module.get_parameter("pos_embed").shape == (1, 1 + 36, 16)
+    (row,) = read_folder(out).started
+    assert "resized the position embeddings from 32x32 to 48x48 px" in row.notes
+
+
+def test_weights_from_a_file(tmp_path):
+    shape = {"dim": 128, "depth": 4, "heads": 4}
+    torch.save(untrained("vit-mini", classes=("x", "y"), overrides=shape).module.state_dict(), tmp_path / "w.pth")
+    options = replace(OPTIONS, out=tmp_path / "out", limit=20)
+    train("vit-mini", data="digits", tuning=Tuning(str(tmp_path / "w.pth"), freeze=True), options=options)
+    assert read_folder(tmp_path / "out").started[0].weights == "w.pth"
+
+
+def test_a_stopped_run_goes_on(learned, tmp_path, monkeypatch):
+    whole = tuned(learned, tmp_path / "whole", Tuning(last=1))
+    with monkeypatch.context() as patch:
+        stop_at(5, patch)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(learned, tmp_path / "cut", Tuning(last=1))
+    train(None, resume=tmp_path / "cut", options=RunOptions(device="cpu", quiet=True))
+    assert (whole / "model.safetensors").read_bytes() == (tmp_path / "cut" / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="with its tuning"):
+        train(None, resume=whole, tuning=Tuning(last=2), options=OPTIONS)
+
+
+def test_a_folder_without_parts_is_divided_and_stays_so(tmp_path):
+    """A timm model that was trained here is not tested on what it was trained on."""
+    from PIL import Image
+
+    from vitlens.commands.run.load import load_split
+    from vitlens.data.digits import digits
+
+    for batch in digits("test").limit(20).batches(1):
+        place = tmp_path / "pictures" / "ab"[int(batch.labels[0]) // 5]
+        place.mkdir(parents=True, exist_ok=True)
+        picture = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
+        Image.fromarray(picture).save(place / f"{int(batch.indices[0])}.png")
+    options = replace(OPTIONS, out=tmp_path / "out", limit=None)
+    pictures = str(tmp_path / "pictures")
+    train("timm:resnet10t@random", data=pictures, image_size=(32, 32), recipe={"epochs": 1}, options=options)
+    tested = load_split(vitlens.load(str(tmp_path / "out")), options=options, data=pictures)
+    untold = load_split(vitlens.load("timm:resnet10t@random", image_size=(32, 32)), options=options, data=pictures)
+    assert len(untold) == 20
+    assert len(tested) < 10
+    assert read_folder(tmp_path / "out").scores[0].accuracy.n == len(tested)
+    assert vitlens.load(str(tmp_path / "out")).classes == ("a", "b")
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written(learned, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="--train-last from 1 to 2, the blocks of learned, found 3"):
+        tuned(learned, out, Tuning(last=3))
+    with pytest.raises(InputError, match=r"found --dim for .*; leave it out"):
+        tuned(learned, out, shape={"dim": 8})
+    with pytest.raises(InputError, match="found the preset 'vit-mini': its weights are random"):
+        train("vit-mini", tuning=Tuning(freeze=True), options=replace(OPTIONS, out=out))
+    with pytest.raises(InputError, match="found a recipe with flip; add --cached-views 4"):
+        tuned(learned, out, Tuning(freeze=True), recipe={"flip": True})
+    assert not out.exists()
+
+
+@pytest.fixture(scope="module")
+def compared(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tuned(learned, tmp_path_factory.mktemp("runs") / "both", Tuning(compare=True))
+
+
+def test_frozen_against_full(compared, learned):
+    assert changed(learned, compared / "frozen") == {"head.weight", "head.bias"}
+    assert len(changed(learned, compared / "full")) > 2
+    found, record = vitlens.read(compared), read_folder(compared)
+    for way, score in zip(("frozen", "full"), record.scores, strict=True):
+        own = vitlens.read(compared / way)
+        assert own.status == "done"
+        assert found.metrics[f"accuracy/{way}"] == own.metrics[f"accuracy/{learned.stem}"] == score.accuracy
+        points = [(row.epochs, row.accuracy) for row in record.points if row.way == score.role]
+        assert points == [(row.epochs, row.test_accuracy) for row in own.table("history") if row.test_accuracy]
+        last = own.table("history")[-1]
+        before = own.table("history")[-2].images
+        assert score.seconds_per_epoch.value == pytest.approx((last.images - before) / last.images_per_second)
+    assert len(vitlens.read(compared / "full").table("history")) == 2  # --epochs are the full training's
+    gain = 100 * (record.scores[1].accuracy.value - record.scores[0].accuracy.value)
+    assert found.metrics["accuracy_difference/full/frozen"].value == pytest.approx(gain)
+    assert {row.way for row in record.reached} == {"the head alone", "all weights"}
+    best = max(row.accuracy for row in record.points)
+    for row in record.reached:
+        own = [point for point in record.points if point.way == row.way]
+        first = next((point for point in own if point.accuracy >= row.share_of_best * best), None)
+        assert row.epochs == (first and first.epochs)
+    text = (compared / "report.md").read_text()
+    assert "](figures/compared.png)" in text
+    assert report(compared).read_text() == text
+
+
+def test_overwriting_a_comparison_trains_both_anew(learned, compared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "both"
+    shutil.copytree(compared, out)
+    options = replace(OPTIONS, out=out, overwrite=True, seed=1)
+    train(str(learned), data="digits", recipe={"epochs": 1}, tuning=Tuning(compare=True), options=options)
+    assert json.loads((out / "full" / "config.json").read_text())["seed"] == 1
+    assert len(results(out / "full")["tables"]["history"]) == 1
+    assert results(out / "frozen")["status"] == "done"
+
+
+def test_a_stopped_comparison_goes_on(learned, compared, tmp_path, monkeypatch):
+    out = tmp_path / "both"
+    with monkeypatch.context() as patch:
+        stop_at(3, patch)  # of the full training: the head alone has a loop of its own
+        with pytest.raises(KeyboardInterrupt):
+            tuned(learned, out, Tuning(compare=True))
+    assert results(out)["status"] == results(out / "full")["status"] == "interrupted"
+    kept = (out / "frozen" / "results.json").stat().st_mtime_ns
+    train(None, resume=out, options=RunOptions(device="cpu", quiet=True))
+    assert results(out)["status"] == "done"
+    assert (out / "frozen" / "results.json").stat().st_mtime_ns == kept
+    for way in ("frozen", "full"):
+        weights = [(folder / way / "model.safetensors").read_bytes() for folder in (out, compared)]
+        assert weights[0] == weights[1]

@@ -1,0 +1,91 @@
+"""The page: one file with every part of a document, in which no name acts and nothing is fetched."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests.kit.nasty import NASTY
+from tests.kit.pages import Elements, document, explorer, page_problems, record, written
+from vitlens.display import protected, visible
+from vitlens.report.document import Document, FirstPage
+from vitlens.report.explorer import Explorer, ExplorerImage
+from vitlens.report.html import explorer_fragment, page
+
+
+def test_every_part_stands_in_it(tmp_path):
+    text = written(tmp_path, document(), command_line="vitlens study /home/me/photos/x", seed=0)
+    assert page_problems(text) == []
+    elements = Elements(text)
+    words = " ".join(" ".join(elements.words).split())
+    for part in (
+        "Study of tabby", "tabby is calibrated.", "tabby wins.", "figure 1", "Attention explorer", "How good?",
+        "Side by side", "One seed.", "Glossary", "In full", "tabby 59", "vitlens study photos/x",
+        "50.0 % (40.0 to 60.0, n = 100)",
+    ):  # fmt: skip
+        assert part in words, part
+    html = dict(elements.found)["html"]
+    assert html == {"lang": "en"}
+    policy = next(found for tag, found in elements.found if found.get("http-equiv") == "Content-Security-Policy")
+    assert policy["content"].startswith("default-src 'none'; img-src data:;")
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "/home/me" not in text
+
+
+def test_panels_carry_what_they_are_found_by(tmp_path):
+    text = written(tmp_path, document())
+    found = [found for tag, found in Elements(text).found if tag == "figure"]
+    assert [each["id"] for each in found if "id" in each] == ["figure-1"]
+    panels = [each for each in found if each.get("class") == "panel"]
+    assert len(panels) == 6
+    assert panels[1]["data-outcome"] == "both wrong"
+    assert panels[1]["data-class"] == "tabby 1"
+
+
+def test_a_long_table_is_closed_and_a_short_one_open(tmp_path):
+    long = [found for tag, found in Elements(written(tmp_path, document())).found if found.get("class") == "table"]
+    assert ["open" in each for each in long] == [False]
+
+
+@pytest.mark.parametrize("escaped", [True, False])
+def test_names_only_show_themselves(tmp_path, escaped):
+    """All of them in one page, as a record gives them, and as somebody who does not escape them would."""
+    for start in range(0, len(NASTY), 40):
+        odd = "".join(NASTY[start : start + 40])
+        shown = protected(visible(odd)) if escaped else odd
+        assert page_problems(written(tmp_path, document(name=shown), command_line=f"vitlens study {odd!r}")) == []
+
+
+def test_json_of_the_explorer_is_read_back_with_its_names():
+    odd = "</script><script>alert(1)</script>"
+    text = explorer_fragment(explorer(name=odd, label="<!--"))
+    assert page_problems(text) == []
+    (data,) = re.findall(r'<script type="application/json" id="vl-explorer">(.*?)</script>', text, re.DOTALL)
+    given = json.loads(data)
+    assert given["images"][0]["name"] == odd
+    assert given["labels"][0] == ["next patch", "<!--"]
+    assert given["importance"][1] == [0.02, None]
+    assert given["images"][0]["weights"]["heads"] == 2
+    assert given["images"][1]["weights"]["heads"] == 0
+
+
+@pytest.mark.parametrize("size", [(1, 1), (10_000, 3)])
+def test_images_of_one_pixel_and_of_many(size):
+    picture = np.zeros((*size, 3), np.uint8)
+    weights = np.full((1, 1, 4, 4), 0.25, np.float32)
+    text = explorer_fragment(Explorer("m", (ExplorerImage("x", picture, weights),), (2, 2), (), (2, 2)))
+    assert len(text) < 100_000
+    assert page_problems(text) == []
+
+
+def test_an_empty_document_is_a_page(tmp_path):
+    text = written(tmp_path, Document("Nothing", (), FirstPage(())))
+    assert page_problems(text) == []
+    assert "vl-explorer" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+
+
+def test_an_unfinished_run_says_so(tmp_path):
+    unfinished = record(tmp_path, status="interrupted")
+    assert "This run was interrupted" in page(Document("Half", (), FirstPage(())), unfinished, tmp_path)

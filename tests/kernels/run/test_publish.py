@@ -1,0 +1,147 @@
+"""Figures and report.md are made from a run's folder alone, and made again they are the same."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitlens
+from tests.contracts.throw_away import ENTRY, WORD
+from tests.contracts.throw_away import report as throw_away
+from tests.contracts.throw_away.record import BrightnessArrays, BrightnessRecord, BrightnessRow, MeanRow
+from tests.kit.pages import page_problems
+from tests.kit.saving import saved_figures
+from vitlens.charts.style import WIDE
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run import publish as publishing
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.publish import publish, report, shown_in
+from vitlens.errors import InputError, StorageError, UnknownNameError
+from vitlens.files import read_run
+from vitlens.report.document import Document
+from vitlens.uncertainty import Estimate
+
+RECORDED = BrightnessRecord(
+    images_shown=(BrightnessRow("a.png", 0.25),),
+    means=(MeanRow("m", Estimate(0.25)),),
+    rows={"m": BrightnessArrays(np.arange(4.0)[None])},
+)
+REPORTS = sorted((Path(vitlens.__file__).parents[1] / "reports").glob("*/report.md"))
+
+
+@pytest.fixture(autouse=True)
+def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(COMMANDS, WORD, ENTRY)
+    with saved_figures(publishing._DOTS_PER_INCH):
+        yield
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    config = {"models": [{"alias": "m"}]}
+    with RunFolder.create(WORD, out=tmp_path / "run", config=config, formats=("svg", "pdf")) as folder:
+        folder.keep(RECORDED)
+        assert publish(folder) == tmp_path / "run" / "report.md"
+        assert read_run(folder.path).status == "running"
+    return tmp_path / "run"
+
+
+def test_a_report_is_written_from_the_folder(run: Path) -> None:
+    assert {file.name for file in (run / "figures").iterdir()} == {f"{WORD}.{form}" for form in ("png", "svg", "pdf")}
+    text = (run / "report.md").read_text()
+    assert "25.0 %" in text
+    assert "*Figure 1. Mean pixel of every image.*" in text
+    assert "has not finished" not in text
+    wide = int.from_bytes((run / "figures" / f"{WORD}.png").read_bytes()[16:20], "big")
+    assert wide == round(0.8 * WIDE * 200)  # 200 dpi
+
+
+def test_written_again_it_is_the_same(run: Path) -> None:
+    names = ("report.md", *(f"figures/{WORD}.{form}" for form in ("png", "pdf", "svg")))
+    kept = {name: (run / name).read_bytes() for name in names}
+    for name in kept:
+        (run / name).unlink()
+    assert report(run) == run / "report.md"
+    assert {name: (run / name).read_bytes() for name in kept} == kept
+
+
+def test_figures_that_are_drawn_no_more_are_removed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = run / "figures"
+    drawn = {f"{name}{WORD}.{form}" for name in ("", "another_") for form in ("png", "svg", "pdf")}
+    one_figure = throw_away.REPORT
+
+    def two_figures(record: BrightnessRecord) -> Document:
+        document = one_figure(record)
+        (section,) = document.sections
+        (figure,) = section.figures
+        both = (figure, replace(figure, name=f"another_{WORD}"))
+        return replace(document, sections=(replace(section, figures=both),))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(throw_away, "REPORT", two_figures)
+        report(run)
+    assert {file.name for file in figures.iterdir()} == drawn
+    own = figures / f"another_{WORD}.png"
+    theirs = {  # pictures of the folder's owner: by another program, in another format, of a name that no report showed
+        f"another_{WORD}.svg": b"<svg/>",
+        f"another_{WORD}.jpg": own.read_bytes(),
+        "mine.png": own.read_bytes(),
+        f"{WORD}_older.png": own.read_bytes(),
+    }
+    for name, content in theirs.items():
+        (figures / name).write_bytes(content)
+    with (run / "report.md").open("a") as text:
+        text.write("\n![mine](figures/mine.png)\n\n![outside](figures/../../kept.png)\n\n*Figure 3. Outside.*\n")
+    (run.parent / "kept.png").write_bytes(own.read_bytes())
+    assert report(run) == run / "report.md"
+    assert {file.name for file in figures.iterdir()} == {f"{WORD}.{form}" for form in ("png", "svg", "pdf")} | {*theirs}
+    assert {name: (figures / name).read_bytes() for name in theirs} == theirs
+    assert (run.parent / "kept.png").is_file()
+
+
+@pytest.mark.parametrize("text", REPORTS, ids=lambda text: text.parent.name)
+def test_a_report_shows_the_figures_of_its_folder(text: Path) -> None:
+    assert set(shown_in(text)) == {file.stem for file in (text.parent / "figures").glob("*.png")}
+
+
+def test_a_page_is_written_where_it_is_asked_for_and_kept_up_to_date(run: Path) -> None:
+    assert not (run / "report.html").exists()
+    assert report(run, html=True) == run / "report.html"
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert page_problems(text) == []
+    assert "Mean pixel of every image." in text
+    assert str(run.parent) not in text
+    (run / "report.html").write_text("older")
+    assert report(run) == run / "report.html"  # one that lies there would otherwise say what report.md does not
+    assert (run / "report.html").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "by_default", "name"),
+    [(True, False, "report.html"), (None, False, "report.md"), (None, True, "report.html"), (False, True, "report.md")],
+)
+def test_options_and_the_registry_decide_about_the_page(tmp_path, monkeypatch, asked, by_default, name) -> None:
+    monkeypatch.setitem(COMMANDS, WORD, replace(ENTRY, html=by_default))
+    config = {"models": [{"alias": "m"}], "options": {"run": {"html": asked}}}
+    with RunFolder.create(WORD, out=tmp_path / "run", config=config) as folder:
+        folder.keep(RECORDED)
+        assert publish(folder) == tmp_path / "run" / name
+    assert (tmp_path / "run" / "report.html").exists() == (name == "report.html")
+
+
+def test_a_page_that_cannot_be_written_is_one_line(run: Path) -> None:
+    (run / "report.html").mkdir()
+    with pytest.raises(StorageError, match=r"expected to write .*report.html"):
+        report(run, html=True)
+
+
+def test_a_folder_without_a_report_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="folder of a run"):
+        report(tmp_path)
+    for command in ("walk", "models"):  # none of ours, and one that leaves no report
+        with RunFolder.create(command, out=tmp_path / command):
+            pass
+        with pytest.raises(UnknownNameError, match=command):
+            report(tmp_path / command)

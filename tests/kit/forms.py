@@ -1,0 +1,52 @@
+"""Pictures and reports for the tests of the demo."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor
+
+import vitlens
+from vitlens.demo import intervene, tabs
+from vitlens.demo.pictures import Picture
+from vitlens.demo.pool import Pool, pool_of
+from vitlens.demo.site import DemoSite, Write, written
+from vitlens.models.model import Model
+from vitlens.models.support import meets
+
+
+def picture_of(models: Sequence[Model], *, seed: int = 0) -> Picture:
+    """A scene of a digit as each of these models of digits sees it."""
+    split = vitlens.load_data("digits", limit=1, seed=seed)
+    (batch,) = split.batches(1)
+    pixels = (batch.images * 255).round().byte()
+    return Picture("key", "scene.png", "", {model.alias: pixels for model in models})
+
+
+def write(model: Model, picture: Picture, function: Write, place: Path, **options: Any) -> Path:
+    """The page of a report of a tab, with its archive beside it."""
+    site = DemoSite(Pool((model,)), (), place)
+    return written(site, model, picture, partial(function, **options), session="one", word="tab")
+
+
+def every_view(model: Model, batch: Tensor) -> list[str]:
+    """The HTML of every tab for the first image of a batch in [0, 1], as far as the model has them."""
+    (served,) = pool_of([model]).models
+    picture = Picture("key", "a.png", "", {model.alias: (batch[:1] * 255).round().byte()})
+    views: list[tuple[Write, dict[str, Any]]] = [
+        (tabs.write_look, {}),
+        (tabs.write_explain, {"method": tabs.offered_methods(served)[0], "target": tabs.PREDICTED}),
+        (tabs.write_attack, {"attack": "fgsm", "epsilon": 4.0}),
+    ]
+    shown = []
+    if meets(model, "heads"):
+        switches = intervene.switches_of(served)
+        off = {"heads": switches.heads[:2], "patches": () if switches.grid is None else (0,)}
+        views.append((intervene.write_intervened, {"off": off}))
+        shown.append(intervene.board_html(served, picture, switches))
+    if meets(model, "maps"):
+        views.append((tabs.write_space, {"share": 1.0}))
+    with TemporaryDirectory() as place:
+        return [*shown, *(write(served, picture, each, Path(place), **more).read_text("utf-8") for each, more in views)]

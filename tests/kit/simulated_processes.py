@@ -1,0 +1,63 @@
+"""A distributed run simulated in one process: a thread for each process, which exchange tensors in collective calls."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import distributed
+
+from tests.kit.waiting import HANGS
+from vitlens.commands.run import run as of_runs
+from vitlens.processes import Processes
+
+Result = TypeVar("Result")
+
+
+def run_in_processes(
+    count: int, work: Callable[[Processes], Result], monkeypatch: pytest.MonkeyPatch
+) -> list[Result | BaseException]:
+    """The results of work(processes), or its exceptions, in each of count processes; runs inside use that process."""
+    rounds: dict[int, dict[int, torch.Tensor]] = {}
+    ended: set[int] = set()
+    news = threading.Condition()
+    here = threading.local()
+
+    def exchange(values: torch.Tensor) -> list[torch.Tensor]:
+        here.round += 1
+        with news:
+            sent = rounds.setdefault(here.round, {})
+            sent[here.processes.index] = values.clone()
+            news.notify_all()
+            assert news.wait_for(lambda: len(sent) == count or ended - sent.keys(), timeout=HANGS)
+            if len(sent) < count:
+                raise RuntimeError("Connection closed by peer")  # as gloo raises it
+            return [sent[index] for index in range(count)]
+
+    def all_reduce(values: torch.Tensor) -> None:
+        values.copy_(torch.stack(exchange(values)).sum(0))
+
+    def all_gather(parts: list[torch.Tensor], values: torch.Tensor) -> None:
+        gathered = exchange(values)
+        assert [part.shape for part in parts] == [other.shape for other in gathered]
+        for part, other in zip(parts, gathered, strict=True):
+            part.copy_(other)
+
+    def alone(index: int) -> Result | BaseException:
+        here.processes, here.round = Processes(index, count, torch.device("cpu")), 0
+        try:
+            return work(here.processes)
+        except BaseException as error:
+            return error
+        finally:
+            with news:
+                ended.add(index)
+                news.notify_all()
+
+    monkeypatch.setattr(distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(distributed, "all_gather", all_gather)
+    monkeypatch.setattr(of_runs, "join", lambda _: here.processes)
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(alone, range(count)))

@@ -1,0 +1,69 @@
+"""What every command leaves: results, settings, a report with its figures, all of which `report` makes again."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+from tests.kit.first_page import check_first_page
+from tests.kit.saving import saved_figures
+from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.publish import read
+from vitlens.files import read_run
+from vitlens.record import SCHEMA, MetricName
+
+
+def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = False) -> None:
+    """Fail where a folder lacks something, or where its report made again is another.
+
+    drawn: save the figures, too; a study's figures are those of other commands. saved: they are saved already, as the
+    command ran within `saved_figures`, and must be the same when made again.
+    """
+    check_results(json.loads((out / "results.json").read_text()), command)
+    config = json.loads((out / "config.json").read_text())
+    assert config["command_line"].startswith(f"vitlens {command}")
+    assert config["seed"] == 0
+    assert config["versions"]["vitlens"]
+    check_declared(out)
+    check_first_page(COMMANDS[command].report(read(read_run(out))))
+    made = {
+        path: path.read_bytes() for path in [out / "report.md", *((out / "figures").glob("*.png") if saved else ())]
+    }
+    with saved_figures() if drawn else nullcontext():
+        assert run(["report", str(out)]) == 0
+    assert {path: path.read_bytes() for path in made} == made
+    check_report(out, drawn=drawn)
+    assert not list(out.rglob(".*")), "a temporary file stayed behind"
+
+
+def check_results(results: dict, command: str) -> None:
+    assert (results["schema"], results["command"], results["status"]) == (SCHEMA, command, "done")
+    assert results["seconds"] > 0
+    assert results["metrics"].keys() or results["tables"].keys()
+    for name, metric in results["metrics"].items():
+        assert isinstance(metric["value"], float | int), name
+        assert metric["unit"] or metric["unit"] == "", name
+        if "low" in metric and "high" in metric:
+            assert metric["low"] <= metric["value"] <= metric["high"], name
+
+
+def check_report(out: Path, *, drawn: bool) -> None:
+    text = (out / "report.md").read_text()
+    assert "## Repeat it" in text
+    figures = sorted((out / "figures").glob("*.png"))
+    for figure in figures:
+        assert f"](figures/{figure.name})" in text
+        assert figure.stat().st_size > 2000 or not drawn
+    assert text.count("](figures/") == len(figures)
+
+
+def check_declared(out: Path) -> None:
+    """Fail where a folder holds a metric, a table or an array that its command does not declare, or lacks a table."""
+    written = read_run(out)
+    contents, record = COMMANDS[written.command].contents, read(written)
+    for name in record.metrics:
+        assert any(metric.parts(name) is not None for metric in contents.metrics), f"metric {name} is not declared"
+    assert set(written.results["tables"]) == set(contents.tables)
+    for path in (out / "arrays").glob("*.npz"):
+        declared = [pattern for pattern in contents.arrays if MetricName(pattern).parts(path.stem) is not None]
+        assert len(declared) == 1, f"{path.name} is declared {len(declared)} times"

@@ -1,0 +1,75 @@
+"""One headless Chromium for all tests of this folder; skipped, with the reason, where there is none."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.pages import document, written
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'vitlens[browser]'")
+    with playwright.sync_playwright() as driver:
+        own = driver.chromium.executable_path
+        found = next((path for path in map(shutil.which, _NAMES) if path), own if Path(own).is_file() else None)
+        if found is None:
+            pytest.skip("needs Chromium: on the PATH, or playwright install chromium")
+        opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def whole_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a page with every part of a document."""
+    folder = tmp_path_factory.mktemp("page")
+    file = folder / "report.html"
+    file.write_text(written(folder, document()), encoding="utf-8")
+    return file
+
+
+class Opened:
+    """A page in a tab of its own; what its console says, and what it asks for besides itself, is kept."""
+
+    def __init__(self, browser: Any, file: Path, **settings: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
+        self.tab = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.tab.on("console", lambda message: self.said.append(message.text))
+        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.goto(file.as_uri())
+        self.address = file.as_uri()
+        if settings.get("java_script_enabled", True):
+            self.tab.wait_for_selector("[data-ready=true]")
+
+    def words(self) -> str:
+        """What the explorer says of the map that is shown, once it is drawn."""
+        self.tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return str(self.tab.locator(".ex-said").inner_text())
+
+    def point(self, row: float, column: float, grid: tuple[int, int] = (4, 5)) -> None:
+        """Point at the middle of a patch."""
+        box = self.tab.locator(".ex-stage").bounding_box()
+        place = {"x": (column + 0.5) * box["width"] / grid[1], "y": (row + 0.5) * box["height"] / grid[0]}
+        self.tab.locator(".ex-stage").hover(position=place)
+
+    def problems(self) -> list[str]:
+        """Every line of the console, and every request to anywhere but the file itself and its own data."""
+        outside = [url for url in self.asked if url != self.address and not url.startswith(("data:", "blob:"))]
+        return self.said + outside
+
+
+@pytest.fixture
+def opened(browser: Any, whole_page: Path) -> Iterator[Opened]:
+    page = Opened(browser, whole_page)
+    yield page
+    assert page.problems() == []
+    page.context.close()
