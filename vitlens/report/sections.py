@@ -187,7 +187,8 @@ class Report:
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
     """A picture of the first page, of several sheets the first; None where it has no rows."""
-    return next(_figures(replace(picture, only=_on_first_sheet), record, ()), None)
+    first = replace(picture, only=lambda row: not getattr(row, "sheet", 0))
+    return next(_figures(first, record, ()), None)
 
 
 def _beside(picture: FigureSpec | None, part: page.Section) -> page.Section:
@@ -195,10 +196,6 @@ def _beside(picture: FigureSpec | None, part: page.Section) -> page.Section:
     if picture is None or all(figure.name != picture.name for figure in part.figures):
         return part
     return replace(part, figures=tuple(figure for figure in part.figures if figure.name != picture.name))
-
-
-def _on_first_sheet(row: Any) -> bool:
-    return not getattr(row, "sheet", 0)
 
 
 def _images(record: Record) -> Iterator[str]:
