@@ -38,8 +38,13 @@ from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.progress import progress
 from vitlens.commands.run.publish import publish, read
 from vitlens.commands.shared.explorer import sink_rows
-from vitlens.commands.shared.explorer_measure import explored
-from vitlens.commands.shared.given_attention import GivenAttention, given_attention, picture_of, read_attention
+from vitlens.commands.shared.explorer_measure import (
+    GivenAttention,
+    explored,
+    given_attention,
+    picture_of,
+    read_attention,
+)
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import DRAWN, file_names
 from vitlens.commands.shared.stages import StageRow, stages
