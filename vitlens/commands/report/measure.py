@@ -24,8 +24,7 @@ from vitlens.files import (
     write_json,
     write_text,
 )
-from vitlens.report.markdown import markdown
-from vitlens.report.terminal import summary_lines
+from vitlens.report.markdown import markdown, summary_lines
 from vitlens.safe_paths import inside
 
 COMPARISON = "comparison.md"
