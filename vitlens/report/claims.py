@@ -89,12 +89,10 @@ def _normal(level: float) -> float:
     return NormalDist().inv_cdf(1 - level / 2)
 
 
-def judge(
-    question: str, subject: str, value: Estimate, limit: str, *, says: str = "", because: str = "", place: str = "",
-) -> Claim:  # fmt: skip
+def judge(question: str, subject: str, value: Estimate, limit: str, *, says: str = "", because: str = "") -> Claim:
     """A claim that is judged by the worse end of its interval."""
     state = LIMITS[limit].judge(value)
-    return Claim(question, subject, says, state=state, effect=value, limit=limit, because=because, place=place)
+    return Claim(question, subject, says, state=state, effect=value, limit=limit, because=because)
 
 
 def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:

@@ -82,8 +82,7 @@ def figures_shown(text: str) -> tuple[str, ...]:
 def _table(table: Table) -> str:
     if not table.rows:
         return f"**{as_markdown(table.caption)}**: none."
-    right = [all(isinstance(cell, (int, float, type(None))) for cell in column) for column in zip(*table.rows)]
-    lines = [[as_cell(column) for column in table.columns], ["---:" if aligned else "---" for aligned in right]]
+    lines = [[as_cell(column) for column in table.columns], ["---:" if right else "---" for right in table.numeric]]
     lines += [[as_cell(in_words(cell)) for cell in row] for row in table.rows]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**{as_markdown(table.caption)}**\n\n{text}" if table.caption else text

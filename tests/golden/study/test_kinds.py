@@ -105,7 +105,7 @@ def test_without_variants_each_point_changes_the_one_before():
 def test_every_point_is_built_and_does_a_step(key, tmp_path):
     point = replace(POINTS[key][1], share=None)
     setup = replace(setup_of("pooling", 10), points=(point,))
-    trial = kind_measure.run_trial(setup, point, tmp_path, 1, seed=0, resume=False)
+    trial = kind_measure.run_trial(replace(setup, path=tmp_path), point, 1, seed=0)
     assert (trial.steps, len(trial.correct)) == (1, 10)
     trained = vitlens.load(str(tmp_path / "points" / point.label / "seed-0"))
     before = dict(setup.begin(point, seed=0).module.named_parameters())

@@ -21,7 +21,7 @@ def run(tiny_vit, tmp_path):
     def chapter(folder, *, digest="weights", data="digits", **changes):
         cache = ChapterCache(tmp_path / "cache", {name: digest}, data)
         runner = ChapterRunner(tmp_path / folder, replace(RUN, **changes), cache)
-        return runner.run("evaluate", "", "evaluate", lambda options: EvaluateOptions((name,), "digits", run=options))
+        return runner.run("evaluate", "", EvaluateOptions((name,), "digits", run=runner.run_options))
 
     return chapter
 

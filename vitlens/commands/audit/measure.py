@@ -51,7 +51,6 @@ EXPLAINED: Final = 50  # images on which the methods are checked
 KEPT: Final = 0.2  # share of the budget that is kept for the attack, however long the other chapters take
 _BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
 _RUNS: Final = 8  # runs of an attack on the images of its self-checks, four of them in one with four times the steps
-_CHECKS: Final = "--verify --no-counterfactuals --composites none --other-substrates none --no-stability"
 
 # 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there is too weak
 _FULL, _JUDGED = (1.0, 2.0, 4.0, 8.0), (1.0, 8.0)
@@ -94,23 +93,14 @@ class AuditChapters(ChapterRunner):
 
     def analyse(self) -> None:
         """Accuracy, explanation, attention, and FGSM and corruptions on all images."""
-        self._evaluate()
-        self._explain()
-        self._stats()
-        line = f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(FEWEST)} --no-inside"
-        self.run(
-            "attack", self.alias, line, lambda run: replace(self._attack_options(FEWEST), run=run),
-            part=CORRUPTIONS_PART,
-        )  # fmt: skip
-
-    def _evaluate(self) -> None:
         if self.images.predicted:
             self.untested.append(UntestedRow("evaluate", "it needs labelled images"))
-            return
-        self.run(
-            "evaluate", self.alias, f"evaluate {self.name} {self.images.typed}",
-            lambda run: EvaluateOptions((self.name,), self.images.data, self.model_options, run),
-        )  # fmt: skip
+        else:
+            options = EvaluateOptions((self.name,), self.images.data, self.model_options, self.run_options)
+            self.run("evaluate", self.alias, options)
+        self._explain()
+        self._stats()
+        self.run("attack", self.alias, self._attack_options(FEWEST), part=CORRUPTIONS_PART)
 
     def _explain(self) -> None:
         methods = tuple(name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied)
@@ -118,25 +108,18 @@ class AuditChapters(ChapterRunner):
             reason = f"none of the methods that are checked is defined for {self.alias}"
             self.untested.append(UntestedRow("explain", reason))
             return
-        limit = self.at_most(EXPLAINED)
-        line = f"explain {self.name} {self.images.typed} --method {','.join(methods)} {_CHECKS}"
-        self.run(
-            "explain", self.alias, f"{line} --limit {limit}",
-            lambda run: ExplainOptions(
-                (self.name,), method=methods, verify=True, counterfactuals=False, composites=("none",),
-                other_substrates=("none",), stability=False, run=replace(run, limit=limit), **self.common,
-            ),
+        options = ExplainOptions(
+            (self.name,), method=methods, verify=True, counterfactuals=False, composites=("none",),
+            other_substrates=("none",), stability=False, run=self.at_most(EXPLAINED), **self.common,
         )  # fmt: skip
+        self.run("explain", self.alias, options)
 
     def _stats(self) -> None:
         reason = self.model.supports("stats")
         if reason is not None:
             self.untested.append(UntestedRow("stats", reason.partition("; ")[0]))
             return
-        self.run(
-            "stats", self.alias, f"stats {self.name} {self.images.typed}",
-            lambda run: StatsOptions((self.name,), run=run, **self.common),
-        )  # fmt: skip
+        self.run("stats", self.alias, StatsOptions((self.name,), run=self.run_options, **self.common))
 
     def attack(self, minutes: float, *, others: float) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
         """Run the strongest attack that fits a budget; returns what is left of it and the attacks that were considered.
@@ -153,22 +136,18 @@ class AuditChapters(ChapterRunner):
         candidate = chosen(rows)
         if candidate.attacks != FEWEST:
             attacks = (*FEWEST, *candidate.attacks)  # a single step takes no time, and the self-checks compare with it
-            epsilons, limit = (0.0, *candidate.epsilons), candidate.images
-            line = (
-                f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(attacks)} "
-                f"--epsilon {','.join(f'{each:g}' for each in epsilons)} --restarts {candidate.restarts} "
-                f"--no-corruptions --no-inside --limit {limit}"
-            )
             options = replace(
-                self._attack_options(attacks), epsilons=epsilons, restarts=candidate.restarts, corruptions=False
-            )
-            self.run("attack", self.alias, line, lambda run: replace(options, run=replace(run, limit=limit)))
+                self._attack_options(attacks), epsilons=(0.0, *candidate.epsilons), restarts=candidate.restarts,
+                corruptions=False, run=replace(self.run_options, limit=candidate.images),
+            )  # fmt: skip
+            self.run("attack", self.alias, options)
         return budget, rows
 
     def _attack_options(self, attacks: tuple[str, ...]) -> AttackOptions:
         return AttackOptions(
-            (self.name,), attacks=attacks, inside=False, predicted=self.images.predicted, **self.common
-        )
+            (self.name,), attacks=attacks, inside=False, predicted=self.images.predicted, run=self.run_options,
+            **self.common,
+        )  # fmt: skip
 
     def _is_defined(self, attack: Attack) -> bool:
         try:
@@ -275,15 +254,9 @@ def measure(options: AuditOptions) -> Path:
         label_columns(model.classes, split)  # classes that the model does not know are refused before any chapter
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, predicted)
-    with RunFolder.create(
-        "audit",
-        name_parts=(model.alias, split.name),
-        title=f"Audit of {model.alias} on {split.title or split.name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run, models=(model,), split=split),
-        formats=run.formats,
-    ) as folder:
+    config = settings(options, run, models=(model,), split=split)
+    title = f"Audit of {model.alias} on {split.title or split.name}"
+    with RunFolder.opened("audit", run, config, name_parts=(model.alias, split.name), title=title) as folder:
         chapters = AuditChapters(folder.path, name, model, split, images, options)
         chapters.analyse()
         start = time.monotonic()

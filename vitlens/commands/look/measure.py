@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace as Row
 from typing import Any, Final
 
 import numpy as np
@@ -270,58 +271,26 @@ def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[LookHeadRow]:
             )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _StageHead:
-    """A head as `stages` reads it."""
-
-    layer: int
-    label: str
-    is_clear: bool
-    statistics: dict[str, Estimate]
-
-
-@dataclass(frozen=True)
-class _StageLayer:
-    """A layer as `stages` reads it."""
-
-    layer: int
-    uniform_distance: float | None
-
-
-@dataclass(frozen=True)
-class _StageUnit:
-    """An ablated head as `stages` reads it."""
-
-    unit: str
-    layer: int
-    loss: Estimate
-    kind: str = "head"
-
-
 def _stage_rows(alias: str, seen: Look) -> Iterator[StageRow]:
     """How the model works on these images, by stage; nothing where its heads have no labels."""
-    if seen.statistics is None:
+    if seen.statistics is None or not any(seen.labels):
         return
     known, images = seen.statistics.distance, len(seen.names)
-    heads = [
-        _StageHead(layer, *_pattern(own, images), {"distance": Estimate(float(known[layer, head]))})
-        for layer, of_layer in enumerate(seen.labels)
-        for head, own in enumerate(of_layer)
-    ]
+    heads = []
+    for layer, of_layer in enumerate(seen.labels):
+        for head, given in enumerate(of_layer):
+            few = _few_places(given, images)
+            clear = few or (given.label in LABELS and bool(LABELS[given.label].function))
+            distance = {"distance": Estimate(float(known[layer, head]))}
+            label = FEW_PLACES if few else given.label
+            heads.append(Row(layer=layer, label=label, is_clear=clear, statistics=distance))
     far = [value if value > 0 else None for value in seen.statistics.uniform_distance().tolist()]  # NaN is none
-    losses = seen.delta_loss.mean(0).tolist()
     units = [
-        _StageUnit(f"L{layer}.H{head}", layer, Estimate(loss, unit="nats"))
-        for (layer, head), loss in zip(seen.places, losses)
+        Row(kind="head", unit=f"L{layer}.H{head}", layer=layer, loss=Estimate(loss, unit="nats"))
+        for (layer, head), loss in zip(seen.places, seen.delta_loss.mean(0).tolist())
     ]
-    yield from stages(alias, heads, [_StageLayer(*each) for each in enumerate(far)], units)
-
-
-def _pattern(given: Given, images: int) -> tuple[str, bool]:
-    """The pattern that a head follows, and whether it is a single one."""
-    if _few_places(given, images):
-        return FEW_PLACES, True
-    return given.label, given.label in LABELS and bool(LABELS[given.label].function)
+    layers = [Row(layer=layer, uniform_distance=value) for layer, value in enumerate(far)]
+    yield from stages(alias, heads, layers, units)
 
 
 def _few_places(given: Given, images: int) -> bool:

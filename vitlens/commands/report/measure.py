@@ -10,8 +10,8 @@ import numpy as np
 from vitlens.commands.report.options import ReportOptions
 from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.conclusion import Conclusion
+from vitlens.commands.run.folder import make_folder, require_plain
 from vitlens.commands.run.publish import PAGE, read_folder, report
-from vitlens.commands.run.run_place import make_folder, require_plain
 from vitlens.display import without_machine_paths
 from vitlens.errors import InputError
 from vitlens.files import (
