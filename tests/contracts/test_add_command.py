@@ -14,6 +14,8 @@ import vitlens
 from tests.contracts.throw_away import ENTRY, WORD
 from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
+from vitlens.commands.models.measure import measure as listed_lines
+from vitlens.commands.models.options import ModelsOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError

@@ -77,7 +77,7 @@ def redundant(record: AblateRecord) -> list[HeadPairRow]:
     smallest, looks = record.model.smallest.value, len(record.pairs)
     found = [
         row for row in record.pairs
-        if row.is_significant and row.larger <= smallest and above(row.synergy, smallest, looks)
+        if row.p is not None and row.p <= LEVEL and row.larger <= smallest and above(row.synergy, smallest, looks)
     ]  # fmt: skip
     return sorted(found, key=lambda row: -row.synergy.value)
 

@@ -67,10 +67,11 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
                 strong and name == "corruptions" and claim.question == "robustness"
             ):
                 continue
-            claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
             if name == "attack" and claim.question == "common corruptions":
                 continue
-            yield _without_labels(record, claim) if record.predicted else _one_step(claim) if not strong else claim
+            claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
+            claim = claim if strong else _one_step(claim)
+            yield _without_labels(record, claim) if record.predicted else claim
     (alias,) = record.aliases
     for row in record.untested:
         yield from (Claim(lost, alias, state="not tested", because=row.reason) for lost in _LOST.get(row.part, ()))
@@ -103,7 +104,6 @@ def _one_step(claim: Claim) -> Claim:
 
 def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
     """Corruptions are judged by the share of predictions that stay the same."""
-    claim = _one_step(claim) if "attack" not in record.named else claim
     if claim.question != "common corruptions":
         return claim
     error = record.metrics.get(f"mean_error_on_corruptions/{record.aliases[0]}")
