@@ -9,8 +9,7 @@ from PIL import Image
 from tests.kit.first_page import check_first_page, judged
 from vitlens.cli.main import run
 from vitlens.commands.audit import measure
-from vitlens.commands.audit.candidates import CandidateAttack
-from vitlens.commands.audit.record import AuditRecord
+from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
 from vitlens.report.document import Document
@@ -84,7 +83,7 @@ def test_a_second_audit_repeats_nothing(labelled, tiny_vit, tmp_path):
 @pytest.mark.slow
 def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        measure, "CANDIDATES", (CandidateAttack(("pgd",), 1, (1.0, 8.0), 2),)
+        measure, "CANDIDATES", (CandidateRow(("pgd",), 1, (1.0, 8.0), 2, None, "too long"),)
     )  # whatever the time of a pass is here
     image = str(pictures / "0.png")
     record, document = audited(tmp_path / "run", str(tiny_cnn), "--images", image, "--budget", "9")

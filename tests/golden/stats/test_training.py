@@ -100,7 +100,8 @@ def test_two_processes_find_what_one_does(trained, monkeypatch):
             processes=processes, run=OPTIONS, split=digits("test").limit(7), aliases=("taught",),
             numbers=lambda batch: processes.index + batch.indices * processes.count,
         )  # fmt: skip
-        _, heads, _ = training.over_training(training.kept_weights([str(trained)]), part, renormalise=True)
+        weights = training.kept_weights([str(trained)])
+        heads = training.over_training(weights, part, renormalise=True)["learning_heads"]
         return torch.tensor([row.statistics["normalised_entropy"] for row in heads])
 
     (alone,), (first, second) = (run_in_processes(count, work, monkeypatch) for count in (1, 2))

@@ -38,8 +38,13 @@ from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.progress import progress
 from vitlens.commands.run.publish import publish, read
 from vitlens.commands.shared.explorer import sink_rows
-from vitlens.commands.shared.explorer_measure import explored
-from vitlens.commands.shared.given_attention import GivenAttention, given_attention, picture_of, read_attention
+from vitlens.commands.shared.explorer_measure import (
+    GivenAttention,
+    explored,
+    given_attention,
+    picture_of,
+    read_attention,
+)
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import DRAWN, file_names
 from vitlens.commands.shared.stages import StageRow, stages
@@ -99,14 +104,12 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
     """
     run = options.run
     (batch,) = split.batches(len(split), device=model.device)
-    with RunFolder.create(
+    with RunFolder.opened(
         "look",
+        run,
+        settings(options, run, models=(model,), split=split),
         name_parts=(model.alias, Path(options.images[0]).stem if len(split) == 1 else "images"),
         title=f"{model.alias} looks at {Path(split.names[0]).name if len(split) == 1 else f'{len(split)} images'}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run, models=(model,), split=split),
-        formats=run.formats,
     ) as folder:
         with one_thread() if model.parameter_count() < _SMALL else nullcontext(), autocast(model.device, run.precision):
             seen = look(model, batch.images, batch_size=run.batch_size, seed=run.seed)
@@ -185,15 +188,8 @@ def given(options: LookOptions, file: Path) -> Path:
     weights = read_attention(file)
     seen = given_attention(weights, prefix=options.prefix, name=GIVEN, option="--prefix")
     pixels = picture_of(named[0])
-    with RunFolder.create(
-        "look",
-        name_parts=(GIVEN,),
-        title=f"Attention weights in {file.name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run),
-        formats=run.formats,
-    ) as folder:
+    title = f"Attention weights in {file.name}"
+    with RunFolder.opened("look", run, settings(options, run), name_parts=(GIVEN,), title=title) as folder:
         layers, heads, tokens = weights.shape[:3]
         row = GivenRow(
             file.name, Path(named[0]).name, layers, heads, tokens, seen.prefix, options.prefix is None, seen.rows,
