@@ -1,6 +1,7 @@
 """Statistics over training are those that the functions give for each of the kept weights, on the same images."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -99,6 +100,7 @@ def test_two_processes_find_what_one_does(trained, monkeypatch):
         part = SimpleNamespace(
             processes=processes, run=OPTIONS, split=digits("test").limit(7), aliases=("taught",),
             numbers=lambda batch: processes.index + batch.indices * processes.count,
+            progress=lambda *_: nullcontext(lambda _: None),
         )  # fmt: skip
         weights = training.kept_weights([str(trained)])
         heads = training.over_training(weights, part, renormalise=True)["learning_heads"]
