@@ -297,7 +297,8 @@ def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> 
     declared = columns(type(rows[0]))
     same = [name for name, own in record.tables.items() if own and type(own[0]) is type(rows[0])]
     more = section.rows if isinstance(section.rows, str) else next(iter(same), "")
-    yield table_of(rows[:ROWS], {name: declared[name] for name in section.columns}, of=len(rows), name=more)
+    shown = {name: declared.get(name, Column(name.replace("_", " "))) for name in section.columns}  # or a property
+    yield table_of(rows[:ROWS], shown, of=len(rows), name=more)
 
 
 def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:

@@ -288,11 +288,18 @@ def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
 
 
 def _halfway(record: AttackRecord) -> str:
-    """From which block on the attack changes outputs half as much as another image does."""
+    """From which block on the attack changes outputs half as much as another image does, else how much in the last."""
+    last = {(row.model, row.kind): row.distance for row in record.blocks}
     return say(
-        "{% for row in rows %}From block {{ row.halfway|value }} on the attack changes the outputs of "
-        "**{{ row.model }}** at least half as much as another image does. {% endfor %}",
-        rows=[row for row in record.overall if _enough(row.halfway)],
+        "{% for row in rows %}{% if row.halfway %}From block {{ row.halfway|value }} on the attack changes the outputs "
+        "of **{{ row.model }}** at least half as much as another image does. {% else %}After the last block of "
+        "**{{ row.model }}** the attack has changed its output by {{ last[row.model, 'adversarial']|value }}, noise of "
+        "the same strength by {{ last[row.model, 'noise']|value }}, another image by "
+        "{{ last[row.model, 'another image']|value }}. {% endif %}{% endfor %}",
+        last=last, rows=[
+            row for row in record.overall
+            if _enough(row.halfway) or (row.halfway is None and (row.model, "another image") in last)
+        ],
     )  # fmt: skip
 
 
@@ -351,7 +358,7 @@ REPORT: Final = Report(
         Section(
             "How much accuracy is left under attack?", _strongest_rows,
             opening="At each epsilon the strongest of the attacks counts; a better attack may leave less.",
-            columns=("model", "title", "epsilon", "accuracy"), about=("robustness",),
+            columns=("model", "title", "at_epsilon", "accuracy"), about=("robustness",),
             order=lambda row: (list(AXES).index(row.norm), row.epsilon),
             charts=(Chart(
                 "curves", lines("epsilon", "accuracy", of="model", panel="panel"),
