@@ -1,4 +1,4 @@
-"""vitlens demo under visitors in Chromium: seconds from upload to the first map and from a click to the answer, and
+"""vitlens demo under visitors in Chromium: seconds from upload to the report and from a click to the answer, and
 several visitors at a time for a minute.
 
     python benchmarks/demo.py [--users 8] [--seconds 60] MODEL...
@@ -24,13 +24,9 @@ import numpy as np
 from PIL import Image
 
 PATIENCE = 60.0  # seconds that a visitor waits for an answer
-TABS = {
-    "Look": "#look-top table",
-    "Explain": "#explain-result img",
-    "Break": "#break-result table",
-    "Intervene": "#intervene-result table",
-    "3D": "#space-words p",
-}
+TABS = {name: f"[id='{result}-result'] iframe" for name, result in (
+    ("Look", "look"), ("Explain", "right"), ("Break", "break"), ("Intervene", "intervene"), ("3D", "3d"),
+)}  # fmt: skip
 
 
 def photograph(folder: Path, number: int) -> Path:
@@ -71,10 +67,10 @@ class Visitor:
         self.uploads += 1
         file = photograph(self.folder, 1000 * self.number + self.uploads)
         await self.open("Look")
-        shown = await self.tab.evaluate("document.querySelector('#look-top img').src")
+        shown = await self.tab.evaluate("document.querySelector('#look-result iframe').srcdoc")
         await self.timed(
-            "upload to first map",
-            "old => document.querySelector('#look-top img').src !== old",
+            "upload to report",
+            "old => document.querySelector('#look-result iframe').srcdoc !== old",
             self.tab.locator("#upload input[type=file]").set_input_files(str(file)),
             arg=shown,
         )
@@ -90,12 +86,12 @@ class Visitor:
     async def head(self) -> None:
         await self.open("Intervene")
         heads = self.tab.locator(".vl-head")
-        words = await self.tab.locator("#intervene-result [role=status]").inner_text()
+        shown = await self.tab.evaluate("document.querySelector('#intervene-result iframe').srcdoc")
         await self.timed(
             "head switched",
-            "old => document.querySelector('#intervene-result [role=status]')?.innerText !== old",
+            "old => document.querySelector('#intervene-result iframe')?.srcdoc !== old",
             heads.nth(random.randrange(await heads.count())).click(),
-            arg=words,
+            arg=shown,
         )
 
     async def act(self) -> None:
@@ -114,9 +110,9 @@ async def visit(browser, address: str, folder: Path, number: int, alias: str, se
     context = await browser.new_context(viewport={"width": 1200, "height": 900})
     visitor = Visitor(await context.new_page(), folder, number, seconds)
     await visitor.tab.goto(address)
-    await visitor.tab.wait_for_selector("#look-top table")
+    await visitor.tab.wait_for_selector("#look-result iframe")
     await visitor.tab.get_by_label(alias, exact=True).first.check()
-    await visitor.tab.locator("#look-top caption").filter(has_text=alias).wait_for()
+    await visitor.tab.locator("#look-result [role=status]").filter(has_text=alias).wait_for()
     return visitor
 
 

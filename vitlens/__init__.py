@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from vitlens.attribution.look import look as look
     from vitlens.attribution.refinement import Refinement as Refinement
     from vitlens.commands.run.reading import read as read
+    from vitlens.commands.shared.explorer_measure import attention_explorer as attention_explorer
     from vitlens.commands.shared.explorer_measure import explorer as explorer
-    from vitlens.commands.shared.given_attention import attention_explorer as attention_explorer
     from vitlens.data.catalogue import load_data as load_data
     from vitlens.data.split import Split as Split
     from vitlens.lens.call import AttentionCall as AttentionCall
@@ -69,7 +69,7 @@ _HOMES = {
     "ablate": ("vitlens.analysis.ablation.ablate", "ablate"),
     "attack": ("vitlens.attacks.attack", "attack"),
     "attention": ("vitlens.analysis.attention.weights", "attention"),
-    "attention_explorer": ("vitlens.commands.shared.given_attention", "attention_explorer"),
+    "attention_explorer": ("vitlens.commands.shared.explorer_measure", "attention_explorer"),
     "capture": ("vitlens.lens.places.capture", "capture"),
     "choose_method": ("vitlens.attribution.choice", "choose_method"),
     "compare": ("vitlens.analysis.failures.compare", "compare"),

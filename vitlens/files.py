@@ -24,8 +24,7 @@ from vitlens.typed import CHARACTERS, SIZE, is_name, parse_json, read_as
 
 CONFIG = "config.json"
 RESULTS = "results.json"
-SCHEMA = 2  # of results.json
-SCHEMAS = (SCHEMA, 3)  # 3: of a record class (vitlens/record.py)
+SCHEMAS = (2, 3)  # of results.json; 3: of a record class (vitlens/record.py)
 _AGAIN = "run the command again"
 
 

@@ -97,9 +97,13 @@ def arrays(name: str) -> Any:
 
 @dataclass(frozen=True)
 class MetricName:
-    """The name of a metric, a path with placeholders: "accuracy/{model}". The model's alias follows the first word."""
+    """The name of a metric, a path with placeholders: "accuracy/{model}". The model's alias follows the first word.
+
+    keys: what {key} can be; empty where that is not known before the run.
+    """
 
     pattern: str
+    keys: tuple[str, ...] = ()
 
     def __call__(self, **parts: str | int) -> str:
         """The name with its placeholders filled."""
@@ -107,15 +111,24 @@ class MetricName:
 
     @cached_property
     def _expression(self) -> "re.Pattern[str]":
+        values = {"key": "|".join(map(re.escape, self.keys)) or "[^/]+"}
         pieces = Formatter().parse(self.pattern)
         return re.compile(
-            "".join(re.escape(text) + (f"(?P<{name}>[^/]+)" if name else "") for text, name, _, _ in pieces)
+            "".join(
+                re.escape(text) + (f"(?P<{name}>{values.get(name, '[^/]+')})" if name else "")
+                for text, name, _, _ in pieces
+            )
         )
 
     def parts(self, name: str) -> dict[str, str] | None:
         """The values of the placeholders in a name; None for the name of another metric."""
         match = self._expression.fullmatch(name)
         return None if match is None else match.groupdict()
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The pattern with each of its keys put in."""
+        return tuple(self.pattern.replace("{key}", key) for key in self.keys) or (self.pattern,)
 
 
 @dataclass(frozen=True)
@@ -190,8 +203,9 @@ class Record:
     def contents(cls) -> Contents:
         """What the command writes: the patterns of its metrics, its tables and its arrays."""
         rows = _tables(cls)
-        named = dict.fromkeys(each.metric for kind in rows.values() for each in columns(kind).values() if each.metric)
-        return Contents(tuple(map(MetricName, named)), rows, dict(_array_files(cls).values()))
+        declared = [each for kind in rows.values() for each in columns(kind).values() if each.metric]
+        named = dict.fromkeys(MetricName(each.metric, tuple(each.keys()) if each.keys else ()) for each in declared)
+        return Contents(tuple(named), rows, dict(_array_files(cls).values()))
 
 
 def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:

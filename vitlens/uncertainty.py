@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
+from typing import SupportsFloat
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -91,6 +92,11 @@ def widened(estimate: Estimate, looks: int) -> Estimate:
     factor = NormalDist().inv_cdf(1 - LEVEL / 2 / looks) / _Z
     low, high = (estimate.value + factor * (end - estimate.value) for end in (estimate.low, estimate.high))
     return Estimate(estimate.value, low, high, estimate.n, estimate.unit)
+
+
+def finite(value: SupportsFloat) -> float | None:
+    """A number, or None for NaN and infinities, which JSON does not have."""
+    return float(value) if math.isfinite(float(value)) else None
 
 
 def values_and_ends(estimates: Iterable[Estimate]) -> list[list[float]]:

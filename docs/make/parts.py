@@ -2,13 +2,13 @@
 and docs/parts/<word>.md for what belongs on the page alone."""
 
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from vitlens import commands
+from vitlens.commands.registry import COMMANDS
 
 REQUIRED: Final = ("How to read it", "Pitfalls")
-COMMANDS_FOLDER: Final = Path(commands.__file__).parent
 OPTIONAL: Final = ("What it does", "A figure", "See also")
 _HEADING: Final = re.compile(r"^## (.+)$", flags=re.MULTILINE)
 
@@ -23,7 +23,7 @@ def parts_of(word: str, folder: Path) -> dict[str, str]:
     name = f"docs/{folder.name}/{path.name}"
     wanted = " and ".join(f'"## {heading}"' for heading in REQUIRED)
     hint = f"write it as docs/parts/attention.md is written (figure from reports/ where there is one), then: {MAKE}"
-    helped = COMMANDS_FOLDER / word / "help.md"
+    helped = Path(str(files(COMMANDS[word].package or f"vitlens.commands.{word}"))) / "help.md"
     if helped.is_file():
         known = _sections(helped)
         more = _sections(path) if path.is_file() else {}

@@ -5,25 +5,29 @@ import pytest
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.record import AttackRow
 from vitlens.commands.attack.sweep import CHECKED
-from vitlens.commands.audit.candidates import (
+from vitlens.commands.audit.measure import (
     CANDIDATES,
     FEWEST,
-    CandidateAttack,
     budget_row,
     checked_passes,
     chosen,
     considered,
     pass_seconds,
-    seconds_of_rung,
     swept_passes,
 )
+from vitlens.commands.audit.record import BudgetRow, CandidateRow
 
 PASS = 0.001  # seconds
 ALL = {0.0: 1.0, 1.0: 1.0, 2.0: 1.0, 4.0: 1.0, 8.0: 1.0}
 
 
 def considered_in(seconds, *, images=100, shares=ALL, defined=lambda _: True):
-    return considered(CANDIDATES, images=images, seconds=seconds, one_pass=PASS, shares=shares, defined=defined)
+    budget = BudgetRow(seconds / 60, 0.0, seconds / 60, PASS)
+    return considered(CANDIDATES, budget, images=images, shares=shares, defined=lambda attack: defined(attack.name))
+
+
+def candidate_of(attacks, restarts, epsilons, images):
+    return CandidateRow(attacks, restarts, epsilons, images, None, "too long")
 
 
 def test_without_time_fgsm_is_left():
@@ -60,23 +64,24 @@ def test_what_is_chosen_fits_and_nothing_stronger_does():
 def test_the_time_of_a_rung_by_hand():
     """PGD: 20 steps at two epsilons; a tenth of the images is fooled at the first, so not attacked at the second."""
     shares = {0.0: 0.9, 1.0: 0.8, 8.0: 0.5}
-    candidate = CandidateAttack(("pgd",), 3, (1.0, 8.0), 100)
+    candidate = candidate_of(("pgd",), 3, (1.0, 8.0), 100)
     run = 3 * ATTACKS["pgd"].steps * 3  # restarts, steps, and forward passes that a step with its gradient takes
     swept, checked = 100 * run * (0.9 + 0.8), (8 * CHECKED + 100) * run  # checked: self-checks, and the sample
-    assert swept_passes(candidate, 100, shares) == pytest.approx(swept)
-    assert checked_passes(candidate, 100) == pytest.approx(checked)
-    assert seconds_of_rung(candidate, 100, PASS, shares) == pytest.approx(0.001 * (swept + checked))
+    assert swept_passes(candidate, shares) == pytest.approx(swept)
+    assert checked_passes(candidate) == pytest.approx(checked)
+    (row, _) = considered([candidate], BudgetRow(1.0, 0.0, 1.0, PASS), images=100, shares=shares)
+    assert 60 * row.minutes == pytest.approx(0.001 * (swept + checked))
 
 
 def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
     shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: APGD-CE alone has work
-    auto = swept_passes(CandidateAttack(("auto",), 1, (8.0,), 10), 10, shares)
-    assert auto == pytest.approx(swept_passes(CandidateAttack(("apgd-ce",), 1, (8.0,), 10), 10, shares))
-    assert swept_passes(CandidateAttack(("auto",), 1, (8.0,), 10), 10, ALL) > 5 * auto
+    auto = swept_passes(candidate_of(("auto",), 1, (8.0,), 10), shares)
+    assert auto == pytest.approx(swept_passes(candidate_of(("apgd-ce",), 1, (8.0,), 10), shares))
+    assert swept_passes(candidate_of(("auto",), 1, (8.0,), 10), ALL) > 5 * auto
 
 
 def test_attacks_without_gradients_cost_forward_passes():
-    square = swept_passes(CandidateAttack(("square",), 1, (1.0,), 1), 1, ALL)
+    square = swept_passes(candidate_of(("square",), 1, (1.0,), 1), ALL)
     assert square == ATTACKS["square"].passes()
 
 

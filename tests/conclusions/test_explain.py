@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tests.kit.explained import explained, report
 from tests.kit.first_page import clear_effects, states
+from tests.kit.making import digits, save
+from vitlens import Model, load
 from vitlens.analysis.faithfulness.league import Settings, league, random_maps
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -17,10 +19,6 @@ from vitlens.commands.explain.record import ExplainRecord
 from vitlens.commands.shared.maps.measure import CheckedMaps
 from vitlens.commands.shared.maps.record import WEIGHTS, judged_maps
 from vitlens.commands.shared.maps.report import map_claims
-from vitlens.data.digits import digits
-from vitlens.models.loading import load
-from vitlens.models.model import Model
-from vitlens.models.saved import save
 from vitlens.report.claims import contradictions
 
 SHORT = Settings(steps=4, counterfactuals=False)

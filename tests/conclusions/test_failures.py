@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.analysis.failures.planted import at_border, at_random, low_contrast, model, squares
-from vitlens.analysis.answers.evaluate import evaluate
+from vitlens import evaluate
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.properties import PROPERTIES, CovariateRow, InterventionRow, QuarterRow
 from vitlens.commands.run.folder import RunFolder

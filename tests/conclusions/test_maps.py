@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kit.map_rows import FALLING, STAYING, checks
+from vitlens import load_data
 from vitlens.analysis.faithfulness import league
 from vitlens.analysis.faithfulness.steadiness import judged_steadiness
 from vitlens.commands.shared.maps.measure import CheckedMaps, map_rows, on_object_rows
@@ -25,7 +26,6 @@ from vitlens.commands.shared.maps.record import (
     shifts_check,
 )
 from vitlens.commands.shared.maps.report import map_claims, uniform_claim
-from vitlens.data.catalogue import load_data
 from vitlens.report.claims import contradictions, shown
 from vitlens.uncertainty import Estimate, student_mean
 

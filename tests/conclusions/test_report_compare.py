@@ -10,8 +10,7 @@ import pytest
 from tests.kit.first_page import check_first_page
 from tests.kit.pages import page_problems
 from vitlens.cli.main import run
-from vitlens.commands.report.changes import changes_between
-from vitlens.commands.report.report import REPORT, compared_runs
+from vitlens.commands.report.report import REPORT, changes_between, compared_runs
 from vitlens.commands.run.publish import read_folder
 from vitlens.uncertainty import mcnemar
 

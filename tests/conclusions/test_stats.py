@@ -10,13 +10,12 @@ from torch import Tensor
 
 from tests.analysis.heads.planted import STRONG, Bench, planted, scenes
 from tests.kit.first_page import clear_effects
+from vitlens import Model, statistics
 from vitlens.analysis.heads.marks import marks, sinks_off_object
-from vitlens.analysis.heads.statistics import statistics
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.stats.record import StatsRecord
-from vitlens.models.model import Model
 from vitlens.report.claims import Claim
 from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate

@@ -14,7 +14,8 @@ import vitlens
 from tests.contracts.throw_away import ENTRY, WORD
 from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
-from vitlens.commands.models.measure import model_table
+from vitlens.commands.models.measure import measure as listed_lines
+from vitlens.commands.models.options import ModelsOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError
@@ -89,7 +90,7 @@ def test_models_say_whether_they_support_it(tmp_path, capsys):
     assert vit.supports(WORD) is None
     assert WORD in supported(vit)
     assert "cnn-digits supports" in str(cnn.supports(WORD))
-    listed = {line.split()[0]: line.split() for line in model_table("*-digits")}
+    listed = {line.split()[0]: line.split() for line in listed_lines(ModelsOptions("*-digits"))}
     assert (WORD in listed["vit-digits"], WORD in listed["cnn-digits"]) == (True, False)
     line = [WORD, "cnn-digits", "--limit", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
     assert run(line) == 2  # refused as the table says

@@ -12,7 +12,8 @@ from tests.lens.tiny import images
 from vitlens.cli.build import complete_model
 from vitlens.cli.main import run
 from vitlens.commands.models import measure
-from vitlens.commands.models.measure import model_table
+from vitlens.commands.models.measure import measure as listed_lines
+from vitlens.commands.models.options import ModelsOptions
 from vitlens.errors import UnknownNameError
 from vitlens.models.assembly import Architecture
 from vitlens.models.naming import parse_model, require_rule
@@ -91,9 +92,9 @@ def test_it_is_saved_and_read_again_as_a_run_folder_and_with_another_file(tmp_pa
 def test_it_is_listed_with_what_it_supports(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(measure, "_described", lambda *_: ("", ""))  # of every preset, in seconds
-        (counted,) = [line for line in model_table() if line.startswith("mine:")]
+        (counted,) = [line for line in listed_lines(ModelsOptions()) if line.startswith("mine:")]
     assert counted.split()[:3] == ["mine:NAME", "2", "models"]
-    lines = list(model_table("mine:*"))
+    lines = list(listed_lines(ModelsOptions("mine:*")))
     assert [line.split()[:2] for line in lines] == [["mine:small", "vit,"], ["mine:smaller", "vit,"]]
     assert "rollout" in lines[0]
 

@@ -17,19 +17,15 @@ from vitlens.files import write_json
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> Path:
+def made(golden) -> Path:
     """A finished run whose alias stands in names of files."""
-    out = tmp_path_factory.mktemp("made") / "out"
-    assert run(["evaluate", str(tiny_vit), "--data", "digits", "--limit", "12", "--quiet", "--out", str(out)]) == 0
-    return out
+    return golden("evaluate").folder
 
 
 @pytest.fixture(scope="module")
-def predicted(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> Path:
+def predicted(golden) -> Path:
     """A finished run that is quick to tell again."""
-    out = tmp_path_factory.mktemp("predicted") / "out"
-    assert run(["predict", str(tiny_vit), "--data", "digits", "--limit", "2", "--quiet", "--out", str(out)]) == 0
-    return out
+    return golden("predict").folder
 
 
 def copied(source: Path, folder: Path) -> Path:
@@ -43,11 +39,11 @@ def everything(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("alias", ["x/../../../../pwned", "../../pwned", "/tmp/pwned", "a/b", "..", "", "a\\u0000b"])
 def test_an_alias_that_is_a_path_is_refused(made, tmp_path, capsys, alias):
     folder = copied(made, tmp_path)
-    shutil.copy(folder / "arrays" / "predictions-tiny-vit.npz", tmp_path / "pwned.npz")
+    shutil.copy(folder / "arrays" / "predictions-vit-digits.npz", tmp_path / "pwned.npz")
     (folder / "arrays" / "predictions-x").mkdir()  # so that the path can be walked
     for name in ("config.json", "results.json"):
         text = (folder / name).read_text()
-        (folder / name).write_text(text.replace("tiny-vit", alias))
+        (folder / name).write_text(text.replace("vit-digits", alias))
     before = everything(tmp_path)
     code = run(["report", str(folder)])
     assert refused(code, capsys.readouterr().err)
@@ -88,7 +84,7 @@ def study_of(source: Path, folder: Path, *chapters: object) -> Path:
     shutil.copytree(source, folder / "place" / "outside")
     config, results = (json.loads((place / name).read_text()) for name in ("config.json", "results.json"))
     tables = {name: [] for name in COMMANDS["study"].contents.tables} | {"chapters": chapters}
-    write_json(place / "config.json", config | {"options": asdict(StudyOptions(("tiny-vit",)))})
+    write_json(place / "config.json", config | {"options": asdict(StudyOptions(("vit-digits",)))})
     write_json(place / "results.json", results | {"command": "study", "tables": tables})
     return place
 

@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.kit.making import digits, save
 from tests.kit.simulated_processes import run_in_processes
+from vitlens import load
 from vitlens.analysis.ablation import joint as analysis
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.ablation.importance import summarise
@@ -21,12 +23,9 @@ from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import AblateRecord, fewest_images
 from vitlens.commands.ablate.report import REPORT
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import read
-from vitlens.data.digits import digits
+from vitlens.commands.run.publish import read_folder
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.files import read_run
-from vitlens.models.loading import load
-from vitlens.models.saved import save
 from vitlens.record import flat
 from vitlens.uncertainty import LEVEL
 
@@ -39,7 +38,7 @@ def run(model: Path | str, out: Path | None, options: AblateOptions = PLAIN, **c
     """The record of a run, with other options, or other run options, than those given."""
     own = {name: changes.pop(name) for name in ("limit", "seed", "batch_size") if name in changes}
     report = measure(replace(options, model=str(model), run=replace(options.run, out=out, **own), **changes))
-    return read(read_run(report.parent))
+    return read_folder(report.parent)
 
 
 def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
@@ -150,7 +149,7 @@ def test_two_processes_give_the_results_of_one(tiny_vit, tmp_path, monkeypatch):
         return measure(replace(options, run=replace(RUN, out=tmp_path / "two")))
 
     assert run_in_processes(2, work, monkeypatch) == [tmp_path / "two" / "report.md", None]
-    two = read(read_run(tmp_path / "two"))
+    two = read_folder(tmp_path / "two")
     assert two.metrics.keys() == one.metrics.keys()
     for name, metric in one.metrics.items():
         assert two.metrics[name].value == pytest.approx(metric.value, rel=1e-4, abs=1e-6), name
@@ -174,7 +173,7 @@ def test_a_note_says_that_all_images_are_misclassified(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.neg_()
     save(model, tmp_path / "wrong" / "model.safetensors")
-    [note] = run(tmp_path / "wrong", tmp_path / "out").model.notes
+    [note] = run(tmp_path / "wrong", tmp_path / "out", HEADS).model.notes
     assert "none of the 12 images" in note
     assert note[1:] in (tmp_path / "out" / "report.md").read_text()
 

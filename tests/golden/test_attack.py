@@ -11,7 +11,9 @@ import torch
 
 import vitlens
 from tests.kit.first_page import judged, states
+from tests.kit.making import save
 from tests.kit.simulated_processes import run_in_processes
+from vitlens import load
 from vitlens.commands.attack import sweep as sweep_module
 from vitlens.commands.attack.measure import measure, with_noise
 from vitlens.commands.attack.options import AttackOptions
@@ -22,8 +24,6 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.errors import DataError, InputError
 from vitlens.files import read_run
-from vitlens.models.loading import load
-from vitlens.models.saved import save
 
 PAIR = ("vit-digits", "cnn-digits")
 FEW = AttackOptions(
@@ -54,11 +54,9 @@ def _checked_on_few() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(golden) -> Path:
     """The bundled pair, attacked with its predictions as labels, with all measurements."""
-    out = tmp_path_factory.mktemp("attack") / "run"
-    run(out, list(PAIR), replace(FEW, inside=True))
-    return out
+    return golden("attack").folder
 
 
 def test_numbers_are_those_of_the_arrays(folder):
@@ -223,7 +221,7 @@ def test_corruptions_of_labelled_images(tmp_path):
     options = AttackOptions(
         (), attacks=("fgsm",), epsilons=(2.0, 8.0), inside=False, transfer=False, self_checks="few", baseline="other"
     )
-    run(tmp_path / "run", ["cnn-digits", "other=cnn-digits@random"], options, limit=40)
+    run(tmp_path / "run", ["cnn-digits", "other=cnn-digits@random"], options, limit=24)
     record = recorded(tmp_path / "run")
     assert record.metric("mean_corruption_error/other/other").value == pytest.approx(1)
     assert record.metric("mean_corruption_error/cnn-digits/other").value < 1

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.making import save, untrained
 from tests.kit.training_runs import train
+from vitlens import load, load_data, rollout
 from vitlens.analysis.attention.map_checks import alike, map_bits, similarity
-from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.analysis.attention.windows import window_layers
@@ -23,10 +24,7 @@ from vitlens.commands.attention.report import REPORT
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, OnObjectRow
-from vitlens.data.catalogue import load_data
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.loading import load, untrained
-from vitlens.models.saved import save
 from vitlens.recorded import Config, Data, ModelEntry
 from vitlens.report.claims import contradictions
 from vitlens.uncertainty import Estimate

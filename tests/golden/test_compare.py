@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 
 from tests.kit.first_page import check_first_page
+from tests.kit.making import save, untrained
+from vitlens import load
 from vitlens.analysis.failures import errors
 from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.cli.main import run as vitlens
@@ -16,12 +18,9 @@ from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import CELLS, CompareRecord
 from vitlens.commands.compare.report import REPORT
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import read, read_folder
+from vitlens.commands.run.publish import read_folder
 from vitlens.data.shapes import CLASSES
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.files import read_run
-from vitlens.models.loading import load, untrained
-from vitlens.models.saved import save
 
 COUNT = 24
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
@@ -31,14 +30,13 @@ PAIR = ("tiny-vit", "tiny-cnn")
 def run(out: Path, models: list[str], *, limit: int | None = None, **changes: object) -> CompareRecord:
     options = RunOptions(device="cpu", out=out, quiet=True, command="vitlens compare a b", limit=limit)
     assert measure(CompareOptions(tuple(models), run=options, **changes)) == out / "report.md"
-    return read(read_run(out))
+    return read_folder(out)
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path, tiny_cnn: Path) -> CompareRecord:
+def record(golden) -> CompareRecord:
     """Two untrained models on 24 scenes."""
-    out = tmp_path_factory.mktemp("compare") / "run"
-    return run(out, [str(tiny_vit), str(tiny_cnn)], limit=COUNT, panels=6, checked=8)
+    return golden("compare").record
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +122,15 @@ def test_means_of_maps_are_those_of_their_figure(record):
 
 
 def test_numbers_of_images_are_those_asked_for_and_said(tmp_path, tiny_vit, tiny_cnn):
-    record = run(tmp_path / "run", [str(tiny_vit), str(tiny_cnn)], limit=12, panels=1, checked=4, disturbed=5)
+    record = run(
+        tmp_path / "run",
+        [str(tiny_vit), str(tiny_cnn)],
+        limit=8,
+        panels=1,
+        checked=4,
+        disturbed=5,
+        method=("saliency",),
+    )
     assert {row.margin.n for row in record.map_checks if row.margin} == {4}
     assert {row.accuracy.n for row in record.robustness} == {row.difference.n for row in record.disturbed_pairs} == {5}
     assert "Only 5 images are disturbed" in (record.folder / "report.md").read_text()
@@ -207,7 +213,9 @@ def test_unusable_maps_are_counted(tmp_path, tiny_vit):
     with torch.no_grad():
         dead.module.head.weight.zero_()
     save(dead, tmp_path / "dead" / "model.safetensors")
-    record = run(tmp_path / "run", [str(tmp_path / "dead"), str(tiny_vit)], limit=4, harder=False, panels=3)
+    record = run(
+        tmp_path / "run", [str(tmp_path / "dead"), str(tiny_vit)], limit=4, harder=False, panels=3, method=("saliency",)
+    )
     usable = record.metric("maps/dead/usable")
     assert (usable.value, usable.n) == (0, 4)
     assert "maps/dead/half" not in record.metrics
@@ -226,8 +234,19 @@ def test_one_image_and_one_class_whose_name_is_markup(tmp_path):
     for name, preset, overrides in (("vit", "vit-mini", SHAPE), ("cnn", "resnet20", None)):
         save(untrained(preset, classes=classes, seed=1, overrides=overrides), tmp_path / name / "model.safetensors")
     out, models = tmp_path / "run", [str(tmp_path / "vit"), str(tmp_path / "cnn")]
-    line = ["compare", *models, "--data", str(tmp_path / "data"), "--panels", "1", "--no-harder", "--html", "--quiet"]
-    assert vitlens([*line, "--limit", "1", "--out", str(out)]) == 0
+    line = [
+        "compare",
+        *models,
+        "--data",
+        str(tmp_path / "data"),
+        "--panels",
+        "1",
+        "--no-harder",
+        "--html",
+        "--method",
+        "saliency",
+    ]
+    assert vitlens([*line, "--quiet", "--limit", "1", "--out", str(out)]) == 0
     document = REPORT(read_folder(out))
     check_first_page(document)
     assert not [claim for claim in document.claims if claim.is_shown]

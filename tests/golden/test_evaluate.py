@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from tests.kit.first_page import check_first_page
+from tests.kit.making import save, untrained
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.waiting import HANGS
 from vitlens.cli.main import run as vitlens
@@ -20,13 +21,11 @@ from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.evaluate.report import REPORT
 from vitlens.commands.run.options import ModelOptions, RunOptions
-from vitlens.commands.run.publish import read_folder, report
+from vitlens.commands.run.publish import read_folder
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError
 from vitlens.files import read_run
 from vitlens.labels import imagenet_classes
-from vitlens.models.loading import untrained
-from vitlens.models.saved import save
 from vitlens.processes import Processes
 
 PAIR = ("vit-digits", "cnn-digits")
@@ -42,11 +41,9 @@ def command(out: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(golden) -> Path:
     """The bundled pair on 40 images, in one process."""
-    out = tmp_path_factory.mktemp("one") / "run"
-    assert vitlens(command(out)) == 0
-    return out
+    return golden("evaluate").folder
 
 
 def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
@@ -78,16 +75,6 @@ def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
     assert pair.difference.value == pytest.approx(gap)
     assert pair.p == pair.p_holm == record.metric("mcnemar_p/vit-digits/cnn-digits").value
     check_first_page(REPORT(record))
-
-
-def test_the_report_can_be_written_again(folder: Path) -> None:
-    files = {file: file.read_bytes() for file in (folder / "report.md", *(folder / "figures").iterdir())}
-    assert len(files) >= 4
-    for file in files:
-        assert file.name == "report.md" or f"(figures/{file.name})" in files[folder / "report.md"].decode()
-        file.unlink()
-    report(folder)
-    assert {file: file.read_bytes() for file in files} == files
 
 
 def require_same(one: Path, other: Path, *, rel: float) -> None:

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.making import untrained
+from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.explorer import LEVELS, Shown, explorer
 from vitlens.commands.shared.explorer_measure import measured
-from vitlens.models.loading import load, untrained
 from vitlens.report.document import Document
 from vitlens.report.explorer import POOLED, Explorer, pooled, rollout_of
 from vitlens.report.html.packing import quantised
@@ -28,11 +29,8 @@ def document_of(out: Path, *line: str) -> Document:
 
 
 @pytest.fixture(scope="module")
-def attended(tiny_vit, tmp_path_factory) -> Path:
-    """The folder of `vitlens attention` on six images of digits."""
-    out = tmp_path_factory.mktemp("attended") / "out"
-    document_of(out, "attention", str(tiny_vit), "--data", "digits", "--limit", "6")
-    return out
+def attended(golden) -> Path:
+    return golden("attention of digits").folder
 
 
 def shown_in(folder: Path) -> Explorer:

@@ -8,24 +8,24 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.kit.making import digits
+from vitlens import features as read
+from vitlens import load, similarity
 from vitlens.analysis.features.correspondence import correspond
 from vitlens.analysis.features.embedding import embed
-from vitlens.analysis.features.features import features as read
 from vitlens.analysis.features.features import patch_tokens
 from vitlens.analysis.features.knn import knn
 from vitlens.analysis.features.patch_colours import patch_components
 from vitlens.analysis.features.patch_neighbours import patch_neighbours
-from vitlens.analysis.features.similarity import distance_correlation, similarity
+from vitlens.analysis.features.similarity import distance_correlation
 from vitlens.commands.features.measure import measure
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import FeaturesRecord
 from vitlens.commands.features.report import REPORT
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
-from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.files import read_arrays
-from vitlens.models.loading import load
 
 RUN = RunOptions(device="cpu", limit=24, batch_size=12, quiet=True)
 FAST = FeaturesOptions((), "digits", ks=(1, 3), probe=False, tsne=False, bank=40, cache=False, run=RUN)
@@ -44,11 +44,9 @@ def pixels(part: str, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_vit, tiny_cnn, pictures, tmp_path_factory) -> FeaturesRecord:
+def pair(golden) -> FeaturesRecord:
     """One run of a ViT and a CNN with everything that needs no second one."""
-    out = tmp_path_factory.mktemp("features") / "out"
-    options = replace(FAST, probe=True, tsne=True, perplexity=4.0, thumbnails=True, query=(str(pictures / "1.png"),))
-    return run([f"a={tiny_vit}", f"b={tiny_cnn}"], out, options)
+    return golden("features").record
 
 
 def test_numbers_are_those_of_the_functions(pair, tiny_vit):
@@ -264,7 +262,7 @@ def test_a_cls_token_that_is_not_there_is_refused_before_a_folder_is_made(tiny_c
 def test_a_language_image_model_by_names_alone(tmp_path):
     pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
     from tests.models.tiny_clip import registered
-    from vitlens.analysis.features.zero_shot import zero_shot
+    from vitlens import zero_shot
 
     registered()
     options = replace(FAST, templates=("a photo of the digit {}.", "{}"), prompts=("a five", "grass"))

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import vitlens
 from tests.kit.first_page import check_first_page, judged
+from vitlens import load
 from vitlens.analysis.heads.marks import sinks_off_object
 from vitlens.analysis.heads.specialisation import Given
 from vitlens.cli.main import run
@@ -23,18 +24,15 @@ from vitlens.commands.run.options import ModelOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.explorer import sink_rows
 from vitlens.errors import InputError
-from vitlens.models.loading import load
 from vitlens.uncertainty import Estimate
 
 QUIET = ("--device", "cpu", "--quiet")
 
 
 @pytest.fixture(scope="module")
-def looked(tiny_vit: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def looked(golden) -> Path:
     """The folder of a look at three images."""
-    out = tmp_path_factory.mktemp("looked") / "out"
-    assert run(["look", str(pictures), "--model", str(tiny_vit), *QUIET, "--out", str(out)]) == 0
-    return out
+    return golden("look").folder
 
 
 def test_its_rows_and_arrays_are_what_the_function_gives(looked, tiny_vit, pictures):

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 import vitlens
 from tests.kit.first_page import check_first_page
+from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.look.report import REPORT
 from vitlens.commands.run.publish import read_folder
 from vitlens.errors import InputError
-from vitlens.models.loading import load
 
 
 def weights_of(*shape: int, seed: int = 0) -> NDArray[np.float32]:

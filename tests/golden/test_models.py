@@ -1,14 +1,15 @@
 import pytest
 
+from tests.kit.making import untrained
 from vitlens.commands.models import measure
-from vitlens.commands.models.measure import model_table
+from vitlens.commands.models.measure import measure as listed_lines
+from vitlens.commands.models.options import ModelsOptions
 from vitlens.errors import UnknownNameError
-from vitlens.models.loading import untrained
 from vitlens.names import BUNDLED, PRESETS
 
 
 def names(pattern: str) -> list[str]:
-    return [line.split()[0] for line in model_table(pattern)]
+    return [line.split()[0] for line in listed_lines(ModelsOptions(pattern))]
 
 
 def test_without_a_pattern_every_own_name_and_both_hubs_are_listed(monkeypatch):
@@ -16,7 +17,8 @@ def test_without_a_pattern_every_own_name_and_both_hubs_are_listed(monkeypatch):
     assert names("") == [*BUNDLED, *PRESETS, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG", "hf:REPO|FOLDER"]
 
 
-def test_a_part_of_a_name_and_a_pattern_both_find():
+def test_a_part_of_a_name_and_a_pattern_both_find(monkeypatch):
+    monkeypatch.setattr(measure, "_described", lambda *_: ("", ""))
     assert "timm:deit_tiny_patch16_224" in names("deit_tiny")
     assert names("torchvision:vit_b_1?") == ["torchvision:vit_b_16"]
     assert names("vit-mic") == ["vit-micro"]
@@ -52,26 +54,26 @@ LARGE = {"timm:maxvit_rmlp_pico_rw_256", "timm:eva02_tiny_patch14_224", "torchvi
 )
 def test_the_commands_that_each_supports(name):
     family, commands = LISTED[name]
-    line = next(line for line in model_table(name) if line.split()[0] == name)
+    line = next(line for line in listed_lines(ModelsOptions(name)) if line.split()[0] == name)
     assert line.split()[1] == family
     assert line.split()[-len(commands) :] == commands
     assert not {*line.split()[: -len(commands)]} & {*ALL}
 
 
 def test_families_of_presets_are_those_of_the_models():
-    for line in model_table("vit-m"):
+    for line in listed_lines(ModelsOptions("vit-m")):
         name, family = line.split()[:2]
         assert untrained(name, classes=("a", "b")).anatomy.family == family.rstrip(",")
 
 
 def test_a_broad_pattern_lists_names_and_says_how_to_learn_more():
-    lines = list(model_table("timm:*"))
+    lines = list(listed_lines(ModelsOptions("timm:*")))
     assert len(lines) > 500
     assert lines[-1].startswith("more than 40 models: a narrower pattern")
 
 
 def test_nothing_found_names_the_nearest():
     with pytest.raises(UnknownNameError, match=r"did you mean .*'vit-tiny'"):
-        list(model_table("vit-tny"))
+        list(listed_lines(ModelsOptions("vit-tny")))
     with pytest.raises(UnknownNameError, match=r"known: cnn-digits, .*timm:NAME, .*vit-tiny"):
-        list(model_table("zzz"))
+        list(listed_lines(ModelsOptions("zzz")))

@@ -10,6 +10,7 @@ from PIL import Image
 
 import vitlens
 from tests.kit.first_page import check_first_page
+from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.predict.measure import measure
 from vitlens.commands.predict.options import PredictOptions
@@ -19,7 +20,6 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.errors import InputError
-from vitlens.models.loading import load
 from vitlens.recorded import Config, ModelEntry
 from vitlens.uncertainty import wilson
 

@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
+from vitlens import load, profile
 from vitlens.analysis.cost import latency
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.parts import PRODUCTS, parameters_by_part
-from vitlens.analysis.cost.profile import profile
 from vitlens.cli.main import run as command_line
 from vitlens.commands.profile.measure import speed_row
 from vitlens.commands.profile.record import ProfileRecord
 from vitlens.commands.profile.report import REPORT
 from vitlens.commands.run.publish import read_folder
-from vitlens.models.loading import load
 from vitlens.models.vit_config import VIT_PRESETS
 
 

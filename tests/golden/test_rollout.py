@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.making import digits, save
 from tests.kit.simulated_processes import run_in_processes
+from vitlens import load
+from vitlens import rollout as rollout_maps
 from vitlens.analysis.attention.map_checks import map_bits, rank_agreement
 from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
-from vitlens.analysis.attention.rollout import rollout as rollout_maps
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.cli.main import run as main
 from vitlens.commands.rollout.measure import measure
@@ -21,10 +23,7 @@ from vitlens.commands.rollout.report import REPORT
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.maps.measure import on_object_rows
-from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.loading import load
-from vitlens.models.saved import save
 from vitlens.recorded import Config, Data, ModelEntry
 from vitlens.report.claims import contradictions
 from vitlens.uncertainty import Estimate, Side
@@ -37,8 +36,8 @@ def run(model: Path | str, out: Path, **changes: object) -> RolloutRecord:
     return read_folder(out)
 
 
-def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
-    record = run(tiny_vit, tmp_path / "out", data="digits", fusion=("max", "min"), method=("rollout",))
+def test_numbers_are_those_of_the_functions(tiny_vit, golden):
+    record = golden("rollout").record
     split, model = digits("test").limit(12), load(str(tiny_vit))
     found = {
         fusion: torch.cat([rollout_maps(model, batch.images, fusion=fusion) for batch in split.batches(7)])

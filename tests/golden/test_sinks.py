@@ -1,17 +1,14 @@
 """Attention sinks in reports of photographs: the rule of the statistics, and when a report says so."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from vitlens.analysis.heads.rows import outliers
-from vitlens.cli.main import run
 from vitlens.commands.attention.report import REPORT as ATTENTION
 from vitlens.commands.rollout.report import REPORT as ROLLOUT
-from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow, sink_rows
 from vitlens.report.html.packing import quantised, restored
 
@@ -47,10 +44,8 @@ def test_sinks_are_the_outliers_of_the_statistics_at_most_a_tenth_of_the_patches
 
 
 @pytest.mark.parametrize("word", REPORTS)
-def test_a_report_of_photographs_says_so_where_much_attention_lies_on_few_patches(word, tiny_vit, pictures, tmp_path):
-    out = tmp_path / "out"
-    assert run([word, str(tiny_vit), "--images", str(pictures), "--quiet", "--out", str(out)]) == 0
-    record = read_folder(out)
+def test_a_report_of_photographs_says_so_where_much_attention_lies_on_few_patches(word, golden):
+    record = golden({"rollout": "rollout of pictures"}.get(word, word)).record
     (row,), (arrays,) = record.explorer, record.explorer_arrays.values()
 
     def said(weights: np.ndarray) -> list[str]:
@@ -69,9 +64,7 @@ def test_a_report_of_photographs_says_so_where_much_attention_lies_on_few_patche
     assert "1 of 16" in text
 
 
-def test_similarities_of_maps_have_no_interval_beyond_1(tiny_vit, pictures, tmp_path):
-    out: Path = tmp_path / "out"
-    assert run(["attention", str(tiny_vit), "--images", str(pictures), "--quiet", "--out", str(out)]) == 0
-    for row in read_folder(out).layers:
+def test_similarities_of_maps_have_no_interval_beyond_1(golden):
+    for row in golden("attention").record.layers:
         for each in (row.alike, row.previous):
             assert each is None or -1 <= each.low <= each.value <= each.high <= 1 + 1e-12

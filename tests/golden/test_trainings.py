@@ -11,9 +11,8 @@ from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.evaluate.report import REPORT
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import read
-from vitlens.commands.shared.trainings import Budget, Difference, budget_of, differences
-from vitlens.files import read_run
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.shared.trainings import Budget, budget_of, differences
 
 OPTIONS = RunOptions(device="cpu", quiet=True, limit=20)
 LONG = Budget("vit", "random weights", "digits", 40, 10, 50, 8, "none", 0, "none")
@@ -22,12 +21,12 @@ LONG = Budget("vit", "random weights", "digits", 40, 10, 50, 8, "none", 0, "none
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, ()),
-        ({"epochs": 5, "steps": 25}, (Difference("epochs", (10, 5)), Difference("steps", (50, 25)))),
-        ({"data": "cifar10"}, (Difference("data", ("digits", "cifar10")),)),
-        ({"augmentation": "flip"}, (Difference("augmentation", ("none", "flip")),)),
-        ({"seed": 3}, (Difference("seed", (0, 3)),)),
-        ({"epochs": None}, ()),  # what is not known of one is no difference
+        ({}, {}),
+        ({"epochs": 5, "steps": 25}, {"epochs": (10, 5), "steps": (50, 25)}),
+        ({"data": "cifar10"}, {"data": ("digits", "cifar10")}),
+        ({"augmentation": "flip"}, {"augmentation": ("none", "flip")}),
+        ({"seed": 3}, {"seed": (0, 3)}),
+        ({"epochs": None}, {}),  # what is not known of one is no difference
     ],
 )
 def test_what_differs_is_named_with_its_values(changes, expected):
@@ -37,7 +36,7 @@ def test_what_differs_is_named_with_its_values(changes, expected):
 def test_the_bundled_pair_is_known():
     vit, cnn = (budget_of(vitlens.load(name)) for name in ("vit-digits", "cnn-digits"))
     assert (vit.epochs, vit.steps, vit.model, cnn.model) == (110, 4070, "vit-digits", "cnn-digits")
-    assert differences([vit, cnn]) == ()
+    assert differences([vit, cnn]) == {}
 
 
 def test_what_nobody_knows_is_not_made_up(tiny_vit):
@@ -53,7 +52,7 @@ def test_runs_of_unequal_budgets_say_so_first(tmp_path: Path):
         )
     models = (str(tmp_path / "long"), str(tmp_path / "short"))
     written = measure(EvaluateOptions(models, run=replace(OPTIONS, out=tmp_path / "both")))
-    record = read(read_run(tmp_path / "both"))
+    record = read_folder(tmp_path / "both")
     rows = record.training
     assert [(row.model, row.epochs, row.steps) for row in rows] == [("long", 3, 6), ("short", 1, 2)]
     assert [row.augmentation for row in rows] == ["none", "flip"]

@@ -9,23 +9,20 @@ import pytest
 import vitlens
 from tests.contracts.test_headless import NAME, RANDOM
 from tests.kit.first_page import judged, states
+from vitlens import load
 from vitlens.analysis.walkthrough.registry import STEPS
 from vitlens.analysis.walkthrough.without import CHANGES
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.walkthrough.record import WalkthroughRecord
 from vitlens.commands.walkthrough.report import REPORT
-from vitlens.models.loading import load
 
 QUIET = ("--device", "cpu", "--quiet")
 
 
 @pytest.fixture(scope="module")
-def record(tiny_vit: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> WalkthroughRecord:
-    out = tmp_path_factory.mktemp("walked") / "out"
-    line = ["walkthrough", str(tiny_vit), "--images", str(pictures / "1.png"), "--layer", "1", "--head", "1"]
-    assert run([*line, *QUIET, "--out", str(out)]) == 0
-    return read_folder(out)
+def record(golden) -> WalkthroughRecord:
+    return golden("walkthrough").record
 
 
 def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictures):

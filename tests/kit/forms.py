@@ -1,14 +1,18 @@
-"""Pictures for the tests of the demo."""
+"""Pictures and reports for the tests of the demo."""
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from torch import Tensor
 
 import vitlens
-from vitlens.demo.badges import Badges
+from vitlens.demo import intervene, tabs
 from vitlens.demo.pictures import Picture
-from vitlens.demo.pool import pool_of
-from vitlens.demo.tabs import attack, explain, intervene, look, space
+from vitlens.demo.pool import Pool, pool_of
+from vitlens.demo.site import DemoSite, Write, written
 from vitlens.models.model import Model
 from vitlens.models.support import meets
 
@@ -21,20 +25,28 @@ def picture_of(models: Sequence[Model], *, seed: int = 0) -> Picture:
     return Picture("key", "scene.png", "", {model.alias: pixels for model in models})
 
 
+def write(model: Model, picture: Picture, function: Write, place: Path, **options: Any) -> Path:
+    """The page of a report of a tab, with its archive beside it."""
+    site = DemoSite(Pool((model,)), (), place)
+    return written(site, model, picture, partial(function, **options), session="one", word="tab")
+
+
 def every_view(model: Model, batch: Tensor) -> list[str]:
     """The HTML of every tab for the first image of a batch in [0, 1], as far as the model has them."""
     (served,) = pool_of([model]).models
     picture = Picture("key", "a.png", "", {model.alias: (batch[:1] * 255).round().byte()})
-    shown = [*look.look_html(look.look_at(served, picture), served, picture)]
-    shown.append(attack.broken_html(attack.broken(served, picture, "fgsm", 4.0)))
-    method = explain.offered_methods(served)[0]
-    side = explain.explained(served, picture, method, explain.PREDICTED)
-    shown.append(explain.sides_html(((side, served),) * 2, picture, Badges(), 0.5))
+    views: list[tuple[Write, dict[str, Any]]] = [
+        (tabs.write_look, {}),
+        (tabs.write_explain, {"method": tabs.offered_methods(served)[0], "target": tabs.PREDICTED}),
+        (tabs.write_attack, {"attack": "fgsm", "epsilon": 4.0}),
+    ]
+    shown = []
     if meets(model, "heads"):
         switches = intervene.switches_of(served)
-        off = intervene.Off(switches.heads[:2], () if switches.grid is None else (0,))
-        answer = intervene.answered(served, picture, off, switches)
-        shown += [intervene.board_html(served, picture, switches), intervene.answer_html(answer, served, picture)]
+        off = {"heads": switches.heads[:2], "patches": () if switches.grid is None else (0,)}
+        views.append((intervene.write_intervened, {"off": off}))
+        shown.append(intervene.board_html(served, picture, switches))
     if meets(model, "maps"):
-        shown.append(space.space_html(space.space_of(served, picture)))
-    return shown
+        views.append((tabs.write_space, {"share": 1.0}))
+    with TemporaryDirectory() as place:
+        return [*shown, *(write(served, picture, each, Path(place), **more).read_text("utf-8") for each, more in views)]

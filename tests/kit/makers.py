@@ -45,13 +45,14 @@ def weaker(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def ablated(tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report folder of an ablation of the tiny ViT, with tables, metrics and arrays."""
-    from vitlens.cli.main import run
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model of three other classes."""
+    from vitlens.models.loading import untrained
+    from vitlens.models.saved import save
 
-    folder = tmp_path_factory.mktemp("reports") / "ablate"
-    line = ["ablate", f"tiny={tiny_vit}", "--device", "cpu", "--limit", "8", "--quiet", "--out", str(folder)]
-    assert run(line) == 0
+    folder = tmp_path_factory.mktemp("models") / "learned"
+    shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
+    save(untrained("vit-mini", classes=("x", "y", "z"), seed=3, overrides=shape), folder / "model.safetensors")
     return folder
 
 

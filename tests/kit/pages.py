@@ -76,9 +76,7 @@ def document(*, name: str = "tabby", explored: bool = True) -> Document:
         f"Study of {name}",
         (
             Section("How good?", (Sentence(f"The ECE of `{name}` is **low**."),), figures=(_figure("bars", name),)),
-            Section(
-                "Side by side", (Sentence("Maps."),), figures=(_figure("sheet_1", name, sheet=True),), panels=panels
-            ),
+            Section("Side by side", (Sentence("Maps."),), panels=panels),
         ),
         FirstPage(
             (Sentence(f"**{name}** wins.", "bars"), Sentence(f"{name} is calibrated.")),
@@ -112,8 +110,8 @@ def written(folder: Path, content: Document, **config: object) -> str:
     return page(content, record(folder, **config), folder, seconds=3.0)
 
 
-def _figure(name: str, of: str, *, sheet: bool = False) -> FigureSpec:
-    return FigureSpec(name, f"What {of} shows.", partial(Figure, (1, 1)), sheet=sheet)
+def _figure(name: str, of: str) -> FigureSpec:
+    return FigureSpec(name, f"What {of} shows.", partial(Figure, (1, 1)))
 
 
 def _pictures(index: int) -> tuple[NDArray[np.uint8], ...]:

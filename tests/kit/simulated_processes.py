@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from tests.kit.waiting import HANGS
-from vitlens.commands.run import processes as of_runs
+from vitlens.commands.run import run as of_runs
 from vitlens.processes import Processes
 
 Result = TypeVar("Result")

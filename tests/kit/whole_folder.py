@@ -29,6 +29,8 @@ def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = F
     made = {
         path: path.read_bytes() for path in [out / "report.md", *((out / "figures").glob("*.png") if saved else ())]
     }
+    for path in made:
+        path.unlink()
     with saved_figures() if drawn else nullcontext():
         assert run(["report", str(out)]) == 0
     assert {path: path.read_bytes() for path in made} == made

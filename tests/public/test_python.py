@@ -16,13 +16,13 @@ from torch import Tensor
 
 import vitlens
 from tests.lens.tiny import ours
+from vitlens import Model, Split
 from vitlens.analysis.heads.attributes import StatisticAttributes
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.data.split import InMemory, Split
+from vitlens.data.split import InMemory
 from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.models.model import Model
 from vitlens.models.sources.registry import SOURCES
 
 LABELS = torch.tensor([0, 1, 2])
@@ -297,11 +297,11 @@ def test_lists_are_the_registries():
         assert len(listed[:2]) == 2
 
 
-def test_lists_and_reports_need_no_torch(ablated):
+def test_lists_and_reports_need_no_torch(golden):
     first = f"""
 import sys, vitlens
 [str(listed()) for listed in (vitlens.list_methods, vitlens.list_attacks, vitlens.list_statistics, vitlens.list_models)]
-run = vitlens.read({str(ablated)!r})
+run = vitlens.read({str(golden("ablate").folder)!r})
 repr(run), run.metrics["accuracy/tiny"].value, run.table("units"), run.arrays["redundancy"], run.report
 assert not {{"torch", "timm", "matplotlib", "pandas"}} & set(sys.modules)
 """

@@ -21,8 +21,8 @@ FOLDERS = sorted(path.parent.name for path in REPORTS.glob("*/results.json") if 
 
 
 @pytest.fixture
-def folder(ablated, tmp_path):
-    return Path(shutil.copytree(ablated, tmp_path / "run"))
+def folder(golden, tmp_path):
+    return Path(shutil.copytree(golden("ablate").folder, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("name", FOLDERS)

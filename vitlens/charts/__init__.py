@@ -3,7 +3,6 @@
     intervals   a dot with its interval for each row          (plots)
     lines       curves over one column                        (plots)
     scatter     points of two columns                         (plots)
-    histogram   how often the values of a column occur        (plots)
     bars        counts or shares by name                      (plots)
     board       maps of layers by heads                       (grids)
     matrix      a cell for each pair of two columns           (grids)
@@ -15,14 +14,13 @@ of them draws has a function of its own: specialisation, features, walkthrough, 
 
 from vitlens.charts.grids import board, matrix
 from vitlens.charts.pictures import Picture, amplification, images, pixels
-from vitlens.charts.plots import bars, histogram, intervals, lines, scatter
+from vitlens.charts.plots import bars, intervals, lines, scatter
 
 __all__ = [
     "Picture",
     "amplification",
     "bars",
     "board",
-    "histogram",
     "images",
     "intervals",
     "lines",

@@ -1,4 +1,4 @@
-"""Charts with axes: intervals, lines, scatter, histogram and bars."""
+"""Charts with axes: intervals, lines, scatter and bars."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -15,15 +15,13 @@ from vitlens.charts.values import MARKERS, STYLES, Draw, Values, colour, label, 
 _MOST = 30  # rows of a chart that has a line for each
 
 
-def intervals(
-    by: str, *values: str, of: str = "", reference: float | None = None, titles: Sequence[str] = (), most: int = _MOST
-) -> Draw:
+def intervals(by: str, *values: str, of: str = "", reference: float | None = None, titles: Sequence[str] = ()) -> Draw:
     """A line for each `by`, a dot with its interval for each of the values and each series `of`; reference: a dashed
     line, in the values' own unit as drawn (% for fractions)."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:most]
+        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:_MOST]
         drawn = [(name, own, each) for name, own in series_of(rows, of).items() for each in values]
         figure = sheet(WIDE * 0.8, 0.7 + max(0.24, 0.13 * len(drawn)) * max(len(named), 2))
         axes = figure.subplots()
@@ -56,7 +54,6 @@ def lines(
     log: bool = False,
     loglog: bool = False,
     band: bool = True,
-    shared: bool = True,
     reference: str = "",
 ) -> Draw:
     """A curve of each y over x for each series `of`, with its interval as a band; a panel for each value of `panel`;
@@ -69,7 +66,7 @@ def lines(
         across = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
         down = -(-len(panels) // across)
         figure = sheet(WIDE * (0.75 if across == 1 else 1), 0.4 + (2.4 if across == 1 else 1.9) * down)
-        grid = list(figure.subplots(down, across, squeeze=False, sharey=shared).flat)
+        grid = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
         names = list(series_of(rows, of))
         for axes, (name, own) in zip(grid, panels.items()):
             for at, y in enumerate(ys):
@@ -83,8 +80,6 @@ def lines(
             whole = bool(np.all(np.mod(numbers(own, x)[0], 1) == 0))
             axes.xaxis.set_major_locator(MaxNLocator(8 if whole else 5, integer=whole, min_n_ticks=1))
             axes.grid(axis="y")
-            if not shared:
-                axes.set_ylabel(label(own, ys[0]))
             if log:
                 axes.set_yscale("log")
             if loglog:
@@ -93,7 +88,7 @@ def lines(
                 axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
-        for axes in grid[::across] if shared else ():
+        for axes in grid[::across]:
             axes.set_ylabel(label(rows, ys[0]) if len(ys) == 1 else "")
         legend(figure, *grid)
         heading(figure, title)
@@ -172,35 +167,12 @@ def scatter(x: str, y: str, *, of: str = "", name: str = "", diagonal: bool = Fa
     return draw
 
 
-def histogram(x: str, *, of: str = "", bins: int = 20) -> Draw:
-    """How many rows have a value of x in each of the bins, for each series."""
-
-    @styled
-    def draw(rows: Sequence[Any], title: str) -> Figure:
-        figure = sheet(WIDE * 0.75, 2.4)
-        axes = figure.subplots()
-        every = numbers(rows, x)[0]
-        edges = np.histogram_bin_edges(every[np.isfinite(every)], bins).tolist()
-        for at, (series, own) in enumerate(series_of(rows, of).items()):
-            found = numbers(own, x)[0]
-            axes.hist(
-                found[np.isfinite(found)], edges, histtype="step", color=colour(at), linewidth=1.4,
-                label=f"{series} (n = {len(own):,})" if series else "",
-            )  # fmt: skip
-        axes.set(xlabel=label(rows, x), ylabel="count")
-        legend(figure, axes)
-        heading(figure, title)
-        return figure
-
-    return draw
-
-
-def bars(by: str, y: str, *, of: str = "", most: int = _MOST, words: Callable[[Any], str] | None = None) -> Draw:
+def bars(by: str, y: str, *, of: str = "", words: Callable[[Any], str] | None = None) -> Draw:
     """A horizontal bar for each `by` and series, with its interval; words: what stands at its end."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:most]
+        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:_MOST]
         series = series_of(rows, of)
         figure = sheet(WIDE * 0.8, 0.6 + max(0.22, 0.15 * len(series)) * max(len(named), 2))
         axes = figure.subplots()

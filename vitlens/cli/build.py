@@ -18,7 +18,7 @@ from vitlens.cli.terminal import print_note, print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
 from vitlens.commands.run.conclusion import UNMET, Conclusion
-from vitlens.commands.run.flags import Flag, flags_of
+from vitlens.commands.run.flags import Flag, as_text, flags_of
 
 _RUN: Final = "Run and report"
 _DEBUG: Final = inspect.Parameter(
@@ -142,7 +142,7 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
     default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
     plain = _plain_type(annotation)
     if flag.parse is not None:
-        plain, default = str | None, _as_text(default)
+        plain, default = str | None, _default_text(default)
     elif get_origin(plain) is tuple:
         plain, default = list[str], default if default is inspect.Parameter.empty else None
         plain = plain if default is inspect.Parameter.empty else plain | None
@@ -164,13 +164,9 @@ def _plain_type(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _as_text(default: Any) -> Any:
+def _default_text(default: Any) -> Any:
     """A default as it would be typed."""
-    if default is None or default is inspect.Parameter.empty:
-        return default
-    if isinstance(default, tuple):
-        return ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in default) or None
-    return str(default)
+    return default if default in (None, inspect.Parameter.empty) else as_text(default) or None
 
 
 def _options_from(kind: type, values: Mapping[str, Any]) -> Any:

@@ -6,8 +6,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -15,19 +15,17 @@ from typing import Any, Final
 from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
 from vitlens.data.decode import quiet_pillow
-from vitlens.demo.badges import found_badges
-from vitlens.demo.limits import UPLOAD_BYTES, VISITORS
+from vitlens.demo.intervene import switches_of, write_intervened
 from vitlens.demo.options import DemoOptions
-from vitlens.demo.pictures import Picture, examples, of_example
-from vitlens.demo.pool import Pool, pool_of
-from vitlens.demo.site import DemoSite
-from vitlens.demo.tabs.intervene import Off, answered, switches_of
-from vitlens.demo.tabs.look import look_at, look_html
+from vitlens.demo.pictures import UPLOAD_BYTES, Picture, examples
+from vitlens.demo.pool import pool_of
+from vitlens.demo.site import DemoSite, written
+from vitlens.demo.tabs import write_look
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.names import BUNDLED
 
 HOST: Final = "127.0.0.1"
-_HERE: Final = Path(__file__).parent
+VISITORS: Final = 64  # requests that wait at a time
 _LEAST: Final = (6, 19)  # gradio: earlier ones fetch fonts from the network and place clicks wrongly
 _SILENT: Final = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SSR_MODE": "False"}
 
@@ -51,10 +49,13 @@ def serving(options: DemoOptions) -> Iterator[str]:
     Raises ModelError without the extra, InputError for a port that is taken, and what loading models and images raises.
     """
     require_extra()
-    run = RunOptions(device=options.device)
-    models = load_models(options.models or BUNDLED, command="demo", model_options=options.model_options, options=run)
+    names = options.models or BUNDLED
+    models = load_models(
+        names, command="demo", model_options=options.model_options, options=RunOptions(device=options.device)
+    )
     pool = pool_of(models)
-    shown = examples(options.images, models, options=run)
+    with quiet_pillow():
+        shown = examples(options.images, models)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the page as Ctrl-C does: its files are deleted
     with ExitStack() as stack:
         root = Path(stack.enter_context(TemporaryDirectory(prefix="vitlens-demo-", ignore_cleanup_errors=True)))
@@ -63,38 +64,37 @@ def serving(options: DemoOptions) -> Iterator[str]:
         stack.enter_context(quiet_pillow())
         from vitlens.demo.page import build
 
-        site = DemoSite(pool, shown, found_badges(options.reports, models), root / "exports")
+        typed = dict(zip((model.alias for model in models), names))
+        site = DemoSite(pool, shown, root / "reports", typed)
         if shown:
-            warm_up(pool, of_example(shown[0], models))
+            warm_up(site, shown[0])
         page = build(site, cache)
         stack.callback(page.close, verbose=False)
         yield _launched(page, options)
 
 
 def require_extra() -> None:
-    """Raise ModelError, with the command that installs them, where gradio or plotly are missing or too old."""
+    """Raise ModelError, with the command that installs it, where gradio is missing or too old."""
     try:
         found = version("gradio")
         recent = tuple(int(part) for part in found.split(".")[:2]) >= _LEAST
     except (PackageNotFoundError, ValueError):
         found, recent = "none", False
-    missing = [name for name in ("gradio", "plotly") if find_spec(name) is None]
-    if missing or not recent:
-        what = " and ".join(missing) if missing else f"gradio {found}"
+    if not recent:
         raise ModelError(
-            f"expected gradio {_LEAST[0]}.{_LEAST[1]} or newer and plotly for vitlens demo, found "
-            f"{'no ' if missing else ''}{what}; type pip install 'vitlens[demo]'"
+            f"expected gradio {_LEAST[0]}.{_LEAST[1]} or newer for vitlens demo, found {found}; type pip install "
+            "'vitlens[demo]'"
         )
 
 
-def warm_up(pool: Pool, picture: Picture) -> None:
+def warm_up(site: DemoSite, picture: Picture) -> None:
     """Look at a picture with every model, and switch a head off: the lens and replay check themselves once, before
     anyone is served and without a limit on time."""
-    for model in pool.models:
-        look_html(look_at(model, picture), model, picture)
+    for model in site.pool.models:
+        written(site, model, picture, write_look, session="", word="look")
         with suppress(UnsupportedError):
-            switches = switches_of(model)
-            answered(model, picture, Off(switches.heads[:1]), switches)
+            heads = switches_of(model).heads[:1]
+            written(site, model, picture, partial(write_intervened, off={"heads": heads}), session="", word="intervene")
 
 
 def _launched(page: Any, options: DemoOptions) -> str:
@@ -102,14 +102,14 @@ def _launched(page: Any, options: DemoOptions) -> str:
     import gradio
 
     page.queue(max_size=VISITORS, api_open=False)
-    style, head = (_HERE.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page_head.html"))
+    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     try:
         _, address, _ = page.launch(
             server_name=HOST, server_port=options.port, inbrowser=options.browser, share=False, quiet=True,
             prevent_thread_lock=True, ssr_mode=False, mcp_server=False, enable_monitoring=False,
             max_file_size=UPLOAD_BYTES, footer_links=[],
             theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
-            head=f"<style>{style}</style>{head}",  # gradio's css= puts a prefix before every rule
+            head=f"<style>{style}</style>",  # gradio's css= puts a prefix before every rule
         )  # fmt: skip
     except OSError as error:
         where = f"a free port for --port {options.port}" if options.port else "a free port from 7860 to 7959"

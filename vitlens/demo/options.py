@@ -1,7 +1,6 @@
 """The options of `vitlens demo`."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from vitlens.commands.run.flags import argument, bundle, option
 from vitlens.commands.run.options import ModelOptions, images_option
@@ -10,8 +9,7 @@ from vitlens.commands.run.options import ModelOptions, images_option
 @dataclass(frozen=True)
 class DemoOptions:
     """models: those that visitors choose from (empty: the bundled pair); images: examples (empty: digits for models of
-    digits, two photographs for others); port: None for a free one; browser: whether it is opened; reports: where the
-    leagues of `vitlens explain --verify` are looked for."""
+    digits, two photographs for others); port: None for a free one; browser: whether it is opened."""
 
     models: tuple[str, ...] = argument(
         "MODEL...",
@@ -25,10 +23,4 @@ class DemoOptions:
     )
     browser: bool = option("--browser/--no-browser", "Open the page in a browser.", default=True)
     device: str = option("--device", "Device: auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME")
-    reports: Path = option(
-        "--reports",
-        "Where report folders of vitlens explain --verify lie, of which the page shows the verdicts on maps.",
-        default=Path("reports"),
-        metavar="DIR",
-    )
     model_options: ModelOptions = bundle(ModelOptions)

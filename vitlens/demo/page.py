@@ -1,27 +1,37 @@
 """The page: a picture and a model to choose, and the tabs that show what it does with it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
 import gradio
-from markupsafe import Markup
 
 from vitlens.charts.overlay import enlarged
-from vitlens.demo.limits import KEPT, UPLOAD_BYTES, limit_words
-from vitlens.demo.markup import Card, cards, examples_html, joined
-from vitlens.demo.pictures import Picture, of_example, read_upload, require_size
-from vitlens.demo.site import EVENT, Asked, Component, DemoSite, Here, Newest, TabParts, Updates, required, told
-from vitlens.demo.tabs.attack import attack_tab
-from vitlens.demo.tabs.explain import explain_tab
-from vitlens.demo.tabs.intervene import intervene_tab
-from vitlens.demo.tabs.look import look_tab
-from vitlens.demo.tabs.report import forget, report_tab
-from vitlens.demo.tabs.space import space_tab
+from vitlens.data.decode import PIXEL_LIMIT
+from vitlens.demo.intervene import intervene_tab
+from vitlens.demo.pictures import UPLOAD_BYTES, Picture, embedded, read_upload, require_size
+from vitlens.demo.pool import RUNNING, WAITING
+from vitlens.demo.site import (
+    EVENT,
+    Asked,
+    Component,
+    DemoSite,
+    Here,
+    Newest,
+    Tab,
+    Updates,
+    forget,
+    pieces,
+    required,
+    told,
+)
+from vitlens.demo.tabs import PASSES, attack_tab, explain_tab, look_tab, space_tab
 from vitlens.errors import DataError, UnknownNameError
+from vitlens.report.html.pictures import MOST, Embedded
 
+KEPT: Final = 1800  # seconds after the last change for which a session's images are kept in memory
 _PICK: Final = """element.addEventListener("click", (event) => {
   const button = event.target.closest("[data-example]");
   if (button) trigger("picked", { number: Number(button.dataset.example) });
@@ -38,7 +48,14 @@ _TABS: Final = {
 }
 _TITLE: Final = (
     '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers and heads count from 0 '
-    "(L3.H7). Runs on this machine alone.</p></div>"
+    "(L3.H7). Each tab runs a command and shows its report. Runs on this machine alone.</p></div>"
+)
+_LIMITS: Final = (
+    f"Limits: files of at most {UPLOAD_BYTES // 1_000_000} MB and {PIXEL_LIMIT // 1_000_000} megapixels, the first "
+    f"frame of an animation, maps and attacks of at most {PASSES} passes of the model. The page answers one visitor at "
+    f"a time: a request waits for at most {WAITING:.0f} s, and is stopped after {RUNNING:.0f} s of computing. What you "
+    "upload is read once and its file deleted at once; the pixels stay in memory for this session, at most "
+    f"{KEPT // 60} minutes after its last change, and its reports until its tab is closed."
 )
 
 
@@ -46,15 +63,17 @@ def build(site: DemoSite, cache: Path) -> Any:
     """The page of gradio, not yet served; cache: where gradio keeps files of this page."""
     with gradio.Blocks(title="vitlens demo", analytics_enabled=False, fill_width=True, delete_cache=(60, KEPT)) as page:
         gradio.HTML(_TITLE)
-        picture = gradio.State(None, time_to_live=KEPT)
+        chosen = _Chosen.placed(site)
         active = gradio.State("Look")
-        alias, upload, gallery, card = _chooser(site)
-        here = Here(site, picture, alias, gradio.State(Newest()), gradio.State({}))
-        tabs, parts = _tabs(here)
-        gradio.HTML(str(Markup('<p class="vl-limits">{}</p>').format(limit_words())))
+        here = Here(site, chosen.picture, chosen.alias, gradio.State(Newest()))
+        parts = []
+        with gradio.Tabs(overflow_behavior="wrap") as tabs:
+            for name, tab in _TABS.items():
+                with gradio.Tab(name):
+                    parts.append(tab(replace(here, tab=name)))
+        gradio.HTML(f'<p class="vl-limits">{_LIMITS}</p>')
         refresh = _refreshing(parts, here, active)
-        _connect(site, page, (picture, upload, gallery, card), refresh)
-        alias.input(**refresh)
+        _connect(site, page, chosen, refresh)
         tabs.select(_selected, None, active, queue=False, **_QUICK).then(**refresh)
 
         def left(request: gradio.Request) -> None:
@@ -64,43 +83,51 @@ def build(site: DemoSite, cache: Path) -> Any:
     return page
 
 
-def _chooser(site: DemoSite) -> tuple[Component, Component, Component, Component]:
-    """The model, the upload, the examples, and the picture that is shown."""
-    with gradio.Row(equal_height=False):
-        with gradio.Column(scale=3, min_width=300):
-            alias = gradio.Radio(list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model")
-            gallery = gradio.HTML(
-                examples_html(site.examples), elem_id="examples", apply_default_css=False, js_on_load=_PICK
-            )
-        with gradio.Column(scale=1, min_width=140):
-            upload = gradio.File(label="Your picture", elem_id="upload", height=172)
-        with gradio.Column(scale=1, min_width=140):
-            card = gradio.HTML(elem_id="picture", elem_classes=["vl-picture"], js_on_load=_UPLOAD, most=UPLOAD_BYTES)
-    return alias, upload, gallery, card
+@dataclass(frozen=True)
+class _Chosen:
+    """What a visitor chooses: the model, an upload or an example, and the picture, with what is shown of it."""
+
+    picture: Component
+    alias: Component
+    upload: Component
+    gallery: Component
+    card: Component
+
+    @classmethod
+    def placed(cls, site: DemoSite) -> "_Chosen":
+        picture = gradio.State(None, time_to_live=KEPT)
+        with gradio.Row(equal_height=False):
+            with gradio.Column(scale=3, min_width=300):
+                alias = gradio.Radio(
+                    list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model"
+                )
+                shown = [(each.name, _drawn(each, site, most=96).uri) for each in site.examples]
+                gallery = gradio.HTML(
+                    str(pieces.gallery(shown)), elem_id="examples", apply_default_css=False, js_on_load=_PICK
+                )
+            with gradio.Column(scale=1, min_width=140):
+                upload = gradio.File(label="Your picture", elem_id="upload", height=172)
+            with gradio.Column(scale=1, min_width=140):
+                card = gradio.HTML(elem_id="picture", js_on_load=_UPLOAD, most=UPLOAD_BYTES)
+        return cls(picture, alias, upload, gallery, card)
 
 
-def _tabs(here: Here) -> tuple[Component, tuple[TabParts, ...]]:
-    parts: list[TabParts] = []
-    with gradio.Tabs(overflow_behavior="wrap") as tabs:
-        for name, tab in _TABS.items():
-            with gradio.Tab(name):
-                parts.append(tab(replace(here, tab=name)))
-        with gradio.Tab("Report"):
-            parts.append(report_tab(replace(here, tab="Report"), tuple(parts)))
-    return tabs, tuple(parts)
+def _drawn(picture: Picture, site: DemoSite, *, most: int = MOST) -> Embedded:
+    """A picture as the first model sees it; most: px of a side."""
+    return embedded(enlarged(picture.array(site.pool.models[0])), most=most)
 
 
 def _selected(event: gradio.SelectData) -> str:
     return str(event.value)
 
 
-def _refreshing(parts: Sequence[TabParts], here: Here, active: Component) -> dict[str, Any]:
+def _refreshing(parts: Sequence[Tab], here: Here, active: Component) -> dict[str, Any]:
     """The handler that shows the picture in the tab that is open, with its inputs and outputs.
 
     A tab that is opened again keeps what was done in it.
     """
     ends = list(accumulate((len(part.inputs) for part in parts), initial=0))
-    drawn = here.drawn
+    drawn = gradio.State({})  # what each tab shows, by its name: the picture's key and the model
 
     @told
     def refresh(
@@ -109,6 +136,7 @@ def _refreshing(parts: Sequence[TabParts], here: Here, active: Component) -> dic
         newest: Newest,
         active: str,
         seen: dict[str, tuple[str, str]],
+        request: gradio.Request,
         *values: Any,
     ) -> Updates:
         own = required(picture)
@@ -117,8 +145,8 @@ def _refreshing(parts: Sequence[TabParts], here: Here, active: Component) -> dic
             return {drawn: seen}
         for part, start, end in zip(parts, ends, ends[1:]):
             if part.name == active:
-                updates = part.refresh(Asked(own, alias, newest.picture(active)), *values[start:end])
-                return {**updates, drawn: {**seen, active: wanted}}
+                asked = Asked(own, alias, newest.picture(active), str(request.session_hash))
+                return {**part.refresh(asked, *values[start:end]), drawn: {**seen, active: wanted}}
         raise UnknownNameError("tab of this page", active, [part.name for part in parts])
 
     inputs = [here.picture, here.alias, here.newest, active, drawn, *(each for part in parts for each in part.inputs)]
@@ -126,28 +154,21 @@ def _refreshing(parts: Sequence[TabParts], here: Here, active: Component) -> dic
     return {"fn": refresh, "inputs": inputs, "outputs": outputs, **EVENT}
 
 
-def _connect(site: DemoSite, page: Any, chosen: tuple[Component, ...], refresh: dict[str, Any]) -> None:
-    """Uploads and examples become the picture, which the open tab then shows."""
-    picture, upload, gallery, card = chosen
-    models = site.pool.models
-
-    def card_of(own: Picture) -> str:
-        model = models[0]
-        pixels = enlarged(own.array(model))
-        note = f"({own.note})" if own.note else ""
-        return joined(cards([Card(pixels, own.name, f"the picture: {own.name}", note)]))
+def _connect(site: DemoSite, page: Any, chosen: _Chosen, refresh: dict[str, Any]) -> None:
+    """Uploads and examples become the picture, which the open tab then shows, as it does with another model."""
+    picture, upload, card, models = chosen.picture, chosen.upload, chosen.card, site.pool.models
 
     @told
     def taken(file: str) -> Updates:
         own = read_upload(Path(file), models)
-        return {picture: own, upload: None, card: card_of(own)}
+        return {picture: own, upload: None, card: str(pieces.card(own, _drawn(own, site)))}
 
     @told
     def of(number: int) -> Updates:
         if not 0 <= number < len(site.examples):
             raise DataError(f"expected an example from 0 to {len(site.examples) - 1}, found {number}")
-        own = of_example(site.examples[number], models)
-        return {picture: own, card: card_of(own)}
+        own = site.examples[number]
+        return {picture: own, card: str(pieces.card(own, _drawn(own, site)))}
 
     @told
     def picked(event: gradio.EventData) -> Updates:
@@ -159,10 +180,11 @@ def _connect(site: DemoSite, page: Any, chosen: tuple[Component, ...], refresh: 
         size = event._data.get("bytes") if isinstance(event._data, dict) else None
         require_size(size if isinstance(size, int) else UPLOAD_BYTES + 1)
 
+    chosen.alias.input(**refresh)
     card.refused(refused, None, None, **_QUICK)
     uploaded = upload.upload(taken, upload, [picture, upload, card], **_QUICK)
     uploaded.success(**refresh)
     uploaded.failure(lambda: None, None, upload, **_QUICK)  # so that another file can be dropped
-    gallery.picked(picked, None, [picture, card], **_QUICK).success(**refresh)
+    chosen.gallery.picked(picked, None, [picture, card], **_QUICK).success(**refresh)
     if site.examples:
         page.load(lambda: of(0), None, [picture, card], **_QUICK).success(**refresh)

@@ -1,28 +1,27 @@
 """A visitor's picture: an upload or an example, as each model of the page sees it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitlens.commands.run.options import RunOptions
 from vitlens.data.catalogue import load_data
-from vitlens.data.decode import Decoded, Header, UnreadableError, decode_file, decode_image, flatten, open_image
+from vitlens.data.decode import UnreadableError, decode_file, decode_image
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images
-from vitlens.data.reading import probe
 from vitlens.data.split import InMemory, Split
-from vitlens.demo.limits import EXAMPLES, UPLOAD_BYTES
 from vitlens.errors import DataError
 from vitlens.models.model import Model
+from vitlens.report.html.pictures import MOST, Embedded, photograph
 from vitlens.shapes import Images, Pixels
 
-_SHOWN: Final = 448  # px, the longer side of a thumbnail
+UPLOAD_BYTES: Final = 20_000_000  # of one file
+EXAMPLES: Final = 24
 _DIGITS: Final = 6  # example scenes
 _PHOTOGRAPHS: Final = {"china.jpg": "daniel.buechele, CC BY 2.0", "flower.jpg": "dany13, CC BY 2.0"}
 
@@ -53,17 +52,9 @@ class Picture:
         return Split("images", "test", InMemory(pixels), size, (), files=(self.name,), title="images", notes=notes)
 
 
-@dataclass(frozen=True)
-class Example:
-    """An example: its name, and what is shown of it and read from it."""
-
-    name: str
-    image: Image.Image
-
-    @property
-    def pixels(self) -> NDArray[np.uint8]:
-        """(height, width, 3)."""
-        return np.asarray(self.image.convert("RGB"))
+def embedded(pixels: NDArray[np.floating[Any]], *, most: int = MOST) -> Embedded:
+    """Pixels (height, width, 3) in [0, 1] inside the page, at most so many px a side."""
+    return photograph(np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8), most=most)
 
 
 def read_upload(path: Path, models: Sequence[Model]) -> Picture:
@@ -72,16 +63,12 @@ def read_upload(path: Path, models: Sequence[Model]) -> Picture:
     Raises DataError, in one line, for a file that is too large or no image.
     """
     try:
-        size = path.stat().st_size
-        require_size(size)
-        try:
-            decoded = _by_preprocessing(models, lambda model: decode_file(path, model.preprocessing))
-        except UnreadableError as reason:
-            raise DataError(f"cannot read {path.name}: {reason}") from reason
+        require_size(path.stat().st_size)
+        return _read(path, models)
+    except UnreadableError as reason:
+        raise DataError(f"cannot read {path.name}: {reason}") from reason
     finally:
         path.unlink(missing_ok=True)
-    note = next(iter(decoded.values())).header.note or ""
-    return Picture(uuid4().hex, path.name, note, {alias: each.pixels[None] for alias, each in decoded.items()})
 
 
 def require_size(size: int) -> None:
@@ -93,67 +80,45 @@ def require_size(size: int) -> None:
         )
 
 
-def of_example(example: Example, models: Sequence[Model]) -> Picture:
-    """The picture of an example."""
-    header = Header((example.image.height, example.image.width), None)
-    decoded = _by_preprocessing(models, lambda model: Decoded(decode_image(example.image, model.preprocessing), header))
-    return Picture(uuid4().hex, example.name, "", {alias: each.pixels[None] for alias, each in decoded.items()})
+def _read(path: Path, models: Sequence[Model], name: str = "") -> Picture:
+    """The picture in a file. Raises UnreadableError."""
+    decoded = {model.alias: decode_file(path, model.preprocessing) for model in models}
+    note = next(iter(decoded.values())).header.note or ""
+    return Picture(uuid4().hex, name or path.name, note, {alias: each.pixels[None] for alias, each in decoded.items()})
 
 
-def examples(given: Sequence[str], models: Sequence[Model], *, options: RunOptions) -> tuple[Example, ...]:
-    """The images of --images, at most EXAMPLES; else scenes of digits and photographs, as the models know them.
+def examples(given: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ...]:
+    """The images of --images, at most EXAMPLES; else scenes of digits and photographs, as the models know them; called
+    inside `quiet_pillow`.
 
     Raises DataError for a path that does not exist, and where none of the files can be read.
     """
     if given:
-        return _of_files([Path(path).expanduser() for path in given])
-    found: list[Example] = []
+        return _of_files([Path(path).expanduser() for path in given], models)
+    found: list[Picture] = []
     if any(model.classes == DIGITS for model in models):
-        split = load_data("digits", part="test", seed=options.seed).limit(_DIGITS, seed=options.seed)
+        split = load_data("digits", part="test").limit(_DIGITS)
         assert split.labels is not None
         for number, (batch, label) in enumerate(zip(split.batches(1), split.labels.tolist())):
-            pixels = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
-            found.append(Example(f"scene {number} of a {label}", Image.fromarray(pixels)))
+            scene = Image.fromarray((batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy())
+            pixels = {model.alias: decode_image(scene, model.preprocessing)[None] for model in models}
+            found.append(Picture(uuid4().hex, f"scene {number} of a {label}", "", pixels))
     if any(model.classes != DIGITS for model in models):
-        found.extend(_photographs())
+        from sklearn import datasets
+
+        folder = Path(datasets.__file__).parent / "images"
+        files = [(folder / name, f"{name} ({credit})") for name, credit in _PHOTOGRAPHS.items()]
+        found += [_read(file, models, name) for file, name in files if file.is_file()]
     return tuple(found)
 
 
-def _photographs() -> list[Example]:
-    """scikit-learn's two photographs."""
-    from sklearn import datasets
-
-    folder = Path(datasets.__file__).parent / "images"
-    files = [(folder / name, credit) for name, credit in _PHOTOGRAPHS.items() if (folder / name).is_file()]
-    return [Example(f"{path.name} ({credit})", _opened(path)) for path, credit in files]
-
-
-def _of_files(paths: Sequence[Path]) -> tuple[Example, ...]:
-    listed = list(list_images(paths).paths)[: 2 * EXAMPLES]
-    tried = list(zip(listed, probe(listed)))
-    readable = [path for path, header in tried if isinstance(header, Header)][:EXAMPLES]
-    if not readable:
-        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in tried[:3])
-        raise DataError(f"expected at least one image for --images, found none: {reasons}")
-    return tuple(Example(path.name, _opened(path)) for path in readable)
-
-
-def _opened(path: Path) -> Image.Image:
-    """A file in RGB, no larger than a page shows twice over; rotated as its camera says."""
-    with open_image(path) as image:
-        whole = flatten(image)
-        whole.thumbnail((3 * _SHOWN, 3 * _SHOWN))
-        return whole.copy()
-
-
-def _by_preprocessing(models: Sequence[Model], decode: Callable[[Model], Decoded]) -> dict[str, Decoded]:
-    """The picture for each model by alias, decoded once for those that take it alike."""
-    known: dict[tuple[object, ...], Decoded] = {}
-    found = {}
-    for model in models:
-        wanted = model.preprocessing
-        key = (wanted.size, wanted.resize, wanted.interpolation)
-        if key not in known:
-            known[key] = decode(model)
-        found[model.alias] = known[key]
-    return found
+def _of_files(paths: Sequence[Path], models: Sequence[Model]) -> tuple[Picture, ...]:
+    found, reasons = [], []
+    for path in list(list_images(paths).paths)[: 2 * EXAMPLES]:
+        try:
+            found.append(_read(path, models))
+        except UnreadableError as reason:
+            reasons.append(f"{path.name}: {reason}")
+    if not found:
+        raise DataError(f"expected at least one image for --images, found none: {'; '.join(reasons[:3])}")
+    return tuple(found[:EXAMPLES])

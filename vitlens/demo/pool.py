@@ -1,20 +1,23 @@
-"""The models of the page, each with a queue: a changed model (intervene) must not answer another visitor."""
+"""The models of the page, which answer one request at a time: a changed model must not answer another visitor, and
+figures are drawn one at a time."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition
-from typing import Any
+from typing import Any, Final
 
 from vitlens.deadline import deadline, require_time
-from vitlens.demo.limits import RUNNING, WAITING
 from vitlens.errors import RunError, UnknownNameError
 from vitlens.models.model import Model
 
+WAITING: Final = 90.0  # seconds that a request waits for its turn
+RUNNING: Final = 60.0  # seconds that a request then computes; it is stopped at the next block of a model, or figure
+
 
 class BusyError(RunError):
-    """Other visitors kept a model for longer than a request waits."""
+    """Other visitors were served for longer than a request waits."""
 
 
 class OutdatedError(RunError):
@@ -22,15 +25,15 @@ class OutdatedError(RunError):
 
 
 class _Queue:
-    """The requests for one model, served in the order in which they came; the first of them has the model."""
+    """Requests, served in the order in which they came."""
 
     def __init__(self) -> None:
         self._requests: deque[object] = deque()
         self._changed = Condition()
 
     @contextmanager
-    def place(self, alias: str, seconds: float) -> Iterator[None]:
-        """Inside, the model belongs to this request. Raises BusyError where its turn does not come in this time."""
+    def place(self, seconds: float) -> Iterator[None]:
+        """Inside, it is this request's turn. Raises BusyError where it does not come in this time."""
         request = object()
         with self._changed:
             self._requests.append(request)
@@ -38,8 +41,7 @@ class _Queue:
             with self._changed:
                 if not self._changed.wait_for(lambda: self._requests[0] is request, seconds):
                     raise BusyError(
-                        f"expected {alias} to be free within {seconds:.0f} s, found it busy with other visitors; "
-                        "try again"
+                        f"expected its turn within {seconds:.0f} s, found the page busy with other visitors; try again"
                     )
             yield
         finally:
@@ -50,16 +52,13 @@ class _Queue:
 
 @dataclass(frozen=True)
 class Pool:
-    """Models by alias; a model answers one request at a time. waiting: seconds that a request waits for its turn;
-    running: seconds for which it may compute then."""
+    """Models of which one request at a time has its turn. waiting: seconds that a request waits for it; running:
+    seconds for which it may compute then."""
 
     models: tuple[Model, ...]
     waiting: float = WAITING
     running: float = RUNNING
-    _queues: dict[str, _Queue] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        self._queues.update({model.alias: _Queue() for model in self.models})
+    _queue: _Queue = field(default_factory=_Queue, repr=False)
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -74,23 +73,18 @@ class Pool:
         raise UnknownNameError("model on this page", str(alias), self.aliases)
 
     @contextmanager
-    def turn(self, *aliases: str, wanted: Callable[[], bool] = lambda: True) -> Iterator[tuple[Model, ...]]:
-        """Inside, these models belong to this request alone; in the order of `aliases`. wanted: whether the answer is.
+    def turn(self, alias: str, wanted: Callable[[], bool] = lambda: True) -> Iterator[Model]:
+        """Inside, it is this request's turn with this model. wanted: whether its answer still is.
 
-        They are taken in one order whoever asks, so that two requests never wait for each other. Raises BusyError after
-        `waiting` seconds, OutdatedError where the answer is no longer wanted then, and inside, at a pass of one of the
-        models, TooLongError after `running` seconds.
+        Raises BusyError after `waiting` seconds, OutdatedError where the answer is no longer wanted then, and inside,
+        at a pass of the model, TooLongError after `running` seconds.
         """
-        models = tuple(self.model(alias) for alias in aliases)
-        with ExitStack() as stack:
-            for alias in sorted(set(aliases)):
-                stack.enter_context(self._queues[alias].place(alias, self.waiting))
+        model = self.model(alias)
+        with self._queue.place(self.waiting):
             if not wanted():
                 raise OutdatedError("expected the newest request of its tab, found an earlier one")
-            stack.enter_context(deadline(self.running))
-            for model in dict.fromkeys(models):
-                stack.enter_context(_watched(model))
-            yield models
+            with deadline(self.running), _watched(model):
+                yield model
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images
 from vitlens.charts.space import attention_space
-from vitlens.demo.record import DemoRecord, SpaceRow
+from vitlens.demo.record import DemoRecord
+from vitlens.record import columns
 from vitlens.report.claims import Claim
-from vitlens.report.document import Document
+from vitlens.report.document import Table
 from vitlens.report.prose import Marked, listed, say
-from vitlens.report.sections import Chart, Overview, Report, Section
+from vitlens.report.sections import Chart, Report, Section, drawn, table_of
 
 _NAMED: Final = 6  # heads of a sentence
 _LISTED: Final = 24  # heads and patches of a sentence
@@ -75,13 +76,8 @@ def unknown(record: DemoRecord) -> Iterator[str]:
         )  # fmt: skip
     for place in record.space:
         yield "This is one image: `vitlens stats` measures what heads attend to on many."
-        yield from left_out(place)
-
-
-def left_out(row: SpaceRow) -> Iterator[str]:
-    """That only the strongest points are shown, where that is so."""
-    if row.shown < row.points:
-        yield say("Of {{ row.points }} points the {{ row.shown }} strongest are shown.", row=row)
+        if place.shown < place.points:
+            yield say("Of {{ row.points }} points the {{ row.shown }} strongest are shown.", row=place)
 
 
 def in_python(record: DemoRecord) -> str:
@@ -133,45 +129,35 @@ def _draw_space(record: DemoRecord, title: str) -> Figure:
     )  # fmt: skip
 
 
-INTERVENED: Final = Report(
+def _at_a_glance(record: DemoRecord) -> Table | None:
+    """The leading classes, or the strongest points."""
+    rows = record.classes or record.strongest
+    return table_of(rows, columns(type(rows[0])), of=len(rows)) if rows else None
+
+
+_PICTURE: Final = Chart(
+    "intervened", _draw_intervened,
+    "The image{% if record.patches_off %}, in grey where patches are off,{% endif %} and where the evidence for "
+    "{{ record.intervened[0].target }} lies, before and after. "
+    "Compare places, not amounts: each map has its own maximum.",
+    title="{{ record.intervened[0].model }}: {{ record.intervened[0].title|whole }} for "
+          "{{ record.intervened[0].target }}",
+    only=lambda record: record.maps is not None, whole=True,
+)  # fmt: skip
+_IN_SPACE: Final = Chart(
+    "space", _draw_space,
+    "The attention of {{ record.space[0].reading|whole }} by layer (floors), head (planes) and patch (points): "
+    "larger and brighter is more.",
+    title="{{ record.space[0].model }}: attention of {{ record.space[0].reading|whole }} by layer, head and patch",
+    only=lambda record: record.points is not None, whole=True,
+)  # fmt: skip
+
+REPORT: Final = Report(
     DemoRecord,
     claims=claims,
     unknown=unknown,
     definitions=definitions,
-    picture=Chart(
-        "intervened", _draw_intervened,
-        "The image{% if record.patches_off %}, in grey where patches are off,{% endif %} and where the evidence for "
-        "{{ record.intervened[0].target }} lies, before and after. "
-        "Compare places, not amounts: each map has its own maximum.",
-        title="{{ record.intervened[0].model }}: {{ record.intervened[0].title|whole }} for "
-              "{{ record.intervened[0].target }}",
-        only=lambda record: record.maps is not None, whole=True,
-    ),
-    glance=Overview("classes", ("name", "logit_before", "logit_after", "probability_before", "probability_after")),
+    picture=lambda record: drawn(_IN_SPACE if record.space else _PICTURE, record),
+    glance=_at_a_glance,
     sections=(Section("How is it done from Python?", "intervened", opening=in_python),),
-)  # fmt: skip
-
-SPACE: Final = Report(
-    DemoRecord,
-    claims=claims,
-    unknown=unknown,
-    picture=Chart(
-        "space", _draw_space,
-        "The attention of {{ record.space[0].reading|whole }} by layer (floors), head (planes) and patch (points): "
-        "larger and brighter is more.",
-        title="{{ record.space[0].model }}: attention of {{ record.space[0].reading|whole }} by layer, head and patch",
-        only=lambda record: record.points is not None, whole=True,
-    ),
-    glance=Overview("strongest", ("layer", "head", "row", "column", "share")),
-    sections=(),
-)  # fmt: skip
-
-REPORTS: Final = (INTERVENED, SPACE)  # all that it may be
-
-
-def report(record: DemoRecord) -> Document:
-    """The report of what is off, or of where all heads look."""
-    return SPACE(record) if record.space else INTERVENED(record)
-
-
-REPORT = report
+)

@@ -1,29 +1,33 @@
-"""What all tabs share, and how a tab is put together."""
+"""What all tabs share: requests of visitors, and the reports of commands that answer them."""
 
 import math
 import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import wraps
+from hashlib import sha256
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from markupsafe import escape
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from vitlens.commands.run.options import RunOptions
-from vitlens.demo.badges import Badges
-from vitlens.demo.limits import AT_ONCE
-from vitlens.demo.pictures import Example, Picture
+from vitlens.commands.run.publish import PAGE
+from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import OutdatedError, Pool
-from vitlens.display import for_terminal
-from vitlens.errors import DataError, VitlensError, lacks_memory
+from vitlens.display import for_terminal, visible
+from vitlens.errors import DataError, UnsupportedError, VitlensError, lacks_memory
 from vitlens.models.model import Model
 
+AT_ONCE: Final = 32  # requests that wait for their turn, each in a thread; gradio has 40
+_RECENT: Final = 16  # reports of a session that are kept: a browser may still ask for them
 Component: TypeAlias = Any  # of gradio, which has no types for mypy here
 Updates: TypeAlias = Mapping[Component, object]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-# the event of every handler that uses a model: each waits for its own model (see Pool); "multiple", as gradio's
+# the event of every handler that uses a model: each waits for its turn (see Pool); "multiple", as gradio's
 # "always_last" sends the first one of several again in place of the last
 EVENT: Final[Mapping[str, Any]] = {
     "api_visibility": "private",
@@ -34,14 +38,9 @@ EVENT: Final[Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class DemoSite:
-    """The models, examples and verdicts of a page; place: a folder for exports, one a session, deleted at the end."""
-
-    pool: Pool
-    examples: tuple[Example, ...]
-    badges: Badges
-    place: Path
+_templates = Environment(loader=PackageLoader("vitlens.demo", ""), autoescape=True, undefined=StrictUndefined)
+_templates.filters["visible"] = visible
+pieces: Final[Any] = _templates.get_template("pieces.html.jinja").module  # macros, which give Markup
 
 
 class Newest:
@@ -79,26 +78,88 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Job:
+    """What a report is written of. model: in its turn; name: as it was typed; run: with the place of the report."""
+
+    model: Model
+    name: str
+    picture: Picture
+    run: RunOptions
+
+    def typed(self, *words: str) -> RunOptions:
+        """The options of a run for which these words are typed in a terminal."""
+        return replace(self.run, command=shlex.join(["vitlens", *words]))
+
+
+Write: TypeAlias = Callable[[Job], Path | None]
+
+
+@dataclass(frozen=True)
+class DemoSite:
+    """The models and examples of a page. place: a folder for reports, one a session, deleted at the end; typed: the
+    models' names by alias, where these are not their own."""
+
+    pool: Pool
+    examples: tuple[Picture, ...]
+    place: Path
+    typed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a tab shows a report: the page itself, and its files to download."""
+
+    shown: Component
+    archive: Component
+    page: Component
+
+    @classmethod
+    def placed(cls, name: str) -> "Result":
+        """Put it on the page. name: of its elements."""
+        import gradio
+
+        shown = gradio.HTML(elem_id=f"{name}-result")
+        with gradio.Row():
+            archive = gradio.DownloadButton("Report folder (zip)", visible=False, elem_id=f"{name}-archive")
+            page = gradio.DownloadButton("Report (one HTML file)", visible=False, elem_id=f"{name}-page")
+        return cls(shown, archive, page)
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """All of it."""
+        return self.shown, self.archive, self.page
+
+    def report(self, page: Path, note: str = "") -> Updates:
+        """Show a report whose folder lies beside the page as an archive; note: a sentence above it."""
+        import gradio
+
+        # within a frame, links to a place of the same page are else taken for links to the page around it
+        text = page.read_text(encoding="utf-8").replace("<head>", '<head><base href="about:srcdoc">', 1)
+        title = Markup(text.partition("<h1>")[2].partition("</h1>")[0]).striptags()
+        return {
+            self.shown: str(pieces.report(title, note, text)),
+            self.archive: gradio.DownloadButton(value=str(page.with_suffix(".zip")), visible=True),
+            self.page: gradio.DownloadButton(value=str(page), visible=True),
+        }
+
+    def nothing(self, why: str = "") -> Updates:
+        """No report; why: a sentence, "" where others say it."""
+        import gradio
+
+        hidden = gradio.DownloadButton(visible=False)
+        return {self.shown: str(pieces.sentence(why)) if why else "", self.archive: hidden, self.page: hidden}
+
+
+@dataclass(frozen=True)
 class Here:
     """Where a tab is put together. tab: its name; and the components that say what is shown now: picture, a State of a
-    Picture or None; alias, the chosen model; newest, a State of Newest; drawn, a State of what each tab shows, by its
-    name: the picture's key and the model."""
+    Picture or None; alias, the chosen model; newest, a State of Newest."""
 
     site: DemoSite
     picture: Component
     alias: Component
     newest: Component
-    drawn: Component
     tab: str = ""
-
-    @property
-    def pool(self) -> Pool:
-        """The models."""
-        return self.site.pool
-
-    def turn(self, now: Asked, *aliases: str) -> AbstractContextManager[tuple[Model, ...]]:
-        """Inside, these models, or the chosen one, belong to a request."""
-        return self.pool.turn(*(aliases or (now.alias,)), wanted=now.wanted)
 
     def on(
         self,
@@ -106,13 +167,8 @@ class Here:
         handler: Callable[..., Updates],
         inputs: Sequence[Component],
         outputs: Sequence[Component],
-        *,
-        quiet: bool = False,
     ) -> None:
-        """Answer an event of a control by a handler, which is given what is asked and the values of the inputs.
-
-        quiet: without a sign of progress.
-        """
+        """Answer an event of a control by a handler, which is given what is asked and the values of the inputs."""
         import gradio
 
         @told
@@ -127,32 +183,64 @@ class Here:
             wanted = newest.click(self.tab)
             return handler(Asked(required(picture), alias, wanted, str(request.session_hash), event._data), *values)
 
-        given = [self.picture, self.alias, self.newest, *inputs]
-        listen(answer, given, list(outputs), **{**EVENT, **({"show_progress": "hidden"} if quiet else {})})
+        listen(answer, [self.picture, self.alias, self.newest, *inputs], list(outputs), **EVENT)
+
+    def report(self, now: Asked, result: Result, write: Write, *, alias: str = "", note: str = "") -> Updates:
+        """Write the report of a model, or the chosen one, in its turn, and show it; for a model that cannot have it,
+        why. note: a sentence above it."""
+        with self.site.pool.turn(alias or now.alias, now.wanted) as model:
+            try:
+                page = written(self.site, model, now.picture, write, session=now.session, word=self.tab.lower())
+            except UnsupportedError as error:
+                return result.nothing(f"{error}.")
+        return result.report(page, note)
 
 
 @dataclass(frozen=True)
-class Export:
-    """The report of what a tab shows. aliases: of the models that it needs; write: from them, the picture and the
-    run's options to the path of the report."""
-
-    aliases: tuple[str, ...]
-    write: Callable[[tuple[Model, ...], Picture, RunOptions], Path | None]
-
-
-@dataclass(frozen=True)
-class TabParts:
+class Tab:
     """One tab. name: as on the page; inputs: of which `refresh` is given the values after what is asked; outputs: what
-    it may update; word: of the files of its report; export: its report, from the chosen model's alias and the value of
-    `shows`."""
+    it may update."""
 
     name: str
     inputs: tuple[Component, ...]
     outputs: tuple[Component, ...]
     refresh: Callable[..., Updates]
-    word: str = ""
-    export: Callable[[str, Any], Export] | None = None
-    shows: Component = None
+
+
+def written(site: DemoSite, model: Model, picture: Picture, write: Write, *, session: str, word: str) -> Path:
+    """Write a report; the path of its page, with its folder as an archive beside it.
+
+    What an error leaves behind is deleted, and so are all but the latest reports of the session.
+    """
+    own = site.place / token_of(session)
+    own.mkdir(parents=True, exist_ok=True)
+    for old in sorted(own.iterdir(), key=lambda path: path.stat().st_mtime)[:-_RECENT]:
+        shutil.rmtree(old, ignore_errors=True)
+    name = f"vitlens-{word}-{token_of(session)}"
+    place = Path(mkdtemp(dir=own))
+    try:
+        typed = site.typed.get(model.alias, model.provenance.name)
+        write(Job(model, typed, picture, RunOptions(out=place / name, html=True, quiet=True)))
+        shutil.make_archive(str(place / name), "zip", place, name)
+        page = (place / name / PAGE).rename(place / f"{name}.html")
+        shutil.rmtree(place / name)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    return page
+
+
+def token_of(session: str) -> str:
+    """A session's part in the names of its files; the session cannot be told from it."""
+    return sha256(session.encode()).hexdigest()[:12]
+
+
+def forget(root: Path, cache: Path, session: str) -> None:
+    """Delete a session's reports, and the copies of them from which a browser downloads."""
+    token = token_of(session)
+    shutil.rmtree(root / token, ignore_errors=True)
+    for copy in cache.glob(f"*/vitlens-*-{token}.*"):
+        copy.unlink(missing_ok=True)
 
 
 def required(picture: Picture | None) -> Picture:
@@ -162,11 +250,6 @@ def required(picture: Picture | None) -> Picture:
             "expected a picture, found none (a session forgets it after a while); choose an example or upload one"
         )
     return picture
-
-
-def typed(*words: str) -> str:
-    """What to type for the report of a command."""
-    return shlex.join(["vitlens", *words])
 
 
 def words_of(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from vitlens.report.document import State
 from vitlens.report.prose import say
@@ -89,12 +89,10 @@ def _normal(level: float) -> float:
     return NormalDist().inv_cdf(1 - level / 2)
 
 
-def judge(
-    question: str, subject: str, value: Estimate, limit: str, *, says: str = "", because: str = "", place: str = "",
-) -> Claim:  # fmt: skip
+def judge(question: str, subject: str, value: Estimate, limit: str, *, says: str = "", because: str = "") -> Claim:
     """A claim that is judged by the worse end of its interval."""
     state = LIMITS[limit].judge(value)
-    return Claim(question, subject, says, state=state, effect=value, limit=limit, because=because, place=place)
+    return Claim(question, subject, says, state=state, effect=value, limit=limit, because=because)
 
 
 def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
@@ -139,7 +137,11 @@ def below(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
 
 
 def found(
-    question: str, subject: str, template: str, effect: Estimate, *, given: dict[str, object], **more: object
-) -> Claim:
-    """A claim whose sentence is a template; given: its values."""
-    return Claim(question, subject, say(template, effect=effect, **given), effect=effect, **more)  # type: ignore[arg-type]
+    question: str, subject: str, template: str, effect: Estimate | None = None, *, given: dict[str, Any],
+    headline: str = "", **more: Any,
+) -> Claim:  # fmt: skip
+    """A claim whose sentence is a template; headline: of its title, where it can be one; given: their values."""
+    known = {"effect": effect, **given}
+    if headline:
+        more["title"] = say(headline, **known)
+    return Claim(question, subject, say(template, **known), effect=effect, **more)

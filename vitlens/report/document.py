@@ -35,10 +35,15 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Which columns hold plain numbers, which stand at the right."""
+        return tuple(all(isinstance(cell, (int, float, type(None))) for cell in column) for column in zip(*self.rows))
+
 
 @dataclass(frozen=True)
 class Tags:
-    """What figures and panels can be filtered by on a page, "" where it is not known.
+    """What panels can be filtered by on a page, "" where it is not known.
 
     outcome: who is right ("both right"); class_name: the true class; agreement: how well two maps agree, in words.
     """
@@ -53,8 +58,7 @@ class FigureSpec:
     """A figure by its name (figures/<name>.png), to be drawn when the report is written.
 
     caption: what it shows and what it does not; alt: the alternative text; chapter: the folder below the run's own of
-    the chapter whose figure this is, and its name there ("" and "" for a figure of the run itself); tags: what it can
-    be found by; sheet: whether it is a sheet of the section's panels, which a page shows one by one instead.
+    the chapter whose figure this is, and its name there ("" and "" for a figure of the run itself).
     """
 
     name: str
@@ -62,8 +66,6 @@ class FigureSpec:
     draw: "Callable[[], Figure]"
     alt: str = ""
     chapter: tuple[str, str] = ("", "")
-    tags: Tags = Tags()
-    sheet: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class ImagePanel:
 class Section:
     """One part of a report.
 
-    panels: images one by one, of which some of the figures are sheets; step: whether it is one of a sequence, through
+    panels: images one by one; step: whether it is one of a sequence, through
     which a page leads with a slider; status: the judgement that stands beside its title; more: the file, from the
     folder of the run, that says more.
     """

@@ -1,4 +1,4 @@
-"""A document as markdown that reads well on GitHub and in a terminal."""
+"""A document as markdown that reads well on GitHub and in a terminal; and its first page in lines for the terminal."""
 
 import re
 from collections.abc import Iterator
@@ -17,6 +17,9 @@ UNFINISHED: Final = {
     "failed": "This run failed; what follows is what it had written.",
     "interrupted": "This run was interrupted; what follows is what it had written.",
 }
+
+_SHOWN = 3  # answers; the report has all
+_NUMBERS = 6  # rows of the table
 
 _FIGURE: Final = re.compile(
     r"^!\[.*\]\(figures/([^()\s/]+)\.png\)\n\n\*Figure \d+\. ", re.MULTILINE
@@ -82,8 +85,7 @@ def figures_shown(text: str) -> tuple[str, ...]:
 def _table(table: Table) -> str:
     if not table.rows:
         return f"**{as_markdown(table.caption)}**: none."
-    right = [all(isinstance(cell, (int, float, type(None))) for cell in column) for column in zip(*table.rows)]
-    lines = [[as_cell(column) for column in table.columns], ["---:" if aligned else "---" for aligned in right]]
+    lines = [[as_cell(column) for column in table.columns], ["---:" if right else "---" for right in table.numeric]]
     lines += [[as_cell(in_words(cell)) for cell in row] for row in table.rows]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**{as_markdown(table.caption)}**\n\n{text}" if table.caption else text
@@ -128,3 +130,18 @@ def provenance(model: ModelEntry) -> str:
     size = f"{model.parameters:,} parameters"
     alias, name, weights = map(finalize, (model.alias, model.name, model.weights))
     return f"{alias}: {name}, weights: {weights}{digest}, {size}{notes}."
+
+
+def summary_lines(document: Document) -> Iterator[str]:
+    """The title, and the answers and the table of the first page."""
+    first = document.first
+    yield document.title
+    yield from (f"  {_plain(each.text)}" for each in first.answer[:_SHOWN])
+    if first.glance is not None and first.glance.rows:
+        rows = [tuple(map(in_words, row)) for row in first.glance.rows[:_NUMBERS]]
+        wide = max(len(row[0]) for row in rows)
+        yield from (f"  {row[0]:<{wide}}  {'  '.join(cell for cell in row[1:] if cell != '–')}" for row in rows)
+
+
+def _plain(text: str) -> str:
+    return text.replace("**", "").replace("`", "")

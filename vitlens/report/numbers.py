@@ -62,11 +62,11 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{number(100 * share, digits)} %"
 
 
-def in_ranges(numbers: Sequence[int], *, one: str = "layer", several: str = "layers") -> str:
-    """Numbers in ranges: "layer 3", "layers 0 to 4 and 7"."""
+def in_ranges(numbers: Sequence[int]) -> str:
+    """Numbers of layers in ranges: "layer 3", "layers 0 to 4 and 7"."""
     known = sorted(set(numbers))
     starts = [number for number in known if number - 1 not in known]
     ends = [number for number in known if number + 1 not in known]
     parts = [str(start) if start == end else f"{start} to {end}" for start, end in zip(starts, ends)]
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"{one if len(known) == 1 else several} {listed}"
+    return f"{'layer' if len(known) == 1 else 'layers'} {listed}"

@@ -23,13 +23,11 @@ from jinja2 import meta
 
 from vitlens.display import protected, visible
 from vitlens.record import Column, Record, columns
-from vitlens.recorded import Config
 from vitlens.report import document as page
 from vitlens.report.claims import Claim, shown, title_of
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
-from vitlens.report.images import data_sentences
 from vitlens.report.numbers import COUNTED
 from vitlens.report.prose import Marked, environment, finalize, say
 from vitlens.uncertainty import Estimate, in_points
@@ -78,7 +76,7 @@ class Section:
     """A part of a report. question: its title, a template.
 
     opening: a sentence over all rows (`rows`, `first`, `record`), or a function of the record; says: a sentence a row,
-    of those that `only` picks, at most SAID; columns: of its table, at most six; order: of the rows; about: the
+    at most SAID; columns: of its table, at most six; order: of the rows; about: the
     questions of the claims whose state is its status; without: what is said where there are no rows ("": no section);
     step: whether it is one of a sequence, through which a page leads with a slider; panels: of the record, images one
     by one, which a page can filter.
@@ -89,7 +87,6 @@ class Section:
     opening: Words = ""
     says: Words = ""
     otherwise: str = ""
-    only: Callable[[Any], bool] = _every
     columns: tuple[str, ...] = ()
     order: Callable[[Any], Any] | None = None
     charts: tuple[Chart, ...] = ()
@@ -164,7 +161,7 @@ class Report:
         package = self.package or type(record).__module__.rpartition(".")[0]
         overview = (self.glance,) if isinstance(self.glance, Overview) else ()
         answers, terms = shown(claims), tuple(dict.fromkeys(_terms((*own, *overview), record)))
-        images = data_sentences(replace(record, config=_shown(record.config)))
+        images = " ".join(_images(record))
         first = FirstPage(
             tuple(Sentence(claim.says, claim.place) for claim in answers),
             picture,
@@ -172,14 +169,14 @@ class Report:
             tuple(map(Sentence, list(self.unknown(record))[:5])),
         )
         return Document(
-            title_of(claims, say(self.title, record=record, title=Marked(protected(visible(record.config.title))))),
+            title_of(claims, say(self.title, record=record, title=Marked(_protected(record.config.title)))),
             tuple(parts),
             first,
             folded=tuple(_help(package, (*((each.name, each.sentence) for each in terms), *self.definitions(record)))),
             explorer=self.explorer(record),
             terms=terms,
             claims=claims,
-            preface=images,
+            preface=(Sentence(images),) if images else (),
         )
 
     def _picture(self, record: Any) -> FigureSpec | None:
@@ -190,7 +187,8 @@ class Report:
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
     """A picture of the first page, of several sheets the first; None where it has no rows."""
-    return next(_figures(replace(picture, only=_on_first_sheet), record, ()), None)
+    first = replace(picture, only=lambda row: not getattr(row, "sheet", 0))
+    return next(_figures(first, record, ()), None)
 
 
 def _beside(picture: FigureSpec | None, part: page.Section) -> page.Section:
@@ -200,19 +198,24 @@ def _beside(picture: FigureSpec | None, part: page.Section) -> page.Section:
     return replace(part, figures=tuple(figure for figure in part.figures if figure.name != picture.name))
 
 
-def _on_first_sheet(row: Any) -> bool:
-    return not getattr(row, "sheet", 0)
+def _images(record: Record) -> Iterator[str]:
+    """How many images of which data set, how they were processed, which were left out."""
+    data = record.config.data
+    if data is None:
+        return
+    of = "" if data.title == "images" else f" of {finalize(data.title)}"  # "images": files of no data set
+    yield f"{data.images:,} image{'s' if data.images != 1 else ''}{of}."
+    for note in map(_protected, data.notes):
+        yield f"{note[:1].upper()}{note[1:].rstrip('.')}."
+    if data.skipped:
+        files = "; ".join(f"{finalize(each.file)}: {_protected(each.reason)}" for each in data.skipped[:10])
+        more = f"; and {len(data.skipped) - 10} more in config.json" if len(data.skipped) > 10 else ""
+        were = "images were" if len(data.skipped) > 1 else "image was"
+        yield f"{len(data.skipped)} {were} left out ({files}{more})."
 
 
-def _shown(config: Config) -> Config:
-    """Settings whose names of images and data are escaped for a sentence."""
-    if config.data is None:
-        return config
-    skipped = tuple(
-        replace(each, file=finalize(each.file), reason=protected(visible(each.reason))) for each in config.data.skipped
-    )
-    notes = tuple(protected(visible(note)) for note in config.data.notes)
-    return replace(config, data=replace(config.data, title=finalize(config.data.title), skipped=skipped, notes=notes))
+def _protected(text: str) -> str:
+    return protected(visible(text))
 
 
 def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
@@ -260,8 +263,7 @@ def _sentences(section: Section, rows: Sequence[Any], record: Any) -> Iterator[s
         yield say(section.opening, rows=rows, first=rows[0], record=record) if section.opening else ""
     else:
         yield section.opening(record)
-    picked = [row for row in rows if section.only(row)] if section.says else []
-    for row in picked[: SAID - bool(section.opening)]:
+    for row in rows[: SAID - bool(section.opening)] if section.says else ():
         yield row_said(section.says, row, section.otherwise)
 
 
@@ -295,7 +297,8 @@ def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> 
     declared = columns(type(rows[0]))
     same = [name for name, own in record.tables.items() if own and type(own[0]) is type(rows[0])]
     more = section.rows if isinstance(section.rows, str) else next(iter(same), "")
-    yield table_of(rows[:ROWS], {name: declared[name] for name in section.columns}, of=len(rows), name=more)
+    shown = {name: declared.get(name, Column(name.replace("_", " "))) for name in section.columns}  # or a property
+    yield table_of(rows[:ROWS], shown, of=len(rows), name=more)
 
 
 def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
@@ -315,7 +318,7 @@ def cell(value: Any, column: Column) -> Cell:
     if value is None:
         return None
     if column.unit == "text":
-        return Marked(protected(visible(value)))
+        return Marked(_protected(value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     if (isinstance(value, float) and column.unit) or (isinstance(value, int) and column.unit in COUNTED):

@@ -7,12 +7,12 @@ import pytest
 import vitlens
 from tests.kit.explained import BRIEF, explained, report
 from tests.kit.first_page import states
+from tests.kit.making import digits
+from vitlens import load
 from vitlens.analysis.faithfulness.choice import DRAWS, MethodChoice
 from vitlens.analysis.faithfulness.league import BASELINES
 from vitlens.attribution.choice import FAITHFULNESS, REPLACED, candidates_for
 from vitlens.commands.explain.record import ExplainRecord
-from vitlens.data.digits import digits
-from vitlens.models.loading import load
 
 NAMES = ("relevance", "gradcam", "saliency")
 COUNT = 20
@@ -20,9 +20,8 @@ LINE = "--data digits --auto"
 
 
 @pytest.fixture(scope="module")
-def record(sharp_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> ExplainRecord:
-    line = f"{LINE} --limit {COUNT} --method {','.join(NAMES)}"
-    return explained(tmp_path_factory.mktemp("auto") / "out", line, sharp_vit)
+def record(golden) -> ExplainRecord:
+    return golden("explain by a chosen method").record
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,17 @@ from PIL import Image
 
 from tests.kit.explained import BRIEF, explained, report
 from tests.kit.first_page import states
+from tests.kit.making import digits
+from vitlens import Model, explain, load
 from vitlens.analysis.faithfulness.composites import cell_mass, confident_images, mosaics
 from vitlens.analysis.faithfulness.defaults import OTHER_STEPS
 from vitlens.analysis.faithfulness.deletion import faithfulness
 from vitlens.analysis.faithfulness.league import BASELINES, Settings, league
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.analysis.faithfulness.road import road
-from vitlens.attribution.explain import explain
 from vitlens.commands.explain.checks import composite_names
 from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
 from vitlens.commands.shared.maps.record import IMPUTED, ON_OBJECT, SHIFTS, WEIGHTS
-from vitlens.data.digits import digits
-from vitlens.models.loading import load
-from vitlens.models.model import Model
 from vitlens.uncertainty import power_of
 
 IMAGES = 8
@@ -29,10 +27,9 @@ METHODS = ("relevance", "rollout")
 
 
 @pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> ExplainRecord:
+def masked(golden) -> ExplainRecord:
     """An untrained ViT on images with masks and labels."""
-    line = "--data digits --limit 6 --method relevance,attention --target true --verify"
-    return explained(tmp_path_factory.mktemp("masked") / "out", line, tiny_vit)
+    return golden("explain verified").record
 
 
 @pytest.fixture(scope="module")

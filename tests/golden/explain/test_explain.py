@@ -9,17 +9,15 @@ import torch
 from tests.kit.axes import crosses
 from tests.kit.explained import BRIEF, explained, report
 from tests.kit.first_page import clear_effects, judged, states
+from tests.kit.making import digits, save
 from tests.kit.map_rows import FALLING, STAYING, checks
-from vitlens.attribution.explain import explain as attribute
+from vitlens import explain as attribute
+from vitlens import load
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.cli.main import run as command_line
 from vitlens.commands.explain.measure import chosen_methods
-from vitlens.data.digits import digits
-from vitlens.errors import UnknownNameError, UnsupportedError
-from vitlens.models.loading import load
-from vitlens.models.saved import save
 
 FIVE = "--data digits --limit 5 --batch-size 3"
 
@@ -103,46 +101,6 @@ def test_constant_maps_are_reported_and_not_drawn(tmp_path):
     document = report(record)
     assert [each.effect.value for each in clear_effects(document)] == [1.0]
     assert sum("uniform or not finite" in each.text for each in document.first.unknown) == 2
-
-
-@pytest.mark.parametrize(
-    ("target", "says"), [("10", "from 0 to 9, found 10"), ("cat", "no class 'cat'"), ("true", "labelled images")]
-)
-def test_targets_that_cannot_be(tiny_vit, pictures, tmp_path, capsys, target, says):
-    out = tmp_path / "out"
-    assert command_line(["explain", str(tiny_vit), "--images", str(pictures), "--target", target, "--out", str(out)])
-    assert says in capsys.readouterr().err
-    assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("models", "method", "says"),
-    [
-        ("cnn", "rollout", "tiny-cnn (cnn) has, found 'rollout'; it has gradcam"),
-        ("cnn", "gradcam,rollout", "found 'rollout'"),
-        ("cnn", "relevance", "expected a method"),
-        ("vit", "gradcm", "did you mean 'gradcam'"),
-        ("vit", "lrp", "known: ablationcam, all, attention"),
-        ("vit cnn", "relevance --verify", "tiny-cnn"),
-        ("vit", "relevance --auto", "at least 2 candidates"),
-        ("vit", "relevance --engine grad-cam", "engine grad-cam has"),
-    ],
-)
-def test_methods_that_cannot_be(tiny_vit, tiny_cnn, tmp_path, capsys, models, method, says):
-    known, out = {"vit": str(tiny_vit), "cnn": str(tiny_cnn)}, tmp_path / "out"
-    line = ["explain", *(known[each] for each in models.split()), *FIVE.split(), "--method", *method.split()]
-    assert command_line([*line, "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
-    assert not out.exists()
-
-
-def test_errors_of_methods(tiny_vit, tiny_cnn):
-    with pytest.raises(UnknownNameError, match="no method 'relevanse'"):
-        chosen_methods([load(str(tiny_vit))], ("relevanse",))
-    with pytest.raises(UnsupportedError):
-        chosen_methods([load(str(tiny_vit)), load(str(tiny_cnn))], ("rollout",))
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tests.lens.tiny import images
-from vitlens.attribution.explain import explain, methods_for
+from vitlens import explain, load
+from vitlens.attribution.explain import methods_for
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.measure import quickly
 from vitlens.lens import quick_passes
-from vitlens.models.loading import load
 
 MODELS = {name: load(name) for name in ("vit-digits", "cnn-digits")}
 # these take seconds, and by default are tried with the CNN alone; the ViT's quick layers are met by 20 other methods

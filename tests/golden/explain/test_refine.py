@@ -7,16 +7,14 @@ import pytest
 import torch
 
 from tests.kit.explained import explained
+from tests.kit.making import digits
+from vitlens import Refinement, load
+from vitlens import explain as attribute
 from vitlens.analysis.faithfulness.league import RANDOM
-from vitlens.attribution.explain import explain as attribute
-from vitlens.attribution.refinement import Refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.cli.main import run
 from vitlens.commands.explain.measure import chosen_methods
 from vitlens.commands.run.publish import read_folder
-from vitlens.data.digits import digits
-from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.loading import load
 
 OF_PATCHES = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch" and name != "best")
 
@@ -110,55 +108,3 @@ def test_checks_are_of_the_refined_maps(tiny_vit, tmp_path):
     assert rows[0]["gradcam"].gap != rows[1]["gradcam"].gap
     assert rows[0][RANDOM].gap == rows[1][RANDOM].gap
     assert rows[1]["gradcam"].forwards.value > 2 * rows[0]["gradcam"].forwards.value
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--method saliency --refine affinity", "found saliency, a map of pixels; use --views"),
-        ("--method gradcam,saliency --refine affinity", "found saliency, a map of pixels; use --views"),
-        ("--method gradcam --refine affinity --times saliency", "found saliency, a map of pixels; use --views"),
-        ("--method best --refine affinity", "found best, refined already; use it as it is"),
-        ("--method gradcam --times best --refine affinity", "found best, refined already; use it as it is"),
-        ("--method gradcam --times gradcam", "another method for --times than gradcam, found the same"),
-        ("--method gradcam --times gradcm", "did you mean 'gradcam'"),
-        ("--refine affinity --refine-layers 2", "expected layers from 0 to 1 of tiny-vit"),
-        ("--refine affinity --refine-steps 3", "expected an even number of steps"),
-        ("--refine affinity --refine-steps -2", "greater than or equal to 0"),
-        ("--views 0", "greater than or equal to 1"),
-        ("--views 9", "expected 1 to 8 views, found 9"),
-        ("--refine smooth", "smooth"),
-        ("--upsample edges", "edges"),
-    ],
-)
-def test_what_cannot_be_is_one_line_before_any_work(typed, line, words):
-    code, said, written = typed(line)
-    assert code == 2
-    assert words in " ".join(said.split())
-    assert not written
-    assert said.count("\n") == 0
-
-
-@pytest.mark.parametrize("line", ["--refine affinity", "--method gradcam --refine affinity"])
-def test_a_cnn_has_no_attention_to_refine_with(typed, line):
-    code, said, written = typed(line, cnn=True)
-    assert (code, written) == (2, False)
-    assert "expected attention between the patches of one grid" in said
-    assert "use --views, which any model has" in said
-    assert said.count("\n") == 0
-
-
-def test_the_errors_by_kind(tiny_vit, tiny_cnn):
-    vit, cnn = load(str(tiny_vit)), load(str(tiny_cnn))
-    for error, model, methods, refinement in (
-        (UnsupportedError, vit, ("saliency",), Refinement("affinity")),
-        (UnsupportedError, cnn, (), Refinement("affinity")),
-        (UnsupportedError, cnn, ("gradcam",), Refinement(times="rollout")),
-        (InputError, vit, ("rollout",), Refinement(times="rollout")),
-        (InputError, vit, (), Refinement("affinity", layers=(0, 2))),
-        (InputError, vit, ("rollout",), Refinement("affinity", layers=(-1,))),
-    ):
-        with pytest.raises(error):
-            chosen_methods([model], methods, refinement=refinement)
-    with pytest.raises(UnknownNameError, match="no method 'gradcm'; did you mean 'gradcam'"):
-        Refinement(times="gradcm")

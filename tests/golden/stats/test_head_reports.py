@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.kit.first_page import check_first_page, clear_effects, states
+from tests.kit.making import save
+from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
-from vitlens.models.loading import load
-from vitlens.models.saved import save
 from vitlens.report.document import Document
 
 

@@ -14,20 +14,17 @@ import pytest
 import torch
 from scipy import stats as scipy_stats
 
+from tests.kit.making import digits, save, untrained
 from tests.kit.waiting import HANGS
+from vitlens import load, statistics
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.specialisation import specialise
-from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import read
+from vitlens.commands.run.publish import read_folder
 from vitlens.commands.stats.measure import measure as stats
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import StatsRecord
-from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
-from vitlens.files import read_run
-from vitlens.models.loading import load, untrained
-from vitlens.models.saved import save
 from vitlens.uncertainty import holm
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
@@ -36,7 +33,7 @@ OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
 def run(models: list[str], out: Path, **changes: object) -> StatsRecord:
     options = StatsOptions(tuple(models), **{"data": "digits", "run": replace(OPTIONS, out=out), **changes})
     assert stats(options) == out / "report.md"
-    return read(read_run(out))
+    return read_folder(out)
 
 
 def batch_of(limit: int = 12):
@@ -44,8 +41,8 @@ def batch_of(limit: int = 12):
     return batch.images
 
 
-def test_numbers_are_those_of_the_function(tiny_vit, tmp_path):
-    record, model = run([str(tiny_vit)], tmp_path / "out"), load(str(tiny_vit))
+def test_numbers_are_those_of_the_function(tiny_vit, golden):
+    record, model = golden("stats").record, load(str(tiny_vit))
     table = statistics(model, batch_of(), masks=digits("test").limit(12).masks)
     roles, rows = specialise(table), record.heads
     for layer, head in product(range(2), range(2)):

@@ -1,6 +1,7 @@
 """Statistics over training are those that the functions give for each of the kept weights, on the same images."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -10,19 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kit.making import CLASSES, digits, save, untrained
 from tests.kit.simulated_processes import run_in_processes
+from vitlens import load, statistics
 from vitlens.analysis.attention.positions import position_similarity
-from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import read
+from vitlens.commands.run.publish import read_folder
 from vitlens.commands.stats import measure as training
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import StatsRecord
-from vitlens.data.digits import CLASSES, digits
 from vitlens.errors import InputError
-from vitlens.files import read_run, write_text
-from vitlens.models.loading import load, untrained
-from vitlens.models.saved import save
+from vitlens.files import write_text
 from vitlens.processes import Processes
 from vitlens.training.checkpoint import keep_weights
 from vitlens.training.metrics import METRICS_FILE, EpochMetrics
@@ -55,7 +54,7 @@ def record(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> StatsReco
 def run(folder: Path, out: Path, **changes: object) -> StatsRecord:
     given = {"data": "digits", "over_training": True, "run": replace(OPTIONS, out=out), **changes}
     assert training.measure(StatsOptions((str(folder),), **given)) == out / "report.md"
-    return read(read_run(out))
+    return read_folder(out)
 
 
 def test_numbers_are_those_of_the_function_at_every_checkpoint(trained, record):
@@ -101,8 +100,10 @@ def test_two_processes_find_what_one_does(trained, monkeypatch):
         part = SimpleNamespace(
             processes=processes, run=OPTIONS, split=digits("test").limit(7), aliases=("taught",),
             numbers=lambda batch: processes.index + batch.indices * processes.count,
+            progress=lambda *_: nullcontext(lambda _: None),
         )  # fmt: skip
-        _, heads, _ = training.over_training(training.kept_weights([str(trained)]), part, renormalise=True)
+        weights = training.kept_weights([str(trained)])
+        heads = training.over_training(weights, part, renormalise=True)["learning_heads"]
         return torch.tensor([row.statistics["normalised_entropy"] for row in heads])
 
     (alone,), (first, second) = (run_in_processes(count, work, monkeypatch) for count in (1, 2))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.making import digits
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.memory import saved_for_training
@@ -22,7 +23,6 @@ from vitlens.commands.study.kinds.kinds import KINDS, Kind, Point
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
-from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.lens.layers import probe_images
 from vitlens.models.vit_config import VIT_PRESETS
@@ -45,10 +45,8 @@ def made(folder: Path, kind: str, **more: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("studies") / "pooling"
-    assert study(options=replace(OPTIONS, out=folder)) == folder / "report.html"
-    return folder
+def done(golden) -> Path:
+    return golden("study of points").folder
 
 
 def results(folder: Path) -> dict:
@@ -105,7 +103,7 @@ def test_without_variants_each_point_changes_the_one_before():
 def test_every_point_is_built_and_does_a_step(key, tmp_path):
     point = replace(POINTS[key][1], share=None)
     setup = replace(setup_of("pooling", 10), points=(point,))
-    trial = kind_measure.run_trial(setup, point, tmp_path, 1, seed=0, resume=False)
+    trial = kind_measure.run_trial(replace(setup, path=tmp_path), point, 1, seed=0)
     assert (trial.steps, len(trial.correct)) == (1, 10)
     trained = vitlens.load(str(tmp_path / "points" / point.label / "seed-0"))
     before = dict(setup.begin(point, seed=0).module.named_parameters())

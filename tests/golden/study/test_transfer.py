@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.kit.making import digits
+from vitlens import load_data
 from vitlens.cli.main import run
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read_folder
@@ -21,8 +23,6 @@ from vitlens.commands.study.kinds.setup import prepare
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import StudyRecord
-from vitlens.data.catalogue import load_data
-from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, ModelError, UnsupportedError
 
 OPTIONS = RunOptions(device="cpu", quiet=True, precision="fp32")
@@ -190,15 +190,6 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tiny_vit, data, tmp_pa
         assert (folder / name).read_bytes() == (done / name).read_bytes()
     assert not list((folder / "points").rglob("checkpoint"))
     assert read_folder(folder).moved[1].between is None  # with one seed nothing is known of others
-
-
-def test_resuming_another_study_is_refused(done, tmp_path):
-    with pytest.raises(InputError, match="with its epochs, 2, found 5; leave it out"):
-        measure(StudyOptions(resume=done, epochs=5, run=OPTIONS))
-    with pytest.raises(InputError, match="found both"):
-        measure(StudyOptions(resume=done, run=replace(OPTIONS, out=tmp_path / "a")))
-    with pytest.raises(InputError, match="with its kind, transfer, found pooling"):
-        measure(StudyOptions(kind="pooling", resume=done, run=OPTIONS))
 
 
 @pytest.mark.parametrize(

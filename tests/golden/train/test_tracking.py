@@ -11,7 +11,7 @@ import torch
 
 from tests.training.test_loop import TEST, same, state, trained
 from tests.training.tiny import tiny_model, tiny_recipe
-from vitlens.analysis.heads.statistics import statistics
+from vitlens import statistics
 from vitlens.cli.main import run
 from vitlens.commands.run import tracking as module
 from vitlens.commands.run.tracking import (

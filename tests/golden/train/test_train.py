@@ -28,10 +28,8 @@ def tiny(out: Path, **changes: object) -> Path | None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    assert tiny(folder) == folder / "report.md"
-    return folder
+def trained(golden) -> Path:
+    return golden("train").folder
 
 
 def results(folder: Path) -> dict:
@@ -39,7 +37,7 @@ def results(folder: Path) -> dict:
 
 
 def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained):
-    from vitlens.data.catalogue import load_data
+    from vitlens import load_data
 
     files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     figures = {f"figures/{name}.png" for name in ("training", "loss", "confusion", "first_batch")}
@@ -73,12 +71,6 @@ def test_metrics_are_those_of_the_epochs(trained):
     gap = round(lines[-1]["train_accuracy"] * 40) / 40 - metrics["accuracy"]
     assert metrics["generalisation_gap"] == pytest.approx(100 * gap)
     assert metrics["training_seconds"] >= lines[-1]["seconds"]
-
-
-def test_the_report_is_written_again_from_the_folder_alone(trained):
-    before = (trained / "report.md").read_text()
-    (trained / "report.md").unlink()
-    assert report(trained).read_text() == before
 
 
 def test_the_first_batch_is_drawn_where_images_are_augmented(tmp_path):

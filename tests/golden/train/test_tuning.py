@@ -9,24 +9,15 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.making import untrained
 from tests.kit.training_runs import stop_at, train
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder, report
 from vitlens.commands.train.options import Tuning
 from vitlens.errors import InputError
-from vitlens.models.loading import untrained
-from vitlens.models.saved import save
 
 OPTIONS = RunOptions(device="cpu", limit=40, batch_size=10, quiet=True)
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
-
-
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model of three other classes."""
-    folder = tmp_path_factory.mktemp("models") / "learned"
-    save(untrained("vit-mini", classes=("x", "y", "z"), seed=3, overrides=SHAPE), folder / "model.safetensors")
-    return folder
 
 
 def tuned(learned: Path, out: Path, tuning: Tuning = Tuning(), **settings: object) -> Path:  # noqa: B008  frozen
@@ -112,8 +103,8 @@ def test_a_folder_without_parts_is_divided_and_stays_so(tmp_path):
     """A timm model that was trained here is not tested on what it was trained on."""
     from PIL import Image
 
+    from tests.kit.making import digits
     from vitlens.commands.run.load import load_split
-    from vitlens.data.digits import digits
 
     for batch in digits("test").limit(20).batches(1):
         place = tmp_path / "pictures" / "ab"[int(batch.labels[0]) // 5]
@@ -145,8 +136,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(learned, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def compared(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tuned(learned, tmp_path_factory.mktemp("runs") / "both", Tuning(compare=True))
+def compared(golden) -> Path:
+    return golden("train frozen and full").folder
 
 
 def test_frozen_against_full(compared, learned):
@@ -173,7 +164,6 @@ def test_frozen_against_full(compared, learned):
         assert row.epochs == (first and first.epochs)
     text = (compared / "report.md").read_text()
     assert "](figures/compared.png)" in text
-    assert report(compared).read_text() == text
 
 
 def test_overwriting_a_comparison_trains_both_anew(learned, compared, tmp_path, monkeypatch):

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from tests.kit.pages import record
 from vitlens.recorded import ModelEntry
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
-from vitlens.report.markdown import figures_shown, markdown
-from vitlens.report.terminal import summary_lines
+from vitlens.report.markdown import figures_shown, markdown, summary_lines
 from vitlens.uncertainty import Estimate
 
 EMPTY = Document("Evaluate m", (), FirstPage(()))

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from tests.kit.making import digits
+from vitlens import load
 from vitlens.commands.run.load import load_split, scenes_of_digits
 from vitlens.commands.run.options import RunOptions
-from vitlens.data.digits import digits
-from vitlens.models.loading import load
 
 
 @pytest.mark.parametrize(("count", "rounds"), [(500, 2), (950, 3)])

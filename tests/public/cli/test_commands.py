@@ -1,15 +1,20 @@
 """What is typed is what the run gets."""
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from vitlens.cli.main import run
 from vitlens.cli.words import one_option_per_image
+from vitlens.commands.attack.options import AttackOptions
+from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.rollout.options import RolloutOptions
+from vitlens.commands.run.flags import typed
 from vitlens.commands.run.options import ModelOptions, RunOptions
-from vitlens.commands.train.options import TeacherOptions, Tuning
+from vitlens.commands.train.options import RecipeChanges, TeacherOptions, TrainOptions, Tuning
 
 
 def test_defaults_of_the_command_line_are_those_of_the_options(stand_in):
@@ -94,6 +99,27 @@ def test_the_command_line_can_be_typed_again(stand_in):
     run(["predict", "m", "--images", "a cat.jpg"])
     [((options,), _)] = calls
     assert options.run.command == "vitlens predict m --images 'a cat.jpg'"
+
+
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("explain", ExplainOptions(
+            ("a=b c", "d"), images=("x y", "z"), method=("rollout",), counterfactuals=False,
+            model_options=ModelOptions(image_size=(32, 64)), run=RunOptions(limit=3),
+        )),
+        ("attack", AttackOptions(
+            ("a",), "digits", single_epsilons={"low-frequency": 8.0}, attacks=("pgd", "low-frequency"), steps=3,
+        )),
+        ("train", TrainOptions("vit-micro", recipe=RecipeChanges(settings=("mixup=0.8", "flip=False")))),
+    ],
+)  # fmt: skip
+def test_options_as_they_are_typed_are_these_options(word, options, stand_in):
+    calls = stand_in(word)
+    line = " ".join((word, *typed(options)))
+    assert run(shlex.split(line)) == 0
+    [((found,), _)] = calls
+    assert found == replace(options, run=replace(options.run, command=f"vitlens {line}"))
 
 
 def test_predict_prints_the_rows_it_gets(stand_in, capsys):

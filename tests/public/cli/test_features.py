@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
+from vitlens import features
 from vitlens.analysis.features.embedding import embed
-from vitlens.analysis.features.features import features
 from vitlens.analysis.features.knn import knn
 from vitlens.cli.main import run
 from vitlens.commands.features.options import FeaturesOptions

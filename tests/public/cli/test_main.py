@@ -115,3 +115,29 @@ def test_a_closed_pipe_is_no_traceback():
     line = f"{sys.executable} -c 'from vitlens.cli.main import run; run([\"--help\"])' | head -n 1"
     shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize("word", [word for word, each in COMMANDS.items() if each.reports and not each.serves])
+def test_a_requirement_of_no_metric_is_refused_before_anything_is_loaded(word, capsys):
+    example = COMMANDS[word].example.split()[1:]
+    assert "found 'nonsense'" in fails(" ".join([*example, "--at-least", "nonsense=1"]), capsys, 2)
+
+
+@pytest.mark.parametrize("word", ["stats", "study", "audit"])
+def test_a_mistyped_statistic_is_answered_with_the_near_one(word, capsys):
+    assert "entropy" in fails(f"{word} no-such-model --at-least entrpy=1", capsys, 2)
+
+
+@pytest.mark.parametrize(
+    ("word", "metrics"),
+    [
+        ("stats", ["entropy", "normalised_entropy/vit-digits", "distance/L0.H1", "heads_changed/a/b"]),
+        ("study", ["accuracy", "entropy", "rank_correlation/patch"]),
+        ("audit", ["accuracy/vit-digits", "calibration_error", "entropy"]),
+        ("ablate", ["rank_correlation/first-order"]),
+    ],
+)
+def test_a_requirement_of_a_metric_is_taken(word, metrics, capsys):
+    """The next thing is then the model, which there is none of."""
+    asked = " ".join(f"--at-least {metric}=1" for metric in metrics)
+    assert "no-such-model" in fails(f"{word} no-such-model {asked}", capsys, 2)

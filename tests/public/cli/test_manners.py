@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from vitlens import load
 from vitlens.cli.main import run
 from vitlens.cli.terminal import replace_unencodable
 from vitlens.data import folder as folders
 from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.models.loading import load
 
 LONG = "a" * 300
 PROGRAM = """

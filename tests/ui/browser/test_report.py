@@ -2,12 +2,14 @@
 the explorer says can be checked."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.kit.pages import COLUMNS, ROWS, TOKENS, next_patch_weights
+from tests.kit.pages import COLUMNS, ROWS, TOKENS, document, next_patch_weights, written
 from tests.ui.browser.conftest import Opened
+from vitlens.report.document import FirstPage, Sentence
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import explorer_fragment
 
@@ -17,6 +19,19 @@ def test_the_head_that_matters_most_is_shown_first(opened):
         opened.words() == "L2.H0 · next patch · importance 0.3 nats: where CLS looks; greatest at row 0, column 3: 0.75"
     )
     assert opened.tab.locator(".ex-shares").inner_text().split("\n") == ["CLS 25.0 %", "all patches 75.0 %"]
+
+
+def test_a_head_that_a_sentence_names_is_shown_first_and_linked(browser, tmp_path):
+    said = ("**L1.H0** of **tiny** matters.", "**L0.H1** of **tiny** does not.", "Of another: **L2.H1**.")
+    file = tmp_path / "report.html"
+    content = replace(document(), first=FirstPage(tuple(map(Sentence, said))))
+    file.write_text(written(tmp_path, content), "utf-8")
+    page = Opened(browser, file)
+    assert page.words().startswith("L1.H0")
+    page.tab.get_by_role("link", name="L0.H1").click()
+    assert page.words().startswith("L0.H1")
+    assert page.tab.get_by_role("link", name="L2.H1").count() == 0
+    page.context.close()
 
 
 def test_how_exact_the_weights_are_is_said_where_they_are_not(opened, browser, tmp_path):

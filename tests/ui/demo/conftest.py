@@ -17,8 +17,6 @@ from tests.ui.browser.conftest import browser
 
 __all__ = ["browser"]
 
-WITHOUT = [name for name in ("gradio", "plotly") if find_spec(name) is None]
-
 
 @dataclass(frozen=True)
 class Served:
@@ -31,8 +29,8 @@ class Served:
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    if WITHOUT:
-        pytest.skip(f"needs {' and '.join(WITHOUT)}: pip install 'vitlens[demo]'")
+    if find_spec("gradio") is None:
+        pytest.skip("needs gradio: pip install 'vitlens[demo]'")
     with tempfile.TemporaryDirectory() as folder:
         yield from serve(Path(folder), "vit-digits", "cnn-digits")
 
@@ -75,7 +73,7 @@ class Visitor:
             ),
         )
         self.tab.goto(address)
-        self.tab.wait_for_selector("#look-top table")
+        self.shows("look", "predicts")
 
     def open(self, name: str) -> None:
         self.tab.get_by_role("tab", name=name, exact=True).first.click()
@@ -85,6 +83,16 @@ class Visitor:
         found = self.tab.locator(selector)
         found.filter(has_text=text).wait_for()
         return str(found.inner_text())
+
+    def report(self, name: str) -> Any:
+        """The body of the report that a tab shows, in its frame."""
+        return self.tab.frame_locator(f'[id="{name}-result"] iframe').locator("body")
+
+    def shows(self, name: str, text: str) -> str:
+        """The words of the report that a tab shows, once they hold this text."""
+        body = self.report(name)
+        body.filter(has_text=text).wait_for()
+        return str(body.inner_text())
 
     def upload(self, path: Path) -> None:
         self.tab.locator("#upload input[type=file]").set_input_files(str(path))

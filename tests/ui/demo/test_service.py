@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitlens
@@ -20,19 +21,17 @@ from vitlens.commands.run.progress import progress
 from vitlens.data.decode import quiet_pillow
 from vitlens.deadline import TooLongError, deadline, require_time
 from vitlens.demo import measure
-from vitlens.demo.limits import UPLOAD_BYTES
-from vitlens.demo.pictures import read_upload
+from vitlens.demo.pictures import UPLOAD_BYTES, read_upload
 from vitlens.demo.pool import BusyError, OutdatedError, Pool
-from vitlens.demo.site import Export, Newest, words_of
-from vitlens.demo.tabs import look
-from vitlens.demo.tabs.report import exported, forget, place_of, token_of
+from vitlens.demo.site import DemoSite, Newest, forget, token_of, words_of, written
+from vitlens.demo.tabs import write_look
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.models.model import Model
 
 VIT, CNN = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
 
 
-def test_a_model_answers_one_request_at_a_time():
+def test_one_request_is_answered_at_a_time():
     pool, inside, most = Pool((VIT,)), [], []
 
     def ask() -> None:
@@ -48,24 +47,6 @@ def test_a_model_answers_one_request_at_a_time():
     for thread in threads:
         thread.join()
     assert most == [1] * 6
-
-
-def test_two_requests_of_two_models_in_either_order_do_not_wait_for_each_other_forever():
-    pool, done = Pool((VIT, CNN), waiting=5.0), []
-
-    def ask(*aliases: str) -> None:
-        for _ in range(50):
-            with pool.turn(*aliases) as models:
-                assert tuple(model.alias for model in models) == aliases
-        done.append(aliases)
-
-    orders = (("vit-digits", "cnn-digits"), ("cnn-digits", "vit-digits"), ("cnn-digits", "cnn-digits"))
-    threads = [threading.Thread(target=ask, args=order) for order in orders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert sorted(done) == sorted(orders)
 
 
 def test_a_request_waits_for_a_limited_time_and_a_failed_one_lets_the_next_in():
@@ -88,12 +69,12 @@ def hooks_of(model: Model) -> list[object]:
 def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_was(model):
     picture, pool = picture_of((VIT, CNN)), Pool((VIT, CNN))
     images = picture.images(model)
-    before = look.look_at(model, picture)
+    before = vitlens.explain(model, images, method="saliency")
     with (
         pytest.raises(TooLongError, match=r"expected an answer within 0 s"),
         replace(pool, running=0.0).turn(model.alias),
     ):
-        look.look_at(model, picture)
+        vitlens.explain(model, images, method="saliency")
     slow = model.module.register_forward_pre_hook(lambda *_: time.sleep(0.05))
     started = time.monotonic()
     with pytest.raises(TooLongError, match="found that it takes longer"), replace(pool, running=0.2).turn(model.alias):
@@ -102,17 +83,16 @@ def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_
     slow.remove()
     assert hooks_of(model) == []
     assert not model.training
-    with pool.turn(model.alias) as (served,):  # the next visitor
-        after = look.look_at(served, picture)
-    assert after.classes == before.classes
-    assert np.array_equal(after.values, before.values)
+    with pool.turn(model.alias) as served:  # the next visitor
+        after = vitlens.explain(served, images, method="saliency")
+    assert torch.equal(after, before)
     assert hooks_of(model) == []
 
 
 def test_a_report_that_takes_too_long_is_stopped_and_nothing_of_it_is_left(tmp_path):
     picture, pool = picture_of((VIT,)), Pool((VIT,), running=0.0)
-    with pytest.raises(TooLongError), pool.turn("vit-digits") as models, place_of(tmp_path, "one", "look") as place:
-        exported(Export((), look.write_look), models, picture, place[0], name=place[1])
+    with pytest.raises(TooLongError), pool.turn("vit-digits") as model:
+        written(DemoSite(pool, (), tmp_path), model, picture, write_look, session="one", word="look")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -211,28 +191,37 @@ def test_an_animation_is_its_first_frame_and_says_so(tmp_path):
     assert picture.pixels["vit-digits"][0, :, 5, 5].tolist() == [255, 0, 0]
 
 
-def test_a_sessions_reports_are_replaced_and_forgotten(tmp_path):
-    root, cache = tmp_path / "exports", tmp_path / "cache"
-    for _ in range(2):
-        with place_of(root, "one", "look") as (place, name):
-            assert not list(place.iterdir())
-            (place / f"{name}.zip").write_text("a")
-            (cache / "hash").mkdir(parents=True, exist_ok=True)
-            (cache / "hash" / f"{name}.zip").write_text("a")
-    with place_of(root, "two", "look") as (place, name):
-        (place / f"{name}.zip").write_text("b")
+def test_a_sessions_reports_are_forgotten_and_of_many_the_latest_are_kept(tmp_path):
+    site, cache = DemoSite(Pool((VIT,)), (), tmp_path / "reports"), tmp_path / "cache"
+    picture = picture_of((VIT,))
+
+    def made(session: str) -> Path:
+        def write(job):
+            job.run.out.mkdir()
+            (job.run.out / "report.html").write_text("a")
+
+        page = written(site, VIT, picture, write, session=session, word="look")
+        assert page.is_file()
+        assert page.with_suffix(".zip").is_file()
+        (cache / "hash").mkdir(parents=True, exist_ok=True)
+        (cache / "hash" / page.name).write_text("a")
+        return page
+
+    pages = [made("one") for _ in range(40)]
+    assert 1 < sum(page.is_file() for page in pages) < 30
+    assert pages[-1].is_file()
+    other = made("two")
     with pytest.raises(RuntimeError, match="broken"):
-        fail(root)
-    forget(root, cache, "one")
-    assert [path.name for path in root.rglob("*.*")] == [f"vitlens-look-{token_of('two')}.zip"]
-    assert not list(cache.rglob("*.zip"))
-    assert not list(root.rglob("*explain*"))
+        written(site, VIT, picture, fail, session="two", word="explain")
+    forget(site.place, cache, "one")
+    left = {f"vitlens-look-{token_of('two')}.{form}" for form in ("html", "zip")}
+    assert {path.name for path in site.place.rglob("*.*")} == left
+    assert [path.name for path in cache.rglob("*.html")] == [other.name]
 
 
-def fail(root: Path) -> None:
-    with place_of(root, "two", "explain") as (place, name):
-        (place / name).mkdir()
-        raise RuntimeError("broken")
+def fail(job) -> None:
+    job.run.out.mkdir()
+    raise RuntimeError("broken")
 
 
 def test_an_error_is_one_line_and_an_unexpected_one_tells_no_path():
@@ -241,16 +230,14 @@ def test_an_error_is_one_line_and_an_unexpected_one_tells_no_path():
     assert "memory" in words_of(MemoryError())
 
 
-@pytest.mark.parametrize(("missing", "found"), [("gradio", None), ("gradio", "5.9.0"), ("plotly", "6.31.0")])
-def test_without_the_extra_one_line_says_what_to_type(missing, found, monkeypatch, capsys):
+@pytest.mark.parametrize("found", [None, "5.9.0"])
+def test_without_the_extra_one_line_says_what_to_type(found, monkeypatch, capsys):
     def version(name: str) -> str:
         if found is None:
             raise metadata.PackageNotFoundError(name)
         return found
 
     monkeypatch.setattr(measure, "version", version)
-    lacks = missing if found != "5.9.0" else ""
-    monkeypatch.setattr(measure, "find_spec", lambda name: None if name == lacks else object())
     assert run(["demo", "vit-digits", "--no-browser"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
@@ -261,6 +248,6 @@ def test_without_the_extra_one_line_says_what_to_type(missing, found, monkeypatc
 def test_the_extra_is_asked_for_before_torch_is_imported():
     program = (
         "import sys\nfrom vitlens.demo import options\nfrom vitlens.commands.registry import COMMANDS\n"
-        "COMMANDS['demo'].options\nassert not {'torch', 'gradio', 'plotly'} & set(sys.modules)"
+        "COMMANDS['demo'].options\nassert not {'torch', 'gradio'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

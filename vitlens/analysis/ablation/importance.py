@@ -13,7 +13,7 @@ from vitlens.analysis.answers.paired import intervals, sign_flips
 from vitlens.errors import InputError
 from vitlens.names import Replacement, UnitKind
 from vitlens.summary import HeadBoard, Line, Summary
-from vitlens.uncertainty import DRAWS, holm
+from vitlens.uncertainty import DRAWS, Estimate, finite, holm
 
 LEVEL = 0.05  # of the tests, after Holm's correction
 
@@ -33,6 +33,11 @@ class MeanChange:
     high: PerUnit
     p: PerUnit
     p_holm: PerUnit
+
+    def estimate(self, index: int, n: int, unit: str) -> Estimate:
+        """The mean change of one unit over n images; without an interval where it is not defined."""
+        low, high = finite(self.low[index]), finite(self.high[index])
+        return Estimate(float(self.mean[index]), *((None, None) if None in (low, high) else (low, high)), n, unit)
 
 
 @dataclass(frozen=True, repr=False)

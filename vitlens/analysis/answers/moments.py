@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitlens.uncertainty import Estimate
+
 Key = tuple[str, int]  # statistic, layer
 _MEMBERS: Final[Key] = ("", 0)
 
@@ -61,6 +63,13 @@ class Moments:
 
         factor = float(stats.t.ppf(0.975, self.independent - 1)) if self.independent > 1 else float("nan")
         return factor * self._error(key)
+
+    def estimate(self, key: Key, index: int, unit: str) -> Estimate:
+        """The mean over images of one number with its 95 % interval; without one for a single image."""
+        value, half = float(self.mean(key)[index]), float(self.half_width(key)[index])
+        if not np.isfinite(half):
+            return Estimate(value, n=self.count, unit=unit)
+        return Estimate(value, value - half, value + half, self.count, unit)
 
     @property
     def independent(self) -> int:

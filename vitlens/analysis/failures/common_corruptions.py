@@ -14,13 +14,12 @@ from jaxtyping import Bool, Int
 from PIL import Image
 from torch import Tensor
 
-from vitlens.analysis.answers.classes import reading
-from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size, require_labels
+from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.answers.paired import resampled_means
 from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.failures.disturbed import correct_after
 from vitlens.data.draws import uniform
 from vitlens.data.split import Split
-from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
 from vitlens.references import resolved
@@ -162,22 +161,9 @@ def on_corrupted(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Bool[Tensor, "batch kinds severities"]:
-    """Which images are classified correctly under each corruption at each severity.
-
-    keys: (n,), one per image, which seeds its random numbers, so that all models and processes have the same
-    pixels. Images are corrupted at the split's own size. advance: called with the number of passes over an image just
-    done. Raises DataError without labels, InputError when the classes do not match.
-    """
-    truth = require_labels(split).cpu()
-    read = reading(model.classes, split.classes).read
-    size = batch_size or fitting_batch_size(model)
-    right = torch.zeros(len(split), len(CORRUPTIONS), len(SEVERITIES), dtype=torch.bool)
-    with torch.inference_mode(), evaluating(model), autocast(model.device, precision):
-        for batch in split.batches(size, device=model.device):
-            for row, kind in enumerate(CORRUPTIONS):
-                for severity in SEVERITIES:
-                    changed = corrupted(batch.images, kind, severity, keys[batch.indices])
-                    answers = read(model(changed)).argmax(-1).cpu()
-                    right[batch.indices, row, severity - 1] = answers == truth[batch.indices]
-                advance(len(batch.images) * len(SEVERITIES))
-    return right
+    """Which images are classified correctly under each corruption at each severity; as `correct_after`."""
+    changes = [(resolved(known.function), level) for known in CORRUPTIONS.values() for level in known.strengths]
+    right = correct_after(
+        model, split, changes, keys=keys, batch_size=batch_size, precision=precision, advance=advance
+    )  # fmt: skip
+    return right.view(len(CORRUPTIONS), len(SEVERITIES), len(split)).permute(2, 0, 1).contiguous()

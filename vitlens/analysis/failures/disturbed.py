@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import reading
@@ -28,6 +28,7 @@ from vitlens.uncertainty import Estimate
 Keys = Int[Tensor, " batch"]
 
 KINDS = tuple(DISTURBANCES)
+Change = Callable[[Images, float, Keys], Tensor]
 
 
 def without_fine_detail(images: Images, cutoff: float, _keys: Keys) -> Images:
@@ -89,6 +90,36 @@ def _joined(tiles: Tensor, images: Images) -> Images:
     return laid
 
 
+def correct_after(
+    model: Model,
+    split: Split,
+    changes: Sequence[tuple[Change, float]],
+    *,
+    keys: Keys,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    advance: Callable[[int], object] = lambda _: None,
+) -> Bool[Tensor, "changes batch"]:
+    """Which images are classified correctly after each change, called as function(images, level, keys), in [0, 1].
+
+    keys: (n,), one per image, which seeds its random numbers, so that all models and processes have the same pixels.
+    Images are changed at the split's own size, before the model resizes them. advance: called with the number of passes
+    over an image just done. Raises DataError without labels, InputError when the classes do not match.
+    """
+    truth = require_labels(split).cpu()
+    read = reading(model.classes, split.classes).read
+    size = batch_size or fitting_batch_size(model)
+    right = torch.zeros(len(changes), len(split), dtype=torch.bool)
+    with torch.inference_mode(), evaluating(model), autocast(model.device, precision):
+        for batch in split.batches(size, device=model.device):
+            own = batch.indices.cpu()
+            for row, (change, level) in enumerate(changes):
+                predicted = read(model(change(batch.images, level, keys[own]).clamp(0, 1))).argmax(-1).cpu()
+                right[row, own] = predicted == truth[own]
+                advance(len(own))
+    return right
+
+
 @dataclass(frozen=True)
 class DisturbedOutcomes:
     """A model's correct predictions under one disturbance.
@@ -119,35 +150,18 @@ def robustness(
 ) -> tuple[DisturbedOutcomes, ...]:
     """The model on a labelled split under each of these disturbances, at each of their levels.
 
-    Images are changed at the split's own size, before the model resizes them, with their index in the split as key, so
-    that two models have the same pixels. advance: called with the number of passes over an image just done. Raises
-    UnknownNameError for an unknown kind, DataError without labels, InputError when the classes do not match.
+    Images have their index in the split as key. Raises UnknownNameError for an unknown kind, and as `correct_after`.
     """
     for kind in kinds:
         if kind not in DISTURBANCES:
             raise UnknownNameError("disturbance", kind, KINDS)
-    truth = require_labels(split)
-    read = reading(model.classes, split.classes).read
-    size = batch_size or fitting_batch_size(model)
-    cases = [(kind, level) for kind in kinds for level in DISTURBANCES[kind].levels(split.size)]
-    right = torch.zeros(len(cases), len(split), dtype=torch.bool)
-    with torch.inference_mode(), evaluating(model), autocast(model.device, precision):
-        for batch in split.batches(size, device=model.device):
-            keys = batch.indices + (seed << 20)
-            for row, (kind, level) in enumerate(cases):
-                changed = resolved(DISTURBANCES[kind].function)(batch.images, level, keys)
-                answers = read(model(changed)).argmax(-1).cpu()
-                right[row, batch.indices] = answers == truth[batch.indices].cpu()
-                advance(len(batch.images))
-    return tuple(
-        DisturbedOutcomes(
-            kind,
-            tuple(level for other, level in cases if other == kind),
-            right[[row for row, (other, _) in enumerate(cases) if other == kind]].clone(),
-            split.groups,
-        )
-        for kind in kinds
-    )
+    levels = [DISTURBANCES[kind].levels(split.size) for kind in kinds]
+    changes = [(resolved(DISTURBANCES[kind].function), level) for kind, own in zip(kinds, levels) for level in own]
+    right = correct_after(
+        model, split, changes, keys=torch.arange(len(split)) + (seed << 20), batch_size=batch_size,
+        precision=precision, advance=advance,
+    ).split([len(own) for own in levels])  # fmt: skip
+    return tuple(DisturbedOutcomes(*each, split.groups) for each in zip(kinds, levels, right))
 
 
 def passes(split: Split, *, kinds: Sequence[str] = KINDS) -> int:

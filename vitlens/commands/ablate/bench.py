@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Unit
-from vitlens.analysis.ablation.importance import Importance, MeanChange
+from vitlens.analysis.ablation.importance import Importance
 from vitlens.analysis.ablation.joint import BatchOutcomes
 from vitlens.analysis.ablation.replacements import MeanOutputs, means_of, other_images
 from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
@@ -25,7 +26,7 @@ from vitlens.analysis.patching.patching import patch_parts
 from vitlens.archives import Form
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
-from vitlens.commands.run.progress import ProgressStore, progress
+from vitlens.commands.run.progress import ProgressStore
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.unseen import copy_training_images
 from vitlens.data.catalogue import load_images
@@ -34,7 +35,7 @@ from vitlens.models.model import Model
 from vitlens.models.rebuilding.pruning import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.names import Replacement
-from vitlens.uncertainty import Estimate, wilson
+from vitlens.uncertainty import Estimate, finite, wilson
 
 IMAGES: Final = 64  # on which heads are labelled, of the lens and the contributions, at most; the pair is one of them
 _TRIED: Final = 8  # images that are corrupted in search of one whose prediction changes
@@ -63,7 +64,6 @@ class Bench:
     labels: Tensor
     units: tuple[Unit, ...]
     store: ProgressStore
-    means: MeanOutputs | None = None
 
     @property
     def heads(self) -> tuple[Unit, ...]:
@@ -104,14 +104,15 @@ class Bench:
                 (donors, *_), *_ = self.run.split.pick(others[positions]).batches(len(positions), device=device)
             yield LabelledBatch(batch.images, self.labels[positions].to(device), int(batch.indices[0]), donors)
 
-    def with_means(self) -> "Bench":
-        """The same with the mean outputs, where they are needed; without, one batch holds all images, whose clean pass
-        gives them."""
+    @cached_property
+    def means(self) -> MeanOutputs | None:
+        """The mean outputs, where they are needed; None where one batch holds all images, whose clean pass gives
+        them."""
         options, processes = self.run.options, self.run.processes
         one_batch = processes.count == 1 and len(self.run.split) <= self.batch_size and not options.curves
         if "mean" not in options.replace or (one_batch and not options.pairs):
-            return self
-        with progress("Mean outputs", len(self.run.split), quiet=self.run.run.quiet) as advance:
+            return None
+        with self.run.progress("Mean outputs", len(self.run.split)) as advance:
 
             def images() -> Iterator[Tensor]:
                 for batch in self.batches():
@@ -120,26 +121,20 @@ class Bench:
 
             means = means_of(self.run.model, images())
         means.join(processes.total)
-        return replace(self, means=means)
+        return means
 
     def rounds(
         self, what: str, removals: int, indices: Tensor | None = None
     ) -> Iterator[tuple[LabelledBatch, dict[str, Any]]]:
         """`batches` with progress, each with what every measurement takes; removals: done on each image."""
-        total = removals * len(self.share(indices))
-        with progress(what, total, unit="removals", quiet=self.run.run.quiet) as advance:
+        common = {"means": self.means, "seed": self.run.run.seed}
+        with self.run.progress(what, removals * len(self.share(indices)), "removals") as advance:
             for batch in self.batches(indices):
 
                 def done(removed: int, images: int = len(batch.images)) -> None:
                     advance(removed * images)
 
-                common = {
-                    "means": self.means,
-                    "donors": batch.donors,
-                    "seed": self.run.run.seed,
-                    "offset": batch.offset,
-                }
-                yield batch, {**common, "advance": done}
+                yield batch, {**common, "donors": batch.donors, "offset": batch.offset, "advance": done}
 
 
 @dataclass(frozen=True)
@@ -170,18 +165,6 @@ class BatchMemory:
     def _key(self, sets: Sequence[tuple[Unit, ...]]) -> str:
         names = ",".join("+".join(unit.name for unit in each) for each in sets)
         return f"{self.key}-{hashlib.sha256(names.encode()).hexdigest()[:16]}"
-
-
-def finite(value: Tensor | float) -> float | None:
-    """A number for a row: None for NaN and infinities."""
-    number = float(value)
-    return number if np.isfinite(number) else None
-
-
-def estimate_of(change: MeanChange, index: int, n: int, unit: str) -> Estimate:
-    """One mean change with its interval; without one where it is not defined."""
-    low, high = finite(change.low[index]), finite(change.high[index])
-    return Estimate(float(change.mean[index]), *((low, high) if None not in (low, high) else (None, None)), n, unit)
 
 
 def name_of(unit: Unit) -> str:

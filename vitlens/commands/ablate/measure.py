@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,16 +21,14 @@ from vitlens.analysis.ablation.pairs import Pairs, Redundancy, RedundancyStream,
 from vitlens.analysis.ablation.replacements import replacement_for, replacement_note
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.commands.ablate import record as rows
-from vitlens.commands.ablate.bench import BatchMemory, Bench, estimate_of, finite, head_labels, inside, name_of, pruned
+from vitlens.commands.ablate.bench import BatchMemory, Bench, head_labels, inside, name_of, pruned
 from vitlens.commands.ablate.options import AblateOptions
-from vitlens.commands.ablate.record import FIRST_ORDER, AblateRecord, UnitRow, fewest_images, judged, smallest_effect
-from vitlens.commands.run.progress import progress
 from vitlens.commands.run.resume import batch_digest, resumable
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.devices import autocast
 from vitlens.names import Replacement
-from vitlens.uncertainty import Estimate, bootstrap_mean
+from vitlens.uncertainty import Estimate, bootstrap_mean, finite
 
 POINTS: Final = 9  # of a removal curve
 REMOVAL_IMAGES: Final = 256  # images of curves and of pairs, at most: every point costs most of a forward pass
@@ -47,17 +45,6 @@ class UnitEffects:
     effects: Effects
     first_order: Tensor
     importance: Importance
-
-
-@dataclass(frozen=True)
-class Removal:
-    """Heads removed in order: the points of the curves; removable: the share of heads that can be removed at a cost of
-    one point of accuracy, None where the accuracy without any head is not shown to be lower; greedy: the forward passes
-    an image of --greedy."""
-
-    curves: tuple[rows.RemovalRow, ...] = ()
-    removable: Estimate | None = None
-    greedy: float | None = None
 
 
 Measured = Mapping[Replacement, UnitEffects]  # the main replacement first
@@ -84,16 +71,15 @@ def measure(options: AblateOptions) -> Path | None:
     with resumable(run, "Ablation of", options.resume, **settings) as (writing, store):
         bench = Bench(run, labels, units, store)
         with autocast(run.model.device, run.run.precision):
-            bench = bench.with_means()
             measured = {name: _unit_effects(bench, name) for name in options.replace}
             main, several = measured[bench.replacement], len(bench.heads) > 1
             ranked = several and main.importance.is_ranked("head")  # without a ranking there is no order of removal
-            removal = _heads_in_order(bench, main) if options.curves and ranked else Removal()
+            removal = _heads_in_order(bench, main) if options.curves and ranked else {}
             redundancy = _head_redundancy(bench) if options.pairs and several else None
             pairs, remark = _heads_in_pairs(bench, main.importance, redundancy) if redundancy else ((), "")
             known = head_labels(bench) if run.first and bench.heads else {}
 
-        def record() -> AblateRecord:
+        def record() -> rows.AblateRecord:
             assert writing.folder is not None
             saved = options.save or writing.folder.place("pruned")
             cut, small = pruned(bench, main.importance, saved) if options.prune is not None else (None, ())
@@ -107,8 +93,8 @@ def measure(options: AblateOptions) -> Path | None:
                 _model_row(bench, measured, removal, units), parameters_cut=cut, reason=reason, undone=undone,
                 notes=tuple(dict.fromkeys(note for note in notes if note and note != reason)),
             )  # fmt: skip
-            return AblateRecord(
-                ablated=(row,), units=units, curves=removal.curves, pairs=pairs, pruned=small,
+            return rows.AblateRecord(
+                ablated=(row,), units=units, curves=removal.get("curves", ()), pairs=pairs, pruned=small,
                 effects={name: _arrays(each) for name, each in measured.items()},
                 redundancy=similar, **parts,
             )  # fmt: skip
@@ -132,23 +118,23 @@ def _unit_effects(bench: Bench, replacement: Replacement) -> UnitEffects:
     )
 
 
-def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int], str]) -> Iterator[UnitRow]:
+def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int], str]) -> Iterator[rows.UnitRow]:
     """One row for each unit, with its effects and their tests."""
     main = measured[bench.replacement].importance
-    smallest, hidden = smallest_effect(main.clean_loss), _hidden_by_mean(bench, measured)
+    smallest, hidden = rows.smallest_effect(main.clean_loss), _hidden_by_mean(bench, measured)
     for index, unit in enumerate(main.units):
-        losses = {name: estimate_of(each.importance.loss, index, main.n, "nats") for name, each in measured.items()}
+        losses = {name: each.importance.loss.estimate(index, main.n, "nats") for name, each in measured.items()}
         tests = {name: finite(each.importance.loss.p_holm[index]) for name, each in measured.items()}
         looks = len(main.of_kind(unit.kind))
-        shown = {name: judged(losses[name], tests[name], smallest, looks) for name in measured}
+        shown = {name: rows.judged(losses[name], tests[name], smallest, looks) for name in measured}
         others = [name for name in measured if name != bench.replacement]
         change, hidden_p = hidden.get(index, (None, None))
-        yield UnitRow(
+        yield rows.UnitRow(
             model=bench.run.model.alias, unit=name_of(unit), kind=unit.kind, layer=unit.layer, head=unit.head,
             part=unit.kind if unit.head is None else str(unit.head),
             label=None if unit.head is None else labels.get((unit.layer, unit.head)),
             replace=bench.replacement, loss=losses[bench.replacement], p=tests[bench.replacement],
-            accuracy=estimate_of(main.accuracy, index, main.n, "points"),
+            accuracy=main.accuracy.estimate(index, main.n, "points"),
             effect=shown[bench.replacement],
             first_order=None if main.first_order is None else finite(main.first_order[index]),
             other_losses={name: losses[name] for name in others},
@@ -165,24 +151,26 @@ def _hidden_by_mean(bench: Bench, measured: Measured) -> dict[int, tuple[Estimat
     apart = measured["resample"].effects.delta_loss[heads] - measured["mean"].effects.delta_loss[heads]
     (change,) = mean_changes((apart,), families=["head"] * len(heads), groups=bench.groups(), seed=bench.run.run.seed)
     return {
-        index: (estimate_of(change, row, len(bench.run.split), "nats"), finite(change.p_holm[row]))
+        index: (change.estimate(row, len(bench.run.split), "nats"), finite(change.p_holm[row]))
         for row, index in enumerate(heads)
     }
 
 
-def _model_row(bench: Bench, measured: Measured, removal: Removal, units: Sequence[UnitRow]) -> rows.AblatedModelRow:
+def _model_row(
+    bench: Bench, measured: Measured, removal: Mapping[str, Any], units: Sequence[rows.UnitRow]
+) -> rows.AblatedModelRow:
     main, groups, heads = measured[bench.replacement], bench.groups(), [row for row in units if row.kind == "head"]
     own, count = main.importance.of_kind("head"), len(heads)
     forwards = {
         str(name): Estimate(each.importance.forward_equivalents, n=each.importance.n, unit="forwards")
         for name, each in measured.items()
     }
-    if removal.greedy is not None:
-        forwards["greedy"] = Estimate(removal.greedy, unit="forwards")
+    if removal.get("greedy") is not None:
+        forwards["greedy"] = Estimate(removal["greedy"], unit="forwards")
     rhos = {
         str(name): spearman(main.importance.loss.mean[own], each.importance.loss.mean[own])
         for name, each in measured.items() if each is not main
-    } | {FIRST_ORDER: main.importance.rank_correlation}  # fmt: skip
+    } | {rows.FIRST_ORDER: main.importance.rank_correlation}  # fmt: skip
 
     def share(found: list[bool]) -> Estimate:
         return Estimate(sum(found) / count, n=count)
@@ -193,10 +181,10 @@ def _model_row(bench: Bench, measured: Measured, removal: Removal, units: Sequen
         model=bench.run.model.alias, replace=bench.replacement,
         accuracy=accuracy(main.effects.clean_correct, groups=groups, seed=bench.run.run.seed),
         cross_entropy=bootstrap_mean(losses, groups=clusters, seed=bench.run.run.seed, unit="nats"),
-        smallest=smallest_effect(main.importance.clean_loss),
+        smallest=rows.smallest_effect(main.importance.clean_loss),
         matter=share([row.matters for row in heads]) if heads else None, without_effect=share(dead) if dead else None,
         rank_correlation={name: Estimate(rho, n=count, unit="") for name, rho in rhos.items() if np.isfinite(rho)},
-        removable=removal.removable, forwards=forwards,
+        removable=removal.get("removable"), forwards=forwards,
     )  # fmt: skip
 
 
@@ -210,8 +198,10 @@ def _arrays(measured: UnitEffects) -> rows.EffectArrays:
     )  # fmt: skip
 
 
-def _heads_in_order(bench: Bench, measured: UnitEffects) -> Removal:
-    """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other."""
+def _heads_in_order(bench: Bench, measured: UnitEffects) -> dict[str, Any]:
+    """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other: the
+    points of the curves; removable, the share of heads that can be removed at a cost of one point of accuracy, None
+    where the accuracy without any head is not shown to be lower; greedy, the forward passes an image of --greedy."""
     every = torch.arange(len(bench.run.split))
     ranked, tested = (every[0::2], every[1::2]) if len(every) >= 2 * _FEWEST else (every, every)
     tested = tested[:REMOVAL_IMAGES]
@@ -234,9 +224,8 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> Removal:
     )
     groups, least = bench.groups(tested), curves[0]
     matters = removing.removal_matters(least, groups=groups)
-    return Removal(
-        points, removing.share_removable(least, groups=groups, seed=bench.run.run.seed) if matters else None, spent
-    )
+    removable = removing.share_removable(least, groups=groups, seed=bench.run.run.seed) if matters else None
+    return {"curves": points, "removable": removable, "greedy": spent}
 
 
 def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
@@ -249,7 +238,7 @@ def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tup
     yield "least first", order(effects)
     yield "most first", order(effects)[::-1]
     if not estimates[heads].isnan().any():
-        yield FIRST_ORDER, order(estimates)
+        yield rows.FIRST_ORDER, order(estimates)
     for number in range(RANDOM_ORDERS):
         yield f"random {number}", removing.random_order(bench.heads, seed=bench.run.run.seed + number)
 
@@ -259,7 +248,7 @@ def _greedy(bench: Bench, chosen: Tensor) -> tuple[tuple[Unit, ...], float]:
     heads, device = bench.heads, bench.run.model.device
     (batch,) = bench.run.split.pick(chosen).batches(len(chosen), device=device)
     labels, every = bench.labels[chosen].to(device), max(1, len(heads) // RERANKINGS)
-    with progress("Ranking heads again", len(heads), unit="heads", quiet=bench.run.run.quiet) as advance:
+    with bench.run.progress("Ranking heads again", len(heads), "heads") as advance:
         found = greedy_order(
             bench.run.model, batch.images, labels, heads, every=every, replace=bench.replacement, means=bench.means,
             advance=advance,
@@ -276,25 +265,21 @@ def _head_redundancy(bench: Bench) -> Redundancy:
     return stream.result()
 
 
-def _similar(redundancy: Redundancy, images: int, *, most: int) -> list[tuple[Unit, Unit]]:
-    """The pairs of heads with the most similar outputs, which may each do the work of the other; none for so few images
-    that no test of these pairs can be significant."""
-    if images < fewest_images(max(most, 1)):
-        return []
-    above = redundancy.matrix.triu(1).nan_to_num(nan=0.0)
-    order = above.flatten().argsort(descending=True, stable=True)[:most].tolist()
-    places = [divmod(index, len(redundancy.units)) for index in order]
-    return [(redundancy.units[one], redundancy.units[two]) for one, two in places if float(above[one, two]) >= SIMILAR]
-
-
 def _heads_in_pairs(
     bench: Bench, importance: Importance, redundancy: Redundancy
 ) -> tuple[tuple[rows.HeadPairRow, ...], str]:
-    """The most important heads removed in pairs, where heads are ranked, and those of the most similar outputs; and a
+    """The most important heads removed in pairs, where heads are ranked, and those of the most similar outputs, which
+    may each do the work of the other, where there are enough images for a test of these to be significant; and a
     remark."""
     most = bench.run.options.pairs
     top = importance.ranking("head")[: max(2, most)] if importance.is_ranked("head") else ()
-    alike = _similar(redundancy, len(bench.run.split), most=most)
+    similar = redundancy.matrix.triu(1).nan_to_num(nan=0.0)
+    order = similar.flatten().argsort(descending=True, stable=True)[:most].tolist()
+    known = [divmod(index, len(redundancy.units)) for index in order]
+    alike = [
+        (redundancy.units[one], redundancy.units[two]) for one, two in known
+        if float(similar[one, two]) >= SIMILAR and len(bench.run.split) >= rows.fewest_images(max(most, 1))
+    ]  # fmt: skip
     wanted = dict.fromkeys(tuple(sorted(pair, key=bench.heads.index)) for pair in (*combinations(top, 2), *alike))
     if not wanted:
         return (), ""
@@ -313,7 +298,7 @@ def _heads_in_pairs(
             names[one], names[two], f"{names[one]} and {names[two]}",
             "importance" if {units[one], units[two]} <= set(top) else "similarity",
             float(found.alone[one]), float(found.alone[two]), float(found.both[index]),
-            estimate_of(found.change, index, found.n, "nats"), finite(found.change.p_holm[index]),
+            found.change.estimate(index, found.n, "nats"), finite(found.change.p_holm[index]),
             finite(redundancy.matrix[places[units[one]], places[units[two]]]),
         )
         for index, (one, two) in enumerate(pairs)

@@ -4,14 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitlens.commands.run.flags import bundle, choices, option
-from vitlens.commands.run.options import (
-    ModelOptions,
-    RunOptions,
-    data_option,
-    images_option,
-    one_model,
-    predicted_option,
-)
+from vitlens.commands.run.options import ModelOnImages, ModelOptions, RunOptions, predicted_option
 from vitlens.errors import InputError
 from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
 
@@ -19,7 +12,7 @@ _MORE, _PRUNE = "Beyond importance", "Pruning"
 
 
 @dataclass(frozen=True)
-class AblateOptions:
+class AblateOptions(ModelOnImages):
     """What is removed, what replaces its output, and what is measured beyond the importance.
 
     replace: replacements, the first of which figures show (none: the mean, or another one for few images); resume: of
@@ -27,9 +20,6 @@ class AblateOptions:
     its corrupted copy).
     """
 
-    model: str = one_model()
-    data: str | None = data_option()
-    images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
     replace: tuple[Replacement, ...] = choices(
         "--replace", f"What stands in a head's place: {', '.join(REPLACEMENTS)}.", REPLACEMENTS, default=(),

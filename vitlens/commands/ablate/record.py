@@ -114,12 +114,6 @@ class UnitRow:
         """Whether its removal changes the loss significantly."""
         return self.p is not None and self.p <= LEVEL
 
-    @property
-    def losses(self) -> Mapping[Replacement, tuple[Estimate, bool]]:
-        """The rise of the loss with each replacement, the main one first, and whether it is significant."""
-        others = {name: (loss, self.other_p.get(name, 1.0) <= LEVEL) for name, loss in self.other_losses.items()}
-        return {self.replace: (self.loss, self.matters), **others}
-
 
 @dataclass(frozen=True)
 class RemovalRow:
@@ -153,11 +147,6 @@ class HeadPairRow:
     def larger(self) -> float:
         """The larger change of the loss without one of both, nats."""
         return max(abs(self.first_alone), abs(self.second_alone))
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the pair costs more, or less, than the sum."""
-        return self.p is not None and self.p <= LEVEL
 
 
 @dataclass(frozen=True)

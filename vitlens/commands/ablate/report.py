@@ -23,11 +23,32 @@ _FAINTEST: Final = 0.01  # nats, of the full colour: below it differences are ro
 
 
 def claims(record: AblateRecord) -> Iterator[Claim]:
-    """Which units matter, how many heads can be spared, and what single removals hide."""
-    if record.images >= ENOUGH:
-        yield _most_important(record)
-        for part in (_counted, _removable, _redundant, _hidden):
-            yield from part(record)
+    """Which units matter, how many heads can be spared, and what single removals hide. How many heads have an effect,
+    have none, alone and in pairs, or may have one is counted, not judged, as heads back each other up."""
+    if record.images < ENOUGH:
+        return
+    yield _most_important(record)
+    effects, dead, share = [row.effect for row in record.heads], without_effect(record), record.model.removable
+    if effects:
+        yield _claim(
+            record, "heads with an effect",
+            "Removed one at a time, {{ k }} of {{ n }} heads change the loss by more than {{ smallest }}{% if dead %}; "
+            "{{ dead|length }} change it by less, with every replacement and in pairs ({{ dead|names }}){% endif %}"
+            "{% if rest %}; {{ rest }} {{ rest|are }} undecided{% endif %}.",
+            kind="answer", k=effects.count("effect"), dead=dead, rest=effects.count("undecided"),
+        )  # fmt: skip
+    if share is not None and (share.n or 0) >= ENOUGH:
+        says = "{{ share }} of the heads can be removed, the least important first, within {{ one }} point of accuracy."
+        yield _claim(record, "removable heads", says, share, kind="answer", place="curves", share=share, one=1)
+    for row in redundant(record)[:1]:
+        yield _claim(
+            record, "redundant heads",
+            "**{{ row.pair }}** are redundant: the loss changes by at most {{ row.larger|number }} nats without "
+            "either, and rises by {{ row.both|number }} nats without both{% if row.similarity is not none %}; their "
+            "outputs have a linear CKA of {{ row.similarity|number }}{% endif %}.",
+            row.synergy, p=row.p, kind="hidden fault", place="pairs", row=row,
+        )  # fmt: skip
+    yield from _hidden(record)
 
 
 def _claim(
@@ -56,7 +77,7 @@ def redundant(record: AblateRecord) -> list[HeadPairRow]:
     smallest, looks = record.model.smallest.value, len(record.pairs)
     found = [
         row for row in record.pairs
-        if row.is_significant and row.larger <= smallest and above(row.synergy, smallest, looks)
+        if row.p is not None and row.p <= LEVEL and row.larger <= smallest and above(row.synergy, smallest, looks)
     ]  # fmt: skip
     return sorted(found, key=lambda row: -row.synergy.value)
 
@@ -96,38 +117,6 @@ def _most_important(record: AblateRecord) -> Claim:
         lead.loss, p=lead.p, title=f"Of {len(rows)} {word}s of {model}, {lead.unit} matters most", kind="answer",
         reference=record.model.smallest.value, lead=lead, others=found[1:], loses=above(lead.accuracy, 0.0),
     )  # fmt: skip
-
-
-def _counted(record: AblateRecord) -> Iterator[Claim]:
-    """How many heads have an effect, have none, alone and in pairs, or may have one: counted, not judged, as heads back
-    each other up."""
-    effects, dead = [row.effect for row in record.heads], without_effect(record)
-    if effects:
-        yield _claim(
-            record, "heads with an effect",
-            "Removed one at a time, {{ k }} of {{ n }} heads change the loss by more than {{ smallest }}{% if dead %}; "
-            "{{ dead|length }} change it by less, with every replacement and in pairs ({{ dead|names }}){% endif %}"
-            "{% if rest %}; {{ rest }} {{ rest|are }} undecided{% endif %}.",
-            kind="answer", k=effects.count("effect"), dead=dead, rest=effects.count("undecided"),
-        )  # fmt: skip
-
-
-def _removable(record: AblateRecord) -> Iterator[Claim]:
-    share = record.model.removable
-    if share is not None and (share.n or 0) >= ENOUGH:
-        says = "{{ share }} of the heads can be removed, the least important first, within {{ one }} point of accuracy."
-        yield _claim(record, "removable heads", says, share, kind="answer", place="curves", share=share, one=1)
-
-
-def _redundant(record: AblateRecord) -> Iterator[Claim]:
-    for row in redundant(record)[:1]:
-        yield _claim(
-            record, "redundant heads",
-            "**{{ row.pair }}** are redundant: the loss changes by at most {{ row.larger|number }} nats without "
-            "either, and rises by {{ row.both|number }} nats without both{% if row.similarity is not none %}; their "
-            "outputs have a linear CKA of {{ row.similarity|number }}{% endif %}.",
-            row.synergy, p=row.p, kind="hidden fault", place="pairs", row=row,
-        )  # fmt: skip
 
 
 def _hidden(record: AblateRecord) -> Iterator[Claim]:

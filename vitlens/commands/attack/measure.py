@@ -1,7 +1,7 @@
 """Accuracy of models under attack over epsilon and under common corruptions, and the changes inside the models."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,6 @@ from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.sweep import AttackSample, ModelAttack, attack_sample, checked, evenly_spaced, sweep_all
 from vitlens.commands.run.load import load_split
-from vitlens.commands.run.progress import progress
 from vitlens.commands.run.resume import resumable
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
@@ -37,6 +36,7 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 MEASURED: Final = 64  # fooled images whose maps, attention and blocks are compared
 SHOWN: Final = 5  # of them with their maps in the figure
 _DRAWS: Final = 2000  # of a bootstrap: there is one for every block and layer
+_INSIDE: Final = ("agreements", "blocks", "shifts")  # tables of what changes inside the models
 _ALSO: Final = "rollout"  # compared too where the model has attention, as a method that explains no class
 
 
@@ -87,9 +87,8 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
     share = share_of(split, processes)
     keys = torch.arange(processes.index, len(split), processes.count) + (run.run.seed << 20)
     total = len(share) * len(CORRUPTIONS) * len(SEVERITIES)
-    with progress(f"{work.model.alias} on corruptions", total, quiet=run.run.quiet) as advance:
-        size, precision = run.run.batch_size, run.run.precision
-        part = on_corrupted(work.model, share, keys=keys, batch_size=size, precision=precision, advance=advance)
+    with run.progress(f"{work.model.alias} on corruptions", total) as advance:
+        part = on_corrupted(work.model, share, keys=keys, **run.passes, advance=advance)
     return Corrupted(work.model.alias, processes.gathered(part).permute(1, 2, 0).contiguous(), split.groups)
 
 
@@ -105,18 +104,23 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         )
         for work in works for check in checked(work)
     )  # fmt: skip
-    overall = []
+    of_corrupted, overall = {each.alias: each for each in corrupted}, []
     for work, inside, fooled in zip(works, insides, sample.fooled):
-        alias, norm = work.model.alias, sample.attack.norm
+        alias, norm, own = work.model.alias, sample.attack.norm, of_corrupted.get(work.model.alias)
         judged = rows.strongest((row for row in curves if row.model == alias), rows.JUDGED)
         row = rows.AttackedModelRow(
             alias, accuracy(work.clean, groups=work.run.split.groups, seed=seed),
             None if judged is None else judged.accuracy,
             sum((check.model, check.state) == (alias, "failed") for check in checks),
             f"{title_of(sample.attack)} at {rows.epsilon_words(rows.typed_epsilon(sample.epsilon, norm), norm)}",
-            int(fooled.sum()), inside.halfway,
+            int(fooled.sum()), inside.get("halfway"),
         )  # fmt: skip
-        overall.append(replace(row, **_under_corruptions(work, corrupted, baseline)))
+        if own is not None:  # its errors are relative where the baseline makes errors of every kind
+            relative = own.relative_error(of_corrupted[baseline], seed=seed) if len(corrupted) > 1 else None
+            mean, lost = own.mean_error(seed=seed), own.lost(work.clean, seed=seed)
+            row = replace(row, mean_error=mean, lost=lost, baseline=baseline, relative_error=relative)
+        overall.append(row)
+    within: dict[str, Any] = {name: tuple(row for each in insides for row in each.get(name, ())) for name in _INSIDE}
     return rows.AttackRecord(
         overall=tuple(overall),
         curves=curves,
@@ -124,9 +128,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         pairs=tuple(_pair_rows(works)),
         transfer=tuple(_transfer_rows(works, sample)),
         checks=checks,
-        agreements=tuple(row for inside in insides for row in inside.agreements),
-        blocks=tuple(row for inside in insides for row in inside.blocks),
-        shifts=tuple(row for inside in insides for row in inside.shifts),
+        **within,
         corruptions=tuple(
             rows.CorruptionRow(
                 found.alias, name, kind.title, kind.description, severity, kind.strengths[severity - 1],
@@ -142,19 +144,8 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
             )
             for work in works
         },
-        examples={work.model.alias: each.examples for work, each in zip(works, insides) if each.examples},
+        examples={work.model.alias: each["examples"] for work, each in zip(works, insides) if each},
     )  # fmt: skip
-
-
-def _under_corruptions(work: ModelAttack, corrupted: Sequence[Corrupted], baseline: str) -> dict[str, Any]:
-    """Columns of one model; its errors are relative where the baseline makes errors of every kind."""
-    found, seed = {each.alias: each for each in corrupted}, work.run.run.seed
-    own = found.get(work.model.alias)
-    if own is None:
-        return {}
-    relative = own.relative_error(found[baseline], seed=seed) if len(found) > 1 else None
-    mean, lost = own.mean_error(seed=seed), own.lost(work.clean, seed=seed)
-    return {"mean_error": mean, "lost": lost, "baseline": baseline, "relative_error": relative}
 
 
 def title_of(entry: Attack) -> str:
@@ -225,22 +216,12 @@ def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterat
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Inside:
-    """What changes inside one model for images that fool it. halfway: the block from which on its outputs are halfway
-    to those for another image."""
-
-    agreements: tuple[rows.MapAgreementRow, ...] = ()
-    blocks: tuple[rows.BlockDistanceRow, ...] = ()
-    shifts: tuple[rows.AttentionShiftRow, ...] = ()
-    examples: rows.AttackExampleArrays | None = None
-    halfway: Estimate | None = None
-
-
-def _inside(work: ModelAttack, sample: AttackSample, index: int) -> Inside:
+def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, Any]:
+    """What changes inside one model for images that fool it: rows, examples, and halfway, the block from which on its
+    outputs are halfway to those for another image; nothing where there are no such images."""
     places = evenly_spaced(sample.fooled[index].nonzero().flatten(), MEASURED)
     if not len(places) or not work.run.options.inside:
-        return Inside()
+        return {}
     model, seed, size = work.model, work.run.run.seed, work.run.run.batch_size
     clean, changed = sample.clean[places], sample.adversarial[index][places]
     truth, wrong = work.labels[sample.indices[places]], work.logits(changed).argmax(-1)
@@ -262,16 +243,16 @@ def _inside(work: ModelAttack, sample: AttackSample, index: int) -> Inside:
         others["another image"] = clean.roll(len(places) // 2, 0)  # half the sample away, so mostly of another class
     found = cosines(model, clean, {str(kind): images for kind, images in others.items()}, batch_size=size)
     block = halfway_block(found["adversarial"], found["another image"]) if len(places) > 1 else None
-    return Inside(
-        tuple(_agreement_rows(model.alias, pairs, seed)),
-        tuple(
+    return {
+        "agreements": _agreement_rows(model.alias, pairs, seed),
+        "blocks": [
             rows.BlockDistanceRow(model.alias, at, kind, _distance(values, seed))
             for kind in others for at, values in enumerate(found[kind])
-        ),
-        tuple(_shift_rows(work, clean, changed)),
-        _examples(work, sample.indices[places], clean, changed, before, after),
-        None if block is None else Estimate(float(block), n=len(places), unit=""),
-    )  # fmt: skip
+        ],
+        "shifts": _shift_rows(work, clean, changed),
+        "examples": _examples(work, sample.indices[places], clean, changed, before, after),
+        "halfway": None if block is None else Estimate(float(block), n=len(places), unit=""),
+    }  # fmt: skip
 
 
 def _agreement_rows(

@@ -6,28 +6,17 @@ from pathlib import Path
 
 from vitlens.attacks.defaults import COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS, UNIT
 from vitlens.attacks.registry import ATTACKS
-from vitlens.commands.run.flags import bundle, option
-from vitlens.commands.run.options import (
-    ModelOptions,
-    RunOptions,
-    data_option,
-    images_option,
-    predicted_option,
-    several_models,
-)
-from vitlens.commands.run.parsing import amounts, count_or_counts, named_amounts, one_of
+from vitlens.commands.run.flags import bundle, choices, option
+from vitlens.commands.run.options import ModelOptions, ModelsOnImages, RunOptions, predicted_option
+from vitlens.commands.run.parsing import amounts, count_or_counts, named_amounts
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import SelfChecks
 
 _MORE, _PATCH = "Beside the curves", "The patch attack"
 
 
-def _attacks(name: str, text: str) -> tuple[str, ...]:
-    return one_of(name, text, tuple(ATTACKS))
-
-
 @dataclass(frozen=True)
-class AttackOptions:
+class AttackOptions(ModelsOnImages):
     """All models are attacked on the same images.
 
     attacks: names of the registry; single_epsilons: by L∞ attack, in 1/255; steps: for all, or by attack (None: each
@@ -35,11 +24,8 @@ class AttackOptions:
     first model).
     """
 
-    models: tuple[str, ...] = several_models()
-    data: str | None = data_option()
-    images: tuple[str, ...] = images_option()
-    attacks: tuple[str, ...] = option(
-        "--attack", f"Comma-separated: {', '.join(ATTACKS)}.", default=COMMAND_ATTACKS, metavar="LIST", parse=_attacks
+    attacks: tuple[str, ...] = choices(
+        "--attack", f"Comma-separated: {', '.join(ATTACKS)}.", tuple(ATTACKS), default=COMMAND_ATTACKS
     )
     epsilons: tuple[float, ...] = option(
         "--epsilon", "Of L∞ attacks, in 1/255; 0: the clean accuracy.", default=EPSILONS_255, metavar="LIST",

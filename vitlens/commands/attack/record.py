@@ -87,7 +87,7 @@ class AttackCurveRow:
     accuracy: Estimate = col(
         "robust accuracy", better="higher", metric="robust_accuracy/{model}/{attack}/{epsilon:g}", term=_ROBUST
     )
-    at = _IN_WORDS
+    at = at_epsilon = _IN_WORDS
 
     @property
     def panel(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from vitlens.charts import Picture, amplification, images, intervals, lines, mat
 from vitlens.charts.style import shortened
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.record import AXES, JUDGED, AttackCurveRow, AttackRecord, strongest
+from vitlens.commands.shared.comparison import signed
 from vitlens.record import by
 from vitlens.report.claims import SMALLEST, Claim, clear, found
 from vitlens.report.document import State
@@ -59,7 +61,7 @@ def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:
             "({{ sample }}) lower its accuracy to {{ other.accuracy|value }}, its own only to {{ effect }}.",
             own.accuracy, given={"own": own, "other": other, "sample": record.overall[0].sample},
             reference=other.accuracy.value, kind="answer", evidence="intervened", place="transfer",
-            title=say("The gradients of {{ model }} are masked: its robustness is not known", model=model),
+            headline="The gradients of {{ own.shown_to }} are masked: its robustness is not known",
         )  # fmt: skip
 
 
@@ -72,7 +74,7 @@ def _fault(row: rows.AttackCheckRow, share: Estimate) -> Claim:
         "masked gradients", row.model,
         fault + " (self-check {{ check }}): its accuracy under attack is no sign of robustness.",
         share, given={"m": row.model, "check": _in_words(row)}, reference=0.5 if compared else 0.0, kind="answer",
-        title=say(fault + ": its robustness is not known", m=row.model), evidence="intervened", place="curves",
+        headline=fault + ": its robustness is not known", evidence="intervened", place="curves",
     )  # fmt: skip
 
 
@@ -89,43 +91,37 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
     tests = [row for row in record.pairs if (row.first, row.second) == (first, second) and row.attack != "clean"]
     telling = [row for row in tests if informative(record, row)]
     large = [row for row in telling if row.p_holm <= LEVEL and abs(row.difference.value) >= SMALLEST]
-    claim = Claim(
-        "difference under attack", f"{first} and {second}", kind="answer", evidence="intervened", place="curves"
+    known: dict[str, Any] = {"first": first, "second": second, "tests": tests, "telling": telling}
+    claim = partial(
+        found, "difference under attack", f"{first} and {second}", kind="answer", evidence="intervened", place="curves"
     )
-    known: dict[str, object] = {"first": first, "second": second, "tests": tests, "telling": telling}
     if not large:
-        says = (
+        return claim(
             "{% if telling %}In none of {{ telling|length }} paired tests under attack do **{{ first }}** and "
             "**{{ second }}** differ significantly (McNemar, Holm).{% else %}**{{ first }}** and **{{ second }}** "
             "cannot be compared under attack: in all {{ tests|length }} paired tests both have lost all accuracy or "
-            "none.{% endif %}"
+            "none.{% endif %}",
+            headline="{{ first }} and {{ second }} {% if telling %}do not differ significantly{% else %}cannot be "
+            "compared{% endif %} under attack",
+            given=known,
         )
-        title = (
-            "{{ first }} and {{ second }} {% if telling %}do not differ significantly{% else %}cannot be compared"
-            "{% endif %} under attack"
-        )
-        return replace(claim, says=say(says, **known), title=say(title, **known))
     row = max(large, key=lambda each: abs(each.difference.value))
-    effect = row.difference
-    if effect.value < 0:
-        low, high = (None if end is None else -end for end in (effect.high, effect.low))
-        effect, first, second = replace(effect, value=-effect.value, low=low, high=high), second, first
+    better, worse = (first, second) if row.difference.value >= 0 else (second, first)
     known |= {
-        "row": row, "better": first, "worse": second, "effect": effect, "kept": _kept(record, row),
+        "row": row, "better": better, "worse": worse, "kept": _kept(record, row),
         "against": [each for each in large if each.difference.value * row.difference.value < 0],
         "p": "< 0.001" if row.p_holm < 0.001 else f"= {row.p_holm:.2g}",
     }  # fmt: skip
-    says = (
+    return claim(
         "Under {{ row.title }} at {{ row.at }} **{{ better }}** keeps {{ kept[better]|value }} accuracy, "
         "**{{ worse }}** {{ kept[worse]|value }}: {{ effect|alone }} more (McNemar, Holm: p {{ p }}){% if against %}; "
-        "in {{ against|length }} of {{ telling|length }} tests it is the other way round{% endif %}."
-    )
-    title = (
-        "{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on the attack{% else %}"
+        "in {{ against|length }} of {{ telling|length }} tests it is the other way round{% endif %}.",
+        signed(row.difference, better == first),
+        headline="{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on the attack{% else %}"
         "{{ better }} withstands attacks better than {{ worse }}: {{ kept[better]|value(0) }} against "
-        "{{ kept[worse]|value(0) }} under {{ row.title }} at {{ row.at }}{% endif %}"
-    )
-    return replace(claim, says=say(says, **known), title=say(title, **known), effect=effect, p=row.p_holm)
+        "{{ kept[worse]|value(0) }} under {{ row.title }} at {{ row.at }}{% endif %}",
+        given=known, p=row.p_holm,
+    )  # fmt: skip
 
 
 def _kept(record: AttackRecord, row: rows.RobustPairRow) -> dict[str, Estimate]:
@@ -149,28 +145,25 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
     at = judged or min(first, key=lambda each: (each.epsilon, each.accuracy.value))
     own = [each for each in curves if each.norm == at.norm]
     lost = [each for each in own if 2 * each.accuracy.value < row.clean.value]
-    known = {
+    known: dict[str, Any] = {
         "at": at, "row": row, "tried": {each.attack for each in own if each.epsilon == at.epsilon},
         "lost": min(lost, key=lambda each: (each.epsilon, each.accuracy.value), default=None),
     }  # fmt: skip
-    says = (
+    claim = found(
+        "robustness", row.model,
         "Under {{ at.title }} at {{ at.at }}{% if tried|length > 1 %}, the strongest of {{ tried|length }} "
         "attacks,{% endif %} **{{ row.model }}** keeps {{ at.accuracy }} top-1 accuracy, of {{ row.clean|value }} on "
         "clean images{% if lost and lost.epsilon > at.epsilon %}; at {{ lost.at }} less than half is left{% endif %}."
         if row.clean.value
         else "**{{ row.model }}** classifies none of the {{ row.clean.n }} images correctly: there is nothing to "
-        "attack."
-    )
-    title = (
-        "{{ at.title }} at {{ at.at }} leaves {{ row.model }} {{ at.accuracy|value(0) }} accuracy, of "
-        "{{ row.clean|value(0) }}"
-    )
-    claim = Claim(
-        "robustness", row.model, effect=at.accuracy, kind="answer", evidence="intervened", place="curves",
+        "attack.",
+        at.accuracy, kind="answer", evidence="intervened", place="curves", given=known,
+        headline="{{ at.title }} at {{ at.at }} leaves {{ row.model }} {{ at.accuracy|value(0) }} accuracy, of "
+        "{{ row.clean|value(0) }}" if row.clean.value else "",
         reference=at.accuracy.value,  # the verdict says it: no finding of audit and study
     )  # fmt: skip
-    if record.images >= FEW:
-        claim = replace(claim, says=say(says, **known), title=say(title, **known) if row.clean.value else "")
+    if record.images < FEW:
+        claim = replace(claim, says="", title="")
     if judged is None:
         return claim
     state, because = _judged(record, row, judged, curves)
@@ -295,11 +288,18 @@ def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
 
 
 def _halfway(record: AttackRecord) -> str:
-    """From which block on the attack changes outputs half as much as another image does."""
+    """From which block on the attack changes outputs half as much as another image does, else how much in the last."""
+    last = {(row.model, row.kind): row.distance for row in record.blocks}
     return say(
-        "{% for row in rows %}From block {{ row.halfway|value }} on the attack changes the outputs of "
-        "**{{ row.model }}** at least half as much as another image does. {% endfor %}",
-        rows=[row for row in record.overall if _enough(row.halfway)],
+        "{% for row in rows %}{% if row.halfway %}From block {{ row.halfway|value }} on the attack changes the outputs "
+        "of **{{ row.model }}** at least half as much as another image does. {% else %}After the last block of "
+        "**{{ row.model }}** the attack has changed its output by {{ last[row.model, 'adversarial']|value }}, noise of "
+        "the same strength by {{ last[row.model, 'noise']|value }}, another image by "
+        "{{ last[row.model, 'another image']|value }}. {% endif %}{% endfor %}",
+        last=last, rows=[
+            row for row in record.overall
+            if _enough(row.halfway) or (row.halfway is None and (row.model, "another image") in last)
+        ],
     )  # fmt: skip
 
 
@@ -358,7 +358,7 @@ REPORT: Final = Report(
         Section(
             "How much accuracy is left under attack?", _strongest_rows,
             opening="At each epsilon the strongest of the attacks counts; a better attack may leave less.",
-            columns=("model", "title", "epsilon", "accuracy"), about=("robustness",),
+            columns=("model", "title", "at_epsilon", "accuracy"), about=("robustness",),
             order=lambda row: (list(AXES).index(row.norm), row.epsilon),
             charts=(Chart(
                 "curves", lines("epsilon", "accuracy", of="model", panel="panel"),

@@ -1,12 +1,13 @@
 """The attacks of a run: every attack on every image at every epsilon, resumable; one on a sample; their self-checks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.robustness import checks as rules
@@ -20,7 +21,7 @@ from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attacks.self_checks import checks_of, comparisons
 from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.run.progress import Advance, ProgressStore, progress
+from vitlens.commands.run.progress import Advance, ProgressStore
 from vitlens.commands.run.resume import batch_digest
 from vitlens.commands.run.run import Run
 from vitlens.devices import evaluating
@@ -108,13 +109,13 @@ def sweep_all(work: ModelAttack) -> None:
     run, names, size = work.run, work.run.options.attacks, PART_BATCHES * work.batch_size
     share = torch.arange(run.processes.index, len(run.split), run.processes.count)
     starts, title = range(0, len(share), size), f"attacking {work.model.alias}"
-    with progress(title, len(share) * len(names), unit="images", quiet=run.run.quiet) as advance:
+    with run.progress(title, len(share) * len(names)) as advance:
         for name in names:
             parts = [_part(work, name, at, share[at : at + size], advance) for at in starts]
             work.swept.append(_gathered(work, name, parts))
 
 
-def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Advance) -> dict[str, Tensor]:
+def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Advance) -> dict[str, NDArray[Any]]:
     """One attack on some of the images, or its stored result from an earlier attempt."""
     key = f"{work.model.alias}-{name}-{start}"
     digest = batch_digest(work.images(indices), work.labels[indices])
@@ -122,16 +123,15 @@ def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Ad
     stored = work.store.recall(key, digest, forms | {"epsilons": Form("f", (None,)), "counts": Form("f", (3,))})
     if stored is not None:
         advance(len(indices))
-        return {field: torch.from_numpy(np.asarray(values)) for field, values in stored.items()}
+        return stored
     result = attempted(work, name, indices, downwards=work.run.options.downwards, on_progress=advance)
-    numbers = result.epsilons[name], (result.forwards[name], result.backwards[name], result.seconds[name])
-    epsilons, counts = (torch.tensor(each, dtype=torch.float64) for each in numbers)
-    broken_at, distance = (each[name].cpu().double() for each in (result.broken_at, result.distance))
+    broken_at, distance = (each[name].cpu().double().numpy() for each in (result.broken_at, result.distance))
     part = {
-        "clean": result.clean.cpu(), "broken_at": broken_at, "distance": distance,
-        "silent": result.zero_gradients[name].cpu(), "epsilons": epsilons, "counts": counts,
+        "clean": result.clean.cpu().numpy(), "broken_at": broken_at, "distance": distance,
+        "silent": result.zero_gradients[name].cpu().numpy(), "epsilons": np.array(result.epsilons[name], np.float64),
+        "counts": np.array([result.forwards[name], result.backwards[name], result.seconds[name]], np.float64),
     }  # fmt: skip
-    work.store.remember(key, digest, {field: values.numpy() for field, values in part.items()})
+    work.store.remember(key, digest, part)
     return part
 
 
@@ -144,18 +144,17 @@ def attempted(work: ModelAttack, name: str, indices: Tensor, **more: Any) -> Swe
     )  # fmt: skip
 
 
-def _gathered(work: ModelAttack, name: str, parts: list[dict[str, Tensor]]) -> SweptAttack:
+def _gathered(work: ModelAttack, name: str, parts: Sequence[Mapping[str, NDArray[Any]]]) -> SweptAttack:
     processes = work.run.processes
     clean, broken_at, distance, silent = (
-        processes.gathered(torch.cat([part[key] for part in parts]))
+        processes.gathered(torch.from_numpy(np.concatenate([part[key] for part in parts])))
         for key in ("clean", "broken_at", "distance", "silent")
     )
-    clean = clean.bool()
-    forwards, backwards, seconds = processes.total(torch.stack([part["counts"] for part in parts]).sum(0)).tolist()
+    forwards, backwards, seconds = processes.total(torch.from_numpy(sum(part["counts"] for part in parts))).tolist()
     if ATTACKS[name].kind == "minimum":  # its distances are finer than the epsilons
-        broken_at = torch.where(clean, distance, torch.zeros_like(broken_at))
+        broken_at = torch.where(clean.bool(), distance, torch.zeros_like(broken_at))
     epsilons = tuple(parts[0]["epsilons"].tolist())
-    outcome = Outcome(ATTACKS[name].slug, work.model.alias, epsilons, clean, broken_at, work.run.split.groups)
+    outcome = Outcome(ATTACKS[name].slug, work.model.alias, epsilons, clean.bool(), broken_at, work.run.split.groups)
     return SweptAttack(name, outcome, distance, silent.bool(), int(forwards), int(backwards), seconds)
 
 
@@ -194,8 +193,7 @@ def attack_sample(works: Sequence[ModelAttack]) -> AttackSample:
     numbered = replace(run.split, groups=everything).limit(SAMPLED, seed=run.run.seed)
     indices = everything if numbered.groups is None else numbered.groups
     clean, adversarial, fooled = works[0].images(indices), [], []
-    title = f"{ATTACKS[name].title} on a sample"
-    with progress(title, len(works) * len(indices), quiet=run.run.quiet) as advance:
+    with run.progress(f"{ATTACKS[name].title} on a sample", len(works) * len(indices)) as advance:
         for work, outcome in zip(works, outcomes):
             open_ = (outcome.clean & ~outcome.robust(epsilon))[indices]
             images, success = clean.clone(), torch.zeros(len(indices), dtype=torch.bool)
@@ -230,8 +228,7 @@ def checked(work: ModelAttack) -> Iterator[Check]:
                 yield _more_steps(work, strongest, images, labels)
             yield from [check for check in of_pairs if strongest.outcome.name in check.attack.split(", ")][:1]
         return
-    title = f"checking the attacks on {work.model.alias}"
-    with progress(title, len(work.swept), unit="attacks", quiet=work.run.run.quiet) as advance:
+    with work.run.progress(f"checking the attacks on {work.model.alias}", len(work.swept), "attacks") as advance:
         for result in work.swept:
             yield from _of_attack(work, result, right)
             advance(1)

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from vitlens.analysis.attention.map_checks import alike, similarity
 from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
 from vitlens.analysis.attention.rollout import rollout_by_layer
-from vitlens.analysis.attention.views import key_maps, query_maps
+from vitlens.analysis.attention.views import PatchView, key_maps, query_maps
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps
 from vitlens.analysis.attention.windows import reached, window_layers
 from vitlens.analysis.features.receptive_field import receptive_field
@@ -25,7 +26,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.measure import map_rows, on_object_rows
 from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, MixedHeadsRow, OnObjectRow, mass_of
-from vitlens.commands.shared.receptive import FieldArrays, FieldRow, field_rows
+from vitlens.commands.shared.receptive import field_rows
 from vitlens.commands.shared.sheets import DRAWN, left_out_words, print_left_out
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
@@ -45,7 +46,8 @@ from vitlens.uncertainty import Estimate, student_mean
 
 SHOWN: Final = 4  # images of --data, unless --limit says otherwise
 CHECKPOINTS: Final = 6  # kept weights in the figure of a head over training, at most
-Head = tuple[int, int]
+_HEAD: Final = "--head LAYER,HEAD"
+Head = tuple[int, int]  # layer, head
 
 
 def measure(options: AttentionOptions) -> Path | None:
@@ -74,28 +76,21 @@ def measure(options: AttentionOptions) -> Path | None:
     with autocast(model.device, run.run.precision):
         layers = attention_maps(model, images)
         if options.layer is not None:
-            _layer(layers, options.layer, "--layer")
+            _layer(layers, "--layer", options.layer)
         if head is not None:
-            _layer_of_head(layers, head)
-        query, of_query = _patch_view(model, images, "query", options)
-        key, of_key = _patch_view(model, images, "key", options)
-        matrix, matrices = _head_matrix(model, images, options.matrix)
-        training, checkpoints = _over_training(weights, head, images, options.model_options)
+            _layer(layers, _HEAD, *head)
+        asked = _views(model, images, options) | _head_matrix(model, images, options.matrix)
+        if head is not None and weights:
+            asked |= _over_training(weights, head, images, options.model_options)
+    layers = tuple(replace(layer, maps=layer.maps.float().cpu()) for layer in layers)
     with run.folder("Attention of") as folder:
 
         def record() -> kept.AttentionRecord:
             rollouts = _rollouts(model, images, layers)
             similar = None if model.anatomy.layout is None else position_similarity(model)
             explorer, explorer_arrays = explored(model, images[:DRAWN])
-            windows, window_maps, fields, field_maps = _windows(model, images)
             mapped = {layer.site.layer for layer in layers}
             without = {s.layer: s for s in survey_weights(model, images) if s.layer not in mapped}
-            maps = kept.AttentionArrays(
-                split.source.read(torch.arange(len(split))).numpy(),
-                {index: as_array(layer.maps) for index, layer in enumerate(layers)},
-                None if rollouts is None else as_array(rollouts),
-                None if similar is None else as_array(similar),
-            )
             masses = tuple(_on_object(model, split, layers, rollouts))
             return kept.AttentionRecord(
                 layers=tuple(_layer_rows(model, split, layers, masses)),
@@ -105,21 +100,17 @@ def measure(options: AttentionOptions) -> Path | None:
                 shown=tuple(map(kept.ImageRow, split.names)),
                 on_object=masses,
                 layout=tuple(_layout(model, similar)),
-                query=query,
-                key=key,
-                training=training,
-                matrix=matrix,
                 mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, images))),
-                windows=windows,
-                receptive_fields=fields,
                 explorer=(explorer,),
-                maps=maps,
-                views={name: own for name, own in (("query", of_query), ("key", of_key)) if own},
-                checkpoints=checkpoints,
-                head_matrix=matrices,
-                window_maps=window_maps,
-                field_maps=field_maps,
+                maps=kept.AttentionArrays(
+                    split.source.read(torch.arange(len(split))).numpy(),
+                    {index: as_array(layer.maps) for index, layer in enumerate(layers)},
+                    None if rollouts is None else as_array(rollouts),
+                    None if similar is None else as_array(similar),
+                ),
                 explorer_arrays={} if explorer_arrays is None else {model.alias: explorer_arrays},
+                **asked,
+                **_windows(model, images),
             )
 
         return folder.publish(record)
@@ -130,30 +121,23 @@ def _layer_rows(
 ) -> Iterator[kept.LayerRow]:
     """Every layer, with what its maps tell, how alike they are, and where their mean lies."""
     groups: NDArray[Any] | None = None if split.groups is None else split.groups.numpy()
-    means = [layer.maps.float().cpu().mean(1) for layer in layers]
+    cosine = partial(student_mean, groups=groups, unit="", least=-1.0, most=1.0)
+    means = [layer.maps.mean(1) for layer in layers]
     shares = {row.layer: row for row in mass_of(masses, ATTENTION)}
     known = map_rows(model.alias, [(str(layer.site.layer), own) for layer, own in zip(layers, means)], split)
     for index, (layer, row) in enumerate(zip(layers, known)):
-        site, share, previous = layer.site, shares.get(layer.site.layer), None
-        if index and means[index - 1].shape == means[index].shape:
-            previous = student_mean(
-                similarity(means[index], means[index - 1]).numpy(), groups=groups, unit="", least=-1.0, most=1.0
-            )
-        own = kept.LayerRow(
+        site, share = layer.site, shares.get(layer.site.layer)
+        beside: dict[str, Any] = {} if share is None else {
+            "share": share.estimate, "share_of_baseline": share.of_baseline, "share_difference": share.difference,
+        }  # fmt: skip
+        same = index > 0 and means[index - 1].shape == means[index].shape
+        yield kept.LayerRow(
             **vars(row), layer=site.layer, module=site.module, kind=site.kind, heads=site.heads,
             map=(layer.maps.shape[-2], layer.maps.shape[-1]), reading=layer.reading,
-            prefix_mass=float(layer.prefix.mean()), previous=previous,
-            alike=student_mean(
-                alike(layer.maps.float().cpu()).numpy(), groups=groups, unit="", least=-1.0, most=1.0
-            ),
+            prefix_mass=float(layer.prefix.mean()), alike=cosine(alike(layer.maps).numpy()),
+            previous=cosine(similarity(means[index], means[index - 1]).numpy()) if same else None,
+            **beside,
         )  # fmt: skip
-        yield (
-            own
-            if share is None
-            else replace(
-                own, share=share.estimate, share_of_baseline=share.of_baseline, share_difference=share.difference
-            )
-        )
 
 
 def _rollouts(model: Model, images: Images, layers: Sequence[LayerMaps]) -> Tensor | None:
@@ -172,9 +156,8 @@ def _on_object(
         return
     maps: dict[tuple[str, int, int | None], Maps] = {}
     for layer in layers:
-        heads = layer.maps.float().cpu()
-        maps[ATTENTION, layer.site.layer, None] = heads.mean(1)
-        maps |= {(HEAD, layer.site.layer, head): own for head, own in enumerate(heads.transpose(0, 1))}
+        maps[ATTENTION, layer.site.layer, None] = layer.maps.mean(1)
+        maps |= {(HEAD, layer.site.layer, head): own for head, own in enumerate(layer.maps.transpose(0, 1))}
     if rollouts is not None:
         maps |= {(ROLLOUT, layer.site.layer, None): rollouts[:, layer.site.layer] for layer in layers}
     named = [(kind, own) for (kind, _, _), own in maps.items()]
@@ -184,85 +167,75 @@ def _on_object(
 
 
 def _layout(model: Model, similar: Tensor | None) -> Iterator[kept.LayoutRow]:
-    """The layout of the patches, and how the similarity of their position embeddings follows their places."""
-    layout = model.anatomy.layout
+    """The layout of the patches, and how the similarity of their position embeddings follows their places: numbers
+    without intervals, as pairs of positions are not independent."""
+    layout, distance, ranks = model.anatomy.layout, None, None
     if layout is None:
         return
-    row = kept.LayoutRow(model.alias, layout.grid, layout.prefix, layout.patch_size, model.preprocessing.size)
-    if similar is not None:  # numbers without intervals, as pairs of positions are not independent
+    if similar is not None:
         distance = distance_correlation(similar, layout)
-        ranks = rank_correlation(similar, layout)._asdict()
-        row = replace(
-            row,
-            distance=None if distance is None else Estimate(distance, n=layout.patches, unit=""),
-            ranks={
-                pairs: Estimate(each, n=layout.patches, unit="") for pairs, each in ranks.items() if each is not None
-            },
-        )
-    yield row
+        known = rank_correlation(similar, layout)._asdict()
+        ranks = {pairs: Estimate(each, n=layout.patches, unit="") for pairs, each in known.items() if each is not None}
+    yield kept.LayoutRow(
+        model.alias, layout.grid, layout.prefix, layout.patch_size, model.preprocessing.size,
+        None if distance is None else Estimate(distance, n=layout.patches, unit=""), ranks,
+    )  # fmt: skip
 
 
-def _patch_view(
-    model: Model, images: Images, name: Literal["query", "key"], options: AttentionOptions
-) -> tuple[tuple[kept.PatchRow, ...], kept.ViewArrays | None]:
-    """The attention of --query, or to --key, in every layer. Raises InputError for a patch that is not there."""
-    patch, means, chosen = options.query if name == "query" else options.key, {}, {}
-    if patch is None:
-        return (), None
-    views = query_maps(model, images, query=patch) if name == "query" else key_maps(model, images, key=patch)
-    rows = []
-    for index, view in enumerate(views):
-        (row, column), received = view.patch, view.maps.sum((2, 3))
-        prefix = view.prefix.sum(-1) if name == "query" else view.prefix.mean(-1)
-        on_prefix, number = bool(view.prefix.shape[-1]), -1 if options.head is None else options.head[1]
-        means[index], in_layer = as_array(view.maps.mean(1)), 0 <= number < view.site.heads
-        if in_layer:
-            chosen[index] = as_array(view.maps[:, number])
-        own = kept.PatchRow(
-            view.site.layer, row, column, (view.maps.shape[-2], view.maps.shape[-1]),
-            float(view.maps[:, :, row, column].mean()), float(prefix.mean()) if on_prefix else None,
-        )  # fmt: skip
-        if name == "key":
-            head = float(received[:, number].mean()) if in_layer else None
-            own = replace(own, received=float(received.mean()), head_received=head)
-        else:
-            head = float(prefix[:, number].mean()) if in_layer and on_prefix else None
-            padded = None if view.site.windows is None else max(0.0, float((1 - received - prefix).mean()))
-            own = replace(own, head_prefix=head, padding=padded)
-        rows.append(own)
-    return tuple(rows), kept.ViewArrays(means, chosen)
+def _views(model: Model, images: Images, options: AttentionOptions) -> dict[str, Any]:
+    """The attention of --query, and to --key, in every layer. Raises InputError for a patch that is not there."""
+    found: dict[str, Any] = {"views": {}}
+    for name, patch in (("query", options.query), ("key", options.key)):
+        if patch is not None:
+            views = query_maps(model, images, query=patch) if name == "query" else key_maps(model, images, key=patch)
+            number = -1 if options.head is None else options.head[1]
+            found[name] = tuple(_patch_row(view, name, number) for view in views)
+            found["views"][name] = kept.ViewArrays(
+                {at: as_array(view.maps.mean(1)) for at, view in enumerate(views)},
+                {at: as_array(view.maps[:, number]) for at, view in enumerate(views) if 0 <= number < view.site.heads},
+            )
+    return found
 
 
-def _layer(layers: Sequence[LayerMaps], number: int, option: str) -> LayerMaps:
-    """The layer of that number. Raises InputError where it does not exist or has no map."""
+def _patch_row(view: PatchView, name: str, number: int) -> kept.PatchRow:
+    """One layer of a view; number: of the chosen head, -1 without one."""
+    (row, column), received = view.patch, view.maps.sum((2, 3))
+    prefix = view.prefix.sum(-1) if name == "query" else view.prefix.mean(-1)
+    on_prefix, in_layer = bool(view.prefix.shape[-1]), 0 <= number < view.site.heads
+    own = kept.PatchRow(
+        view.site.layer, row, column, (view.maps.shape[-2], view.maps.shape[-1]),
+        float(view.maps[:, :, row, column].mean()), float(prefix.mean()) if on_prefix else None,
+    )  # fmt: skip
+    if name == "key":
+        head = float(received[:, number].mean()) if in_layer else None
+        return replace(own, received=float(received.mean()), head_received=head)
+    head = float(prefix[:, number].mean()) if in_layer and on_prefix else None
+    padded = None if view.site.windows is None else max(0.0, float((1 - received - prefix).mean()))
+    return replace(own, head_prefix=head, padding=padded)
+
+
+def _layer(layers: Sequence[LayerMaps], option: str, number: int, head: int | None = None) -> LayerMaps:
+    """The layer of that number. Raises InputError where it does not exist or has no map, or has no such head."""
     known = [layer.site.layer for layer in layers]
     if number not in known:
         whole = known == list(range(len(known)))
         words = f"from 0 to {known[-1]}" if whole else f"one of {', '.join(map(str, dict.fromkeys(known)))}"
         raise InputError(f"expected {option} with a layer {words}, found {number}")
-    return layers[known.index(number)]
-
-
-def _layer_of_head(layers: Sequence[LayerMaps], head: Head) -> LayerMaps:
-    """The layer of that head. Raises InputError where the layer or the head does not exist."""
-    layer = _layer(layers, head[0], "--head LAYER,HEAD")
-    _check_head("--head", head, layer.site.heads)
+    layer = layers[known.index(number)]
+    if head is not None:
+        _require_head(option, number, head, layer.site.heads)
     return layer
 
 
-def _check_head(option: str, head: Head, heads: int) -> None:
-    if not 0 <= head[1] < heads:
-        raise InputError(
-            f"expected {option} LAYER,HEAD with a head from 0 to {heads - 1} in layer {head[0]}, found {head[1]}"
-        )
+def _require_head(option: str, layer: int, head: int, heads: int) -> None:
+    if not 0 <= head < heads:
+        raise InputError(f"expected {option} with a head from 0 to {heads - 1} in layer {layer}, found {head}")
 
 
 def _over_training(
-    checkpoints: Sequence[KeptWeights], head: Head | None, images: Images, given: ModelOptions
-) -> tuple[tuple[kept.CheckpointRow, ...], kept.CheckpointArrays | None]:
+    checkpoints: Sequence[KeptWeights], head: Head, images: Images, given: ModelOptions
+) -> dict[str, Any]:
     """The head with all kept weights, or at most CHECKPOINTS of them, evenly spaced and with the first and last."""
-    if head is None or not checkpoints:
-        return (), None
     chosen = np.linspace(0, len(checkpoints) - 1, min(len(checkpoints), CHECKPOINTS)).round().astype(int)
     rows, maps = [], []
     for weights in (checkpoints[index] for index in chosen):
@@ -270,25 +243,23 @@ def _over_training(
             f"epoch-{weights.epochs}={weights.file}",
             image_size=given.image_size, mean=given.mean, std=given.std, device=images.device,
         )  # fmt: skip
-        layer = _layer_of_head(attention_maps(model, images), head)
+        layer = _layer(attention_maps(model, images), _HEAD, *head)
         on_prefix = float(layer.prefix[:, head[1]].mean())
         rows.append(kept.CheckpointRow(weights.epochs, weights.file.name, on_prefix, len(checkpoints)))
         maps.append(as_array(layer.maps[:, head[1]]))
-    return tuple(rows), kept.CheckpointArrays(np.stack(maps, 1))
+    return {"training": tuple(rows), "checkpoints": kept.CheckpointArrays(np.stack(maps, 1))}
 
 
-def _head_matrix(
-    model: Model, images: Images, head: Head | None
-) -> tuple[tuple[kept.MatrixRow, ...], kept.MatrixArrays | None]:
+def _head_matrix(model: Model, images: Images, head: Head | None) -> dict[str, Any]:
     """Scores and weights of a head (layer, head) on the first image; nothing where no head is given.
 
     Raises InputError for a layer or head that is not there, UnsupportedError for a layer in which not every token
     attends to every token.
     """
     if head is None:
-        return (), None
+        return {}
     layer, number = layer_of(model, head[0]), head[1]
-    _check_head("--matrix", head, layer.heads)
+    _require_head("--matrix LAYER,HEAD", layer.index, number, layer.heads)
     name, layout = f"blocks.{layer.index}.attention", model.anatomy.layout
     if layer.windows != 1 or layer.queries != layer.keys or f"{name}.scores" not in model.places().names:
         raise UnsupportedError(
@@ -303,30 +274,27 @@ def _head_matrix(
         layer.index, number, len(weights), prefix, float(weights.diagonal().mean()), int(received.argmax()),
         float(received.max()), float(scores[scores.isfinite()].std()),
     )  # fmt: skip
-    return (row,), kept.MatrixArrays(scores.numpy(), weights.numpy())
+    return {"matrix": (row,), "head_matrix": kept.MatrixArrays(scores.numpy(), weights.numpy())}
 
 
-def _windows(
-    model: Model, images: Images
-) -> tuple[tuple[kept.WindowRow, ...], kept.WindowArrays | None, tuple[FieldRow, ...], FieldArrays | None]:
+def _windows(model: Model, images: Images) -> dict[str, Any]:
     """The windows of each layer that has some, and the receptive field; nothing for other models."""
     try:
         layers = window_layers(model, images) if model.anatomy.family == "windowed" else ()
     except UnsupportedError:  # windows whose place in the image is not known
         layers = ()
     if not layers:
-        return (), None, (), None
+        return {}
     rows, reach = [], {}
     for index, layer in enumerate(layers):
         own, size = layer.windows, layer.windows.resolution
-        patch = tuple(max(length // 2 - 1, 0) for length in size)  # above and to the left of the centre
+        patch = (max(size[0] // 2 - 1, 0), max(size[1] // 2 - 1, 0))  # above and to the left of the centre
         stage = [each for each in layers[: index + 1] if each.windows.resolution == size]
-        seen = reached(stage, torch.tensor([patch[0] * size[1] + patch[1]]))[0]
-        reach[index] = seen.view(size).numpy()
+        reach[index] = reached(stage, torch.tensor([patch[0] * size[1] + patch[1]]))[0].view(size).numpy()
         rows.append(
             kept.WindowRow(
                 layer.site.layer, size, own.window, layer.shift, own.count, layer.padding, layer.pairs, layer.reach,
-                (patch[0], patch[1]), layer.new,
+                patch, layer.new,
             )
         )  # fmt: skip
     maps = kept.WindowArrays(
@@ -334,7 +302,8 @@ def _windows(
         reach=reach,
         mask={index: layer.allowed[-1].numpy() for index, layer in enumerate(layers)},
     )
-    return tuple(rows), maps, *field_rows({(model.alias, model.alias): receptive_field(model, images)})
+    fields, field_maps = field_rows({(model.alias, model.alias): receptive_field(model, images)})
+    return {"windows": tuple(rows), "window_maps": maps, "receptive_fields": fields, "field_maps": field_maps}
 
 
 def as_array(values: Tensor) -> NDArray[np.float32]:

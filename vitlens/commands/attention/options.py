@@ -4,30 +4,22 @@ from dataclasses import dataclass
 from functools import partial
 
 from vitlens.commands.run.flags import bundle, option
-from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, one_model
+from vitlens.commands.run.options import ModelOnImages, ModelOptions, RunOptions
 from vitlens.commands.run.parsing import two_counts
 
 _view = partial(option, default=None, shown=False, panel="Views (layers, heads, rows and columns from 0)")
 
 
-def _patch(name: str, text: str) -> tuple[int, int]:
-    return two_counts(name, text, "ROW,COL")
-
-
-def _head(name: str, text: str) -> tuple[int, int]:
-    return two_counts(name, text, "LAYER,HEAD")
+_patch, _head = (partial(two_counts, metavar=metavar) for metavar in ("ROW,COL", "LAYER,HEAD"))
 
 
 @dataclass(frozen=True)
-class AttentionOptions:
+class AttentionOptions(ModelOnImages):
     """layer: the layer whose heads are drawn large (None: the last); query, key: (row, column) of the patch whose
     attention, or the attention to which, is shown in every layer; head: (layer, head) to show over the training of a
     run that kept its weights, and in the views of a patch; matrix: (layer, head) whose N x N scores and weights are
     drawn."""
 
-    model: str = one_model()
-    images: tuple[str, ...] = images_option()
-    data: str | None = data_option()
     layer: int | None = _view("--layer", "Layer whose heads are drawn large (default: the last).", metavar="N")
     query: tuple[int, int] | None = _view(
         "--query", "Attention of this patch, layer by layer.", metavar="ROW,COL", parse=_patch

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -40,15 +40,6 @@ _ROWS: Final = 8  # layers of the first page's table
 _LAYERS: Final = 6  # maps in a row of the picture
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Layers with equal heads and maps: all of a ViT, one stage of a Swin; indices: of the record's layers."""
-
-    number: int
-    record: Any
-    indices: range
-
-
 def claims(record: AttentionRecord) -> Iterator[Claim]:
     """Which layers attend to the object, which maps are uniform, fixed, alike or sinks, and whether positions are
     known."""
@@ -81,11 +72,10 @@ def _on_object(record: AttentionRecord) -> Iterator[Claim]:
         "the object "
         "than of the best map that ignores the image; the gap is largest in layer {{ lead.layer }}, "
         "{{ lead.estimate|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
-        lead.difference, given={"more": more, "n": len(rows), "lead": lead}, kind="answer", evidence="attributed",
-        title=say("{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} attend{{ 's' if not more }} "
-                  "to the "
-                  "object significantly more than baselines", more=more, n=len(rows), alias=alias),
-        place="object",
+        lead.difference, given={"more": more, "n": len(rows), "lead": lead, "alias": alias}, kind="answer",
+        headline="{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} attend{{ 's' if not more }} to "
+        "the object significantly more than baselines",
+        evidence="attributed", place="object",
     )  # fmt: skip
 
 
@@ -95,8 +85,8 @@ def _information(rows: Sequence[LayerRow], alias: str) -> Iterator[Claim]:
     yield found(
         "information", alias,
         "The mean map of the heads is sharpest in layer {{ row.layer }}, with {{ effect|alone }}.",
-        sharp.information, given={"row": sharp}, kind="answer", evidence="attributed", place="layers",
-        title=say("Attention of {{ alias }} is sharpest in layer {{ row.layer }}", alias=alias, row=sharp),
+        sharp.information, given={"row": sharp, "alias": alias}, kind="answer", evidence="attributed", place="layers",
+        headline="Attention of {{ alias }} is sharpest in layer {{ row.layer }}",
     )  # fmt: skip
     flat = [row for row in rows if below(row.information, UNIFORM, tests)]
     informed = [row for row in reversed(rows) if row not in flat]
@@ -152,7 +142,7 @@ def _masses(kind: str, record: AttentionRecord) -> list[OnObjectRow]:
     return mass_of(record.on_object, kind) if record.images >= FEWEST else []
 
 
-def pictures(record: AttentionRecord, *, rollout: bool = False) -> Iterator[Picture]:
+def _pictures(record: AttentionRecord, *, rollout: bool = False) -> Iterator[Picture]:
     """The first DRAWN images, EACH a sheet, with the mean map of at most _LAYERS layers, or the rollout up to them."""
     if record.maps is None:
         return
@@ -165,32 +155,27 @@ def pictures(record: AttentionRecord, *, rollout: bool = False) -> Iterator[Pict
             yield Picture(image, 100 * own, name, f"layer {record.layers[index].layer}", sheet=at // EACH)
 
 
-def _stages(record: AttentionRecord) -> Iterator[Stage]:
-    """The layers in sequences of equal heads and maps."""
-    shapes = [(row.heads, row.map) for row in record.layers]
-    starts = [at for at in range(len(shapes)) if at == 0 or shapes[at] != shapes[at - 1]]
-    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(shapes)]), start=1):
-        yield Stage(number, record, range(start, end))
-
-
-def _heads(record: AttentionRecord) -> list["_Head"]:
-    """Every head of each stage on the first image."""
-    found = []
-    for stage in _stages(record) if record.maps else ():
-        maps = np.stack([100 * record.maps.layer[index][0] for index in stage.indices])  # type: ignore[union-attr]
-        rows, image = [record.layers[index] for index in stage.indices], record.maps.pixels[0]  # type: ignore[union-attr]
-        of = rows[0].reading.removeprefix("the ")
-        for each in of_heads(maps, [row.layer for row in rows], image):
-            found.append(_Head(each.image, each.map, each.row, each.column, stage=stage.number, reading=of))
-    return found
-
-
 @dataclass(frozen=True)
 class _Head(Picture):
     """A map of one stage's figure; reading: whose row of the weights it is."""
 
     stage: int = 0
     reading: str = ""
+
+
+def _heads(record: AttentionRecord) -> list[_Head]:
+    """Every head on the first image; a stage is a sequence of layers with equal heads and maps."""
+    found: list[_Head] = []
+    if record.maps is None:
+        return found
+    places = range(len(record.layers))
+    stages = groupby(places, key=lambda at: (record.layers[at].heads, record.layers[at].map))
+    for number, (_, indices) in enumerate(stages, start=1):
+        own = [(record.layers[at], 100 * record.maps.layer[at][0]) for at in indices]
+        maps, reading = np.stack([each for _, each in own]), own[0][0].reading.removeprefix("the ")
+        drawn = of_heads(maps, [row.layer for row, _ in own], record.maps.pixels[0])
+        found += [_Head(**vars(each), stage=number, reading=reading) for each in drawn]
+    return found
 
 
 def _over(record: Any, maps: Sequence[Any], titles: Sequence[str], **given: Any) -> list[Picture]:
@@ -239,10 +224,6 @@ def _view(view: str, of_head: bool, record: Any) -> list[Picture]:
     ) if maps else []  # fmt: skip
 
 
-def _positions(record: Any) -> list[Picture]:
-    return [Picture(None, mosaic(record.maps.similarity, record.layout[0].grid))]
-
-
 def _view_chart(view: str, words: str, of_head: bool) -> Chart:
     """The mean of heads, or the chosen head in the layers that have it."""
     name = "head {{ record.options.head[1] }}" if of_head else "mean of heads"
@@ -261,7 +242,7 @@ _PICTURE: Final = Chart(
     "The image, then the mean map of the heads in every layer, of deep models in evenly spaced ones. All panels share "
     "one colour scale.",
     title="Attention of {{ record.aliases[0] }} to each patch, mean of heads",
-    rows=lambda record: list(pictures(record)),
+    rows=lambda record: list(_pictures(record)),
 )  # fmt: skip
 
 REPORT: Final = Report(
@@ -310,7 +291,7 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "What does every head show?", lambda record: list(_stages(record)) if record.maps else [],
+            "What does every head show?", lambda record: record.layers if record.maps else (),
             opening="{% if record.without_map %}{{ record.without_map|map(attribute='layer')|list|ranges }} have no "
                     "map in the image: {{ record.without_map[0].reason|whole }}.{% endif %}",
             charts=(
@@ -331,7 +312,7 @@ REPORT: Final = Report(
                     "development", images(),
                     "Rollout up to each layer, of the first images. Each map has its own colours: compare places.",
                     title="Rollout up to a layer", only=lambda picture: picture.sheet == 0,
-                    rows=lambda record: [] if record.maps.rollout is None else list(pictures(record, rollout=True)),
+                    rows=lambda record: [] if record.maps.rollout is None else list(_pictures(record, rollout=True)),
                 ),
             ),
         ),
@@ -398,7 +379,8 @@ REPORT: Final = Report(
                 "position_maps", images(scale="signed", label="cosine similarity", largest=4.5),
                 "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities with "
                 "all others. At most eight by eight, evenly spaced.",
-                title="Similarity of position embeddings", rows=_positions,
+                title="Similarity of position embeddings",
+                rows=lambda record: [Picture(None, mosaic(record.maps.similarity, record.layout[0].grid))],
             ),),
         ),
     ),

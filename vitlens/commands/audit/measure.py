@@ -1,7 +1,7 @@
 """An audit: the chapters of one model, the strongest attack that fits the budget, and the file for JUnit."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,26 +12,25 @@ from vitlens.analysis.answers.classes import label_columns
 from vitlens.analysis.answers.evaluate import evaluate
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.attacks.algorithm import Setting, algorithm_of
-from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.registry import ATTACKS, Attack, members_of
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.audit.candidates import (
-    CANDIDATES,
-    FEWEST,
-    budget_row,
-    chosen,
-    considered,
-    pass_seconds,
-    robust_shares,
-)
+from vitlens.commands.attack.record import AttackRow
+from vitlens.commands.attack.sweep import CHECKED, SAMPLED, example_attack
 from vitlens.commands.audit.options import AuditOptions
-from vitlens.commands.audit.record import CORRUPTIONS_PART, AuditRecord, BudgetRow, CandidateRow, Part, UntestedRow
+from vitlens.commands.audit.record import (
+    CORRUPTIONS_PART,
+    AuditRecord,
+    BudgetRow,
+    CandidateRow,
+    CandidateState,
+    UntestedRow,
+)
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
-from vitlens.commands.run.chapters import ChapterRow
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.options import RunOptions
@@ -47,12 +46,32 @@ from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.report.junit import junit
 
-__all__ = ["measure"]
-
 MAPPED: Final = 200  # images with maps for the question why the model fails
 EXPLAINED: Final = 50  # images on which the methods are checked
-NO_LABELS: Final = "it needs labelled images"
-_CHECKS: Final = "--verify --no-counterfactuals --composites none --other-substrates none --no-stability"
+KEPT: Final = 0.2  # share of the budget that is kept for the attack, however long the other chapters take
+_BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
+_RUNS: Final = 8  # runs of an attack on the images of its self-checks, four of them in one with four times the steps
+
+# 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there is too weak
+_FULL, _JUDGED = (1.0, 2.0, 4.0, 8.0), (1.0, 8.0)
+FEWEST: Final = ("fgsm",)  # run on all images in any case, with the corruptions
+CANDIDATES: Final = tuple(  # the strongest first
+    CandidateRow(attacks, restarts, epsilons, images, None, "too long")
+    for attacks, restarts, epsilons, images in (
+        (("auto",), 1, _FULL, 1000),
+        (("auto",), 1, _FULL, 200),
+        (("auto",), 1, _JUDGED, 100),
+        (("auto",), 1, _JUDGED, 50),
+        (("apgd-ce", "apgd-dlr"), 1, _FULL, 200),
+        (("apgd-ce", "apgd-dlr"), 1, _JUDGED, 100),
+        (("apgd-ce", "apgd-dlr"), 1, _JUDGED, 50),
+        (("apgd-ce",), 1, _JUDGED, 100),
+        (("apgd-ce",), 1, _JUDGED, 50),
+        (("pgd",), 3, _JUDGED, 100),
+        (("pgd",), 1, _JUDGED, 100),
+        (("pgd",), 1, _JUDGED, 50),
+    )
+)
 
 
 class AuditChapters(ChapterRunner):
@@ -67,110 +86,153 @@ class AuditChapters(ChapterRunner):
         names = {as_typed(name): content_digest(model)}
         cache = ChapterCache(cache_folder(), names, images.digest) if options.cache else None
         super().__init__(path, options.run, cache)
-        self.model, self.split, self.images, self.options = model, split, images, options
+        self.model, self.split, self.images, self.model_options = model, split, images, options.model_options
         self.name, self.alias = as_typed(name), name.alias
+        self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.untested: list[UntestedRow] = []
-
-    @property
-    def _common(self) -> dict[str, Any]:
-        return {**self.images.options, "model_options": self.options.model_options}
 
     def analyse(self) -> None:
         """Accuracy, explanation, attention, and FGSM and corruptions on all images."""
         if self.images.predicted:
-            self.untested.append(UntestedRow("evaluate", NO_LABELS))
+            self.untested.append(UntestedRow("evaluate", "it needs labelled images"))
         else:
-            self.run(
-                "evaluate", self.alias, f"evaluate {self.name} {self.images.typed}",
-                lambda run: EvaluateOptions((self.name,), self.images.data, self.options.model_options, run),
-            )  # fmt: skip
+            options = EvaluateOptions((self.name,), self.images.data, self.model_options, self.run_options)
+            self.run("evaluate", self.alias, options)
         self._explain()
         self._stats()
-        self._corruptions()
+        self.run("attack", self.alias, self._attack_options(FEWEST), part=CORRUPTIONS_PART)
 
-    def attack(self, *, others: float) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
-        """Run the strongest attack that fits; returns the budget and the attacks that were considered.
+    def _explain(self) -> None:
+        methods = tuple(name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied)
+        if not methods:
+            reason = f"none of the methods that are checked is defined for {self.alias}"
+            self.untested.append(UntestedRow("explain", reason))
+            return
+        options = ExplainOptions(
+            (self.name,), method=methods, verify=True, counterfactuals=False, composites=("none",),
+            other_substrates=("none",), stability=False, run=self.at_most(EXPLAINED), **self.common,
+        )  # fmt: skip
+        self.run("explain", self.alias, options)
+
+    def _stats(self) -> None:
+        reason = self.model.supports("stats")
+        if reason is not None:
+            self.untested.append(UntestedRow("stats", reason.partition("; ")[0]))
+            return
+        self.run("stats", self.alias, StatsOptions((self.name,), run=self.run_options, **self.common))
+
+    def attack(self, minutes: float, *, others: float) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
+        """Run the strongest attack that fits a budget; returns what is left of it and the attacks that were considered.
 
         others: seconds that were spent outside the chapters.
         """
         quick = read(read_run(self.path / self.done[-1].folder))
         (timed,) = quick.attacks
-        seconds, shares = pass_seconds(timed), robust_shares(quick.curves)
-        budget = budget_row(self.options.budget, others + sum(row.seconds for row in self.done), seconds)
+        budget = budget_row(minutes, others + sum(row.seconds for row in self.done), pass_seconds(timed))
         rows = considered(
-            CANDIDATES,
-            images=len(self.split),
-            seconds=60 * budget.left,
-            one_pass=seconds,
-            shares=shares,
-            defined=self._is_defined,
-        )
+            CANDIDATES, budget, images=len(self.split), defined=self._is_defined,
+            shares={row.epsilon: row.accuracy.value for row in quick.curves},
+        )  # fmt: skip
         candidate = chosen(rows)
         if candidate.attacks != FEWEST:
-            self._attack(candidate)
+            attacks = (*FEWEST, *candidate.attacks)  # a single step takes no time, and the self-checks compare with it
+            options = replace(
+                self._attack_options(attacks), epsilons=(0.0, *candidate.epsilons), restarts=candidate.restarts,
+                corruptions=False, run=replace(self.run_options, limit=candidate.images),
+            )  # fmt: skip
+            self.run("attack", self.alias, options)
         return budget, rows
 
-    def _explain(self) -> None:
-        methods = tuple(name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied)
-        if not methods:
-            self._leave_out("explain", f"none of the methods that are checked is defined for {self.alias}")
-            return
-        limit = self.at_most(EXPLAINED)
-        line = f"explain {self.name} {self.images.typed} --method {','.join(methods)} {_CHECKS}"
-        self.run(
-            "explain", self.alias, f"{line} --limit {limit}",
-            lambda run: ExplainOptions(
-                (self.name,), method=methods, verify=True, counterfactuals=False, composites=("none",),
-                other_substrates=("none",), stability=False, run=replace(run, limit=limit), **self._common,
-            ),
+    def _attack_options(self, attacks: tuple[str, ...]) -> AttackOptions:
+        return AttackOptions(
+            (self.name,), attacks=attacks, inside=False, predicted=self.images.predicted, run=self.run_options,
+            **self.common,
         )  # fmt: skip
 
-    def _stats(self) -> None:
-        reason = self.model.supports("stats")
-        if reason is not None:
-            self._leave_out("stats", reason.partition("; ")[0])
-            return
-        self.run(
-            "stats", self.alias, f"stats {self.name} {self.images.typed}",
-            lambda run: StatsOptions((self.name,), run=run, **self._common),
-        )  # fmt: skip
-
-    def _corruptions(self) -> None:
-        line = f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(FEWEST)} --no-inside"
-        self.run(
-            "attack", self.alias, line, lambda run: replace(self._attack_options(FEWEST), run=run),
-            part=CORRUPTIONS_PART,
-        )  # fmt: skip
-
-    def _attack(self, candidate: CandidateRow) -> ChapterRow:
-        attacks = (*FEWEST, *candidate.attacks)  # a single step takes no time, and the self-checks compare with it
-        epsilons = (0.0, *candidate.epsilons)
-        line = (
-            f"attack {self.name} {self.images.typed_with_labels} --attack {','.join(attacks)} "
-            f"--epsilon {','.join(f'{each:g}' for each in epsilons)} --restarts {candidate.restarts} --no-corruptions "
-            f"--no-inside --limit {candidate.images}"
-        )
-        options = replace(
-            self._attack_options(attacks), epsilons=epsilons, restarts=candidate.restarts, corruptions=False
-        )
-        return self.run(
-            "attack", self.alias, line, lambda run: replace(options, run=replace(run, limit=candidate.images))
-        )  # fmt: skip
-
-    def _attack_options(self, attacks: Sequence[str]) -> AttackOptions:
-        predicted = self.images.predicted
-        return AttackOptions((self.name,), attacks=tuple(attacks), inside=False, predicted=predicted, **self._common)
-
-    def _is_defined(self, attack: str) -> bool:
-        setting = Setting(1, len(self.model.classes), self.split.size)
+    def _is_defined(self, attack: Attack) -> bool:
         try:
-            algorithm_of(ATTACKS[attack], setting)
+            algorithm_of(attack, Setting(1, len(self.model.classes), self.split.size))
         except UnsupportedError:
             return False
         return True
 
-    def _leave_out(self, part: Part, reason: str) -> None:
-        self.untested.append(UntestedRow(part, reason))
+
+def pass_seconds(row: AttackRow) -> float:
+    """Seconds of one forward pass of one image in an attack that was run; 0 where it attacked nothing.
+
+    row: its forward passes include those whose gradients it took.
+    """
+    passes = row.forwards + (_BACKWARD - 1) * row.backwards
+    return row.seconds / passes if passes else 0.0
+
+
+def budget_row(minutes: float, others: float, one_pass: float) -> BudgetRow:
+    """The budget in minutes; others: seconds of the other chapters; one_pass: of one forward pass of one image."""
+    return BudgetRow(minutes, others / 60, max(KEPT * minutes, minutes - others / 60), one_pass)
+
+
+def considered(
+    candidates: Sequence[CandidateRow],
+    budget: BudgetRow,
+    *,
+    images: int,
+    shares: Mapping[float, float],
+    defined: Callable[[Attack], bool] = lambda _: True,
+) -> tuple[CandidateRow, ...]:
+    """All candidates in their order, and FGSM at the end; the first that fits what is left is chosen.
+
+    images: that there are; candidates that differ in more images than these alone are one. shares: as swept_passes;
+    defined: whether the model has enough classes for an attack.
+    """
+    rows: list[CandidateRow] = []
+    later: CandidateState = "too long"  # once one is chosen, all others are weaker
+    for candidate in dict.fromkeys(replace(each, images=min(each.images, images)) for each in candidates):
+        if not all(defined(member) for name in candidate.attacks for member in members_of(name)):
+            rows.append(replace(candidate, state="undefined"))
+            continue
+        takes = budget.pass_seconds * (swept_passes(candidate, shares) + checked_passes(candidate))
+        first = later == "too long" and takes <= 60 * budget.left
+        rows.append(replace(candidate, minutes=takes / 60, state="chosen" if first else later))
+        later = "weaker" if first else later
+    last: CandidateState = "weaker" if later == "weaker" else "chosen"
+    return (*rows, CandidateRow(FEWEST, 1, _FULL, images, 0.0, last))  # it has been run already
+
+
+def chosen(rows: Sequence[CandidateRow]) -> CandidateRow:
+    """The candidate that is run."""
+    return next(row for row in rows if row.state == "chosen")
+
+
+def checked_passes(candidate: CandidateRow) -> float:
+    """The most forward passes that the self-checks take (slow attacks have few steps there), and the attack on a
+    sample."""
+    total = 0.0
+    for name in candidate.attacks:
+        runs = 0 if ATTACKS[name].slow else _RUNS * min(CHECKED, candidate.images)
+        runs += min(SAMPLED, candidate.images) if name == example_attack((*FEWEST, *candidate.attacks)) else 0
+        total += runs * sum(_passes(member, candidate.restarts) for member in members_of(name))
+    return total
+
+
+def swept_passes(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
+    """The most forward passes that the attacks alone take.
+
+    An image that is fooled at one epsilon is not attacked at larger ones, and by the later members of an ensemble not
+    at this one. shares: epsilon in 1/255 (0: clean) -> the share of the images that a weaker attack leaves correct, so
+    that no more are left here.
+    """
+    total = 0.0
+    for name in candidate.attacks:
+        for index, member in enumerate(members_of(name)):
+            for before, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons):
+                share = shares.get(before if index == 0 else epsilon, shares.get(0.0, 1.0))
+                total += share * _passes(member, candidate.restarts)
+    return candidate.images * total
+
+
+def _passes(attack: Attack, restarts: int) -> float:
+    """One run of an attack on an image in forward passes of about the same time."""
+    return attack.passes(restarts=restarts) * (_BACKWARD if attack.gradients else 1.0)
 
 
 def measure(options: AuditOptions) -> Path:
@@ -192,25 +254,18 @@ def measure(options: AuditOptions) -> Path:
         label_columns(model.classes, split)  # classes that the model does not know are refused before any chapter
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, predicted)
-    with RunFolder.create(
-        "audit",
-        name_parts=(model.alias, split.name),
-        title=f"Audit of {model.alias} on {split.title or split.name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run, models=(model,), split=split),
-        formats=run.formats,
-    ) as folder:
+    config = settings(options, run, models=(model,), split=split)
+    title = f"Audit of {model.alias} on {split.title or split.name}"
+    with RunFolder.opened("audit", run, config, name_parts=(model.alias, split.name), title=title) as folder:
         chapters = AuditChapters(folder.path, name, model, split, images, options)
         chapters.analyse()
         start = time.monotonic()
         why: dict[str, Any] = {} if predicted else failure_fields([_mapped(model, split, run)], quiet=run.quiet)
-        budget, considered = chapters.attack(others=time.monotonic() - start)
+        budget, tried = chapters.attack(options.budget, others=time.monotonic() - start)
         folder.keep(
             AuditRecord(
-                folder=folder.path, chapters=tuple(chapters.done), attacks_considered=considered, budget=(budget,),
-                **why,
-                untested=tuple(chapters.untested),
+                folder=folder.path, chapters=tuple(chapters.done), attacks_considered=tried, budget=(budget,),
+                untested=tuple(chapters.untested), **why,
             )
         )  # fmt: skip
         path = publish(folder)

@@ -6,29 +6,19 @@ from pathlib import Path
 from typing import Final
 
 from vitlens.commands.run.flags import bundle, option
-from vitlens.commands.run.options import (
-    ModelOptions,
-    RunOptions,
-    data_option,
-    images_option,
-    one_model,
-    predicted_option,
-)
+from vitlens.commands.run.options import ModelOnImages, ModelOptions, RunOptions, predicted_option
 from vitlens.errors import InputError
 
 BUDGET: Final = 3.0  # minutes
 
 
 @dataclass(frozen=True)
-class AuditOptions:
+class AuditOptions(ModelOnImages):
     """model: the one that is judged; data, images: labelled or not; predicted: labels are left aside, and attacks and
     corruptions use the model's predictions, as they do where there are no labels; budget: minutes for all chapters
     together, of which the attack has what the others leave; junit: the file for continuous integration (None: none);
     cache: whether chapters of earlier runs are used again."""
 
-    model: str = one_model()
-    data: str | None = data_option()
-    images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
     budget: float = option(
         "--budget",

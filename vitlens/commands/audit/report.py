@@ -10,8 +10,8 @@ from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures
-from vitlens.report.claims import Claim, judge
-from vitlens.report.document import Section, Table
+from vitlens.report.claims import Claim, found, judge
+from vitlens.report.document import Table
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import ORDER, ROWS, Report
 from vitlens.report.sections import Section as Declared
@@ -43,16 +43,15 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
     failing = [claim.question for claim in judged if claim.state == "fail"]
     warned = [claim.question for claim in judged if claim.state == "warn"]
     (alias,) = record.aliases
-    given = {"model": alias, "n": states.total(), "passed": states["pass"], "failing": failing, "warned": warned,
-             "rest": states["inconclusive"] + states["not tested"]}  # fmt: skip
-    yield Claim(
+    yield found(
         "release", alias,
-        say("**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in "
-            "{{ failing|names }}{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif "
-            "%}{% if rest %}; {{ rest }}"
-            " {{ rest|are }} inconclusive or not tested{% endif %}.", **given),
-        title=say("{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is doubtful in "
-                  "{{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}", **given),
+        "**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in {{ failing|names }}"
+        "{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif %}{% if rest %}; {{ rest }} "
+        "{{ rest|are }} inconclusive or not tested{% endif %}.",
+        headline="{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is doubtful in "
+        "{{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}",
+        given={"model": alias, "n": states.total(), "passed": states["pass"], "failing": failing, "warned": warned,
+               "rest": states["inconclusive"] + states["not tested"]},
         kind="answer",
     )  # fmt: skip
     yield from failures.claims(record)
@@ -68,10 +67,11 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
                 strong and name == "corruptions" and claim.question == "robustness"
             ):
                 continue
-            claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
             if name == "attack" and claim.question == "common corruptions":
                 continue
-            yield _without_labels(record, claim) if record.predicted else _one_step(claim) if not strong else claim
+            claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
+            claim = claim if strong else _one_step(claim)
+            yield _without_labels(record, claim) if record.predicted else claim
     (alias,) = record.aliases
     for row in record.untested:
         yield from (Claim(lost, alias, state="not tested", because=row.reason) for lost in _LOST.get(row.part, ()))
@@ -104,7 +104,6 @@ def _one_step(claim: Claim) -> Claim:
 
 def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
     """Corruptions are judged by the share of predictions that stay the same."""
-    claim = _one_step(claim) if "attack" not in record.named else claim
     if claim.question != "common corruptions":
         return claim
     error = record.metrics.get(f"mean_error_on_corruptions/{record.aliases[0]}")
@@ -167,10 +166,6 @@ def glance(record: AuditRecord) -> Table:
     return Table("", ("judged", "status", "value", "limit", "because"), cells)
 
 
-def _sections(record: AuditRecord) -> Iterator[Section]:
-    return answered(record.parts, _QUESTIONS, list(_judged(record)))
-
-
 REPORT: Final = Report(
     AuditRecord,
     claims=claims,
@@ -184,7 +179,7 @@ REPORT: Final = Report(
             "{% if rows|length == 1 %}s{% endif %}.",
             columns=("metric", "holds", "because"),
         ),
-        _sections,
+        lambda record: answered(record.parts, _QUESTIONS, list(_judged(record))),
         *failures.SECTIONS,
         Declared(
             "Which attack was run?", "attacks_considered",

@@ -1,9 +1,10 @@
 """Two models on the same labelled images: predictions, maps, failures and successes, disturbed images, shape bias."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from vitlens.analysis.answers.classes import require_shared
 from vitlens.analysis.answers.evaluate import (
+    BACKWARD,
     Evaluation,
     accuracy,
+    answers,
     calibration,
     calibration_error,
+    fitting_batch_size,
     require_labels,
 )
 from vitlens.analysis.failures.compare import evaluations
@@ -23,36 +27,53 @@ from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.disturbed import passes, robustness
 from vitlens.analysis.failures.errors import Comparison, by_class, compare_answers, confusions
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
+from vitlens.analysis.faithfulness.league import Settings, checks_in, league
+from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, as_shares, map_overlap, map_shares
+from vitlens.analysis.faithfulness.randomisation import Explain
+from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.attribution.explain import explain, preferred_methods, require_method
+from vitlens.attribution.registry import attribution
 from vitlens.commands.compare import record as rows
-from vitlens.commands.compare.maps import (
-    Maps,
-    best_method,
-    candidates,
-    checked,
-    described,
-    maps_of_both,
-    quicker,
-    sample,
-)
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.run.load import read_as
-from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import compared, in_pairs
 from vitlens.commands.shared.failures_measure import failure_fields
+from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
+from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow, judged_maps
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of
+from vitlens.data.identity import sources
 from vitlens.data.shapes import CLASSES as SHAPES
 from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model
+from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
 
 EXAMPLES: Final = 6  # images of each cell that are shown with their maps
+CANDIDATES: Final = 2  # methods of a model of which the best is taken
+STEPS: Final = 8  # of the removal curves; vitlens explain has 20
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Maps of some images: indices (m,) into the split, sorted; sampled: (m,), those of the random subset over which
+    statistics are averaged, the others are examples; values: raw maps of each model (m, rows, columns); shares,
+    overlap: their position, concentration and overlap, all (m,); grid: of cells, and size in px, on which these were
+    computed."""
+
+    indices: Tensor
+    sampled: Tensor
+    values: tuple[Tensor, ...]
+    shares: tuple[MapShares, ...]
+    overlap: MapOverlap
+    grid: tuple[int, int]
+    size: tuple[int, int]
 
 
 def measure(options: CompareOptions) -> Path | None:
@@ -67,77 +88,59 @@ def measure(options: CompareOptions) -> Path | None:
     if options.panels > options.maps:
         raise InputError(f"expected --maps of at least --panels ({options.panels}), found {options.maps}")
     run = Run("compare", options)
-    _require_two(*run.models)
-    for split in run.splits:
-        require_labels(split)
-    require_shared(run.models[0].classes, run.models[1].classes, run.split.classes)
-    run.splits = read_as(run.models, run.splits, run.run)
-    named = candidates(options.method, run.models)
-    for model, split in zip(run.models, run.splits):
-        chosen_targets(options.target, model, split)
-    conflicts = _cue_conflicts(run)
-    if conflicts:
-        require_shared(run.models[0].classes, run.models[1].classes, conflicts[0].classes)
-    with run.folder("Comparison of") as folder:
-        return folder.publish(lambda: _recorded(run, named, conflicts))
-
-
-def _require_two(first: Model, second: Model) -> None:
-    """Raise InputError for one model under two names."""
+    first, second = run.models
     one, two = first.module.state_dict(), second.module.state_dict()
     same = first.architecture == second.architecture and first.preprocessing == second.preprocessing
     if same and one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one):
         raise InputError(
             f"expected two models to compare, found the same weights as {first.alias} and {second.alias}; name another"
         )
+    for split in run.splits:
+        require_labels(split)
+    require_shared(first.classes, second.classes, run.split.classes)
+    run.splits = read_as(run.models, run.splits, run.run)
+    named = candidates(options.method, run.models)
+    for model, split in zip(run.models, run.splits):
+        chosen_targets(options.target, model, split)
+    conflicts = _cue_conflicts(run)
+    if conflicts:
+        require_shared(first.classes, second.classes, conflicts[0].classes)
+    with run.folder("Comparison of") as folder:
+        return folder.publish(lambda: _recorded(run, named, conflicts))
 
 
 def _recorded(
     run: Run[CompareOptions], named: Sequence[Sequence[str]], conflicts: Sequence[Split]
 ) -> rows.CompareRecord:
     """All rows of the comparison."""
-    options, split, seed, (first, second) = run.options, run.split, run.run.seed, run.models
+    options, split, (first, second) = run.options, run.split, run.models
     checks = [checked(run, *each) if options.checked else () for each in zip(run.models, run.splits, named)]
     methods = tuple(best_method(own) if own else names[0] for own, names in zip(checks, named))
-    with progress(f"predicting{quicker(run)}", 2 * len(split), quiet=run.run.quiet) as advance:
-        evaluated = evaluations(
-            (first, second),
-            (run.splits[0], run.splits[1]),
-            batch_size=run.run.batch_size,
-            precision=run.run.precision,
-            advance=advance,
-        )
+    with run.progress(f"predicting{quicker(run)}", 2 * len(split)) as advance:
+        evaluated = evaluations((first, second), (run.splits[0], run.splits[1]), **run.passes, advance=advance)
     comparison = compare_answers(*evaluated)
-    sampled, by_cell = sample(split, options.maps, seed=seed), _examples(comparison)
+    sampled, by_cell = sample(split, options.maps, seed=run.run.seed), _examples(comparison)
     maps = maps_of_both(run, methods, torch.cat([sampled, *by_cell]).unique(), sampled)
-    disturbed = list(_disturbed(run)) if options.harder else []
-    bias = list(_bias(run, conflicts))
+    harder, pairs = _disturbed(run) if options.harder else ((), ())
+    bias, cue_conflicts = _bias(run, conflicts)
     images = _images(comparison, split, maps, by_cell, options.panels)
+    subjects = [  # with the maps of the sampled images: the others are shown for their errors
+        Subject(model, own, each, values[maps.sampled], maps.indices[maps.sampled], **run.passes, seed=run.run.seed)
+        for model, own, each, values in zip(run.models, run.splits, evaluated, maps.values)
+    ]
     return replace(
-        answered(comparison, evaluated, seed),
+        answered(comparison, evaluated, run.run.seed),
         **described(run, methods, maps),
-        **failure_fields(_subjects(run, evaluated, maps), quiet=run.run.quiet),
+        **failure_fields(subjects, quiet=run.run.quiet),
         map_checks=(*checks[0], *checks[1]),
         images_shown=tuple(images),
-        robustness=tuple(row for own, _ in disturbed for row in own),
-        disturbed_pairs=tuple(_disturbed_pairs([each for _, each in disturbed], run)) if disturbed else (),
-        shape_bias=tuple(row for row, _ in bias),
-        cue_conflicts=tuple(row for _, own in bias for row in own),
+        robustness=harder,
+        disturbed_pairs=pairs,
+        shape_bias=bias,
+        cue_conflicts=cue_conflicts,
         training=trainings_of(run.models),
         shown=_shown(images, split, maps),
     )
-
-
-def _subjects(run: Run[CompareOptions], evaluated: Sequence[Evaluation], maps: Maps) -> list[Subject]:
-    """Both models with the maps of the sampled images: the others are shown for their errors."""
-    options, sampled = run.run, maps.sampled
-    return [
-        Subject(
-            model, split, evaluation, values[sampled], maps.indices[sampled],
-            precision=options.precision, batch_size=options.batch_size, seed=options.seed,
-        )
-        for model, split, evaluation, values in zip(run.models, run.splits, evaluated, maps.values)
-    ]  # fmt: skip
 
 
 def answered(comparison: Comparison, evaluated: Sequence[Evaluation], seed: int) -> rows.CompareRecord:
@@ -235,42 +238,26 @@ def _shown(images: Sequence[rows.ImageRow], split: Split, maps: Maps) -> rows.Sh
     return rows.ShownArrays(split.source.read(where).numpy(), first, second, masks)
 
 
-Outcomes = list[tuple[str, float, NDArray[np.bool_], Tensor | None]]  # disturbance, level, correct, groups
-
-
-def _disturbed(run: Run[CompareOptions]) -> Iterator[tuple[list[rows.HarderRow], Outcomes]]:
-    """For each model accuracy by level of every disturbance, on the same seeded, class-balanced subset of at most
-    --disturbed images."""
-    options = run.run
+def _disturbed(run: Run[CompareOptions]) -> tuple[tuple[rows.HarderRow, ...], tuple[rows.DisturbedPairRow, ...]]:
+    """Accuracy of each model by level of every disturbance, on the same seeded, class-balanced subset of at most
+    --disturbed images; and the differences of the two, all tests corrected together (Holm)."""
+    seed, found, (first, second) = run.run.seed, [], run.aliases
+    correct: list[list[NDArray[np.bool_]]] = []  # of each model, at all levels
     for model, split in zip(run.models, run.splits):
-        subset = split.limit(run.options.disturbed, seed=options.seed)
-        chance, found, outcomes = 1 / len(split.classes), [], []
-        with progress(
-            f"{model.alias} on disturbed images{quicker(run)}", passes(subset), quiet=options.quiet
-        ) as advance:
-            disturbed = robustness(
-                model,
-                subset,
-                batch_size=options.batch_size,
-                precision=options.precision,
-                seed=options.seed,
-                advance=advance,
-            )
-        for each in disturbed:
-            for level, correct, estimate in zip(each.levels, each.correct, each.accuracies(seed=options.seed)):
-                found.append(rows.HarderRow(model.alias, each.kind, level, estimate, chance))
-                outcomes.append((each.kind, level, correct.numpy(), each.groups))
-        yield found, outcomes
-
-
-def _disturbed_pairs(outcomes: Sequence[Outcomes], run: Run[CompareOptions]) -> Iterator[rows.DisturbedPairRow]:
-    """The difference of the two models at every level of every disturbance, all tests corrected together (Holm)."""
-    first, second = run.aliases
-    correct = [(first, second, one[2], two[2]) for one, two in zip(*outcomes)]
-    groups = outcomes[0][0][3]
-    pairs = compared(correct, groups=None if groups is None else groups.numpy(), seed=run.run.seed)
-    for (kind, level, *_), row in zip(outcomes[0], pairs):
-        yield rows.DisturbedPairRow(**vars(row), kind=kind, level=level)
+        subset = split.limit(run.options.disturbed, seed=seed)
+        with run.progress(f"{model.alias} on disturbed images{quicker(run)}", passes(subset)) as advance:
+            disturbed = robustness(model, subset, **run.passes, seed=seed, advance=advance)
+        found.append([
+            rows.HarderRow(model.alias, each.kind, level, estimate, 1 / len(split.classes))
+            for each in disturbed for level, estimate in zip(each.levels, each.accuracies(seed=seed))
+        ])  # fmt: skip
+        correct.append([right.numpy() for each in disturbed for right in each.correct])
+    groups = None if disturbed[0].groups is None else disturbed[0].groups.numpy()
+    pairs = compared([(first, second, *both) for both in zip(*correct)], groups=groups, seed=seed)
+    tested = tuple(
+        rows.DisturbedPairRow(**vars(pair), kind=row.kind, level=row.level) for row, pair in zip(found[0], pairs)
+    )
+    return (*found[0], *found[1]), tested
 
 
 def _cue_conflicts(run: Run[CompareOptions]) -> list[Split]:
@@ -281,17 +268,8 @@ def _cue_conflicts(run: Run[CompareOptions]) -> list[Split]:
     """
     name, options, split = run.options.cue_conflict, run.run, run.split
     if name is not None:
-        named = [
-            load_data(
-                name,
-                part="test",
-                preprocessing=model.preprocessing,
-                data_dir=options.data_dir,
-                seed=options.seed,
-                whole=True,
-            )
-            for model in run.models
-        ]
+        load = partial(load_data, name, part="test", data_dir=options.data_dir, seed=options.seed, whole=True)
+        named = [load(preprocessing=model.preprocessing) for model in run.models]
         for each in named:
             require_cues(each)
         return named
@@ -305,25 +283,161 @@ def _cue_conflicts(run: Run[CompareOptions]) -> list[Split]:
 
 def _bias(
     run: Run[CompareOptions], conflicts: Sequence[Split]
-) -> Iterator[tuple[rows.BiasRow, list[rows.ConflictRow]]]:
+) -> tuple[tuple[rows.BiasRow, ...], tuple[rows.ConflictRow, ...]]:
     """The shape bias of both models, overall and by class of shape; nothing where there is no cue conflict."""
-    options = run.run
+    overall, by_shape = [], []
     for model, split in zip(run.models, conflicts):
-        with progress(f"{model.alias} on cue conflicts", len(split), quiet=options.quiet) as advance:
-            found = shape_bias(
-                model,
-                split,
-                batch_size=options.batch_size,
-                precision=options.precision,
-                seed=options.seed,
-                advance=advance,
-            )
-        of_class = [
-            rows.ConflictRow(
-                model.alias, each.name, each.n, each.shape, each.texture,
-                each.shape / (each.shape + each.texture) if each.shape + each.texture else None,
-            )
-            for each in found.by_class
-        ]  # fmt: skip
+        with run.progress(f"{model.alias} on cue conflicts", len(split)) as advance:
+            found = shape_bias(model, split, **run.passes, seed=run.run.seed, advance=advance)
+        for each in found.by_class:
+            either = each.shape + each.texture
+            share = each.shape / either if either else None
+            by_shape.append(rows.ConflictRow(model.alias, each.name, each.n, each.shape, each.texture, share))
         n, data = sum(each.n for each in found.by_class), split.title or split.name
-        yield rows.BiasRow(model.alias, n, found.bias, found.shape, found.texture, data, found.note), of_class
+        overall.append(rows.BiasRow(model.alias, n, found.bias, found.shape, found.texture, data, found.note))
+    return tuple(overall), tuple(by_shape)
+
+
+def candidates(method: Sequence[str], models: Sequence[Model]) -> tuple[tuple[str, ...], ...]:
+    """The methods of each model that are checked: the one of `method`, or the first and second of two, else the
+    preferred ones of its family.
+
+    Raises InputError for more than two, UnknownNameError and UnsupportedError as the registry does.
+    """
+    if len(method) > 2:
+        raise InputError(f"expected --method A or A,B (the first model's, the second's), found {len(method)} methods")
+    for name in method:
+        attribution(name)
+    chosen = (
+        [(name,) for name in [*method, *method][:2]] if method else [preferred_methods(m, CANDIDATES) for m in models]
+    )
+    for model, names in zip(models, chosen):
+        for name in names:
+            require_method(model, name)
+    return tuple(chosen)
+
+
+def checked(run: Run[CompareOptions], model: Model, split: Split, names: Sequence[str]) -> tuple[MapCheckRow, ...]:
+    """The checks of a model's methods on a seeded, class-balanced subset of at most --checked images, of the target
+    class's logit."""
+    options, target = run.run, run.options.target
+    chosen = sample(split, run.options.checked, seed=options.seed)
+    part = split.pick(chosen)
+    size = options.batch_size or fitting_batch_size(model)
+    images = torch.cat([batch.images for batch in part.batches(size, device=model.device)])
+    targets = chosen_targets(target, model, split)
+    classes = answers(model, part, batch_size=size).argmax(-1) if targets is None else targets[chosen]
+
+    def maps_by(name: str) -> Explain:
+        return lambda model, images, classes: explain(
+            model, images, targets=classes, method=name, batch_size=options.batch_size, seed=options.seed
+        )
+
+    functions = {name: maps_by(name) for name in names}
+    settings = Settings(steps=STEPS, counterfactuals=False, seed=options.seed, batch_size=size)
+    with run.progress(f"checking maps of {model.alias}", checks_in(len(names)), "checks") as advance:
+        found = league(model, images, classes.to(model.device), functions, settings=settings, advance=advance)
+    given = (model, images, classes.to(model.device), functions, found, settings, part.groups, sources(part))
+    return tuple(CheckedMaps(*given, quiet=options.quiet).rows())
+
+
+def best_method(checks: Sequence[MapCheckRow]) -> str:
+    """The method of the best verdict, then of the greatest ROAD; where no verdict is better than inconclusive, the
+    first, which is the preferred one."""
+    best = judged_maps(checks)[0]
+    return best.method if best.state in ("pass", "warn") else checks[0].method
+
+
+def sample(split: Split, count: int, *, seed: int) -> Tensor:
+    """Indices (sorted) of a seeded, class-balanced subset of at most count images."""
+    numbered = replace(split, groups=torch.arange(len(split))).limit(count, seed=seed)
+    return torch.arange(len(split)) if numbered.groups is None else numbered.groups
+
+
+def quicker(run: Run[CompareOptions]) -> str:
+    """What a line of progress says where --limit was not given."""
+    return "" if run.run.limit else " (--limit N: fewer images)"
+
+
+def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tensor, sampled: Tensor) -> Maps:
+    """Both models' maps of the images at these indices, of the target class's logit, with their properties on the
+    patches of the first model that has patches (else about 14 cells a side)."""
+    options, both = run.run, []
+    for model, split, method in zip(run.models, run.splits, methods):
+        targets = chosen_targets(run.options.target, model, split)
+        count = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
+        parts = []
+        with run.progress(f"{method} of {model.alias}{quicker(run)}", len(indices)) as advance:
+            for batch in split.pick(indices).batches(count, device=model.device):
+                own = None if targets is None else targets[indices[batch.indices]].to(model.device)
+                found = explain(model, batch.images, targets=own, method=method, seed=options.seed)
+                parts.append(found.detach().float().cpu())
+                advance(len(found))
+        both.append(torch.cat(parts))
+    reference = next((model for model in run.models if model.anatomy.layout is not None), run.model)
+    grid, (height, width) = removal_grid(reference), reference.input_size
+    size = (grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1]))
+    masks = None if run.split.masks is None else run.split.masks[indices]
+    shares = tuple(map_shares(values, size=size, grid=grid, masks=masks) for values in both)
+    overlap = map_overlap(*both, size=size, grid=grid)
+    return Maps(indices, torch.isin(indices, sampled), tuple(both), shares, overlap, grid, size)
+
+
+def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> dict[str, Any]:
+    """The fields of the record that describe the maps: means over those of the sampled images that are usable."""
+    split, seed, known = run.split, run.run.seed, []
+    on_object: list[OnObjectRow] = []
+    agreement: tuple[rows.AgreementRow, ...] = ()
+
+    def groups_of(members: Tensor) -> NDArray[Any] | None:
+        return None if split.groups is None else split.groups[maps.indices][members].numpy()
+
+    def mean(values: Tensor, members: Tensor, unit: str = "fraction") -> Estimate:
+        return bootstrap_mean(values[members].numpy(), groups=groups_of(members), seed=seed, unit=unit)
+
+    for at, (alias, method, shares) in enumerate(zip(run.aliases, methods, maps.shares)):
+        usable, means = shares.usable & maps.sampled, {}
+        if usable.any():
+            own = {each.score: each for each in _on_object(maps, at, run, usable)}
+            on_object += own.values()
+            means = {
+                name: mean(getattr(shares, name), usable) for name in ("half", "spread", "central", "row", "column")
+            }
+            names = {"mass": "inside", "pointing": "pointing"}
+            means |= {names[score]: each.estimate for score, each in own.items()}
+        known.append(rows.MapRow(alias, method, accuracy(shares.usable[maps.sampled]), **means))
+    usable, overlap = maps.overlap.usable & maps.sampled, maps.overlap
+    if usable.any():
+        one, two = (each.half[usable].numpy() for each in maps.shares)
+        gap = bootstrap_difference(one, two, groups=groups_of(usable), seed=seed)
+        first, second = run.aliases
+        alike = (mean(overlap.spearman, usable, ""), mean(overlap.top, usable), mean(overlap.shared, usable))
+        agreement = (rows.AgreementRow(first, second, *alike, gap),)
+    return {
+        "methods": tuple(known),
+        "on_object": tuple(on_object),
+        "agreement": agreement,
+        "mean_maps": rows.MeanMapArrays(_mean_map(maps, 0), _mean_map(maps, 1)),
+    }
+
+
+def _on_object(maps: Maps, at: int, run: Run[CompareOptions], usable: Tensor) -> Iterator[OnObjectRow]:
+    """Where the usable maps of one model lie on the objects, by score; none without masks."""
+    split, members = run.split, maps.indices[usable]
+    if split.masks is None:
+        return
+    groups = None if split.groups is None else split.groups[members]
+    photographs, named = sources(split.pick(maps.indices))[usable], [(run.aliases[at], maps.values[at][usable])]
+    for score in ("mass", "pointing"):
+        yield from on_object_rows(
+            run.aliases[at], named, score, split.masks[members], groups=groups, sources=photographs, seed=run.run.seed
+        )
+
+
+def _mean_map(maps: Maps, at: int) -> NDArray[np.float64]:
+    """The mean of one model's usable maps, each divided by its sum; uniform where there is none."""
+    usable = maps.shares[at].usable & maps.sampled
+    if not usable.any():
+        return np.full(maps.grid, 1 / np.prod(maps.grid))
+    mean = as_shares(maps.values[at][usable], size=maps.size, grid=maps.grid).mean(0)
+    return np.asarray(mean.numpy())

@@ -210,12 +210,6 @@ def _mean_maps(record: CompareRecord) -> list[Picture]:
     return [Picture(None, mean * mean.size, column=alias) for alias, mean in zip(record.aliases, both)]
 
 
-def _fair(record: CompareRecord) -> bool:
-    """Whether a difference between the maps says something about the models."""
-    first, second = record.methods
-    return first.method == second.method or all(each.state == "pass" for each in _judged(record))
-
-
 def _relation(correlation: Estimate) -> str:
     """How far two maps agree by their mean rank correlation."""
     if beyond(correlation, 0.0) is Side.UNDECIDED:
@@ -229,10 +223,10 @@ def _alike(record: CompareRecord) -> str:
     """Whether the two models' maps agree and which are more concentrated, where that can be said."""
     if not record.agreement:
         return "No image has a usable map of both models."
-    (row,) = record.agreement
+    (row,), (one, other) = record.agreement, record.methods
     if (row.spearman.n or 0) < FEWEST:
         return say("{{ n }} image{{ n|s }} {{ n|are }} too few to compare the maps.", n=row.spearman.n)
-    if not _fair(record):
+    if one.method != other.method and any(each.state != "pass" for each in _judged(record)):
         return (
             "The maps of the two models are not compared: they are by two methods that do not both pass their checks, "
             "and a difference between them may come from the methods."
@@ -300,10 +294,6 @@ def _errors(record: CompareRecord) -> str:
     )  # fmt: skip
 
 
-def _of_confusion(record: CompareRecord) -> Sequence[object]:
-    return [row for row in record.confusions if row.count > 1] if record.images >= FEWEST else ()
-
-
 REPORT: Final = Report(
     CompareRecord,
     claims=claims,
@@ -336,7 +326,9 @@ REPORT: Final = Report(
         ),
         class_sections()[0],
         Section(
-            "Which classes are confused?", _of_confusion, order=lambda row: -row.count,
+            "Which classes are confused?",
+            lambda record: [row for row in record.confusions if row.count > 1 and record.images >= FEWEST],
+            order=lambda row: -row.count,
             opening="Most often **{{ first.model }}** predicts {{ first.prediction }} for {{ first.truth }}: "
             "{{ first.count }} images.",
             columns=("model", "truth", "prediction", "count"),

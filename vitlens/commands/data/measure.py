@@ -12,14 +12,9 @@ from vitlens.errors import DataError
 
 
 def measure(options: DataOptions) -> Iterator[str]:
-    """The lines to print."""
-    return data_table(options.name, data_dir=options.data_dir)
-
-
-def data_table(name: str | None = None, *, data_dir: Path = Path("data")) -> Iterator[str]:
     """Lines: all named data sets, or the parts of one set, folder or .npz. Raises UnknownNameError and DataError."""
-    if name is not None:
-        yield from _parts(name, data_dir)
+    if options.name is not None:
+        yield from _parts(options.name, options.data_dir)
         return
     for info in SETS.values():
         size = f"{info.size[0]}x{info.size[1]} px" if info.size else "sizes differ"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from torch.nn import functional as F
@@ -13,7 +13,6 @@ from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate, re
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import read_as
-from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
@@ -38,7 +37,12 @@ def measure(options: EvaluateOptions) -> Path | None:
     run.splits = read_as(run.models, run.splits, run.run)
     _ = run.shares  # fewer images than processes are refused before anything is written
     with run.folder("Evaluation of") as folder:
-        evaluations, seed = list(_evaluations(run)), run.run.seed
+        evaluations, seed = [], run.run.seed
+        for model, split, mine in zip(run.models, run.splits, run.shares):
+            with run.progress(f"evaluating {model.alias}", len(mine)) as advance:
+                part = evaluate(model, mine, **run.passes, advance=advance)
+            labels, logits = require_labels(split).cpu().long(), run.processes.gathered(part.logits)
+            evaluations.append(replace(part, logits=logits, labels=labels, groups=split.groups))
         return folder.publish(
             lambda: replace(
                 recorded(evaluations, classes=len(run.split.classes), seed=seed),
@@ -46,16 +50,6 @@ def measure(options: EvaluateOptions) -> Path | None:
                 predictions={each.alias: _arrays(each, split) for each, split in zip(evaluations, run.splits)},
             )
         )
-
-
-def _evaluations(run: Run[Any]) -> Iterator[Evaluation]:
-    """The logits of each model on all images of its split, of all processes."""
-    for model, split, mine in zip(run.models, run.splits, run.shares):
-        size, precision = run.run.batch_size, run.run.precision
-        with progress(f"evaluating {model.alias}", len(mine), quiet=run.run.quiet) as advance:
-            part = evaluate(model, mine, batch_size=size, precision=precision, advance=advance)
-        labels, logits = require_labels(split).cpu().long(), run.processes.gathered(part.logits)
-        yield replace(part, logits=logits, labels=labels, groups=split.groups)
 
 
 def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> rows.EvaluateRecord:

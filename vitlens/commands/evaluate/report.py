@@ -26,22 +26,16 @@ def claims(record: EvaluateRecord) -> Iterator[Claim]:
         yield from which_is_better(accuracies, record.pairs) if record.images >= FEW else ()
         yield from accuracy_claims(accuracies, record.pairs)
     elif record.images >= FEW:
-        yield _answer(record.scores[0], record)
+        top = record.scores[0]
+        yield found(
+            "top-1 accuracy", top.model, "**{{ model }}** classifies {{ effect }} of the images correctly.",
+            top.accuracy, headline="{{ model }} classifies {{ right }} of {{ n }} images correctly", kind="answer",
+            given={"model": top.model, "n": record.images, "right": record.images - record.errors},
+        )  # fmt: skip
     for score in record.scores:
         yield calibration_claim(score.model, score.calibration_error)
         yield from _confidence(record, score)
         yield from worst_class(score.model, record.per_class, score.accuracy)
-
-
-def _answer(score: ScoreRow, record: EvaluateRecord) -> Claim:
-    """The accuracy of the only model."""
-    given = {"top": score, "n": record.images, "right": record.images - record.errors}
-    return Claim(
-        "top-1 accuracy", score.model,
-        say("**{{ top.model }}** classifies {{ top.accuracy }} of the images correctly.", **given),
-        title=say("{{ top.model }} classifies {{ right }} of {{ n }} images correctly", **given),
-        effect=score.accuracy, kind="answer",
-    )  # fmt: skip
 
 
 def misjudged(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:

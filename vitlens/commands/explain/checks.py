@@ -1,6 +1,7 @@
 """Every check on every method, for one model and its images, as the tables and arrays of the record."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from statistics import median
 from typing import Final
@@ -12,9 +13,9 @@ from torch.nn import functional as F
 
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
-from vitlens.analysis.answers.paired import estimates, intervals
+from vitlens.analysis.answers.paired import estimates
 from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overlap
-from vitlens.analysis.faithfulness.cascade import ENOUGH, RandomisedStage
+from vitlens.analysis.faithfulness.cascade import ENOUGH
 from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, FEWEST, CompositeKind, composite_kind
 from vitlens.analysis.faithfulness.composites import COMPOSITE_SCORES, Composites, confident_images, recognised
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, by_search
@@ -154,11 +155,9 @@ def _stage_rows(checked: CheckedMaps) -> Iterator[kept.StageRow]:
     for checks in checked.results:
         found = None if checks.randomisation is None else checks.randomisation.cascade(seed=checked.settings.seed)
         for stage in () if found is None else found.stages:
-            yield kept.StageRow(checked.model.alias, checks.name, stage.name, _similarity(stage, found.n), stage.kept)  # type: ignore[union-attr]
-
-
-def _similarity(stage: RandomisedStage, n: int) -> Estimate | None:
-    return None if stage.similarity is None else Estimate(stage.similarity, stage.low, stage.high, n, "")
+            value = stage.similarity
+            similarity = None if value is None else Estimate(value, stage.low, stage.high, found.n, "")  # type: ignore[union-attr]
+            yield kept.StageRow(checked.model.alias, checks.name, stage.name, similarity, stage.kept)
 
 
 def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
@@ -182,26 +181,27 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
 
 def _order_rows(checked: CheckedMaps, searched: Counterfactuals) -> Iterator[kept.OrderRow]:
     """With how many patches the prediction changes, in the order of each map and in that of the greedy search."""
-    groups, count = checked.groups, len(searched.prediction)
-    by_map = {each.name: each.counterfactuals for each in checked.results if each.counterfactuals is not None}
+    groups, count, by_map = checked.groups, len(searched.prediction), _by_map(checked)
     first = None if groups is None else groups[:count]
-    sizes = estimates(torch.stack([_shares(own) for own in by_map.values()]), groups=groups)
-    some = [*(_shares(own)[:count] for own in by_map.values()), _shares(searched)]
-    for name, own, size, few in zip(by_map, by_map.values(), sizes, estimates(torch.stack(some), groups=first)):
-        yield kept.OrderRow(checked.model.alias, name, size, accuracy(own.found, groups=groups), few)
-    yield kept.OrderRow(checked.model.alias, kept.SEARCH, searched=estimates(torch.stack(some), groups=first)[-1])
+    shares = {  # of the patches; all of them where no removal changes the prediction
+        name: own.sizes.float() / own.removed[0].numel() for name, own in (by_map | {kept.SEARCH: searched}).items()
+    }
+    sizes = estimates(torch.stack([shares[name] for name in by_map]), groups=groups)
+    few = estimates(torch.stack([own[:count] for own in shares.values()]), groups=first)
+    for (name, own), size, some in zip(by_map.items(), sizes, few):
+        yield kept.OrderRow(checked.model.alias, name, size, accuracy(own.found, groups=groups), some)
+    yield kept.OrderRow(checked.model.alias, kept.SEARCH, searched=few[-1])
 
 
-def _shares(own: Counterfactuals) -> Tensor:
-    """The share of the patches in each image's set; all of them where no removal changes the prediction."""
-    return own.sizes.float() / own.removed[0].numel()
+def _by_map(checked: CheckedMaps) -> dict[str, Counterfactuals]:
+    """The sets of patches in the order of each map."""
+    return {each.name: each.counterfactuals for each in checked.results if each.counterfactuals is not None}
 
 
 def _sets(checked: CheckedMaps, searched: Counterfactuals, split: Split) -> kept.SetArrays:
     """The sets of the images that are drawn."""
     shown = torch.arange(min(_DRAWN, len(searched.prediction)))
-    by_map = {each.name: each.counterfactuals for each in checked.results if each.counterfactuals is not None}
-    orders = {**by_map, kept.SEARCH: searched}
+    orders = _by_map(checked) | {kept.SEARCH: searched}
     return kept.SetArrays(
         images=split.source.read(shown).numpy(),
         methods=np.array(list(orders)),
@@ -286,7 +286,7 @@ def _composite_rows(
     checked: CheckedMaps, split: Split, masks: Masks | None, options: ExplainOptions
 ) -> dict[str, object]:
     """Localisation without masks: composites of the given images, explained by every method."""
-    kinds = composite_names(options.composites, has_masks=masks is not None)
+    kinds = [composite_kind(name) for name in composite_names(options.composites, has_masks=masks is not None)]
     if not kinds:
         return {}
     model, seed = checked.model, checked.settings.seed
@@ -296,21 +296,31 @@ def _composite_rows(
     classes = len(set(labels[usable].tolist()))
     if masks is not None and masks.shape[-2:] != images.shape[-2:]:
         masks = F.interpolate(masks[:, None].float(), size=images.shape[-2:], mode="nearest-exact")[:, 0] > 0.5
-    sets, rows, arrays = [], [], {}
+    sets, rows, arrays = [], list[kept.CompositeRow](), {}
     total = len(kinds) * len(checked.functions)
     with progress("Explaining composites", total, unit="methods", quiet=checked.quiet) as advance:
-        for name in kinds:
-            kind = composite_kind(name)
-            refused, made = _refusal(kind, len(usable), classes, masks), None
-            if not refused:
-                own = None if masks is None else masks[usable]
-                count = options.composite_count
-                made = kind.make(images[usable], labels[usable], own, count=count, seed=seed, **kind.arguments)
-            sets.append(_set_row(checked, kind, made, refused, words, len(usable), classes))
-            if made is not None:
+        for kind in kinds:
+            guessed = min(1.0, kind.classes / len(model.classes))
+            row = kept.CompositeSetRow(
+                model.alias, kind.name, _refusal(kind, len(usable), classes, masks), words, len(usable), classes, 0, 0,
+                guessed=round(guessed, 6),
+            )  # fmt: skip
+            if not row.refused:
+                made = kind.make(
+                    images[usable], labels[usable], None if masks is None else masks[usable],
+                    count=options.composite_count, seed=seed, **kind.arguments,
+                )  # fmt: skip
+                # whether an explained class is among the most probable ones of its composite, as many as it has classes
+                named = recognised(_logits(model, made.images)[made.which], made.targets, kind.classes).float()
+                share = accuracy(named > 0.5, groups=made.which, seed=seed)
+                row = replace(
+                    row, composites=len(made.images), maps=len(made), chance=round(made.chance, 6), recognised=share,
+                    seen=beyond(share, guessed) is Side.ABOVE,
+                )  # fmt: skip
                 maps = dict(_maps(checked, made, advance))
                 rows += _method_rows(checked, kind, made, maps)
-                arrays[f"{name}-{model.alias}"] = _arrays(checked, made, maps)
+                arrays[f"{kind.name}-{model.alias}"] = _arrays(checked, made, maps)
+            sets.append(row)
     return {"composite_sets": tuple(sets), "composites": tuple(rows), "composite_maps": arrays}
 
 
@@ -342,25 +352,6 @@ def _refusal(kind: CompositeKind, usable: int, classes: int, masks: Masks | None
     )
 
 
-def _set_row(
-    checked: CheckedMaps, kind: CompositeKind, made: Composites | None, refused: str, words: str, usable: int,
-    classes: int,
-) -> kept.CompositeSetRow:  # fmt: skip
-    """The composites of one kind, and how often an explained class is among the most probable ones of its composite, as
-    many as it has classes."""
-    model, guessed, share = checked.model, min(1.0, kind.classes / len(checked.model.classes)), None
-    if made is not None:
-        named = recognised(_logits(model, made.images)[made.which], made.targets, kind.classes).float()
-        share = accuracy(named > 0.5, groups=made.which, seed=checked.settings.seed)
-    return kept.CompositeSetRow(
-        model.alias, kind.name, refused, words, usable, classes,
-        0 if made is None else len(made.images),
-        0 if made is None else len(made),
-        None if made is None else round(made.chance, 6),
-        share, round(guessed, 6), share is not None and beyond(share, guessed) is Side.ABOVE,
-    )  # fmt: skip
-
-
 def _maps(checked: CheckedMaps, made: Composites, advance: Advance) -> Iterator[tuple[str, Maps]]:
     """The maps of every method and baseline; values that are not finite count as 0."""
     targets = made.targets.to(checked.model.device)
@@ -383,26 +374,22 @@ def _method_rows(
     means = {name: estimates(values, groups=made.which, seed=seed) for name, values in scores.items()}
     means["pointing"] = [pointing_rate(hits, groups=made.which, seed=seed) for hits in scores["pointing"]]
     mass, rows = dict(zip(maps, scores["mass"].double())), []
+
+    def exceeds(method: str, baseline: str) -> bool:
+        """Whether the paired difference of the masses is above 0 at the interval that so many methods require."""
+        if len(made.which.unique()) < ENOUGH:
+            return False
+        (difference,) = estimates((mass[method] - mass[baseline])[None], groups=made.which)
+        return beyond(widened(difference, len(checked.functions)), 0.0) is Side.ABOVE
+
     for place, method in enumerate(maps):
-        rest = [base for base in BASELINES if base != method]
-        above = [base for base in rest if _exceeds(mass[method] - mass[base], made.which, len(checked.functions))]
+        above = tuple(base for base in BASELINES if base != method and exceeds(method, base))
         own = {score: every[place] for score, every in means.items()}
-        rows.append(
-            kept.CompositeRow(checked.model.alias, kind.name, method, method in BASELINES, **own, above=tuple(above))
-        )
+        rows.append(kept.CompositeRow(checked.model.alias, kind.name, method, method in BASELINES, **own, above=above))
     return sorted(rows, key=lambda row: -row.mass.value)
 
 
 _SCORES: Final = tuple(COMPOSITE_SCORES.items())
-
-
-def _exceeds(difference: Tensor, groups: Tensor, looks: int) -> bool:
-    """Whether a paired difference is above 0 at the interval that so many looks require."""
-    if len(groups.unique()) < ENOUGH:
-        return False
-    low, high = intervals(difference[None], groups=groups)
-    estimate = Estimate(float(difference.mean()), float(low[0]), float(high[0]), len(difference))
-    return beyond(widened(estimate, looks), 0.0) is Side.ABOVE
 
 
 def _arrays(checked: CheckedMaps, made: Composites, maps: Mapping[str, Maps]) -> kept.CompositeArrays:

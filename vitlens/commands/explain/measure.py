@@ -1,9 +1,9 @@
 """Attribution maps of images by several methods, of one model or several; their choice, and the checks of them."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from vitlens.analysis.faithfulness.choice import DRAWS, MethodChoice
 from vitlens.analysis.faithfulness.league import BASELINES
 from vitlens.analysis.faithfulness.map_shares import map_faults
 from vitlens.analysis.faithfulness.masking import require_substrate
-from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.attribution.choice import FAITHFULNESS, REPLACED, candidates_for, chosen_by_evidence
 from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
 from vitlens.attribution.explain import explain, methods_for, require_method
@@ -176,18 +175,16 @@ class Work:
 
     def _maps(self, method: str, targets: Labels | None, precision: str, advance: Advance) -> Maps:
         """One method on every image."""
-        model, run, refinement = self.model, self.options.run, refinement_of(self.options.refine)
-        size = run.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
+        model, refinement = self.model, refinement_of(self.options.refine)
+        size = self.options.run.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
+        function = as_function(method, replace(self.options, run=replace(self.options.run, batch_size=size)))
         maps, gains, seconds = [], [], 0.0
         complete = ATTRIBUTIONS[method].complete and not refinement.changes  # a refined map sums to less
         for batch in self.split.batches(size, device=model.device):
             own = None if targets is None else targets[batch.indices].to(model.device)
-            with autocast(model.device, precision), quickly(model, method):
+            with autocast(model.device, precision):
                 start = time.perf_counter()
-                made = explain(
-                    model, batch.images, targets=own, method=method, refinement=refinement,
-                    engine=self.options.engine, batch_size=size, seed=run.seed,
-                )  # fmt: skip
+                made = function(model, batch.images, own)
                 maps.append(made.cpu())  # waits for an asynchronous device
                 seconds += time.perf_counter() - start
                 if complete and own is not None:
@@ -337,11 +334,11 @@ def _applies(model: Model, method: str, refinement: Refinement) -> bool:
     return True
 
 
-def as_function(name: str, options: ExplainOptions) -> Explain:
+def as_function(name: str, options: ExplainOptions) -> Callable[[Model, Images, Labels | None], MapsOf]:
     """A method as a function of (model, images, targets), refined as the options say."""
     refinement, engine, run = refinement_of(options.refine), options.engine, options.run
 
-    def maps(model: Model, images: Images, targets: Labels) -> MapsOf:
+    def maps(model: Model, images: Images, targets: Labels | None) -> MapsOf:
         with quickly(model, name):
             return explain(
                 model, images, targets=targets, method=name, refinement=refinement, engine=engine,

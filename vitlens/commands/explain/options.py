@@ -27,7 +27,6 @@ class RefineOptions:
     layers: tuple[int, ...] | None = option(
         "--refine-layers",
         "With --refine: the layers whose attention is used, from 0.",
-        default=None,
         metavar="LIST",
         parse=layers_of,
         shown="all",
@@ -95,12 +94,7 @@ class ExplainOptions:
         default=True,
     )
     show: tuple[str, ...] = option(
-        "--show",
-        "Draw these images, by file name (default: the first).",
-        default=(),
-        metavar="LIST",
-        parse=names_of,
-        shown=False,
+        "--show", "Draw these images, by file name (default: the first).", default=(), metavar="LIST", parse=names_of
     )
     composites: tuple[str, ...] = choices(
         "--composites",

@@ -11,7 +11,7 @@ from vitlens.archives import Form
 from vitlens.arrays import ClassNames, Masks, Pixels
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import Better, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 SEARCH: Final = "search"  # the greedy search's name among the orders of patches
@@ -58,6 +58,18 @@ class ImageRow:
     label: str | None = col("label", default=None)
 
 
+def _faithful(name: str, title: str, *, better: Better = "higher", **more: Any) -> Any:
+    return col(title, better=better, metric=f"faithfulness/{{model}}/{name}/{{method}}", **more)
+
+
+def _localised(name: str, title: str) -> Any:
+    return col(title, better="higher", metric=f"localisation/{{model}}/{name}/{{method}}", default=None)
+
+
+def _lower(metric: str, title: str) -> Any:
+    return col(title, better="lower", metric=metric, default=None)
+
+
 @dataclass(frozen=True)
 class LeagueRow:
     """One method, or baseline, in every check: means over images, None where a check was not run or gave no number.
@@ -69,47 +81,23 @@ class LeagueRow:
     model: str = col("model")
     method: str = col("method")
     baseline: bool = col("baseline")
-    deletion: Estimate = col("deletion", better="lower", metric="faithfulness/{model}/deletion/{method}")
-    insertion: Estimate = col("insertion", better="higher", metric="faithfulness/{model}/insertion/{method}")
-    gap: Estimate = col("insertion − deletion", better="higher", metric="faithfulness/{model}/gap/{method}")
-    relevance_gain: Estimate = col(
-        "symmetric relevance gain", better="higher", metric="faithfulness/{model}/relevance_gain/{method}"
-    )
-    deletion_accuracy: Estimate = col(
-        "deletion, predictions kept", better="lower", metric="faithfulness/{model}/deletion_accuracy/{method}"
-    )
-    insertion_accuracy: Estimate = col(
-        "insertion, predictions kept", better="higher", metric="faithfulness/{model}/insertion_accuracy/{method}"
-    )
-    road: Estimate | None = col("ROAD", better="higher", metric="faithfulness/{model}/road/{method}", default=None)
-    roc_auc: Estimate | None = col(
-        "ROC-AUC on the object", better="higher", metric="localisation/{model}/roc_auc/{method}", default=None
-    )
-    average_precision: Estimate | None = col(
-        "average precision", better="higher", metric="localisation/{model}/average_precision/{method}", default=None
-    )
-    iou: Estimate | None = col("IoU", better="higher", metric="localisation/{model}/iou/{method}", default=None)
-    pixel_accuracy: Estimate | None = col(
-        "pixel accuracy", better="higher", metric="localisation/{model}/pixel_accuracy/{method}", default=None
-    )
-    mass: Estimate | None = col(
-        "mass on the object", better="higher", metric="localisation/{model}/mass/{method}", default=None
-    )
-    pointing: Estimate | None = col(
-        "pointing game", better="higher", metric="localisation/{model}/pointing/{method}", default=None
-    )
-    randomisation: Estimate | None = col(
-        "all weights random", better="lower", metric="randomisation/{model}/{method}", default=None
-    )
-    cascade: Estimate | None = col(
-        "mean over stages", better="lower", metric="randomisation_cascade/{model}/{method}", default=None
-    )
-    seconds: Estimate | None = col(
-        "time an image", better="lower", metric="cost/{model}/seconds/{method}", default=None
-    )
-    forwards: Estimate | None = col(
-        "forward passes", better="lower", metric="cost/{model}/forwards/{method}", default=None
-    )
+    deletion: Estimate = _faithful("deletion", "deletion", better="lower")
+    insertion: Estimate = _faithful("insertion", "insertion")
+    gap: Estimate = _faithful("gap", "insertion − deletion")
+    relevance_gain: Estimate = _faithful("relevance_gain", "symmetric relevance gain")
+    deletion_accuracy: Estimate = _faithful("deletion_accuracy", "deletion, predictions kept", better="lower")
+    insertion_accuracy: Estimate = _faithful("insertion_accuracy", "insertion, predictions kept")
+    road: Estimate | None = _faithful("road", "ROAD", default=None)
+    roc_auc: Estimate | None = _localised("roc_auc", "ROC-AUC on the object")
+    average_precision: Estimate | None = _localised("average_precision", "average precision")
+    iou: Estimate | None = _localised("iou", "IoU")
+    pixel_accuracy: Estimate | None = _localised("pixel_accuracy", "pixel accuracy")
+    mass: Estimate | None = _localised("mass", "mass on the object")
+    pointing: Estimate | None = _localised("pointing", "pointing game")
+    randomisation: Estimate | None = _lower("randomisation/{model}/{method}", "all weights random")
+    cascade: Estimate | None = _lower("randomisation_cascade/{model}/{method}", "mean over stages")
+    seconds: Estimate | None = _lower("cost/{model}/seconds/{method}", "time an image")
+    forwards: Estimate | None = _lower("cost/{model}/forwards/{method}", "forward passes")
     faults: str = col("faults", default="")
 
 

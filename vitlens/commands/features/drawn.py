@@ -1,8 +1,8 @@
 """What is mapped and drawn: samples of patches, maps in two dimensions, nearest images, colours, matches."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -14,14 +14,12 @@ from vitlens.analysis.features.features import EMBEDDING, Features, LayerChoice,
 from vitlens.analysis.features.neighbours import nearest
 from vitlens.analysis.features.patch_colours import patch_components
 from vitlens.analysis.features.patch_neighbours import NEIGHBOURS, near, object_overlap, patch_neighbours, shared
-from vitlens.commands.features.images import FeatureSets, names_of, pixels, sample
-from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.features.images import FeatureSets, batch_of, names_of, pixels, sample
 from vitlens.commands.features.record import MapArrays, MapRow, MatchRow, Of, PatchesRow, ShownArrays
 from vitlens.commands.run.progress import progress
 from vitlens.data.split import Split
 from vitlens.errors import DataError
 from vitlens.lens.stages import FeatureStage, embedding_stage, stages
-from vitlens.models.model import Model
 from vitlens.names import PROJECTIONS
 from vitlens.uncertainty import Estimate
 
@@ -35,16 +33,6 @@ _THUMBNAIL_SIDE: Final = 32  # pixels
 _CUT_SIDE: Final = 16  # pixels of a patch
 _PAIRS: Final = 2  # pairs of images whose patches are matched
 _SIDE: Final = 128  # pixels, at most, of a retrieved image
-
-
-@dataclass(frozen=True)
-class ModelFeatures:
-    """The features of one model's images; None for images that there are none of."""
-
-    test: Features
-    bank: Features | None
-    query: Features | None
-    shown: Features | None
 
 
 @dataclass(frozen=True)
@@ -66,22 +54,22 @@ class PatchSample:
     on_object: Tensor | None
 
 
-def draw_patches(model: Model, own: FeatureSets, options: FeaturesOptions) -> dict[LayerChoice, PatchSample]:
+def draw_patches(own: FeatureSets) -> dict[LayerChoice, PatchSample]:
     """The patches of the embedding, where the model has one, and of the last layer (-1), from one pass; layers whose
     tokens cannot be placed in the image are left out."""
-    split, seed, size = own.test, options.run.seed, options.run.batch_size or 32
+    model, run = own.model, own.options.run
     known: dict[LayerChoice, FeatureStage | None] = {EMBEDDING: embedding_stage(model), -1: stages(model)[-1]}
     placed = {layer: stage for layer, stage in known.items() if stage is not None and _cells(stage) >= _FEWEST}
     if not placed:
         return {}
-    images = sample(len(split), _IMAGES, labels=split.labels, seed=seed)
-    part = split.pick(images)
+    images, size = own.sample(_IMAGES), run.batch_size or 32
+    part = own.test.pick(images)
     chosen = {
-        layer: sample(len(part) * _cells(stage), PATCHES, labels=None, seed=seed) for layer, stage in placed.items()
+        layer: sample(len(part) * _cells(stage), PATCHES, labels=None, seed=own.seed) for layer, stage in placed.items()
     }
     tokens: dict[LayerChoice, list[Tensor]] = {layer: [] for layer in placed}
     totals: dict[LayerChoice, list[Tensor]] = {layer: [] for layer in placed}
-    with progress(f"Patches of {model.alias}", len(part), quiet=options.run.quiet) as advance:
+    with progress(f"Patches of {own.alias}", len(part), quiet=run.quiet) as advance:
         for number, batch in enumerate(part.batches(size, device=model.device)):
             read = patch_tokens_at(model, batch.images, tuple(placed))
             for (layer, stage), values in zip(placed.items(), read):
@@ -90,35 +78,26 @@ def draw_patches(model: Model, own: FeatureSets, options: FeaturesOptions) -> di
                 tokens[layer].append(values.flatten(0, 2)[chosen[layer][inside] - start])
                 totals[layer].append(values.double().sum(0).flatten(0, 1))
             advance(len(batch.images))
-    return {
-        layer: _sample(
-            stage, torch.cat(tokens[layer]), torch.stack(totals[layer]).sum(0) / len(part), chosen[layer], images, part
+    samples = {}
+    for layer, stage in placed.items():
+        assert stage.grid is not None
+        of_part, cell = chosen[layer] // _cells(stage), chosen[layer] % _cells(stage)
+        means, own_tokens = torch.stack(totals[layer]).sum(0) / len(part), torch.cat(tokens[layer])
+        on_object = None
+        if part.masks is not None:
+            share = torch.nn.functional.adaptive_avg_pool2d(part.masks.float()[:, None], stage.grid)[:, 0]
+            on_object = (share > 0.5).long().flatten().cpu()[chosen[layer]]
+        samples[layer] = PatchSample(
+            stage,
+            stage.grid,
+            own_tokens,
+            content=(own_tokens.double() - means[cell]).float(),
+            images=images[of_part],
+            places=torch.stack((cell // stage.grid[1], cell % stage.grid[1]), 1),
+            classes=None if part.labels is None else part.labels.cpu().long()[of_part],
+            on_object=on_object,
         )
-        for layer, stage in placed.items()
-    }
-
-
-def _sample(
-    stage: FeatureStage, tokens: Tensor, means: Tensor, chosen: Tensor, images: Tensor, part: Split
-) -> PatchSample:
-    """means: (cells, dim) over images; chosen: numbers of the patches, row by row, image by image of the part; images:
-    its indices into the split."""
-    assert stage.grid is not None
-    of_part, cell = chosen // _cells(stage), chosen % _cells(stage)
-    on_object = None
-    if part.masks is not None:
-        share = torch.nn.functional.adaptive_avg_pool2d(part.masks.float()[:, None], stage.grid)[:, 0]
-        on_object = (share > 0.5).long().flatten().cpu()[chosen]
-    return PatchSample(
-        stage,
-        stage.grid,
-        tokens,
-        content=(tokens.double() - means[cell]).float(),
-        images=images[of_part],
-        places=torch.stack((cell // stage.grid[1], cell % stage.grid[1]), 1),
-        classes=None if part.labels is None else part.labels.cpu().long()[of_part],
-        on_object=on_object,
-    )
+    return samples
 
 
 def _cells(stage: FeatureStage) -> int:
@@ -126,7 +105,7 @@ def _cells(stage: FeatureStage) -> int:
     return 0 if stage.grid is None else stage.grid[0] * stage.grid[1]
 
 
-def neighbour_rows(alias: str, samples: Mapping[LayerChoice, PatchSample], *, seed: int) -> Iterator[PatchesRow]:
+def neighbour_rows(own: FeatureSets, samples: Mapping[LayerChoice, PatchSample]) -> Iterator[PatchesRow]:
     """What the nearest patches of other images share; nothing with too few patches in other images."""
     for layer in samples.values():
         images = layer.images.unique(return_inverse=True)[1]
@@ -135,29 +114,26 @@ def neighbour_rows(alias: str, samples: Mapping[LayerChoice, PatchSample], *, se
         except DataError:
             continue
         centres = (layer.places.double() + 0.5) / torch.tensor(layer.grid)
-        found = {"position": shared(neighbours, near(centres), images, seed=seed)}
+        found = {"position": shared(neighbours, near(centres), images, seed=own.seed)}
         if layer.classes is not None:
-            found["class"] = shared(neighbours, layer.classes[:, None] == layer.classes, images, seed=seed)
-        overlap = None if layer.on_object is None else object_overlap(neighbours, layer.on_object, images, seed=seed)
+            found["class"] = shared(neighbours, layer.classes[:, None] == layer.classes, images, seed=own.seed)
+        if layer.on_object is not None:
+            overlap = object_overlap(neighbours, layer.on_object, images, seed=own.seed)
+            found |= {"object": overlap} if overlap else {}
         number = str(EMBEDDING if layer.stage.index is None else layer.stage.index)
-        for share, each in {**found, **({"object": overlap} if overlap else {})}.items():
+        for share, each in found.items():
             yield PatchesRow(
-                alias, number, layer.stage.title, share,  # type: ignore[arg-type]
+                own.alias, number, layer.stage.title, share,  # type: ignore[arg-type]
                 each.estimate, each.chance, len(images.unique()), NEIGHBOURS, layer.grid,
             )  # fmt: skip
 
 
 def map_model(
-    alias: str,
-    own: FeatureSets,
-    test: Features,
-    wrong: Tensor | None,
-    samples: Mapping[LayerChoice, PatchSample],
-    options: FeaturesOptions,
+    own: FeatureSets, test: Features, wrong: Tensor | None, samples: Mapping[LayerChoice, PatchSample]
 ) -> tuple[list[MapRow], MapArrays]:
     """The maps of one model's last layer and patch embeddings by each method, where there are enough points."""
-    split, seed = own.test, options.run.seed
-    chosen = sample(len(test), POINTS, labels=split.labels, seed=seed)
+    split, options, seed = own.test, own.options, own.seed
+    chosen = own.sample(POINTS)
     last, embedding = samples.get(-1), samples.get(EMBEDDING)
     clouds: dict[Of, Tensor] = {"images": test.at(-1)[chosen]}
     arrays: dict[str, Any] = {}
@@ -179,7 +155,7 @@ def map_model(
         arrays |= {"pictures": thumbnails.numpy(), "pixels": pictures.numpy()}
     rows, points = [], {}
     count = len(PROJECTIONS) * len(clouds)
-    with progress(f"Mapping {alias}", count, unit="maps", quiet=options.run.quiet) as advance:
+    with progress(f"Mapping {own.alias}", count, unit="maps", quiet=options.run.quiet) as advance:
         for of, values in clouds.items():
             for method in PROJECTIONS:
                 advance(1)
@@ -192,7 +168,7 @@ def map_model(
                 trust = Estimate(float(found.trustworthiness), n=len(found.points), unit="")
                 share = None if found.explained is None else float(found.explained.sum())
                 size = values.shape[1]
-                row = MapRow(alias, of, method, len(values), size, trust, found.neighbours, found.perplexity, share)
+                row = MapRow(own.alias, of, method, len(values), size, trust, found.neighbours, found.perplexity, share)
                 rows.append(row)
     return rows, MapArrays(
         np.array(split.classes, dtype=np.str_),
@@ -217,27 +193,16 @@ def _cut(split: Split, patches: PatchSample, chosen: Tensor) -> Tensor:
     return torch.stack(cuts).byte()  # in the order of chosen, whose images ascend
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """What is drawn of one model's images. among: where neighbours were searched, searched: how many images; colours:
-    share of the variance in the three colours."""
-
-    arrays: ShownArrays
-    among: Literal["training images", "test images", "images shown", ""] = ""
-    searched: int = 0
-    colours: float | None = None
-    matches: list[MatchRow] = field(default_factory=list)
-
-
-def draw(model: Model, own: FeatureSets, read: ModelFeatures, *, seed: int) -> Drawn:
-    """What is only drawn, of the same few images for all models."""
-    chosen, images = own.chosen(seed), own.drawn
+def draw(own: FeatureSets, read: Mapping[str, Features]) -> tuple[ShownArrays, dict[str, Any], list[MatchRow]]:
+    """What is only drawn, of the same few images for all models; the columns of FeaturesRow that say how; matches."""
+    model, chosen, images = own.model, own.chosen, own.drawn
     arrays: dict[str, Any] = {}
-    more: dict[str, Any] = {}
-    features = read.test if read.shown is None else read.shown
+    columns: dict[str, Any] = {}
+    matches: list[MatchRow] = []
+    features = read.get("shown", read["test"])
     among, where, bank = images, "test images" if own.shown is None else "images shown", features
-    if own.shown is None and own.bank is not None and read.bank is not None:
-        among, where, bank = own.bank, "training images", read.bank
+    if own.shown is None and own.bank is not None:
+        among, where, bank = own.bank, "training images", read["bank"]
     itself = among is images
     count = min(RETRIEVED, len(bank) - itself)
     nearest_images = None
@@ -245,13 +210,13 @@ def draw(model: Model, own: FeatureSets, read: ModelFeatures, *, seed: int) -> D
         neighbours = nearest(features.at(-1)[chosen], bank.at(-1), k=count, leave_out=chosen if itself else None)
         nearest_images = neighbours.indices[:, 0].long()
         queries, places = images, chosen
-        if own.query is not None and read.query is not None:
-            neighbours = nearest(read.query.at(-1), bank.at(-1), k=min(RETRIEVED, len(bank)))
+        if own.query is not None:
+            neighbours = nearest(read["query"].at(-1), bank.at(-1), k=min(RETRIEVED, len(bank)))
             queries, places = own.query, torch.arange(len(own.query))
         indices, same = neighbours.indices.long(), None
         if own.query is None and among.labels is not None and queries.labels is not None:
             same = (among.labels.cpu()[indices] == queries.labels.cpu()[places][:, None]).numpy()
-        more = {"among": where, "searched": len(bank)}
+        columns = {"among": where, "searched": len(bank)}
         arrays = {
             "queries": pixels(queries, places, most=_SIDE).numpy(),
             "query_names": np.array(names_of(queries, places)),
@@ -260,31 +225,24 @@ def draw(model: Model, own: FeatureSets, read: ModelFeatures, *, seed: int) -> D
             "similarity": neighbours.similarity.double().numpy(),
             "same": same,
         }
-    if stages(model)[-1].grid is not None:
-        batch = _batch(images, chosen, model)
-        tokens = patch_tokens(model, batch)
-        if tokens.shape[1] * tokens.shape[2] >= _FEWEST and tokens.shape[3] >= 3:
-            components = patch_components(tokens)
-            arrays["colours"] = components.colours().numpy().astype(np.float32)
-            more["colours"] = float(components.explained.sum())
-            if nearest_images is not None:
-                ours, theirs = chosen[:_PAIRS], nearest_images[:_PAIRS]
-                others = patch_tokens(model, _batch(among, theirs, model))
-                pairs = [correspond(mine, other) for mine, other in zip(tokens, others)]
-                arrays |= {
-                    "first": pixels(images, ours).numpy(),
-                    "second": pixels(among, theirs).numpy(),
-                    "sources": {number: pair.sources.numpy() for number, pair in enumerate(pairs)},
-                    "targets": {number: pair.targets.numpy() for number, pair in enumerate(pairs)},
-                    "alike": {number: pair.similarity.double().numpy() for number, pair in enumerate(pairs)},
-                }
-                more["matches"] = [
-                    MatchRow(model.alias, one, two, len(pair.similarity), (tokens.shape[1], tokens.shape[2]))
-                    for one, two, pair in zip(names_of(images, ours), names_of(among, theirs), pairs)
-                ]
-    return Drawn(ShownArrays(pixels(images, chosen).numpy(), np.array(names_of(images, chosen)), **arrays), **more)
-
-
-def _batch(split: Split, indices: Tensor, model: Model) -> Tensor:
-    (batch,) = split.pick(indices).batches(max(1, len(indices)), device=model.device)
-    return batch.images
+    if _cells(stages(model)[-1]) >= _FEWEST and stages(model)[-1].width >= 3:
+        tokens = patch_tokens(model, batch_of(images, chosen, model))
+        components = patch_components(tokens)
+        arrays["colours"] = components.colours().numpy().astype(np.float32)
+        columns["colours"] = float(components.explained.sum())
+        if nearest_images is not None:
+            ours, theirs = chosen[:_PAIRS], nearest_images[:_PAIRS]
+            pairs = list(map(correspond, tokens, patch_tokens(model, batch_of(among, theirs, model))))
+            arrays |= {
+                "first": pixels(images, ours).numpy(),
+                "second": pixels(among, theirs).numpy(),
+                "sources": {number: pair.sources.numpy() for number, pair in enumerate(pairs)},
+                "targets": {number: pair.targets.numpy() for number, pair in enumerate(pairs)},
+                "alike": {number: pair.similarity.double().numpy() for number, pair in enumerate(pairs)},
+            }
+            matches = [
+                MatchRow(own.alias, one, two, len(pair.similarity), (tokens.shape[1], tokens.shape[2]))
+                for one, two, pair in zip(names_of(images, ours), names_of(among, theirs), pairs)
+            ]
+    shown = ShownArrays(pixels(images, chosen).numpy(), np.array(names_of(images, chosen)), **arrays)
+    return shown, columns, matches

@@ -20,6 +20,7 @@ from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 from vitlens.names import Part
+from vitlens.shapes import Images
 
 SHOWN = 6  # images in a figure
 _LETTERS = 11  # of a file's name below its image
@@ -29,18 +30,36 @@ _SMALLEST_BANK = 200  # enough for 20 neighbours
 
 @dataclass(frozen=True)
 class FeatureSets:
-    """One model's images, preprocessed for it.
+    """One model with its images, preprocessed for it.
 
     test: those that are classified, mapped and compared; bank: labelled training images, or None; no_bank: why there
     are none; query: images whose neighbours are searched, or None; shown: the only images to draw, or None for a sample
     of the test images.
     """
 
+    model: Model
+    options: FeaturesOptions
     test: Split
     bank: Split | None
     no_bank: str
-    query: Split | None = None
-    shown: Split | None = None
+    query: Split | None
+    shown: Split | None
+
+    @property
+    def alias(self) -> str:
+        """The model's alias."""
+        return self.model.alias
+
+    @property
+    def seed(self) -> int:
+        """The seed of every random number."""
+        return self.options.run.seed
+
+    @property
+    def parts(self) -> dict[str, Split]:
+        """The images to be read, by what they are for."""
+        named = {"test": self.test, "bank": self.bank, "query": self.query, "shown": self.shown}
+        return {name: split for name, split in named.items() if split is not None}
 
     @property
     def groups(self) -> NDArray[Any] | None:
@@ -58,11 +77,16 @@ class FeatureSets:
         """The images of which some are drawn."""
         return self.test if self.shown is None else self.shown
 
-    def chosen(self, seed: int) -> Tensor:
+    @property
+    def chosen(self) -> Tensor:
         """The numbers of those that are drawn: the first of --show, else a seeded sample."""
         if self.shown is not None:
             return torch.arange(min(SHOWN, len(self.shown)))
-        return sample(len(self.test), SHOWN, labels=self.test.labels, seed=seed)
+        return self.sample(SHOWN)
+
+    def sample(self, most: int) -> Tensor:
+        """The numbers of a seeded sample of the test images, balanced over classes."""
+        return sample(len(self.test), most, labels=self.test.labels, seed=self.seed)
 
 
 def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[FeatureSets]:
@@ -79,7 +103,7 @@ def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[Feature
     for model, test, bank in zip(models, tests, banks):
         relabelled = test if bank is None else _relabelled(test, bank)
         query = load_images(list(options.query), preprocessing=model.preprocessing) if options.query else None
-        sets.append(FeatureSets(relabelled, bank, reason, query, _shown(model, relabelled, options)))
+        sets.append(FeatureSets(model, options, relabelled, bank, reason, query, _shown(model, relabelled, options)))
     return sets
 
 
@@ -183,6 +207,12 @@ def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
     size = [max(1, round(side * most / longest)) for side in whole.shape[-2:]]
     small = torch.nn.functional.interpolate(whole.float(), size=size, mode="bilinear", antialias=True)
     return small.round().clamp(0, 255).byte()
+
+
+def batch_of(split: Split, indices: Tensor, model: Model) -> Images:
+    """Some images as one batch on the model's device."""
+    (batch,) = split.pick(indices).batches(max(1, len(indices)), device=model.device)
+    return batch.images
 
 
 def names_of(split: Split, indices: Tensor) -> list[str]:

@@ -26,8 +26,8 @@ from vitlens.analysis.features.probe import held_out, probe
 from vitlens.analysis.features.reader import resolve_pool
 from vitlens.analysis.features.similarity import distance_correlation, similarity
 from vitlens.analysis.features.zero_shot import chosen_templates, prompted, template_scores
-from vitlens.commands.features.drawn import ModelFeatures, draw, draw_patches, map_model, neighbour_rows
-from vitlens.commands.features.images import FeatureSets, load_sets, names_of
+from vitlens.commands.features.drawn import draw, draw_patches, map_model, neighbour_rows
+from vitlens.commands.features.images import FeatureSets, batch_of, load_sets, names_of
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import (
     PROBE,
@@ -58,6 +58,7 @@ from vitlens.processes import share_of
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 _VOTES: Final[tuple[Weighting, ...]] = ("dino", "majority")  # by similarity, and one each
+_SHARED: Final = {"test", "bank"}  # read by all processes; of the others there may be fewer images than processes
 _OF_EACH: Final = ("features", "depth", "maps", "patches", "matches", "templates", "prompts", "notes")
 _TEMPLATES: Final = next(each.default for each in fields(FeaturesOptions) if each.name == "templates")
 
@@ -76,18 +77,17 @@ def measure(options: FeaturesOptions) -> Path | None:
     run.splits = [own.test for own in sets]
     _require(run, sets, options)
     with run.folder("Features of") as folder:
-        read = [_read(model, own, run, options) for model, own in zip(run.models, sets)]
-        return folder.publish(lambda: _record(run.models, sets, read, options))
+        read = [_read(own, run) for own in sets]
+        return folder.publish(lambda: _record(sets, [each for each in read if each], options))  # the first has all
 
 
 def _require(run: Run[Any], sets: Sequence[FeatureSets], options: FeaturesOptions) -> None:
     """Refuse what cannot be done before a folder is made."""
-    for model, own in zip(run.models, sets):
-        stages(model)
-        resolve_pool(model, options.pool)
-        for split in (own.test, own.bank):
-            if split is not None:
-                share_of(split, run.processes)
+    for own in sets:
+        stages(own.model)
+        resolve_pool(own.model, options.pool)
+        for name in own.parts.keys() & _SHARED:
+            share_of(own.parts[name], run.processes)
         if own.bank is not None and max(options.ks) > len(own.bank):
             raise InputError(
                 f"expected --k of at most the {len(own.bank)} training images, found {max(options.ks)}; give fewer, or "
@@ -110,47 +110,39 @@ def _require(run: Run[Any], sets: Sequence[FeatureSets], options: FeaturesOption
             text_tower(model).tokens([template.replace("{}", "thing") for template in _templates(options)])
 
 
-def _read(model: Model, own: FeatureSets, run: Run[Any], options: FeaturesOptions) -> ModelFeatures | None:
-    """The features of one model's images; None in all processes but the first."""
-    parts = [split for split in (own.test, own.bank, own.query, own.shown) if split is not None]
-    with progress(f"Reading {model.alias}", sum(map(len, parts)), quiet=run.run.quiet) as advance:
-        reading = partial(
-            extract, model, pool=options.pool, norm=options.norm, batch_size=run.run.batch_size,
-            precision=run.run.precision, advance=advance,
-        )  # fmt: skip
-        whole = partial(
-            reading, embedding=embedding_stage(model) is not None, processes=run.processes,
-            cache=run.run.data_dir / "features" if options.cache else None,
-        )  # fmt: skip
-        # a query may be fewer images than there are processes, which each read it
-        test, bank, query, shown = (
-            None if split is None else read(split)
-            for split, read in ((own.test, whole), (own.bank, whole), (own.query, reading), (own.shown, reading))
-        )
-    return None if test is None else ModelFeatures(test, bank, query, shown)
+def _read(own: FeatureSets, run: Run[Any]) -> dict[str, Features]:
+    """The features of one model's images, by what they are for; nothing in all processes but the first."""
+    model, options = own.model, own.options
+    whole: dict[str, Any] = {
+        "embedding": embedding_stage(model) is not None, "processes": run.processes,
+        "cache": run.run.data_dir / "features" if options.cache else None,
+    }  # fmt: skip
+    with progress(f"Reading {own.alias}", sum(map(len, own.parts.values())), quiet=run.run.quiet) as advance:
+        found = {
+            name: extract(
+                model, split, pool=options.pool, norm=options.norm, batch_size=run.run.batch_size,
+                precision=run.run.precision, advance=advance, **(whole if name in _SHARED else {}),
+            )
+            for name, split in own.parts.items()
+        }  # fmt: skip
+    return {} if found["test"] is None else {name: each for name, each in found.items() if each is not None}
 
 
 def _record(
-    models: Sequence[Model],
-    sets: Sequence[FeatureSets],
-    read: Sequence[ModelFeatures | None],
-    options: FeaturesOptions,
+    sets: Sequence[FeatureSets], read: Sequence[Mapping[str, Features]], options: FeaturesOptions
 ) -> FeaturesRecord:
+    """The record of all models; read: the features of each."""
     own, seed = sets[0], options.run.seed
-    known = [each for each in read if each is not None]  # the first process has all
-    told = told_objectives(options.objective, [model.alias for model in models])
-    classified = [_classified(*each, options) for each in zip(models, sets, known)]
-    parts = [
-        _of_model(model, images, each, found, told.get(found.model), options)
-        for model, images, each, found in zip(models, sets, known, classified)
-    ]
+    told = told_objectives(options.objective, [each.alias for each in sets])
+    classified = [_classified(*each) for each in zip(sets, read)]
+    parts = [_of_model(*each, told.get(each[0].alias)) for each in zip(sets, read, classified)]
     joined: dict[str, Any] = {name: tuple(row for part in parts for row in getattr(part, name)) for name in _OF_EACH}
-    layers = list(_similar([each.test for each in known], seed=seed))
+    layers = list(_similar([each["test"] for each in read], seed=seed))
     bank = None if own.bank is None else len(own.bank)
     return FeaturesRecord(
         sets=(SetsRow(len(own.test), own.chance, own.test.masks is not None, bank, own.no_bank),),
-        pairs=tuple(_pairs(classified, own, seed=seed)),
-        head=tuple(_heads(classified, own, seed=seed)),
+        pairs=tuple(_pairs(classified, own)),
+        head=tuple(_heads(classified, own)),
         within=tuple(row for row in layers if not isinstance(row, BetweenRow)),
         between=tuple(row for row in layers if isinstance(row, BetweenRow)),
         spaces={model: arrays for part in parts for model, arrays in part.spaces.items()},
@@ -160,21 +152,16 @@ def _record(
 
 
 def _of_model(
-    model: Model,
-    own: FeatureSets,
-    read: ModelFeatures,
-    found: "_Classified",
-    told: Objective | None,
-    options: FeaturesOptions,
+    own: FeatureSets, read: Mapping[str, Features], found: "_Classified", told: Objective | None
 ) -> FeaturesRecord:
     """The tables and arrays of one model alone."""
-    alias, test, seed = model.alias, read.test, options.run.seed
-    samples = draw_patches(model, own, options)
+    alias, test, model = own.alias, read["test"], own.model
+    samples = draw_patches(own)
     wrong, errors = found.marks
-    maps, space = map_model(alias, own, test, wrong, samples, options)
-    drawn = draw(model, own, read, seed=seed)
-    templates, reason = _zero_shot(model, own, test, options)
-    prompts, relevances = _prompted(model, own, options)
+    maps, space = map_model(own, test, wrong, samples)
+    arrays, searched, matches = draw(own, read)
+    templates, reason = _zero_shot(own, test)
+    prompts, relevances = _prompted(own)
     first, last = test.layers[0], test.layers[-1]
     row = FeaturesRow(
         alias, **vars(pretraining_of(model, told=told)), parameters=model.parameter_count(), pool=test.pool,
@@ -182,21 +169,20 @@ def _of_model(
         norm=last.norm, embedding=None if not test.embedded else "stem" if first.kind == "stem" else "embedding",
         accuracy=found.accuracy, probe=found.last(None).get(""), knn=found.last("dino"),
         majority=found.last("majority"), precision=found.precision,
-        zero_shot=templates[0].accuracy if templates else None, no_zero_shot=reason, errors=errors,
-        among=drawn.among, searched=drawn.searched, colours=drawn.colours,
+        zero_shot=templates[0].accuracy if templates else None, no_zero_shot=reason, errors=errors, **searched,
     )  # fmt: skip
-    notes = [note for part in (test, read.bank) if part is not None for note in part.notes]
+    notes = [note for name in ("test", "bank") if name in read for note in read[name].notes]
     return FeaturesRecord(
         features=(row,),
         depth=tuple(found.depth),
         maps=tuple(maps),
-        patches=tuple(neighbour_rows(alias, samples, seed=seed)),
-        matches=tuple(drawn.matches),
+        patches=tuple(neighbour_rows(own, samples)),
+        matches=tuple(matches),
         templates=tuple(templates),
         prompts=tuple(prompts),
         notes=tuple(map(NoteRow, dict.fromkeys((*notes, *found.notes)))),
         spaces={alias: space},
-        shown={alias: replace(drawn.arrays, prompts=relevances)},
+        shown={alias: replace(arrays, prompts=relevances)},
     )
 
 
@@ -230,12 +216,12 @@ class _Classified:
         return {row.classifier.partition("-")[2]: row.accuracy for row in rows}
 
 
-def _classified(model: Model, own: FeatureSets, read: ModelFeatures, options: FeaturesOptions) -> _Classified:
-    split, test, seed = own.test, read.test, options.run.seed
-    itself = _own_answers(model, split, test)
+def _classified(own: FeatureSets, read: Mapping[str, Features]) -> _Classified:
+    split, test, alias, options, seed = own.test, read["test"], own.alias, own.options, own.seed
+    itself = _own_answers(own.model, split, test)
     reached = None if itself is None else accuracy(itself, groups=split.groups, seed=seed)
-    if own.bank is None or read.bank is None:
-        return _Classified(model.alias, itself, reached)
+    if own.bank is None:
+        return _Classified(alias, itself, reached)
     labels, known = require_labels(split).cpu().long(), require_labels(own.bank).cpu().long()
     rows, correct, precision = [], dict[str, Tensor](), {}
     notes = [*_rare_classes(labels, known, len(split.classes))]
@@ -243,12 +229,12 @@ def _classified(model: Model, own: FeatureSets, read: ModelFeatures, options: Fe
     def row(place: int, name: str, right: Tensor, *, votes: Weighting | None = None, c: float | None = None) -> None:
         layer, depth = test.layers[place], (place + 1 - test.embedded) / (len(test.layers) - test.embedded)
         found = accuracy(right, groups=split.groups, seed=seed)
-        rows.append(DepthRow(model.alias, layer.title, depth, name, found, own.chance, layer.index, votes, c))
+        rows.append(DepthRow(alias, layer.title, depth, name, found, own.chance, layer.index, votes, c))
         if votes != "majority":
             correct[name] = right  # at the end those of the last layer
 
-    with progress(f"Classifying by {model.alias}", len(test.layers), unit="layers", quiet=options.run.quiet) as advance:
-        for place, (queries, bank) in enumerate(zip(test.values, read.bank.values)):
+    with progress(f"Classifying by {alias}", len(test.layers), unit="layers", quiet=options.run.quiet) as advance:
+        for place, (queries, bank) in enumerate(zip(test.values, read["bank"].values)):
             near = nearest(queries, bank, k=max(options.ks))
             for k in options.ks:
                 for votes in _VOTES:
@@ -263,8 +249,8 @@ def _classified(model: Model, own: FeatureSets, read: ModelFeatures, options: Fe
     for k in options.ks:
         share = same_class(near, known, labels, k=k).double().numpy()
         precision[str(k)] = bootstrap_mean(share, groups=own.groups, seed=seed)
-    notes = [f"{model.alias}: {note}" for note in dict.fromkeys(notes)]
-    return _Classified(model.alias, itself, reached, correct, rows, precision, notes)
+    notes = [f"{alias}: {note}" for note in dict.fromkeys(notes)]
+    return _Classified(alias, itself, reached, correct, rows, precision, notes)
 
 
 def _own_answers(model: Model, split: Split, test: Features) -> Tensor | None:
@@ -290,24 +276,24 @@ def _rare_classes(labels: Tensor, known: Tensor, classes: int) -> Iterator[str]:
             yield f"{rare} of the {len(tested)} classes of the test images have {description}"
 
 
-def _pairs(classified: Sequence[_Classified], own: FeatureSets, *, seed: int) -> Iterator[PairRow]:
+def _pairs(classified: Sequence[_Classified], own: FeatureSets) -> Iterator[PairRow]:
     """Models pairwise on the same images, for every classifier of the last layer, corrected together."""
     named = [(one, two, name) for one, two in combinations(classified, 2) for name in one.correct]
     tests = [(a.model, b.model, a.correct[name].numpy(), b.correct[name].numpy()) for a, b, name in named]
-    for (*_, name), row in zip(named, compared(tests, groups=own.groups, seed=seed)):
+    for (*_, name), row in zip(named, compared(tests, groups=own.groups, seed=own.seed)):
         k = int(name.partition("-")[2] or 0)
         differences = (None, row.difference) if k else (row.difference, None)
         yield PairRow(row.first, row.second, name, k, row.p, row.p_holm, row.better, *differences)
 
 
-def _heads(classified: Sequence[_Classified], own: FeatureSets, *, seed: int) -> Iterator[HeadRow]:
+def _heads(classified: Sequence[_Classified], own: FeatureSets) -> Iterator[HeadRow]:
     """The classifiers on each model's last layer beside its own classifier, corrected together."""
     tests = [
         (each.model, name, right.numpy(), each.own.numpy())
         for each in classified if each.own is not None
         for name, right in each.correct.items()
     ]  # fmt: skip
-    for row in compared(tests, groups=own.groups, seed=seed):
+    for row in compared(tests, groups=own.groups, seed=own.seed):
         assert row.difference is not None  # of rows just made
         yield HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)
 
@@ -347,51 +333,43 @@ def _templates(options: FeaturesOptions) -> tuple[str, ...]:
     return chosen_templates(words, {**sets, "photo": PHOTO})
 
 
-def _zero_shot(
-    model: Model, own: FeatureSets, test: Features, options: FeaturesOptions
-) -> tuple[list[TemplateRow], str]:
+def _zero_shot(own: FeatureSets, test: Features) -> tuple[list[TemplateRow], str]:
     """Zero-shot accuracy of the ensemble and of every template, or why there is none ("" for no text tower)."""
-    split = own.test
+    split, model = own.test, own.model
     if not has_text_tower(model) or split.labels is None or not split.classes:
         return [], ""
     try:
-        templates, embeddings = _templates(options), []
-        with progress(
-            f"Reading prompts by {model.alias}", len(templates), unit="templates", quiet=options.run.quiet
-        ) as advance:
+        templates, names, embeddings = _templates(own.options), prompt_names(split.classes), []
+        what, quiet = f"Reading prompts by {own.alias}", own.options.run.quiet
+        with progress(what, len(templates), unit="templates", quiet=quiet) as advance:
             for template in templates:
-                names = prompt_names(split.classes)
                 embeddings.append(by_template(text_tower(model), names, [template], device=model.device).cpu())
                 advance(1)
     except ModelError as error:  # no tokenizer; with --prompt it was refused before
         return [], str(error)
     scores = template_scores(
-        test.logits, split.labels, torch.cat(embeddings), templates, groups=split.groups, seed=options.run.seed
+        test.logits, split.labels, torch.cat(embeddings), templates, groups=split.groups, seed=own.seed
     )
-    return [
-        TemplateRow(model.alias, each.template, each.accuracy, each.gain, each.p, each.p_holm) for each in scores
-    ], ""
+    return [TemplateRow(own.alias, each.template, each.accuracy, each.gain, each.p, each.p_holm) for each in scores], ""
 
 
-def _prompted(
-    model: Model, own: FeatureSets, options: FeaturesOptions
-) -> tuple[list[PromptRow], NDArray[np.floating] | None]:
+def _prompted(own: FeatureSets) -> tuple[list[PromptRow], NDArray[np.floating] | None]:
     """The similarity of the images that are drawn to each prompt, and its relevance over them."""
-    if not options.prompts or not has_text_tower(model):
+    model, prompts, chosen = own.model, own.options.prompts, own.chosen
+    if not prompts or not has_text_tower(model):
         return [], None
-    chosen = own.chosen(options.run.seed)
-    (batch,) = own.drawn.pick(chosen).batches(max(1, len(chosen)), device=model.device)
-    classifier, tower = prompted(model, options.prompts), text_tower(model)
+    images = batch_of(own.drawn, chosen, model)
+    classifier, tower = prompted(model, prompts), text_tower(model)
     maps = []
-    for index in range(len(options.prompts)):
+    for index in range(len(prompts)):
         targets = torch.full((len(chosen),), index, device=model.device)
-        maps.append(relevance(classifier, batch.images, targets=targets).float().cpu())
+        maps.append(relevance(classifier, images, targets=targets).float().cpu())
     with torch.no_grad():
-        logits = classifier(batch.images).float().cpu()
+        logits = classifier(images).float().cpu()
     cosine = (logits - tower.bias) / tower.scale
     rows = [
-        PromptRow(model.alias, image, name, prompt, float(cosine[image, number]))
+        PromptRow(own.alias, image, name, prompt, float(cosine[image, number]))
         for image, name in enumerate(names_of(own.drawn, chosen))
-        for number, prompt in enumerate(options.prompts)
+        for number, prompt in enumerate(prompts)
     ]
     return rows, torch.stack(maps, 1).numpy()

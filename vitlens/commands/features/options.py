@@ -36,17 +36,11 @@ class FeaturesOptions:
     bank: int | None = option(
         "--bank",
         "Training images at most, as many of each class (default: all; with --limit ten times that, 200 at least).",
-        default=None,
         metavar="N",
         low=2,
-        shown=False,
     )
     pool: FeaturePool | None = option(
-        "--pool",
-        "Tokens of an image's vector (default: what the classifier reads).",
-        default=None,
-        shown=False,
-        panel=_READ,
+        "--pool", "Tokens of an image's vector (default: what the classifier reads).", panel=_READ
     )
     norm: bool = option("--norm/--no-norm", "Apply the model's final norm.", default=True, panel=_READ)
     objective: tuple[str, ...] = option(
@@ -54,18 +48,13 @@ class FeaturesOptions:
         f"What a model was pretrained for, where its name does not tell: {', '.join(OBJECTIVES)}; may be repeated.",
         default=(),
         metavar="ALIAS=OBJECTIVE",
-        shown=False,
         panel=_READ,
     )
     cache: bool = option(
         "--cache/--no-cache", "Keep features below --data-dir for later runs.", default=True, panel=_READ
     )
     tsne: bool | None = option(
-        "--tsne/--no-tsne",
-        "t-SNE as well as PCA (default: where there are enough images).",
-        default=None,
-        shown=False,
-        panel=_SPACE,
+        "--tsne/--no-tsne", "t-SNE as well as PCA (default: where there are enough images).", panel=_SPACE
     )
     perplexity: float = option(
         "--perplexity", "Perplexity of t-SNE.", default=PERPLEXITY, metavar="X", low=1, panel=_SPACE
@@ -76,7 +65,6 @@ class FeaturesOptions:
         "Image whose nearest neighbours are shown; may be repeated (default: some test images).",
         default=(),
         metavar="IMAGE",
-        shown=False,
         panel=_SPACE,
     )
     show: tuple[str, ...] = option(
@@ -85,7 +73,6 @@ class FeaturesOptions:
         default=(),
         metavar="LIST",
         parse=names_of,
-        shown=False,
         panel=_SPACE,
     )
     templates: tuple[str, ...] = option(
@@ -102,7 +89,6 @@ class FeaturesOptions:
         "Text whose relevance over the image is shown; may be repeated.",
         default=(),
         metavar="TEXT",
-        shown=False,
         panel=_LANGUAGE,
     )
     model_options: ModelOptions = bundle(ModelOptions)

@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace as Row
 from typing import Any, Final
 
 import numpy as np
@@ -37,8 +38,13 @@ from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.progress import progress
 from vitlens.commands.run.publish import publish, read
 from vitlens.commands.shared.explorer import sink_rows
-from vitlens.commands.shared.explorer_measure import explored
-from vitlens.commands.shared.given_attention import GivenAttention, given_attention, picture_of, read_attention
+from vitlens.commands.shared.explorer_measure import (
+    GivenAttention,
+    explored,
+    given_attention,
+    picture_of,
+    read_attention,
+)
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import DRAWN, file_names
 from vitlens.commands.shared.stages import StageRow, stages
@@ -98,14 +104,12 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
     """
     run = options.run
     (batch,) = split.batches(len(split), device=model.device)
-    with RunFolder.create(
+    with RunFolder.opened(
         "look",
+        run,
+        settings(options, run, models=(model,), split=split),
         name_parts=(model.alias, Path(options.images[0]).stem if len(split) == 1 else "images"),
         title=f"{model.alias} looks at {Path(split.names[0]).name if len(split) == 1 else f'{len(split)} images'}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run, models=(model,), split=split),
-        formats=run.formats,
     ) as folder:
         with one_thread() if model.parameter_count() < _SMALL else nullcontext(), autocast(model.device, run.precision):
             seen = look(model, batch.images, batch_size=run.batch_size, seed=run.seed)
@@ -184,15 +188,8 @@ def given(options: LookOptions, file: Path) -> Path:
     weights = read_attention(file)
     seen = given_attention(weights, prefix=options.prefix, name=GIVEN, option="--prefix")
     pixels = picture_of(named[0])
-    with RunFolder.create(
-        "look",
-        name_parts=(GIVEN,),
-        title=f"Attention weights in {file.name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run),
-        formats=run.formats,
-    ) as folder:
+    title = f"Attention weights in {file.name}"
+    with RunFolder.opened("look", run, settings(options, run), name_parts=(GIVEN,), title=title) as folder:
         layers, heads, tokens = weights.shape[:3]
         row = GivenRow(
             file.name, Path(named[0]).name, layers, heads, tokens, seen.prefix, options.prefix is None, seen.rows,
@@ -270,58 +267,26 @@ def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[LookHeadRow]:
             )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _StageHead:
-    """A head as `stages` reads it."""
-
-    layer: int
-    label: str
-    is_clear: bool
-    statistics: dict[str, Estimate]
-
-
-@dataclass(frozen=True)
-class _StageLayer:
-    """A layer as `stages` reads it."""
-
-    layer: int
-    uniform_distance: float | None
-
-
-@dataclass(frozen=True)
-class _StageUnit:
-    """An ablated head as `stages` reads it."""
-
-    unit: str
-    layer: int
-    loss: Estimate
-    kind: str = "head"
-
-
 def _stage_rows(alias: str, seen: Look) -> Iterator[StageRow]:
     """How the model works on these images, by stage; nothing where its heads have no labels."""
-    if seen.statistics is None:
+    if seen.statistics is None or not any(seen.labels):
         return
     known, images = seen.statistics.distance, len(seen.names)
-    heads = [
-        _StageHead(layer, *_pattern(own, images), {"distance": Estimate(float(known[layer, head]))})
-        for layer, of_layer in enumerate(seen.labels)
-        for head, own in enumerate(of_layer)
-    ]
+    heads = []
+    for layer, of_layer in enumerate(seen.labels):
+        for head, given in enumerate(of_layer):
+            few = _few_places(given, images)
+            clear = few or (given.label in LABELS and bool(LABELS[given.label].function))
+            distance = {"distance": Estimate(float(known[layer, head]))}
+            label = FEW_PLACES if few else given.label
+            heads.append(Row(layer=layer, label=label, is_clear=clear, statistics=distance))
     far = [value if value > 0 else None for value in seen.statistics.uniform_distance().tolist()]  # NaN is none
-    losses = seen.delta_loss.mean(0).tolist()
     units = [
-        _StageUnit(f"L{layer}.H{head}", layer, Estimate(loss, unit="nats"))
-        for (layer, head), loss in zip(seen.places, losses)
+        Row(kind="head", unit=f"L{layer}.H{head}", layer=layer, loss=Estimate(loss, unit="nats"))
+        for (layer, head), loss in zip(seen.places, seen.delta_loss.mean(0).tolist())
     ]
-    yield from stages(alias, heads, [_StageLayer(*each) for each in enumerate(far)], units)
-
-
-def _pattern(given: Given, images: int) -> tuple[str, bool]:
-    """The pattern that a head follows, and whether it is a single one."""
-    if _few_places(given, images):
-        return FEW_PLACES, True
-    return given.label, given.label in LABELS and bool(LABELS[given.label].function)
+    layers = [Row(layer=layer, uniform_distance=value) for layer, value in enumerate(far)]
+    yield from stages(alias, heads, layers, units)
 
 
 def _few_places(given: Given, images: int) -> bool:

@@ -19,15 +19,11 @@ _DESCRIBED_AT_MOST = 40  # models of the libraries whose support is listed, as e
 
 
 def measure(options: ModelsOptions) -> Iterator[str]:
-    """The lines of the list."""
-    return model_table(options.pattern)
-
-
-def model_table(pattern: str = "") -> Iterator[str]:
     """Lines: names that match a pattern (or contain it), with the kind of each model and the commands that it supports.
 
     Without a pattern the libraries' models are only counted. Raises UnknownNameError where nothing matches.
     """
+    pattern = options.pattern
     matching = {kind: source.matching(pattern) for kind, source in SOURCES.items()}
     in_library = sum(len(names) for kind, names in matching.items() if SOURCES[kind].prefix)
     shown = any(matching.values())

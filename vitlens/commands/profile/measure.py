@@ -17,7 +17,6 @@ from vitlens.commands.profile import record as rows
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.devices import autocast, device_name, resolve_device
 from vitlens.errors import InputError
@@ -54,7 +53,7 @@ def measure(options: ProfileOptions) -> Path | None:
     arithmetic = "fp32" if isinstance(autocast(device, run.run.precision), nullcontext) else "bf16"
     with run.folder("Cost of") as folder:
         steps = len(run.models) * (1 + len(batches))
-        with progress("Measuring", steps, unit="measurements", quiet=run.run.quiet) as advance:
+        with run.progress("Measuring", steps, "measurements") as advance:
             costs: dict[Model, Profile] = {}
             for model in run.models:
                 costs[model] = profile(model, batch_sizes=(), precision=arithmetic)
@@ -182,15 +181,12 @@ def _growth(
 def default_sizes(model: Model) -> list[rows.Size]:
     """From half to double the model's own size, in whole patches (without patches, in steps of 8 px or less)."""
     sides, layout = model.input_size, model.anatomy.layout
-    units = layout.patch_size if layout is not None else tuple(map(_step, sides))
+    steps = (next((unit for unit in (8, 4, 2) if side % unit == 0 and side // unit >= 4), 1) for side in sides)
+    units = layout.patch_size if layout is not None else tuple(steps)
     height, width = (
         [max(1, round(side / unit * factor)) * unit for factor in _FACTORS] for side, unit in zip(sides, units)
     )
     return list(dict.fromkeys(zip(height, width)))
-
-
-def _step(side: int) -> int:
-    return next((unit for unit in (8, 4, 2) if side % unit == 0 and side // unit >= 4), 1)
 
 
 def _point(alias: str, sweep: rows.Sweep, model: Model, precision: str) -> rows.TokensRow:

@@ -1,11 +1,14 @@
 """The options of `vitlens profile`."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from vitlens.commands.run.flags import bundle, option
 from vitlens.commands.run.options import ModelOptions, RunOptions, several_models
 from vitlens.commands.run.parsing import counts, many_side_lengths
 from vitlens.errors import InputError
+
+_list = partial(option, default=(), metavar="LIST", shown=False)
 
 
 @dataclass(frozen=True)
@@ -19,29 +22,16 @@ class ProfileOptions:
     """
 
     models: tuple[str, ...] = several_models()
-    patch_sizes: tuple[tuple[int, int], ...] = option(
-        "--patch-size",
-        "Patch sizes in pixels with which ViT presets are built, e.g. 4,8,16.",
-        default=(),
-        metavar="LIST",
-        parse=many_side_lengths,
-        shown=False,
+    patch_sizes: tuple[tuple[int, int], ...] = _list(
+        "--patch-size", "Patch sizes in pixels with which ViT presets are built, e.g. 4,8,16.", parse=many_side_lengths
     )
-    sizes: tuple[tuple[int, int], ...] = option(
+    sizes: tuple[tuple[int, int], ...] = _list(
         "--sizes",
         "Image sizes (N or HxW) that vary the number of tokens (default: half to double its side).",
-        default=(),
-        metavar="LIST",
         parse=many_side_lengths,
-        shown=False,
     )
-    batch_sizes: tuple[int, ...] = option(
-        "--batch-sizes",
-        "Batch sizes (default: 1, 2, 4 ... until a pass takes more than a second).",
-        default=(),
-        metavar="LIST",
-        parse=counts,
-        shown=False,
+    batch_sizes: tuple[int, ...] = _list(
+        "--batch-sizes", "Batch sizes (default: 1, 2, 4 ... until a pass takes more than a second).", parse=counts
     )
     model_options: ModelOptions = bundle(ModelOptions)
     run: RunOptions = bundle(RunOptions)

@@ -9,7 +9,7 @@ from vitlens.charts import lines, matrix
 from vitlens.commands.profile.record import ProfileRecord, Size, SpeedRow
 from vitlens.display import protected, visible
 from vitlens.record import by
-from vitlens.report.claims import Claim
+from vitlens.report.claims import Claim, found
 from vitlens.report.prose import finalize, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.report.verdicts import LIMITS
@@ -84,27 +84,27 @@ def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
     slower = next((row for row in others if apart(first.latency, row.latency) is Side.BELOW), None)
     factor = None if slower is None else ratio(slower.latency, first.latency)
     given: dict[str, object] = {
-        "rows": rows, "first": first, "slower": slower, "factor": factor, "best": _best(record)[0],
+        "rows": rows, "first": first, "slower": slower, "best": _best(record)[0],
         "alike": [] if slower is None else [row.model for row in others[: others.index(slower)]],
         "images": f"batches of {first.images}" if first.images > 1 else "one image",
     }  # fmt: skip
     if not others:
         says = ("**{{ first.model }}** takes {{ first.latency|alone }} for {{ images }}, and classifies "
                 "{{ best.rate|alone }} in batches of {{ best.images }}.")  # fmt: skip
-        title = "{{ first.model }} takes {{ first.latency|value }} for {{ images }}"
+        headline = "{{ first.model }} takes {{ first.latency|value }} for {{ images }}"
     elif slower is None:
         says = ("For {{ images }} the intervals of all models' latencies overlap:{% for row in rows %} "
                 "**{{ row.model }}** {{ row.latency|alone }}{{ ',' if not loop.last }}{% endfor %}.")  # fmt: skip
-        title = "No model is clearly faster than another for {{ images }}"
+        headline = "No model is clearly faster than another for {{ images }}"
     else:
         says = ("For {{ images }} **{{ first.model }}** is fastest, {{ first.latency|alone }}{% if alike %} (as fast, "
                 "within their intervals: {{ alike|names }}){% endif %}; **{{ slower.model }}** takes "
-                "{{ slower.latency|alone }}, {{ factor|value }} as long.")  # fmt: skip
-        title = ("{{ first.model }}{% if alike %} and {{ alike|length }} more are{% else %} is{% endif %} fastest for "
-                 "{{ images }}; {{ slower.model }} takes {{ factor|value }} as long")  # fmt: skip
-    return Claim(
-        "latency", "no model" if others and slower is None else first.model, say(says, **given),
-        title=say(title, **given), effect=factor, reference=1.0, kind="answer", place="speed",
+                "{{ slower.latency|alone }}, {{ effect|value }} as long.")  # fmt: skip
+        headline = ("{{ first.model }}{% if alike %} and {{ alike|length }} more are{% else %} is{% endif %} fastest "
+                    "for {{ images }}; {{ slower.model }} takes {{ effect|value }} as long")  # fmt: skip
+    return found(
+        "latency", "no model" if others and slower is None else first.model, says, factor, headline=headline,
+        given=given, reference=1.0, kind="answer", place="speed",
     )  # fmt: skip
 
 
@@ -117,18 +117,19 @@ def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
         "factor": Estimate(most.flops / least.flops, unit="times"),
         "time": Estimate(times[most.model] / times[least.model], unit="times") if times else None,
     }  # fmt: skip
-    says = ("**{{ most.model }}** has {{ most.parameters }} parameters and needs {{ flops }} for an image of "
-            "{{ size }} px.")  # fmt: skip
-    title, subject = "{{ most.model }} needs {{ flops }} an image", most.model
-    if most is not least:
-        says = ("**{{ most.model }}** needs {{ flops }} an image, {{ factor }} those of **{{ least.model }}**"
-                "{% if time is not none %}, and {{ time }} its time: FLOPs alone do not determine time{% endif %}."
-                )  # fmt: skip
-        title, subject = (
-            "{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}",
-            f"{most.model} and {least.model}",
-        )
-    return Claim("operations", subject, say(says, **given), title=say(title, **given), kind="answer")
+    if most is least:
+        return found(
+            "operations", most.model,
+            "**{{ most.model }}** has {{ most.parameters }} parameters and needs {{ flops }} for an image of "
+            "{{ size }} px.",
+            headline="{{ most.model }} needs {{ flops }} an image", given=given, kind="answer",
+        )  # fmt: skip
+    return found(
+        "operations", f"{most.model} and {least.model}",
+        "**{{ most.model }}** needs {{ flops }} an image, {{ factor }} those of **{{ least.model }}**"
+        "{% if time is not none %}, and {{ time }} its time: FLOPs alone do not determine time{% endif %}.",
+        headline="{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}", given=given, kind="answer",
+    )  # fmt: skip
 
 
 def unknown(record: ProfileRecord) -> Iterator[str]:

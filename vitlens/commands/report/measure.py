@@ -2,18 +2,16 @@
 
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from vitlens.commands.report.changes import require_comparable
 from vitlens.commands.report.options import ReportOptions
 from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.conclusion import Conclusion
+from vitlens.commands.run.folder import make_folder, require_plain
 from vitlens.commands.run.publish import PAGE, read_folder, report
-from vitlens.commands.run.run_place import make_folder, require_plain
 from vitlens.display import without_machine_paths
 from vitlens.errors import InputError
 from vitlens.files import (
@@ -26,11 +24,9 @@ from vitlens.files import (
     write_json,
     write_text,
 )
-from vitlens.report.markdown import markdown
-from vitlens.report.terminal import summary_lines
+from vitlens.report.markdown import markdown, summary_lines
 from vitlens.safe_paths import inside
 
-_KEPT: Final = ("arrays", "chapters")  # folders of a run; figures and reports are made anew
 COMPARISON = "comparison.md"
 COMPARISON_PAGE = "comparison.html"
 
@@ -54,7 +50,6 @@ def compared(before: Path, after: Path, *, html: bool = False) -> Conclusion:
     Raises InputError for folders that are no runs of one command, done, with as many models.
     """
     first, second = read_folder(before), read_folder(after)
-    require_comparable(first, second)
     page_path = inside(second.folder, COMPARISON_PAGE)
     html = html or page_path.is_file()
     line = shlex.join(["vitlens", "report", "--compare", str(before), str(after), *(["--html"] if html else [])])
@@ -92,34 +87,30 @@ def share(folder: Path, copy: Path) -> Path:
 
 def _copy(folder: Path, copy: Path) -> None:
     for name in (CONFIG, RESULTS):
-        content = read_any_json(inside(folder, name))
-        write_json(copy / name, _changed(content, without_machine_paths))
-    for place in (inside(folder, name) for name in _KEPT):
-        if not place.is_dir():
-            continue
-        for path in sorted(place.iterdir()):
-            if place.name == "arrays" and path.suffix == ".npz":
-                arrays = {key: _shortened(values) for key, values in read_arrays(path).items()}
-                write_arrays(inside(copy, place.name, path.name), arrays)
-            elif place.name == "chapters" and (path / RESULTS).is_file():
-                inside(copy, place.name, path.name).mkdir(parents=True)
-                _copy(path, inside(copy, place.name, path.name))
+        write_json(copy / name, _shortened(read_any_json(inside(folder, name))))
+    for path in _within(folder, "arrays"):
+        if path.suffix == ".npz":
+            write_arrays(inside(copy, "arrays", path.name), _shortened(dict(read_arrays(path))))
+    for path in _within(folder, "chapters"):
+        if (path / RESULTS).is_file():
+            inside(copy, "chapters", path.name).mkdir(parents=True)
+            _copy(path, inside(copy, "chapters", path.name))
 
 
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """A value of JSON with every text in it changed, keys too."""
+def _within(folder: Path, name: str) -> list[Path]:
+    """What lies in a folder of a run; nothing where it has none."""
+    place = inside(folder, name)
+    return sorted(place.iterdir()) if place.is_dir() else []
+
+
+def _shortened(value: Any) -> Any:
+    """A value of JSON, or an array of texts, with the paths in it shortened, in keys too; others as they are."""
     if isinstance(value, str):
-        return change(value)
+        return without_machine_paths(value)
     if isinstance(value, list):
-        return [_changed(each, change) for each in value]
+        return [_shortened(each) for each in value]
     if isinstance(value, dict):
-        return {change(key): _changed(each, change) for key, each in value.items()}
+        return {without_machine_paths(key): _shortened(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U" and value.size:
+        return np.array([_shortened(str(each)) for each in value.flat]).reshape(value.shape)
     return value
-
-
-def _shortened(values: Any) -> Any:
-    """Arrays of texts, e.g. names of files, with their paths shortened; others as they are."""
-    if values.dtype.kind != "U":
-        return values
-    texts = [without_machine_paths(str(each)) for each in values.flat]
-    return np.array(texts).reshape(values.shape) if texts else values

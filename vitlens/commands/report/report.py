@@ -2,17 +2,52 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from statistics import NormalDist
+from typing import Any, ClassVar, Final, Literal
 
+import numpy as np
+
+from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.report.changes import MetricChange, changes_between, left_out
-from vitlens.record import Record, col, table
-from vitlens.report.claims import Claim
+from vitlens.commands.run.chapters import Chaptered
+from vitlens.errors import InputError
+from vitlens.record import Better, Record, col, table
+from vitlens.report.claims import Claim, found
 from vitlens.report.prose import say
 from vitlens.report.sections import Overview, Report, Section
+from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, difference_of, holm, mcnemar
 
 _IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet"})  # options that change no number
 _IMAGES: Final = frozenset({"data", "images", "seed"})
+
+
+@dataclass(frozen=True)
+class MetricChange:
+    """One metric before and after; difference: after minus before. p_holm: corrected for all metrics with an interval
+    in both runs, None without; test: "paired" where the two runs' predictions of the same images were compared
+    (McNemar's exact test); otherwise the two estimates count as independent, which on the same images finds too few
+    changes rather than too many; better: the direction that is."""
+
+    metric: str = col("metric", unit="text")
+    before: Estimate = col("before")
+    after: Estimate = col("after")
+    difference: Estimate = col("difference")
+    p: float | None = col("p")
+    p_holm: float | None = col("p (Holm)", default=None)
+    test: Literal["paired", "independent", ""] = col("test", default="")
+    better: Better | None = col("better", default=None)
+
+    @property
+    def changed(self) -> bool:
+        """Whether it changed beyond chance."""
+        return self.p_holm is not None and self.p_holm <= LEVEL
+
+    @property
+    def direction(self) -> Literal["better", "worse", ""]:
+        """Whether a change beyond chance is for the better or the worse, "" where there is none or neither is known."""
+        if not self.changed or self.better is None or not self.difference.value:
+            return ""
+        return "better" if (self.difference.value > 0) == (self.better == "higher") else "worse"
 
 
 @dataclass(frozen=True)
@@ -62,7 +97,25 @@ class ComparedRuns(Record):
 
 
 def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
-    """Two runs that `require_comparable` lets pass; command_line: that compares them."""
+    """Two runs of one command; command_line: that compares them.
+
+    Raises InputError unless both are done, with as many models.
+    """
+    if before.command != after.command:
+        raise InputError(
+            f"expected two folders of one command, found {before.command} ({before.folder}) and {after.command} "
+            f"({after.folder})"
+        )
+    for record in (before, after):
+        if record.status != "done":
+            raise InputError(f"expected a run that is done in {record.folder}, found one that is {record.status}")
+    if len(before.models) != len(after.models):
+        raise InputError(
+            f"expected as many models in both folders, found {len(before.models)} in {before.folder} and "
+            f"{len(after.models)} in {after.folder}"
+        )
+    names = _renamed(before, after)
+    alone = [name for name in after.metrics if name not in names]
     return ComparedRuns(
         config=replace(after.config, command_line=command_line, data=None),
         folder=after.folder,
@@ -71,8 +124,58 @@ def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
         changes=changes_between(before, after),
         judged=tuple(_judged(before, after)),
         settings=tuple(_settings(before, after)),
-        alone=left_out(before, after),
+        alone=(*alone, *(name for name in before.metrics if name not in names.values())),
     )
+
+
+def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
+    """Every metric of both runs, models matched by their place on the command line."""
+    found = [_change(before, after, name, other) for name, other in _renamed(before, after).items()]
+    corrected = iter(holm([change.p for change in found if change.p is not None]))
+    return tuple(replace(change, p_holm=next(corrected)) if change.p is not None else change for change in found)
+
+
+def _renamed(before: Record, after: Record) -> dict[str, str]:
+    """The metrics of both runs: name after -> name before, which differ by the models' aliases."""
+    aliases = dict(zip(after.aliases, before.aliases))
+    declared = COMMANDS[after.command].contents.metrics
+    names: dict[str, str] = {}
+    for name in after.metrics:
+        known = ((metric, parts) for metric in declared if (parts := metric.parts(name)) is not None)
+        metric, parts = next(known, (None, {}))
+        other = name if metric is None else metric(**{key: aliases.get(part, part) for key, part in parts.items()})
+        if other in before.metrics:
+            names[name] = other
+    return names
+
+
+def _change(before: Record, after: Record, name: str, other: str) -> MetricChange:
+    """One metric, called `other` before: of an accuracy by the answers to the same images where both runs keep them."""
+    was, now, (word, _, alias) = before.metrics[other], after.metrics[name], name.partition("/")
+    better = after.better(name)
+    first, second = _predictions(before, other.partition("/")[2]), _predictions(after, alias)
+    if word == "accuracy" and first and second and np.array_equal(first.label, second.label):
+        right_before, right = (np.asarray(each.prediction == each.label) for each in (first, second))
+        p = mcnemar(int((right & ~right_before).sum()), int((right_before & ~right).sum()))
+        gap = accuracy_difference(right, right_before)
+        return MetricChange(name, was, now, gap, p, test="paired", better=better)
+    gap = difference_of(now, was)  # Newcombe's method needs the ends of two intervals alone, not fractions
+    if now.unit != "fraction":
+        low, high = (None if end is None else end / 100 for end in (gap.low, gap.high))
+        gap = Estimate(gap.value / 100, low, high, now.n, now.unit)
+    if gap.low is None or gap.high is None:
+        return MetricChange(name, was, now, gap, None, better=better)
+    arm = gap.value - gap.low if gap.value > 0 else gap.high - gap.value
+    z = NormalDist().inv_cdf(0.975) * abs(gap.value) / arm if arm > 0 else np.inf * bool(gap.value)
+    p = 2 * (1 - NormalDist().cdf(z)) if gap.value else 1.0
+    return MetricChange(name, was, now, gap, p, test="independent", better=better)
+
+
+def _predictions(record: Any, alias: str) -> PredictionArrays | None:
+    """The answers of a model in a run of evaluate, or in the chapter on it of a study or an audit."""
+    chapters = record.of("evaluate") if isinstance(record, Chaptered) else ()
+    run = record if isinstance(record, EvaluateRecord) else chapters[0].record if chapters else None
+    return None if run is None else run.predictions.get(alias)
 
 
 def _judged(before: Any, after: Any) -> Iterator[JudgedRow]:
@@ -105,15 +208,14 @@ def _settings(before: Any, after: Any) -> Iterator[SettingRow]:
 
 def claims(runs: ComparedRuns) -> Iterator[Claim]:
     """Whether anything got worse, then what changed."""
-    given = {"worse": runs.worse, "changed": runs.changed, "tested": runs.tested,
-             "names": [row.metric for row in runs.worse], "more": len(runs.worse[1:])}  # fmt: skip
-    yield Claim(
+    yield found(
         "regression", runs.later,
-        say("Of {{ tested|length }} metrics with intervals {{ changed|length }} changed beyond chance, "
-            "{{ worse|length }} of them for the worse{% if names %}: {{ names|names }}{% endif %}.", **given),
-        title=say("{% if names %}{{ names[0] }}{% if more %} and {{ more }} more{% endif %} got "
-                  "worse{% elif not tested %}Nothing that can be tested was measured twice{% else %}Nothing got worse "
-                  "beyond chance{% endif %}", **given),
+        "Of {{ tested|length }} metrics with intervals {{ changed|length }} changed beyond chance, {{ names|length }} "
+        "of them for the worse{% if names %}: {{ names|names }}{% endif %}.",
+        headline="{% if names %}{{ names[0] }}{% if more %} and {{ more }} more{% endif %} got worse{% elif not tested "
+        "%}Nothing that can be tested was measured twice{% else %}Nothing got worse beyond chance{% endif %}",
+        given={"changed": runs.changed, "tested": runs.tested, "names": [row.metric for row in runs.worse],
+               "more": len(runs.worse[1:])},
         state="fail" if runs.worse else "pass" if runs.tested else "inconclusive", kind="answer",
     )  # fmt: skip
     for row in runs.changed:

@@ -3,9 +3,8 @@
 import hashlib
 import json
 import os
-import shlex
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any, Final
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import CHAPTERS_FOLDER, ChapterRow
+from vitlens.commands.run.flags import typed
 from vitlens.commands.run.folder import versions
-from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.options import DECIDING, RunOptions
 from vitlens.errors import InputError
 from vitlens.files import read_run
 from vitlens.models.naming import ModelName
@@ -52,16 +52,6 @@ class ChapterImages:
             return self.data
         return files_digest(self.images or (str(self.data),))
 
-    @property
-    def typed(self) -> str:
-        """As part of a command line."""
-        return f"--images {shlex.join(self.images)}" if self.images else f"--data {self.data}"
-
-    @property
-    def typed_with_labels(self) -> str:
-        """As part of the command line of a command that needs labels."""
-        return f"{self.typed} --predicted" if self.predicted else self.typed
-
 
 class ChapterRunner:
     """Runs chapters in the folder of a larger run, and keeps the list of those done.
@@ -73,17 +63,16 @@ class ChapterRunner:
         self.path, self.run_options, self.cache = path, replace(run, overwrite=True, html=False), cache
         self.done: list[ChapterRow] = []
 
-    def run(
-        self, word: str, alias: str, line: str, options: Callable[[RunOptions], object], *, part: str = ""
-    ) -> ChapterRow:
+    def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
         """Run one command in its own folder.
 
-        alias: of its one model, "" for all; line: its command line; options: made from the run options; part: which one
-        it is, where one command has several chapters.
+        alias: of its one model, "" for all; part: which one it is, where one command has several chapters.
         """
         folder = f"{CHAPTERS_FOLDER}/{'-'.join(filter(None, (word, part, alias)))}"
         place = self.path / folder
-        whole = options(replace(self.run_options, out=place, command=f"vitlens {line}", at_least=(), at_most=()))
+        run = replace(options.run, out=place, at_least=(), at_most=())
+        told = replace(options, run=RunOptions(**{name: getattr(run, name) for name in DECIDING}))
+        whole = replace(options, run=replace(run, command=" ".join(("vitlens", word, *typed(told)))))
         cached = self.cache is not None and self.cache.restore(word, whole, place)
         if not cached:
             COMMANDS[word].measure(whole)
@@ -93,9 +82,9 @@ class ChapterRunner:
         self.done.append(ChapterRow(word, alias, folder, cached, part, seconds))
         return self.done[-1]
 
-    def at_most(self, images: int) -> int:
-        """This number of images, or that of --limit where it is smaller."""
-        return min(self.run_options.limit or images, images)
+    def at_most(self, images: int) -> RunOptions:
+        """The run options with this number of images, or that of --limit where it is smaller."""
+        return replace(self.run_options, limit=min(self.run_options.limit or images, images))
 
 
 def cache_folder() -> Path:

@@ -173,19 +173,12 @@ class Chaptered(Record):
         """Its own metrics and the chapters'; where two have the same one, the first's, as later ones use fewer
         images."""
         found = dict(super().metrics)
-        for name, number in self._of_chapters():
-            found.setdefault(name, number)
+        for record in (chapter.record for chapter in self.parts if chapter.row.word != "train"):  # as evaluate has it
+            predicted = record.options.get("predicted", False)
+            for name, number in record.metrics.items():
+                if not (predicted and name.startswith("accuracy/")):  # 1 by construction
+                    found.setdefault(name, number)
         return found
-
-    def _of_chapters(self) -> Iterator[tuple[str, Estimate]]:
-        for chapter in self.parts:
-            if chapter.row.word != "train":  # evaluate measures the same images again
-                predicted = chapter.record.config.options.get("predicted", False)
-                yield from (
-                    (name, number)
-                    for name, number in chapter.record.metrics.items()
-                    if not (predicted and name.startswith("accuracy/"))  # 1 by construction
-                )
 
     def better(self, name: str) -> Better | None:
         """The better direction of a metric, its own or a chapter's."""

@@ -33,7 +33,7 @@ def conclusion_of(outcome: Path, requirements: Sequence["Requirement"]) -> Concl
     from vitlens.commands.run.publish import read_folder
     from vitlens.commands.run.requirements import outcomes
     from vitlens.files import RESULTS
-    from vitlens.report.terminal import summary_lines
+    from vitlens.report.markdown import summary_lines
 
     folder = outcome if outcome.is_dir() else outcome.parent
     if not (folder / RESULTS).is_file():

@@ -5,7 +5,8 @@ is and how its text is read; `vitlens.cli.build` makes the command line of it.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Final, Literal, get_type_hints
 
@@ -36,7 +37,7 @@ class Flag:
     complete: Completion | None = None
 
 
-def option(name: str, help: str, *, default: Any = MISSING, **more: Any) -> Any:
+def option(name: str, help: str, *, default: Any = None, **more: Any) -> Any:
     """A field that an option sets; more: the other fields of Flag."""
     return dataclasses.field(default=default, metadata={_KEY: Flag(name, help, **more)})
 
@@ -67,6 +68,32 @@ def flags_of(kind: type) -> "Iterator[tuple[dataclasses.Field[Any], Any, Flag | 
         flag = field.metadata.get(_KEY)
         if flag is not None or dataclasses.is_dataclass(hints[field.name]):
             yield field, hints[field.name], flag
+
+
+def typed(options: Any) -> Iterator[str]:
+    """The words that give these options on the command line: arguments, and what differs from its default."""
+    for field, _, flag in flags_of(type(options)):
+        value = getattr(options, field.name)
+        if flag is None:
+            yield from typed(value)
+        elif value in (field.default, None, ()):
+            continue
+        elif isinstance(value, bool):
+            on, _, off = flag.name.partition("/")
+            yield on if value else off
+        else:
+            between = "x" if flag.metavar == "N|HxW" else ","
+            for each in value if isinstance(value, tuple) and flag.parse is None else (value,):
+                yield from filter(None, (flag.name, shlex.quote(as_text(each, between))))
+
+
+def as_text(value: Any, between: str = ",") -> str:
+    """A value as it would be typed."""
+    if isinstance(value, Mapping):
+        return between.join(f"{name}={as_text(each)}" for name, each in value.items())
+    if isinstance(value, tuple):
+        return between.join(map(as_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def require_bounds(options: Any, *, source: str, hint: str) -> None:

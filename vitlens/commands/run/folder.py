@@ -1,40 +1,74 @@
-"""RunFolder: the folder of one run, whose status is done only when the run has ended."""
+"""RunFolder: the folder of one run, whose status is done only when the run has ended; its place and its settings."""
 
+import errno
 import platform
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.run_place import default_place, make_folder, remove_unfinished, require_plain
-from vitlens.errors import InputError, VitlensError
+from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import (
     CONFIG,
     RESULTS,
-    SCHEMA,
     RunRecord,
+    is_temporary,
     named_file,
     read_run,
+    storage_error,
     write_arrays,
     write_json,
 )  # fmt: skip
-from vitlens.record import SCHEMA as RECORDED
-from vitlens.record import Record, written
-from vitlens.safe_paths import inside
+from vitlens.record import SCHEMA, Record, written
+from vitlens.safe_paths import inside, require_no_links
 from vitlens.version import __version__
 
-Row = TypeVar("Row")
-Kind = TypeVar("Kind")
+if TYPE_CHECKING:
+    from vitlens.data.split import Split
+    from vitlens.models.model import Model
+
 Status = Literal["running", "done", "failed", "interrupted"]
 
 _WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")  # in config.json by every command
+
+# All that a run ever writes; --overwrite takes these away and touches nothing else.
+_OURS = (
+    "report.md",
+    "metrics.jsonl",
+    "*.safetensors",
+    "figures/*.png",
+    "figures/*.svg",
+    "figures/*.pdf",
+    "panels/*.png",
+    "arrays/*.npz",
+    "checkpoint/*",
+    "progress/*.npz",
+    "kept/*.safetensors",
+    "features/*.safetensors",
+    "animations/*.gif",
+    "animations/*.mp4",
+    "tensorboard/events.out.*",
+    "tensorboard/*/events.out.*",
+    "tensorboard/*/hparams.yml",
+    "points/*/seed-*/*",
+    "points/*/seed-*/checkpoint/*",
+)
+# the files and folders at its top, which must be no links
+_TOP = tuple(
+    dict.fromkeys(
+        (CONFIG, RESULTS, *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern))
+    )
+)
+_BEGAN = time.time()  # of this process: temporary files that are older were left by a killed one
+_PARTS = ("chapters", "frozen", "full", "pruned")  # runs, and a model, within a run
 
 
 class RunFolder:
@@ -44,16 +78,14 @@ class RunFolder:
     (an exception) or interrupted (Ctrl-C). A killed run stays at running.
     """
 
-    def __init__(self, record: RunRecord) -> None:
-        self.path = record.folder
-        self.config = record.config
-        self.command = record.command
-        metrics, tables = record.results["metrics"], record.results["tables"]
-        self._metrics: dict[str, dict[str, object]] = dict(metrics) if isinstance(metrics, Mapping) else {}
-        self._tables: dict[str, list[dict[str, object]]] = dict(tables) if isinstance(tables, Mapping) else {}
-        self._schema = int(str(record.results["schema"]))
-        self._before = float(str(record.results["seconds"]))  # of earlier attempts, when it is resumed
-        self._start = time.monotonic()
+    def __init__(
+        self, path: Path, command: str, config: Mapping[str, object], results: Mapping[str, Any] | None = None
+    ) -> None:
+        before = results or {}  # of earlier attempts, when it is resumed
+        self.path, self.command, self.config = path, command, config
+        self._metrics: Mapping[str, object] = before.get("metrics", {})
+        self._tables: Mapping[str, object] = before.get("tables", {})
+        self._start = time.monotonic() - before.get("seconds", 0.0)
         self._seconds: float | None = None
 
     @classmethod
@@ -84,9 +116,29 @@ class RunFolder:
             **(config or {}),
         }
         write_json(path / CONFIG, whole)
-        folder = cls(RunRecord(path, whole, _results(command, "running", 0.0, {}, {})))
+        folder = cls(path, command, whole)
         folder._write("running")
         return folder
+
+    @classmethod
+    def opened(
+        cls,
+        command: str,
+        run: RunOptions,
+        config: Mapping[str, object],
+        *,
+        name_parts: Sequence[str],
+        title: str,
+        resume: Path | None = None,
+        needs: Mapping[str, object | None] | None = None,
+    ) -> "RunFolder":
+        """The folder that the run options name, new, or that of --resume. Raises as `create` and `reopen`."""
+        if resume is not None:
+            return cls.reopen(resume, needs=needs, config=config)
+        return cls.create(
+            command, name_parts=name_parts, title=title, out=run.out, overwrite=run.overwrite, config=config,
+            formats=run.formats,
+        )  # fmt: skip
 
     @classmethod
     def reopen(
@@ -102,7 +154,7 @@ class RunFolder:
         record = read_run(path)
         require_plain(path)
         own = {name: value for name, value in (config or {}).items() if name != "command_line"}
-        folder = cls(replace(record, config={**record.config, **own}))
+        folder = cls(path, record.command, {**record.config, **own}, record.results)
         needed = {} if needs is None else {**dict.fromkeys(_WRITTEN), **needs}
         for name, value in needed.items():
             if name not in record.config or value not in (None, record.config[name]):
@@ -135,7 +187,6 @@ class RunFolder:
 
     def keep(self, record: Record) -> None:
         """Keep a record: its metrics and tables, and write its arrays."""
-        self._schema = RECORDED
         self._metrics, self._tables, files = written(record)
         for name, values in files.items():
             self.arrays(name, **values)
@@ -164,12 +215,16 @@ class RunFolder:
         return round(self._elapsed(), 3)
 
     def _elapsed(self) -> float:
-        return self._before + time.monotonic() - self._start if self._seconds is None else self._seconds
+        return time.monotonic() - self._start if self._seconds is None else self._seconds
 
     def _content(self, status: Status) -> dict[str, object]:
         return {
-            **_results(self.command, status, self.seconds, self._metrics, self._tables),
-            "schema": self._schema,
+            "schema": SCHEMA,
+            "command": self.command,
+            "status": status,
+            "seconds": self.seconds,
+            "metrics": self._metrics,
+            "tables": self._tables,
         }
 
     def _write(self, status: Status) -> None:
@@ -185,24 +240,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return installed
-
-
-def _results(
-    command: str, status: Status, seconds: float, metrics: Mapping[str, object], tables: Mapping[str, object]
-) -> dict[str, object]:
-    return {
-        "schema": SCHEMA,
-        "command": command,
-        "status": status,
-        "seconds": seconds,
-        "metrics": dict(metrics),
-        "tables": dict(tables),
-    }
-
-
-if TYPE_CHECKING:
-    from vitlens.data.split import Split
-    from vitlens.models.model import Model
 
 
 def settings(
@@ -248,3 +285,76 @@ def _split(split: "Split") -> dict[str, object]:
         "skipped": [asdict(skipped) for skipped in split.skipped],
         "notes": list(split.notes),
     }
+
+
+def require_plain(path: Path) -> None:
+    """Raise InputError where a file or folder that a run writes is a link, anywhere in its folder."""
+    require_no_links(path, (*_TOP, *_PARTS))
+
+
+def default_place(command: str, name_parts: Sequence[str]) -> Path:
+    """reports/<command>-<name parts>-<time>, for train runs/<name parts>-<time>; of a name that is not there yet."""
+    words = [re.sub(r"[^\w.=-]+", "-", Path(part).name).strip("-.") for part in name_parts]
+    root, words = (Path("runs"), words) if command == "train" else (Path("reports"), [command, *words])
+    name = "-".join([word for word in words if word] + [time.strftime("%Y%m%d-%H%M%S")])
+    place, count = root / name, 1
+    while place.exists():  # two runs within a second
+        count += 1
+        place = root / f"{name}-{count}"
+    return place
+
+
+def make_folder(path: Path, *, overwrite: bool) -> None:
+    """Make a run's folder, or empty that of an earlier run. Raises OutputError and StorageError."""
+    try:
+        if path.exists() or path.is_symlink():
+            _clear(path, overwrite=overwrite)
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".vitlens-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise storage_error(path, error) from error
+        raise OutputError(
+            f"expected a folder that can be written at {path}, found: {error.strerror}; choose another --out"
+        ) from error
+
+
+def _clear(path: Path, *, overwrite: bool) -> None:
+    """Take an earlier run's files away, results.json first so that no moment shows a finished run."""
+    if not path.is_dir():
+        raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
+    if not overwrite and not _holds_no_results(path):
+        raise OutputError(f"expected a new folder for --out, found {path}; choose another, or add --overwrite")
+    if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
+        raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
+    require_plain(path)
+    for pattern in (RESULTS, CONFIG, *_OURS):
+        for file in path.glob(pattern):
+            if not file.is_dir():
+                file.unlink()
+
+
+def _holds_no_results(path: Path) -> bool:
+    """Whether a folder is that of a run that failed or was interrupted before it had written any result.
+
+    A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or file of the user's.
+    """
+    files = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
+    if not (path / RESULTS).is_file() or any(file.name not in (CONFIG, RESULTS) for file in files):
+        return False
+    try:
+        records = [read_run(file.parent) for file in files if file.name == RESULTS]
+    except VitlensError:
+        return False
+    results: list[Any] = [record.results for record in records if record.status in ("failed", "interrupted")]
+    filled = any(each["metrics"] or any(each["tables"].values()) for each in results)
+    return len(results) == len(records) and not filled
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove the temporary files of a killed run; those of this run's other processes are newer than this process."""
+    for file in path.rglob(".*"):
+        if is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:
+            file.unlink(missing_ok=True)

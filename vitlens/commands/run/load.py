@@ -3,13 +3,15 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from vitlens.analysis.answers.classes import reading
 from vitlens.commands.run.options import ModelOptions, RunOptions
-from vitlens.commands.run.unseen import KnownTrainingImages, split_by_seed, training_images_of, unseen
+from vitlens.commands.run.unseen import split_by_seed, training_images_of, unseen
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
@@ -70,8 +72,14 @@ def _parsed(models: Sequence[str | ModelName]) -> tuple[ModelName, ...]:
     return tuple(next(names) if isinstance(model, str) else model for model in models)
 
 
-def load_split(
-    model: Model,
+def load_split(model: Model, **given: Any) -> Split:
+    """The images of one model; given: as load_splits."""
+    (split,) = load_splits((model,), **given)
+    return split
+
+
+def load_splits(
+    models: Sequence[Model],
     *,
     options: RunOptions,
     data: str | None = None,
@@ -79,70 +87,63 @@ def load_split(
     beside: Sequence[Model] = (),
     limit: int | None = None,
     repeat: bool = False,
-) -> Split:
-    """The images of --images or --data, preprocessed for this model; without either, digits for a model of digits.
+) -> list[Split]:
+    """The images of --images or --data, the same in the same order for each model, preprocessed for it (read once where
+    preprocessing agrees); without either, digits for a model of digits.
 
-    Of a folder or .npz without a test part those are given that neither this model nor those beside it (the others
-    that answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit:
-    at most so many where --limit says nothing; repeat: digits are shown in several scenes each where more images are
+    Of a folder or .npz without a test part those are given that neither these models nor those beside them (others that
+    answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit: at
+    most so many where --limit says nothing; repeat: digits are shown in several scenes each where more images are
     asked for than there are digits to test on (for what takes its intervals over source digits). Raises InputError when
     both are given, or neither for a model of something else.
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
-    known = training_images_of((model, *beside), seed=options.seed) if not images else None
-    split = _read(model, known, options=options, data=data, images=images, limit=limit, repeat=repeat)
-    print_data(split, options)
-    return split
-
-
-def _read(
-    model: Model,
-    known: KnownTrainingImages | None,
-    *,
-    options: RunOptions,
-    data: str | None,
-    images: Sequence[str] | None,
-    limit: int | None,
-    repeat: bool,
-) -> Split:
-    """As load_split, printing nothing; known: the models' training images, None for --images."""
     for name in (data, *(images or ())):
         if name is not None and not str(name).strip():  # as a path it would be the current folder
             raise InputError(f"expected a name or a path for --data and --images, found {name!r}; see vitlens data")
-    count = options.limit or limit
-    if images or known is None:
-        split = load_images([Path(image) for image in images or ()], preprocessing=model.preprocessing)
+    known = None if images else training_images_of((*models, *beside), seed=options.seed)
+    count, named = options.limit or limit, data or "digits"
+
+    def read(model: Model) -> Split:
+        if images or known is None:
+            split = load_images([Path(image) for image in images or ()], preprocessing=model.preprocessing)
+            return split.limit(count, seed=options.seed)
+        if data is None and model.classes != DIGITS:
+            raise InputError(f"expected images for {model.alias}, found none; give --images PATH... or --data DATA")
+        if repeat and count is not None and named == "digits":
+            return scenes_of_digits(count, seed=options.seed)
+        part = partial(load_data, named, preprocessing=model.preprocessing, data_dir=options.data_dir)
+        if split_by_seed(named):
+            split = unseen(lambda whole, seed: part(seed=seed, whole=whole), known)
+        else:
+            split = part(seed=options.seed)
         return split.limit(count, seed=options.seed)
-    if data is None and model.classes != DIGITS:
-        raise InputError(f"expected images for {model.alias}, found none; give --images PATH... or --data DATA")
-    if repeat and count is not None and (data or "digits") == "digits":
-        return scenes_of_digits(count, seed=options.seed)
 
-    def part(whole: bool, seed: int) -> Split:
-        return load_data(
-            data or "digits",
-            part="test",
-            preprocessing=model.preprocessing,
-            data_dir=options.data_dir,
-            seed=seed,
-            whole=whole,
-        )
-
-    split = unseen(part, known) if split_by_seed(data or "digits") else part(False, options.seed)
-    return split.limit(count, seed=options.seed)
+    by_preprocessing: dict[tuple[object, ...], Split] = {}
+    splits = []
+    for model in models:
+        wanted = model.preprocessing
+        key = (wanted.size, wanted.resize, wanted.interpolation)
+        if key not in by_preprocessing:
+            by_preprocessing[key] = read(model)
+        splits.append(by_preprocessing[key])
+    if splits:
+        print_data(splits[0], options)
+    return splits
 
 
 def print_data(split: Split, options: RunOptions) -> None:
     """Print on stderr which images are used, how they were processed, and which could not be read."""
-    if options.quiet:
-        return
-    for note in split.notes:
-        print(for_terminal(f"{split.title or split.name}: {note}"), file=sys.stderr)  # noqa: T201
+    _tell([f"{split.title or split.name}: {note}" for note in split.notes], options)
     if split.skipped:
         named = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
         more = f"; and {len(split.skipped) - 3} more" if len(split.skipped) > 3 else ""
-        line = f"left out {len(split.skipped)} of the images ({named}{more})"
+        _tell([f"left out {len(split.skipped)} of the images ({named}{more})"], options)
+
+
+def _tell(lines: Sequence[str], options: RunOptions) -> None:
+    for line in () if options.quiet else lines:
         print(for_terminal(line), file=sys.stderr)  # noqa: T201
 
 
@@ -166,41 +167,6 @@ def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
     return replace(split.pick(torch.cat([torch.arange(whole), numbered.groups])), notes=(*split.notes, note))
 
 
-def load_splits(
-    models: Sequence[Model],
-    *,
-    options: RunOptions,
-    data: str | None = None,
-    images: Sequence[str] | None = None,
-    limit: int | None = None,
-    repeat: bool = False,
-) -> list[Split]:
-    """The same images in the same order for each model, preprocessed for it; read once where preprocessing agrees.
-
-    The training images of all models together are left out, so that all answer the same images. limit, repeat: as
-    load_split.
-    """
-    if images and data:
-        raise InputError("expected --images or --data, found both; leave one out")
-    for name in (data, *(images or ())):
-        if name is not None and not str(name).strip():  # as a path it would be the current folder
-            raise InputError(f"expected a name or a path for --data and --images, found {name!r}; see vitlens data")
-    known = training_images_of(models, seed=options.seed) if not images else None
-    by_preprocessing: dict[tuple[object, ...], Split] = {}
-    splits = []
-    for model in models:
-        wanted = model.preprocessing
-        key = (wanted.size, wanted.resize, wanted.interpolation)
-        if key not in by_preprocessing:
-            by_preprocessing[key] = _read(
-                model, known, options=options, data=data, images=images, limit=limit, repeat=repeat
-            )
-        splits.append(by_preprocessing[key])
-    if splits:
-        print_data(splits[0], options)
-    return splits
-
-
 def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:
     """The splits, with a first note where a model's classes are mapped to the data's; the note goes to stderr, too.
 
@@ -208,9 +174,7 @@ def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOption
     """
     readings = [reading(model.classes, split.classes).note for model, split in zip(models, splits)]
     notes = tuple(dict.fromkeys(note for note in readings if note))
-    if not options.quiet:
-        for note in notes:
-            print(for_terminal(note), file=sys.stderr)  # noqa: T201
+    _tell(notes, options)
     return [replace(split, notes=(*notes, *split.notes)) for split in splits]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from vitlens.models.sources.registry import describe_names
 from vitlens.names import DEFAULT_SEED, FORMATS, Precision
 from vitlens.typed import read_as
 
-_RUN = "Run and report"
-_MODEL = "Your own weights"
-_DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # the run options that change results
+_PANEL = "Run and report"
+_run = partial(option, panel=_PANEL)
+_model = partial(option, panel="Your own weights")
+DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # the run options that change results
 
 
 @dataclass(frozen=True)
@@ -27,69 +29,55 @@ class RunOptions:
     was typed, for config.json.
     """
 
-    limit: int | None = option(
-        "--limit", "At most N images, balanced over classes.", default=None, metavar="N", low=1, panel=_RUN
+    limit: int | None = _run("--limit", "At most N images, balanced over classes.", metavar="N", low=1)
+    batch_size: int | None = _run(
+        "--batch-size", "Images in a batch (default: chosen to fit memory).", metavar="N", low=1
     )
-    batch_size: int | None = option(
-        "--batch-size",
-        "Images in a batch (default: chosen to fit memory).",
-        default=None,
-        metavar="N",
-        low=1,
-        panel=_RUN,
-    )
-    device: str = option(
-        "--device", "Device: auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME", panel=_RUN
-    )
-    precision: Precision = option("--precision", "Floating-point precision.", default="auto", panel=_RUN)
-    seed: int = option("--seed", "Seed of every random number.", default=DEFAULT_SEED, metavar="N", low=0, panel=_RUN)
-    out: Path | None = option(
-        "--out", "Folder to write (default: a new one named by the time).", default=None, metavar="DIR", panel=_RUN
-    )
-    overwrite: bool = option("--overwrite", "Replace --out where it exists.", default=False, panel=_RUN)
+    device: str = _run("--device", "Device: auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME")
+    precision: Precision = _run("--precision", "Floating-point precision.", default="auto")
+    seed: int = _run("--seed", "Seed of every random number.", default=DEFAULT_SEED, metavar="N", low=0)
+    out: Path | None = _run("--out", "Folder to write (default: a new one named by the time).", metavar="DIR")
+    overwrite: bool = _run("--overwrite", "Replace --out where it exists.", default=False)
     formats: tuple[str, ...] = choices(
-        "--format", f"Formats of figures, comma-separated: {', '.join(FORMATS)}.", FORMATS, default=("png",), panel=_RUN
+        "--format",
+        f"Formats of figures, comma-separated: {', '.join(FORMATS)}.",
+        FORMATS,
+        default=("png",),
+        panel=_PANEL,
     )
-    html: bool | None = option(
+    html: bool | None = _run(
         "--html/--no-html",
         "Also write report.html, one file to send on (default: only look, study and walkthrough do).",
-        default=None,
         shown=False,
-        panel=_RUN,
     )
-    data_dir: Path = option(
-        "--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR", panel=_RUN
-    )
-    at_least: tuple[str, ...] = option(
+    data_dir: Path = _run("--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR")
+    at_least: tuple[str, ...] = _run(
         "--at-least",
         "Exit with code 3 unless a metric is at least VALUE, by the lower end of its interval; may be repeated. A name "
         "without a model holds for every model.",
         default=(),
         metavar="METRIC=VALUE",
-        panel=_RUN,
         shown=False,
     )
-    at_most: tuple[str, ...] = option(
+    at_most: tuple[str, ...] = _run(
         "--at-most",
         "The same for a metric that must be at most VALUE, by the upper end.",
         default=(),
         metavar="METRIC=VALUE",
-        panel=_RUN,
         shown=False,
     )
-    quiet: bool = option("--quiet", "Print only errors and results.", default=False, panel=_RUN)
+    quiet: bool = _run("--quiet", "Print only errors and results.", default=False)
     command: str = ""
 
 
 def model_file_option() -> Any:
     """--model-file."""
-    return option(
+    return _model(
         "--model-file",
         "Run your code: MODEL may be FILE.py:FUNCTION, whose function, called without arguments, returns "
         "vitlens.wrap(module, ...), or a folder that was trained from it. Alone, it is the MODEL. May be repeated.",
         default=(),
         metavar="FILE.py:FUNCTION",
-        panel=_MODEL,
         shown=False,
     )
 
@@ -103,42 +91,24 @@ class ModelOptions:
     model_file: each FILE.py:FUNCTION that a MODEL may name, as it runs the code of that file.
     """
 
-    weights: Path | None = option(
-        "--weights", "Weights for MODEL, from a file.", default=None, metavar="FILE", panel=_MODEL
-    )
-    random_weights: bool = option(
-        "--random-weights", "Random, untrained weights (a sanity check).", default=False, panel=_MODEL
-    )
-    arch: str | None = option(
+    weights: Path | None = _model("--weights", "Weights for MODEL, from a file.", metavar="FILE")
+    random_weights: bool = _model("--random-weights", "Random, untrained weights (a sanity check).", default=False)
+    arch: str | None = _model(
         "--arch",
         "Architecture of a weights file: a preset, timm:NAME or torchvision:NAME.",
-        default=None,
         metavar="NAME",
-        panel=_MODEL,
         complete="model",
     )
-    image_size: tuple[int, int] | None = option(
-        "--image-size", "Input size in pixels.", default=None, metavar="N|HxW", parse=side_lengths, panel=_MODEL
+    image_size: tuple[int, int] | None = _model(
+        "--image-size", "Input size in pixels.", metavar="N|HxW", parse=side_lengths
     )
-    mean: tuple[float, float, float] | None = option(
-        "--mean",
-        "Channel means of its normalisation, from 0 to 1.",
-        default=None,
-        metavar="R,G,B",
-        parse=numbers,
-        panel=_MODEL,
+    mean: tuple[float, float, float] | None = _model(
+        "--mean", "Channel means of its normalisation, from 0 to 1.", metavar="R,G,B", parse=numbers
     )
-    std: tuple[float, float, float] | None = option(
-        "--std",
-        "Channel standard deviations of its normalisation.",
-        default=None,
-        metavar="R,G,B",
-        parse=numbers,
-        panel=_MODEL,
+    std: tuple[float, float, float] | None = _model(
+        "--std", "Channel standard deviations of its normalisation.", metavar="R,G,B", parse=numbers
     )
-    classes: Path | None = option(
-        "--classes", "A file of class names, one a line.", default=None, metavar="FILE", panel=_MODEL
-    )
+    classes: Path | None = _model("--classes", "A file of class names, one a line.", metavar="FILE")
     model_file: tuple[str, ...] = model_file_option()
 
 
@@ -148,7 +118,7 @@ def begun_with(config: Mapping[str, object], options: RunOptions, source: str, *
     run = written.get("run") if isinstance(written, dict) else None
     begun = read_as(RunOptions, run, source=f"the options in {source}", hint=hint)
     require_bounds(begun, source=source, hint=hint)
-    return replace(options, **{name: getattr(begun, name) for name in _DECIDING})
+    return replace(options, **{name: getattr(begun, name) for name in DECIDING})
 
 
 def one_model() -> Any:
@@ -174,7 +144,6 @@ def data_option() -> Any:
     return option(
         "--data",
         "A data set (digits, cifar10 ...), a folder of class folders or images, or an .npz; see vitlens data.",
-        default=None,
         metavar="DATA",
         shown=False,
         complete="data",
@@ -189,3 +158,21 @@ def images_option() -> Any:
 def predicted_option() -> Any:
     """--predicted."""
     return option("--predicted", "Use the model's predictions as labels, for images without labels.", default=False)
+
+
+@dataclass(frozen=True)
+class ModelOnImages:
+    """The first options of a command for one model on images: of a data set, or files."""
+
+    model: str = one_model()
+    data: str | None = data_option()
+    images: tuple[str, ...] = images_option()
+
+
+@dataclass(frozen=True)
+class ModelsOnImages:
+    """The first options of a command for several models on the same images."""
+
+    models: tuple[str, ...] = several_models()
+    data: str | None = data_option()
+    images: tuple[str, ...] = images_option()

@@ -41,33 +41,58 @@ def progress(
 
     Written to stderr, so that stdout stays for results; silent with quiet, and for the first two seconds.
     """
-    console, what = console or Console(stderr=True), for_terminal(what)
-    bar = Bar(
-        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
-        TextColumn("{task.fields[rate]}"), console=console, transient=True,
-    )  # fmt: skip
-    task = bar.add_task(what, total=total, rate="")
-    start, done, shown = clock(), 0, float("-inf")
+    with _shown(what, quiet=quiet, console=console, clock=clock, transient=True) as show:
+        done = 0
 
-    def advance(count: int) -> None:
-        nonlocal done, shown
-        require_time()
-        done += count
+        def advance(count: int) -> None:
+            nonlocal done
+            require_time()
+            done += count
+            counted = f"{done:,} of {total:,} {unit}, "
+            show(done, total, counted, lambda seconds: rate_and_left(done, total, seconds, unit))
+
+        yield advance
+
+
+@contextmanager
+def training_progress(
+    what: str,
+    *,
+    quiet: bool = False,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Callable[[Progress], None]]:
+    """Yields the progress callback of `fit`: a bar on a terminal, elsewhere a line every ten seconds; on stderr."""
+    with _shown(what, quiet=quiet, console=console, clock=clock, transient=False) as show:
+        yield lambda each: show(each.step, each.steps, "", lambda _: progress_line(each))
+
+
+@contextmanager
+def _shown(
+    what: str, *, quiet: bool, console: Console | None, clock: Callable[[], float], transient: bool
+) -> Iterator[Callable[[int, int, str, Callable[[float], str]], None]]:
+    """Yields what shows the units done, of how many; their count in words, for a line without a bar; and what else is
+    told, from the seconds so far."""
+    console, what = console or Console(stderr=True), for_terminal(what)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *[TaskProgressColumn()] * transient)
+    bar = Bar(*columns, TextColumn("{task.fields[words]}"), console=console, transient=transient)
+    task = bar.add_task(what, total=None, words="")
+    start, shown = clock(), float("-inf")
+
+    def show(done: int, total: int, counted: str, told: Callable[[float], str]) -> None:
+        nonlocal shown
         now = clock()
         if quiet or now - start < PATIENCE:
             return
-        rate = rate_and_left(done, total, now - start, unit)
         if console.is_terminal:
             bar.start()  # nothing happens when it has started already
-            bar.update(task, completed=done, rate=rate)
+            bar.update(task, total=total, completed=done, words=told(now - start))
         elif now - shown >= LINE_EVERY:
             shown = now
-            console.print(
-                f"{what}: {done:,} of {total:,} {unit}, {rate}", highlight=False, markup=False, soft_wrap=True
-            )
+            console.print(f"{what}: {counted}{told(now - start)}", highlight=False, markup=False, soft_wrap=True)
 
     try:
-        yield advance
+        yield show
     finally:
         if bar.live.is_started:
             bar.stop()
@@ -131,41 +156,6 @@ class ProgressStore:
 
     def _path(self, key: str) -> Path | None:
         return None if self.folder is None else self.folder / f"{key}-{self.process}.npz"
-
-
-@contextmanager
-def training_progress(
-    what: str,
-    *,
-    quiet: bool = False,
-    console: Console | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Callable[[Progress], None]]:
-    """Yields the progress callback of `fit`: a bar on a terminal, elsewhere a line every ten seconds; on stderr."""
-    console, what = console or Console(stderr=True), for_terminal(what)
-    bar = Bar(
-        TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[facts]}"), console=console
-    )
-    task = bar.add_task(what, total=None, facts="")
-    start, shown = clock(), float("-inf")
-
-    def show(progress: Progress) -> None:
-        nonlocal shown
-        now = clock()
-        if quiet or now - start < PATIENCE:
-            return
-        if console.is_terminal:
-            bar.start()
-            bar.update(task, total=progress.steps, completed=progress.step, facts=progress_line(progress))
-        elif now - shown >= LINE_EVERY:
-            shown = now
-            console.print(f"{what}: {progress_line(progress)}", highlight=False, markup=False, soft_wrap=True)
-
-    try:
-        yield show
-    finally:
-        if bar.live.is_started:
-            bar.stop()
 
 
 def progress_line(progress: Progress) -> str:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.run.run_place import require_plain
+from vitlens.commands.run.folder import RunFolder, require_plain
 from vitlens.deadline import require_time
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
@@ -28,6 +27,7 @@ REPORT = "report.md"
 PAGE = "report.html"
 _DOTS_PER_INCH = 200
 _PIXELS = 250_000_000  # of a figure that a folder asks for
+_UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same run draws the same bytes
 
 
 def publish(folder: RunFolder) -> Path:
@@ -113,9 +113,15 @@ def _files(folder: Path, below: str, name: str, formats: tuple[str, ...]) -> tup
 
 
 def _draw(spec: FigureSpec, files: Mapping[str, Path], folder: Path) -> None:
-    """Draw one figure into its files, by format."""
+    """Draw one figure into its files, by format; one larger than any report needs is refused, as its size may follow
+    from numbers in a file."""
     figure = spec.draw()
-    _require_bounded(figure, spec.name, folder)
+    width, height = figure.get_size_inches()
+    if width * height * _DOTS_PER_INCH**2 > _PIXELS:
+        raise InputError(
+            f"expected a figure of at most {_PIXELS // 1_000_000} megapixels, found {spec.name} of "
+            f"{width:.0f}x{height:.0f} inches asked for in {folder}; run the command again"
+        )
     _save(figure, files)
 
 
@@ -125,17 +131,7 @@ def _save(figure: "Figure", files: Mapping[str, Path]) -> None:
     for form, path in files.items():
         # without a salt, the ids inside an svg are drawn at random
         with write_atomically(path) as temporary, rc_context({"svg.hashsalt": "vitlens"}):
-            figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_undated(form))
-
-
-def _require_bounded(figure: "Figure", name: str, folder: Path) -> None:
-    """Refuse a figure that is larger than any report needs: its size may follow from numbers in a file."""
-    width, height = figure.get_size_inches()
-    if width * height * _DOTS_PER_INCH**2 > _PIXELS:
-        raise InputError(
-            f"expected a figure of at most {_PIXELS // 1_000_000} megapixels, found {name} of "
-            f"{width:.0f}x{height:.0f} inches asked for in {folder}; run the command again"
-        )
+            figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_UNDATED.get(form, {}))
 
 
 def _write_tables(record: Record) -> None:
@@ -188,11 +184,6 @@ def _foreign_contents(run: RunRecord) -> Iterator[None]:
             f"expected what vitlens {run.command} writes in {run.folder}, found contents of which no report can "
             f"be made ({reason}); run the command again"
         ) from error
-
-
-def _undated(form: str) -> dict[str, None]:
-    """No date inside the file, so that the same run draws the same bytes."""
-    return {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
 
 
 _SIGNATURE: Final = b"Matplotlib"  # in the metadata of each of them

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,42 +20,46 @@ from vitlens.uncertainty import Estimate
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Value = TypeVar("Value", covariant=True)
-
 _SHOWN = 8  # metrics in the repr
 
 
-class ByName(Mapping[str, Value]):
-    """Values by name, of which an unknown one raises UnknownNameError; `get` gives the default instead."""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value of a name, or the default where there is none."""
-        return self[name] if name in self else default  # noqa: SIM401  this is what it is
-
-    def __contains__(self, name: object) -> bool:
-        return name in list(self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class ArrayFiles(ByName[Mapping[str, NDArray[np.generic]]]):
-    """The files of arrays/ by name, each read when it is asked for: its arrays by name."""
+class ArrayFiles(Mapping[str, Mapping[str, NDArray[np.generic]]]):
+    """The files of arrays/ by name, each read when it is asked for: its arrays by name. Raises UnknownNameError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __getitem__(self, name: str) -> Mapping[str, NDArray[np.generic]]:
-        names = list(self)
-        if name not in names:
-            raise UnknownNameError("file of arrays", str(name), names)
+        if name not in self:
+            raise UnknownNameError("file of arrays", str(name), list(self))
         return read_arrays(inside(self._folder, "arrays", named_file(name, ".npz")))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The arrays of a file, or the default where there is none."""
+        return self[name] if name in self else default  # noqa: SIM401  this is what it is
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(self)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(path.stem for path in (self._folder / "arrays").glob("[!.]*.npz")))
 
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
     def __repr__(self) -> str:
         return as_text(f"{len(self)} files of arrays", [(name,) for name in self])
+
+
+class NamedMetrics(dict[str, Estimate]):
+    """Metrics by name; for an unknown name the error gives the nearest ones."""
+
+    def __missing__(self, name: str) -> Estimate:
+        raise UnknownNameError("metric", str(name), self)
+
+    def __repr__(self) -> str:
+        rows = [(name, f"{estimate.value:.4g}", estimate.unit) for name, estimate in self.items()]
+        return as_text(f"{len(rows)} metrics", rows)
 
 
 class ReportFolder(Summary):
@@ -123,25 +127,6 @@ class ReportFolder(Summary):
         filled = {name: len(rows) for name, rows in self._record.tables.items() if rows}
         yield Line("tables", ", ".join(f"{name} ({count})" for name, count in filled.items()))
         yield Line("arrays", ", ".join(self.arrays))
-
-
-class NamedMetrics(ByName[Estimate]):
-    """Metrics by name; for an unknown name the error gives the nearest ones."""
-
-    def __init__(self, metrics: Mapping[str, Estimate]) -> None:
-        self._metrics = metrics
-
-    def __getitem__(self, name: str) -> Estimate:
-        if name not in self._metrics:
-            raise UnknownNameError("metric", str(name), self._metrics)
-        return self._metrics[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._metrics)
-
-    def __repr__(self) -> str:
-        rows = [(name, f"{estimate.value:.4g}", estimate.unit) for name, estimate in self._metrics.items()]
-        return as_text(f"{len(rows)} metrics", rows)
 
 
 def read(folder: str | Path, *, unfinished: bool = False) -> ReportFolder:

@@ -57,15 +57,15 @@ def _parsed(text: str, bound: Bound, option: str) -> Requirement:
 
 def require_known(requirements: Sequence[Requirement], metrics: Sequence[MetricName], *, word: str) -> None:
     """Raise InputError, before anything is measured, for a metric that a command never has."""
-    patterns = list(
-        dict.fromkeys(each for metric in metrics for each in (_without_alias(metric.pattern), metric.pattern))
-    )
+    whole = [pattern for metric in metrics for pattern in metric.patterns]
+    patterns = list(dict.fromkeys((*map(_without_alias, whole), *whole)))
     for each in requirements:
         if all(MetricName(pattern).parts(each.metric) is None for pattern in patterns):
             near = nearest(each.metric, patterns) or patterns[:3]
+            hint = f"e.g. {', '.join(near)}" if near else "it has none"
             raise InputError(
                 f"expected a metric of vitlens {word} with --{each.bound.replace(' ', '-')}, found {each.metric!r}; "
-                f"e.g. {', '.join(near)}"
+                f"{hint}"
             )
 
 

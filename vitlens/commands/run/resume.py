@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,9 @@ def resumable(
     }  # fmt: skip
     if resume is not None:
         _require_same(resume, run.command, identity)
-    with run.processes.main_process_first():
-        opened = run.folder(title, resume=resume, identity=identity)
-    with opened as writing:
+    with ExitStack() as stack:
+        with run.processes.main_process_first():
+            writing = stack.enter_context(run.folder(title, resume=resume, identity=identity))
         place = resume or run.run.out if writing.folder is None else writing.folder.path
         store = ProgressStore(None if place is None else place / PROGRESS, run.processes.index)
         yield writing, store

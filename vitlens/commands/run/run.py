@@ -1,27 +1,39 @@
 """A run of a command from its options: its processes, models, images and folder, and its report at the end."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_splits
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.processes import join_run
-from vitlens.commands.run.progress import progress
+from vitlens.commands.run.progress import Advance, progress
 from vitlens.commands.run.publish import publish
 from vitlens.data.split import Batch, Split
-from vitlens.devices import autocast
+from vitlens.devices import autocast, resolve_device
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.processes import share_of
+from vitlens.processes import Processes, join, share_of
 from vitlens.record import Record
 
 Options = TypeVar("Options")
+
+
+def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
+    """The processes of this run, and the options for this one of them.
+
+    It has its own device, and is quiet unless it is the first. To be called before models are loaded; a run then
+    makes its folder in the first process alone, and returns None in the others.
+    """
+    processes = join(resolve_device(options.device))
+    if processes.count == 1:
+        return processes, options
+    quiet = options.quiet or not processes.is_first
+    return processes, replace(options, device=str(processes.device), quiet=quiet)
 
 
 class Run(Generic[Options]):
@@ -100,10 +112,19 @@ class Run(Generic[Options]):
         """The images of this process, for each model."""
         return tuple(share_of(split, self.processes) for split in self.splits)
 
+    @property
+    def passes(self) -> dict[str, Any]:
+        """How images pass through a model: batch size and precision, as arguments of an analysis."""
+        return {"batch_size": self.run.batch_size, "precision": self.run.precision}
+
+    def progress(self, what: str, total: int, unit: str = "images") -> AbstractContextManager[Advance]:
+        """The progress of a loop on stderr, nothing with --quiet."""
+        return progress(what, total, unit=unit, quiet=self.run.quiet)
+
     def batches(self, what: str, *, size: int | None = None) -> Iterator[tuple[Batch, ...]]:
         """This process's images batch by batch, one batch a model, with progress and in the run's precision."""
         device, wanted = self.model.device, self.run.batch_size or size or min(map(fitting_batch_size, self.models))
-        with progress(what, len(self.shares[0]), quiet=self.run.quiet) as advance:
+        with self.progress(what, len(self.shares[0])) as advance:
             for batches in zip(*(split.batches(wanted, device=device) for split in self.shares)):
                 with autocast(device, self.run.precision):
                     yield batches
@@ -113,33 +134,31 @@ class Run(Generic[Options]):
         """The numbers of a batch's images among those of all processes."""
         return self.processes.index + batch.indices * self.processes.count
 
-    def folder(
-        self, title: str = "", *, resume: Path | None = None, **more: object
-    ) -> "AbstractContextManager[Writing]":
+    @contextmanager
+    def folder(self, title: str = "", *, resume: Path | None = None, **more: object) -> Iterator["Writing"]:
         """The run's folder, a context manager; in all processes but the first one that writes nothing.
 
         title: "Attention heads of", to which models and data are appended; resume: the folder of a stopped run, in
         which this one goes on; more: further entries of config.json.
         """
         if not self.first:
-            return nullcontext(Writing(None))
+            yield Writing(None)
+            return
         split = self.splits[0] if self.splits else None
         *before, last = self.aliases
         named = f"{title} {', '.join(before)}{' and ' if before else ''}{last}"
         config = settings(self.options, self.run, models=self.models, split=split, **more)
-        if resume is not None:
-            return _Entered(RunFolder.reopen(resume, needs={"data": None}, config=config))
-        return _Entered(
-            RunFolder.create(
-                self.command,
-                name_parts=(*self.aliases, *([split.name] if split else [])),
-                title=f"{named} on {split.title or split.name}" if split else named,
-                out=self.run.out,
-                overwrite=self.run.overwrite,
-                formats=self.run.formats,
-                config=config,
-            )
+        opened = RunFolder.opened(
+            self.command,
+            self.run,
+            config,
+            name_parts=(*self.aliases, *([split.name] if split else [])),
+            title=f"{named} on {split.title or split.name}" if split else named,
+            resume=resume,
+            needs={"data": None},
         )
+        with opened as folder:
+            yield Writing(folder)
 
 
 class Writing:
@@ -154,18 +173,3 @@ class Writing:
             return None
         self.folder.keep(made())
         return publish(self.folder)
-
-
-class _Entered(AbstractContextManager["Writing"]):
-    """A RunFolder as what a command sees of it."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> Writing:
-        return Writing(self._folder.__enter__())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._folder.__exit__(kind, error, trace)

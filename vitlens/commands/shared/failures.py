@@ -19,11 +19,11 @@ from vitlens.archives import Form
 from vitlens.arrays import ClassNames, Pixels
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
+from vitlens.commands.shared.comparison import signed
 from vitlens.record import Record, arrays, by, table
 from vitlens.report.claims import ASKED, Claim
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
-from vitlens.uncertainty import Estimate
 
 FEWEST: Final = 10  # errors, and correct predictions, from which on they are asked for a reason
 QUARTERS: Final = 4
@@ -178,17 +178,11 @@ def _answer(record: FailuresRecord) -> str:
             say(
                 "The models differ most in how the {{ row.title }} separates their errors: its AUC is {{ size }} "
                 "{{ side }} for **{{ row.first }}** than for **{{ row.second }}**.",
-                row=apart, size=_size(apart.difference), side="higher" if apart.difference.value > 0 else "lower",
+                row=apart, size=signed(apart.difference, apart.difference.value >= 0),
+                side="higher" if apart.difference.value > 0 else "lower",
             )
         )  # fmt: skip
     return " ".join(said)
-
-
-def _size(difference: Estimate) -> Estimate:
-    low, high = difference.low, difference.high
-    if difference.value >= 0 or low is None or high is None:
-        return difference
-    return Estimate(-difference.value, -high, -low, difference.n, difference.unit)
 
 
 def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:

@@ -48,14 +48,6 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One thing in which trainings differ, and what it was for each model, in the models' order."""
-
-    what: str
-    values: tuple[str | int, ...]
-
-
-@dataclass(frozen=True)
 class TrainingImages:
     """numbers: of the images that a model was trained on, by their content (see run/unseen.py), sorted."""
 
@@ -78,22 +70,18 @@ _AUGMENTATION: Final = {
 }
 
 
-def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:
-    """The fields in which the trainings differ, of those known of all of them."""
-    differing = []
-    for field in fields(Budget):
-        values = [getattr(budget, field.name) for budget in budgets]
-        if field.name != "model" and None not in values and len(set(values)) > 1:
-            differing.append(Difference(field.name, tuple(values)))
-    return tuple(differing)
+def differences(budgets: Sequence[Budget]) -> Mapping[str, tuple[str | int, ...]]:
+    """The fields in which the trainings differ, of those known of all of them, with their values in this order."""
+    values = {each.name: tuple(getattr(budget, each.name) for budget in budgets) for each in fields(Budget)[1:]}
+    return {name: own for name, own in values.items() if None not in own and len(set(own)) > 1}
 
 
 def trained(budgets: Sequence[Budget]) -> Iterator[str]:
     """That models were trained differently, and of which it is not known, as sentences."""
     parts = [
-        say("{{ what }} {{ values }}", what=Marked(each.what.replace("_", " ")),
-            values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(each.values, budgets)]))
-        for each in differences(budgets)
+        say("{{ what }} {{ values }}", what=Marked(name.replace("_", " ")),
+            values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(values, budgets)]))
+        for name, values in differences(budgets).items()
     ]  # fmt: skip
     if parts:
         yield f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this."

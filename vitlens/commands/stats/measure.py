@@ -19,23 +19,9 @@ from vitlens.analysis.heads.marks import marks, sinks_off_object
 from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads
-from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
+from vitlens.commands.stats import record as rows
 from vitlens.commands.stats.options import StatsOptions
-from vitlens.commands.stats.record import (
-    ChangeRow,
-    EpochRow,
-    HeadEpochRow,
-    HeadRow,
-    HeadsRow,
-    LayerRow,
-    LocalHeadsRow,
-    Numbers,
-    OffsetArrays,
-    PairRow,
-    PositionArrays,
-    StatsRecord,
-)
 from vitlens.devices import autocast
 from vitlens.errors import InputError
 from vitlens.lens.site import NO_PLACE
@@ -45,7 +31,7 @@ from vitlens.models.model import Model
 from vitlens.models.naming import parse_model
 from vitlens.processes import share_of
 from vitlens.training.checkpoint import KeptWeights, weights_over_training
-from vitlens.uncertainty import LEVEL, Estimate, holm
+from vitlens.uncertainty import LEVEL, Estimate, finite, holm
 
 IMAGES: Final = 200  # of --over-training at most, the same for all checkpoints
 CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer
@@ -85,25 +71,23 @@ def measure(options: StatsOptions) -> Path | None:
             stream.join(run.processes.total)
         for moments in (differences, overall):
             moments.join(run.processes.total)
-        epochs, of_heads, positions = over_training(kept, run, renormalise=options.renormalise)
+        learned = over_training(kept, run, renormalise=options.renormalise) if kept else {}
 
-        def record() -> StatsRecord:
+        def record() -> rows.StatsRecord:
             results = {model.alias: stream.result() for model, stream in zip(run.models, streams)}
             roles = {alias: specialise(found) for alias, found in results.items()}
             heads = [row for alias, found in results.items() for row in head_rows(alias, found, roles[alias])]
             layers = [row for alias, found in results.items() for row in layer_rows(alias, found)]
             changes = tuple(change_rows(differences)) if pair else ()
-            return StatsRecord(
+            return rows.StatsRecord(
                 heads=tuple(heads),
                 layers=tuple(layers),
                 means=tuple(heads_row(alias, found, heads) for alias, found in results.items()),
                 local=tuple(row for alias in results for row in local_rows(alias, heads, layers)),
-                pair=(pair_row(run.models, comparable, overall, changes),) if pair else (),
+                pair=(pair_row(run, comparable, overall, changes),) if pair else (),
                 changes=changes,
-                learning=epochs,
-                learning_heads=of_heads,
-                offsets={alias: rows for alias, found in results.items() if (rows := _offsets(found, roles[alias]))},
-                positions=positions,
+                offsets={alias: own for alias, found in results.items() if (own := _offsets(found, roles[alias]))},
+                **learned,
             )
 
         return folder.publish(record)
@@ -114,83 +98,57 @@ def _apart(first: Mapping[Key, torch.Tensor], second: Mapping[Key, torch.Tensor]
     return {key: each - second[key] for key, each in first.items() if key in second}
 
 
-def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str]) -> Numbers:
+def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str]) -> rows.Numbers:
     """The means over images of one head (or of all, in `Statistics.overall`), those that it has."""
     found = {}
     for name in names:
         if (name, layer) in moments.sums and index < len(moments.sums[name, layer]):
-            estimate = estimate_of(moments, (name, layer), index, STATISTICS[name].unit)
+            estimate = moments.estimate((name, layer), index, STATISTICS[name].unit)
             if np.isfinite(estimate.value):
                 found[name] = estimate
     return found
 
 
-def estimate_of(moments: Moments, key: Key, head: int, unit: str) -> Estimate:
-    """The mean over images with its 95 % interval; without one for a single image."""
-    value, half = float(moments.mean(key)[head]), float(moments.half_width(key)[head])
-    if not np.isfinite(half):
-        return Estimate(value, n=moments.count, unit=unit)
-    return Estimate(value, value - half, value + half, moments.count, unit)
-
-
-def head_rows(alias: str, found: Statistics, roles: Specialisation) -> Iterator[HeadRow]:
+def head_rows(alias: str, found: Statistics, roles: Specialisation) -> Iterator[rows.HeadRow]:
     """Every head with its statistics, its label, and what that rests on."""
     known, names = marks(found), list(head_statistics())
     for site in found.sites:
         for head in range(site.heads):
             values = numbers_of(found.moments, site.layer, head, names)
             if head >= len(roles.given[site.layer]):
-                yield HeadRow(alias, site.layer, head, values)
+                yield rows.HeadRow(alias, site.layer, head, values)
                 continue
             given, seen = roles.given[site.layer][head], known[site.layer][head]
-            offset = float(roles.explained[site.layer, head])
-            yield HeadRow(
-                alias, site.layer, head, values,
-                label=given.label,
-                score=_score(given.score, given.low, given.high, found.images),
-                best=given.best,
-                other=given.other or None,
-                other_score=_finite(given.other_score),
-                explained_by_offset=_finite(offset),
-                place=(seen.row, seen.column),
-                place_grid=seen.grid,
-                place_mass=seen.mass,
-                place_chance=seen.chance,
-                output=seen.output,
+            low, high = finite(given.low), finite(given.high)
+            unsure = finite(given.score) is None
+            yield rows.HeadRow(
+                alias, site.layer, head, values, given.label,
+                None if unsure else Estimate(float(given.score), low, high, found.images, ""), given.best,
+                given.other or None, finite(given.other_score), finite(roles.explained[site.layer, head]),
+                (seen.row, seen.column), seen.grid, seen.mass, seen.chance, seen.output,
             )  # fmt: skip
 
 
-def _score(value: float, low: float, high: float, images: int) -> Estimate | None:
-    if _finite(value) is None:
-        return None
-    return Estimate(float(value), _finite(low), _finite(high), images, "")
-
-
-def _finite(value: float) -> float | None:
-    """The number, or None for NaN and infinity, which JSON does not have."""
-    return float(value) if np.isfinite(value) else None
-
-
-def layer_rows(alias: str, found: Statistics) -> Iterator[LayerRow]:
+def layer_rows(alias: str, found: Statistics) -> Iterator[rows.LayerRow]:
     """Every layer, with the statistics of the tokens after its block."""
     uniform, names = found.uniform_distance(), list(token_statistics())
     for site in found.sites:
         place = found.geometries[site.layer]
-        yield LayerRow(
+        yield rows.LayerRow(
             alias, site.layer, site.module, site.kind, site.heads, site.keys,
             numbers_of(found.moments, site.layer, 0, names),
             None if place is None else place.grid,
             NO_PLACE[site.kind] if place is None else None,
-            _finite(float(uniform[site.layer])),
+            finite(uniform[site.layer]),
         )  # fmt: skip
 
 
-def heads_row(alias: str, found: Statistics, heads: Sequence[HeadRow]) -> HeadsRow:
+def heads_row(alias: str, found: Statistics, heads: Sequence[rows.HeadRow]) -> rows.HeadsRow:
     """All heads of a model: labels, means of statistics, faults."""
     labels = [row.label for row in heads if row.model == alias and row.label is not None]
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
     faulty = sum(counts.get(label, 0) for label in FAULTY)
-    return HeadsRow(
+    return rows.HeadsRow(
         alias,
         len(labels),
         counts,
@@ -200,7 +158,9 @@ def heads_row(alias: str, found: Statistics, heads: Sequence[HeadRow]) -> HeadsR
     )
 
 
-def local_rows(alias: str, heads: Sequence[HeadRow], layers: Sequence[LayerRow]) -> Iterator[LocalHeadsRow]:
+def local_rows(
+    alias: str, heads: Sequence[rows.HeadRow], layers: Sequence[rows.LayerRow]
+) -> Iterator[rows.LocalHeadsRow]:
     """The first and the last quarter of the layers that have a distance; none for a model without any."""
     uniform = {row.layer: row.uniform_distance for row in layers if row.model == alias}
     shares: dict[int, list[float]] = {}
@@ -214,26 +174,22 @@ def local_rows(alias: str, heads: Sequence[HeadRow], layers: Sequence[LayerRow])
         every = [share for layer in chosen for share in shares[layer]]
         if every:
             local = sum(share <= _LOCAL for share in every)
-            yield LocalHeadsRow(alias, part, tuple(chosen), len(every), local, sum(every) / len(every))
+            yield rows.LocalHeadsRow(alias, part, tuple(chosen), len(every), local, sum(every) / len(every))
 
 
-def pair_row(models: Sequence[Model], comparable: bool, overall: Moments, changes: Sequence[ChangeRow]) -> PairRow:
+def pair_row(run: Run[Any], comparable: bool, overall: Moments, changes: Sequence[rows.ChangeRow]) -> rows.PairRow:
     """What two models have in common, and how they differ over all heads."""
-    first, second = models
-    tested = [row for row in changes if row.p_all is not None]
-    heads, differ = {row.name for row in tested}, {row.name for row in tested if (row.p_all or 0) <= LEVEL}
-    return PairRow(
-        first.alias,
-        second.alias,
-        comparable,
-        same_backbone(first, second),
-        sum(value.numel() for value in backbone(first).values()),
-        numbers_of(overall, 0, 0, list(head_statistics())),
+    first, second = run.models
+    heads = {row.name for row in changes if row.p_all is not None}
+    differ = {row.name for row in changes if row.p_all is not None and row.p_all <= LEVEL}
+    return rows.PairRow(
+        first.alias, second.alias, comparable, same_backbone(first, second),
+        sum(value.numel() for value in backbone(first).values()), numbers_of(overall, 0, 0, list(head_statistics())),
         Estimate(len(differ) / len(heads), n=len(heads)) if heads else None,
-    )
+    )  # fmt: skip
 
 
-def change_rows(moments: Moments) -> Iterator[ChangeRow]:
+def change_rows(moments: Moments) -> Iterator[rows.ChangeRow]:
     """Every head's difference in every statistic, by paired t tests; nothing for a single image (or group)."""
     if moments.independent < 2:
         return
@@ -245,16 +201,16 @@ def change_rows(moments: Moments) -> Iterator[ChangeRow]:
         corrected = iter(holm([p for key in keys for p in moments.p_values(key)]))
         for key in keys:
             for head in range(len(moments.sums[key])):
-                difference = estimate_of(moments, key, head, STATISTICS[name].unit)
-                yield ChangeRow(name, key[1], head, difference, next(corrected), everywhere.get((key, head)))
+                difference = moments.estimate(key, head, STATISTICS[name].unit)
+                yield rows.ChangeRow(name, key[1], head, difference, next(corrected), everywhere.get((key, head)))
 
 
-def _offsets(found: Statistics, roles: Specialisation) -> OffsetArrays | None:
+def _offsets(found: Statistics, roles: Specialisation) -> rows.OffsetArrays | None:
     mass, ratio = (
         {layer: tensor.numpy().astype(np.float32) for layer, tensor in enumerate(values) if tensor is not None}
         for values in (found.offset_mass, roles.ratios)
     )
-    return OffsetArrays(mass, ratio) if mass else None
+    return rows.OffsetArrays(mass, ratio) if mass else None
 
 
 def kept_weights(models: Sequence[str]) -> tuple[KeptWeights, ...]:
@@ -271,19 +227,15 @@ def kept_weights(models: Sequence[str]) -> tuple[KeptWeights, ...]:
     return checkpoints
 
 
-def over_training(
-    weights: Sequence[KeptWeights], run: Run[Any], *, renormalise: bool
-) -> tuple[tuple[EpochRow, ...], tuple[HeadEpochRow, ...], PositionArrays | None]:
+def over_training(weights: Sequence[KeptWeights], run: Run[Any], *, renormalise: bool) -> dict[str, Any]:
     """Rows of all checkpoints, or of CHECKPOINTS evenly spaced ones with the first and last, on at most IMAGES images;
-    and the similarity of their position embeddings, None where they are not learned."""
-    if not weights:
-        return (), (), None
+    and the similarity of their position embeddings, None where they are not learned: as fields of the record."""
     limited = run.split.limit(IMAGES, seed=run.run.seed)
     images = share_of(limited, run.processes)
     chosen = np.linspace(0, len(weights) - 1, min(len(weights), CHECKPOINTS)).round().astype(int)
     epochs, heads, maps = [], [], []
-    with progress("Statistics over training", len(chosen), unit="checkpoints", quiet=run.run.quiet) as advance:
-        for kept in (weights[place] for place in chosen):
+    with run.progress("Statistics over training", len(chosen), "checkpoints") as advance:
+        for kept in (weights[index] for index in chosen):
             model = load(f"epoch-{kept.epochs}={kept.file}", device=run.processes.device)
             stream = Stream(model, renormalise=renormalise, evidence=False, groups=limited.groups)
             for batch in images.batches(run.run.batch_size or fitting_batch_size(model), device=model.device):
@@ -293,16 +245,15 @@ def over_training(
             found, similarity = stream.result(), similarity_by_offset(model)
             names = [name for name in shown_in("training") if (name, 0) in found.overall.sums]
             near = (None, None) if similarity is None else by_distance(similarity.numpy())
-            epochs.append(EpochRow(run.aliases[0], kept.epochs, numbers_of(found.overall, 0, 0, names), *near))
-            for site in found.sites:
-                for head in range(site.heads):
-                    values = numbers_of(found.moments, site.layer, head, names)
-                    one = {name: each.value for name, each in values.items()}
-                    heads.append(HeadEpochRow(kept.epochs, site.layer, head, one))
+            epochs.append(rows.EpochRow(run.aliases[0], kept.epochs, numbers_of(found.overall, 0, 0, names), *near))
+            for place, head in ((site, head) for site in found.sites for head in range(site.heads)):
+                values = numbers_of(found.moments, place.layer, head, names)
+                one = {name: each.value for name, each in values.items()}
+                heads.append(rows.HeadEpochRow(kept.epochs, place.layer, head, one))
             maps += [] if similarity is None else [similarity]
             advance(1)
-    positions = PositionArrays(torch.stack(maps).numpy()) if len(maps) == len(epochs) else None
-    return tuple(epochs), tuple(heads), positions
+    positions = rows.PositionArrays(torch.stack(maps).numpy()) if len(maps) == len(epochs) else None
+    return {"learning": tuple(epochs), "learning_heads": tuple(heads), "positions": positions}
 
 
 def similarity_by_offset(model: Model) -> Float[Tensor, "down across"] | None:

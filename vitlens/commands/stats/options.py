@@ -3,25 +3,15 @@
 from dataclasses import dataclass
 
 from vitlens.commands.run.flags import bundle, option
-from vitlens.commands.run.options import (
-    ModelOptions,
-    RunOptions,
-    data_option,
-    images_option,
-    predicted_option,
-    several_models,
-)
+from vitlens.commands.run.options import ModelOptions, ModelsOnImages, RunOptions, predicted_option
 
 
 @dataclass(frozen=True)
-class StatsOptions:
+class StatsOptions(ModelsOnImages):
     """models: one, or two to compare on the same images; predicted: accepted as in the commands that need labels,
     though it changes nothing here, which the report says; renormalise: whether distances are of the attention on
     patches alone; over_training: also measure the weights that the model's run kept during training."""
 
-    models: tuple[str, ...] = several_models()
-    data: str | None = data_option()
-    images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
     renormalise: bool = option(
         "--renormalise/--no-renormalise",

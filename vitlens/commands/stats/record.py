@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.analysis.heads.labels import LABELS
-from vitlens.analysis.heads.registry import shown_in
+from vitlens.analysis.heads.registry import head_statistics, shown_in
 from vitlens.archives import Form
 from vitlens.record import Record, arrays, col, table
 from vitlens.uncertainty import Estimate
@@ -90,7 +90,7 @@ class HeadsRow:
     model: str = col("model")
     heads: int = col("heads with a label")
     labels: Mapping[str, int] = col("labels")
-    statistics: Numbers = col("statistics", metric="{key}/{model}")
+    statistics: Numbers = col("statistics", metric="{key}/{model}", keys=head_statistics)
     sinks_off_object: Estimate | None = col(
         "attention on sinks off the object", better="lower", metric="sinks_off_object/{model}", default=None
     )
@@ -123,7 +123,7 @@ class PairRow:
     comparable: bool = col("comparable")
     identical: bool = col("same backbone")
     parameters: int = col("parameters")
-    statistics: Numbers = col("statistics", metric="difference/{first}/{second}/{key}")
+    statistics: Numbers = col("statistics", metric="difference/{first}/{second}/{key}", keys=head_statistics)
     changed: Estimate | None = col("heads that differ", metric="heads_changed/{first}/{second}", default=None)
 
 
@@ -152,7 +152,7 @@ class EpochRow:
 
     model: str = col("model")
     epochs: int = col("epoch")
-    statistics: Numbers = col("statistics", metric="learning/{model}/{key}/{epochs}")
+    statistics: Numbers = col("statistics", metric="learning/{model}/{key}/{epochs}", keys=head_statistics)
     neighbours: float | None = col("similarity of neighbouring positions", default=None)
     others: float | None = col("of all others", default=None)
 

@@ -53,19 +53,14 @@ def claims(record: StatsRecord) -> Iterator[Claim]:
         heads = [each for each in record.heads if each.model == row.model]
         clear = [head for head in heads if head.is_clear]
         if row.heads:
-            yield Claim(
-                "pattern",
-                row.model,
-                say(
-                    "{{ clear|length }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} "
-                    "({{ kinds|counts }}){% endif %}; for the others no single pattern explains half of their "
-                    "attention.",
-                    clear=clear, n=row.heads, model=row.model, kinds=Counter(head.label for head in clear),
-                ),
-                title=say("{{ clear|length }} of {{ n }} heads of {{ model }} follow one pattern",
-                          clear=clear, n=row.heads, model=row.model),
-                kind="answer",
-                place="specialisation",
+            kinds = Counter(head.label for head in clear)
+            yield found(
+                "pattern", row.model,
+                "{{ clear|length }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} "
+                "({{ kinds|counts }}){% endif %}; for the others no single pattern explains half of their attention.",
+                headline="{{ clear|length }} of {{ n }} heads of {{ model }} follow one pattern",
+                given={"clear": clear, "n": row.heads, "model": row.model, "kinds": kinds},
+                kind="answer", place="specialisation",
             )  # fmt: skip
         if row.faulty is not None:
             yield _health(record, row, heads)
@@ -124,30 +119,28 @@ def _difference(record: StatsRecord) -> Iterator[Claim]:
     for pair in record.pair:
         between = f"{pair.first} and {pair.second}"
         if pair.identical:
-            yield Claim(
+            yield found(
                 "difference", between,
-                say("All {{ p.parameters }} parameters before the classifiers of **{{ p.first }}** and "
-                    "**{{ p.second }}** are equal, so their attention is identical.", p=pair),
-                title=say("{{ p.first }} and {{ p.second }} have the same backbone", p=pair), kind="answer",
+                "All {{ p.parameters }} parameters before the classifiers of **{{ p.first }}** and **{{ p.second }}** "
+                "are equal, so their attention is identical.",
+                headline="{{ p.first }} and {{ p.second }} have the same backbone", given={"p": pair}, kind="answer",
             )  # fmt: skip
         moved = [row for row in record.changes if differs(row)]
         if moved and not pair.identical:
             lead = max(moved, key=_clearness)
             more, less = (pair.first, pair.second) if lead.difference.value > 0 else (pair.second, pair.first)
-            given = {
-                "k": len({row.name for row in moved}),
-                "n": len({row.name for row in record.changes if row.p_all is not None}),
-            }
-            yield Claim(
+            heads = {row.name for row in record.changes if row.p_all is not None}
+            yield found(
                 "difference", between,
-                say(
-                    "{{ k }} of {{ n }} heads differ between **{{ p.first }}** and **{{ p.second }}**; most clearly "
-                    "{{ lead.name }}, whose {{ what }} is higher in {{ more }} than in {{ less }} (first minus second "
-                    "{{ lead.difference|points }}, p = {{ lead.p_all|number }}).",
-                    p=pair, lead=lead, what=title_of(lead.statistic), more=more, less=less, **given,
-                ),
-                title=say("{{ k }} of {{ n }} heads differ between {{ p.first }} and {{ p.second }}", p=pair, **given),
-                effect=lead.difference, p=lead.p_all, kind="answer", place="differences",
+                "{{ k }} of {{ n }} heads differ between **{{ p.first }}** and **{{ p.second }}**; most clearly "
+                "{{ lead.name }}, whose {{ what }} is higher in {{ more }} than in {{ less }} (first minus second "
+                "{{ effect|points }}, p = {{ lead.p_all|number }}).",
+                lead.difference, headline="{{ k }} of {{ n }} heads differ between {{ p.first }} and {{ p.second }}",
+                given={
+                    "p": pair, "lead": lead, "what": title_of(lead.statistic), "more": more, "less": less,
+                    "k": len({row.name for row in moved}), "n": len(heads),
+                },
+                p=lead.p_all, kind="answer", place="differences",
             )  # fmt: skip
 
 
@@ -297,6 +290,10 @@ def _gap(name: str, record: StatsRecord) -> Estimate | None:
     return record.pair[0].statistics.get(name) if record.pair else None
 
 
+def _has(name: str, row: HeadEpochRow) -> bool:
+    return name in row.statistics
+
+
 def _learned(record: StatsRecord) -> str:
     first, last = record.learning[0], record.learning[-1]
     parts = [
@@ -308,10 +305,6 @@ def _learned(record: StatsRecord) -> str:
         "From epoch {{ first.epochs }} to {{ last.epochs }} ({{ rows|length }} checkpoints): {{ parts }}.",
         first=first, last=last, rows=record.learning, parts=listed(parts),
     )  # fmt: skip
-
-
-def _has(name: str, row: HeadEpochRow) -> bool:
-    return name in row.statistics
 
 
 def _position_maps(record: StatsRecord) -> Iterator[Picture]:

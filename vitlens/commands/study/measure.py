@@ -62,24 +62,17 @@ def _measure_whole(options: StudyOptions) -> Path:
     labelled = not (options.images or options.predicted) or _are_labelled(named, images, options)
     data_name = options.data or ("images" if options.images else "digits")
     run = options.run
-    with RunFolder.create(
-        "study",
-        name_parts=(*(model.alias for model in named), data_name),
-        title=f"Study of {' and '.join(model.alias for model in named)} on {Path(data_name).name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=settings(options, run),
-        formats=run.formats,
+    aliases = [model.alias for model in named]
+    title = f"Study of {' and '.join(aliases)} on {Path(data_name).name}"
+    with RunFolder.opened(
+        "study", run, settings(options, run), name_parts=(*aliases, data_name), title=title
     ) as folder:
-        chapters = Chapters(folder.path, images, options.model_options, run, cache=options.cache, full=options.full)
+        chapters = Chapters(folder.path, images, options)
         presets = [model.name for model in named if trained_first(model, options.model_options)]
         budgets = equal_budgets(presets, str(data), epochs=options.epochs, batch_size=run.batch_size)
         ready = [chapters.trained(model, budgets[model.name]) if model.name in budgets else model for model in named]
-        models = chapters.load(ready)
-        chapters.check_ahead(models)
-        chapters.analyse(
-            ready, models, [name for name, model in zip(ready, named) if model in studied], labelled=labelled
-        )
+        vits = [name for name, model in zip(ready, named) if model in studied]
+        models = chapters.analyse(ready, vits, labelled=labelled)
         left_out = () if labelled else tuple(map(LeftOutRow, NEED_LABELS))
         if left_out and not run.quiet:
             print(f"Left out, as they need labelled images: {', '.join(NEED_LABELS)}.", file=sys.stderr)  # noqa: T201

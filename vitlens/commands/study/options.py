@@ -37,20 +37,16 @@ class StudyOptions:
     data: str | None = data_option()
     images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
-    epochs: int | None = option("--epochs", "Epochs of the models that it trains.", default=None, metavar="N", low=1)
+    epochs: int | None = option("--epochs", "Epochs of the models that it trains.", metavar="N", low=1)
     kind: str | None = option(
         "--kind",
         f"Kind of study: {', '.join((WHOLE, *KIND_NAMES))}; transfer compares ways of adapting MODEL to --data, "
         "the others train small models that differ in one factor.",
-        default=None,
         metavar="WORD",
-        shown=False,
         panel=_KIND,
         complete="kind",
     )
-    seeds: int | None = option(
-        "--seeds", "Training seeds of each point (default: 3).", default=None, metavar="N", low=1, panel=_KIND
-    )
+    seeds: int | None = option("--seeds", "Training seeds of each point (default: 3).", metavar="N", low=1, panel=_KIND)
     full: bool = option(
         "--full", "Go deeper: more methods, attacks and images (hours on a laptop).", default=False, shown=False
     )
@@ -61,7 +57,7 @@ class StudyOptions:
         shown=False,
     )
     resume: Path | None = option(
-        "--resume", "Continue a study of one --kind that was stopped.", default=None, metavar="FOLDER", panel=_KIND
+        "--resume", "Continue a study of one --kind that was stopped.", metavar="FOLDER", panel=_KIND
     )
     model_options: ModelOptions = bundle(ModelOptions)
     run: RunOptions = bundle(RunOptions)

@@ -102,7 +102,7 @@ def unknown(record: StudyRecord) -> Iterator[str]:
         "points. {% endif %}{% if unequal %}The trainings differ in {{ what }}, so no difference is one between "
         "architectures. {% endif %}Next: `vitlens study --kind data` trains a ViT and a CNN with several seeds.",
         trained=[row.model for row in trained], unequal=unequal,
-        what=listed([say("{{ w }}", w=each.what.replace("_", " ")) for each in unequal]),
+        what=listed([say("{{ w }}", w=name.replace("_", " ")) for name in unequal]),
     )  # fmt: skip
     attack = record.of("attack")
     if attack and attack[0].record.curves:

@@ -15,10 +15,10 @@ from vitlens.commands.run.conclusion import UNMET, Conclusion
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.processes import join_run
 from vitlens.commands.run.progress import progress, training_progress
 from vitlens.commands.run.publish import publish, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
+from vitlens.commands.run.run import join_run
 from vitlens.commands.run.tracking import TrackerWatcher, require_trackers
 from vitlens.commands.run.unseen import keep_training_images
 from vitlens.commands.shared.comparison import PairRow, in_pairs
@@ -59,7 +59,6 @@ WAYS: Final = {"frozen": "the head alone", "full": "all weights"}  # of a compar
 SHARES: Final = (0.9, 0.95, 0.99)  # of the highest accuracy of the two
 FAILED: Final = 1  # exit code of --check
 _PRINTED: Final = 60  # layers
-_NEW, _BEGUN, _DONE = range(3)
 
 
 def measure(options: TrainOptions) -> Path | Conclusion | None:
@@ -77,25 +76,27 @@ def train(options: TrainOptions) -> Path | None:
     require_trackers(options.track)
     plan, run = (plan_of(options), options.run) if options.resume is None else resumed(options.resume, options)
     require_trainable(plan)
-    if plan.tuning.compare:
-        return _compare_ways(plan, options, run)
     processes, run = join_run(run)
+    options = replace(options, run=run)  # of a resumed run those that it began with, so that it can be resumed again
+    if plan.tuning.compare:
+        return _compare_ways(plan, options, processes)
     with processes.main_process_first():
-        start = prepare(plan, run, code_files=options.model_file, processes=processes.count)
-        teaching = teaching_of(plan.teaching, start, run, code_files=options.model_file)
+        start = prepare(plan, options, processes.count)
+        teaching = teaching_of(start)
     if teaching is not None:
         teaching.compute_outputs(start.train, quiet=run.quiet)
     if not processes.is_first:  # the others train without writing
-        _fit(plan, start, options.resume or Path("runs"), replace(options, track=()), run, teaching)
+        start = replace(start, options=replace(options, track=()))
+        _fit(start, options.resume or Path("runs"), teaching)
         return None
     print_data(start.train, run)
-    with _folder(plan, start, options, run, teaching) as folder:
+    with _folder(start, teaching) as folder:
         keep_training_images(folder.path, start.train, data=plan.data, start=None if start.fresh else start.model)
         folder.keep(TrainRecord())
-        setup, arrays = _setup(plan, start, run, processes=processes.count)
-        result = _fit(plan, start, folder.path, options, run, teaching)
+        setup, arrays = _setup(start)
+        result = _fit(start, folder.path, teaching)
         setup = replace(setup, computed=result.notes)
-        record = replace(_recorded(plan, start, run, result, teaching), setup=(setup,), first_batch=arrays)
+        record = replace(_recorded(start, result, teaching), setup=(setup,), first_batch=arrays)
         folder.keep(record)
         if teaching is not None and teaching.plain is not None:
             plain = replace(budget_of(teaching.plain), model=record.scores[-1].model)
@@ -103,56 +104,48 @@ def train(options: TrainOptions) -> Path | None:
         return publish(folder)
 
 
-def _folder(
-    plan: TrainPlan, start: Start, options: TrainOptions, run: RunOptions, teaching: Teaching | None = None
-) -> RunFolder:
+def _folder(start: Start, teaching: Teaching | None = None) -> RunFolder:
     """The run's folder: new, or that of --resume."""
-    split, recipe, checking = start.train, start.recipe, options.check
+    plan, options, split, recipe = start.plan, start.options, start.train, start.recipe
     models = [start.model, *(teaching.models if teaching else ())]
     config = {
-        # of a resumed run the run options that it began with, so that it can be resumed again
-        **settings(replace(options, run=run), run, models=models, split=split),
+        **settings(options, start.run, models=models, split=split),
         "plan": asdict(plan),
         "recipe": {**recipe.numbers(), "source": recipe.source},
     }
-    if options.resume is not None:
-        needs = {"data": None, "recipe": json.loads(json.dumps(config["recipe"]))}
-        return RunFolder.reopen(options.resume, needs=needs, config=config)
-    return RunFolder.create(
+    return RunFolder.opened(
         "train",
-        name_parts=(start.model.alias, plan.data, *(["check"] if checking else [])),
-        title=f"{'Check of training' if checking else 'Training'} {start.model.alias} on {split.title or split.name}",
-        out=run.out,
-        overwrite=run.overwrite,
-        config=config,
-        formats=run.formats,
+        start.run,
+        config,
+        name_parts=(start.model.alias, plan.data, *(["check"] if options.check else [])),
+        title=f"{'Check of training' if options.check else 'Training'} {start.model.alias} on "
+        f"{split.title or split.name}",
+        resume=options.resume,
+        needs={"data": None, "recipe": json.loads(json.dumps(config["recipe"]))},
     )
 
 
-def _setup(
-    plan: TrainPlan, start: Start, run: RunOptions, *, processes: int
-) -> tuple[rows.SetupRow, rows.FirstBatchArrays | None]:
+def _setup(start: Start) -> tuple[rows.SetupRow, rows.FirstBatchArrays | None]:
     """Images, batch size and augmentation, with the first batch where the recipe augments images in every step."""
-    recipe, usual = start.recipe, base_recipe(plan)
+    plan, recipe, usual = start.plan, start.recipe, base_recipe(start.plan)
+    chosen = start.run.batch_size is not None or "batch_size" in plan.recipe
     setup = rows.SetupRow(
         len(start.train), len(start.test), recipe.batch_size, recipe.learning_rate, usual.batch_size,
-        usual.learning_rate, run.batch_size is not None or "batch_size" in plan.recipe, (), plan.keep_every,
+        usual.learning_rate, chosen, (), plan.keep_every,
     )  # fmt: skip
     words = augmentation_words(recipe.numbers())
     if plan.tuning.freeze or words == "none":
         return setup, None
-    batch = first_batch(start.model, start.train, recipe, seed=run.seed, processes=processes)
+    batch = first_batch(start.model, start.train, recipe, seed=start.run.seed, processes=start.processes)
     trained, targets = (255 * batch.trained).round().byte().numpy(), batch.targets.numpy()
     mixed = int(((targets > 0).sum(axis=1) > 1).sum())
     arrays = rows.FirstBatchArrays(batch.given.numpy(), trained, batch.labels.numpy(), targets)
     return replace(setup, augmentation=words, shown=len(targets), mixed=mixed), arrays
 
 
-def _fit(
-    plan: TrainPlan, start: Start, directory: Path, options: TrainOptions, run: RunOptions, teaching: Teaching | None
-) -> TrainingResult:
+def _fit(start: Start, directory: Path, teaching: Teaching | None) -> TrainingResult:
     """Train the model, or its head."""
-    model, recipe = start.model, start.recipe
+    plan, options, run, model, recipe = start.plan, start.options, start.run, start.model, start.recipe
     logged = {**asdict(plan), "recipe": recipe.numbers(), "seed": run.seed}
     names = [options.track] if options.track else []
     watchers = [TrackerWatcher(each, directory, start.test, config=logged, seed=run.seed) for each in names]
@@ -175,12 +168,10 @@ def _fit(
         )  # fmt: skip
 
 
-def _recorded(
-    plan: TrainPlan, start: Start, run: RunOptions, result: TrainingResult, teaching: Teaching | None
-) -> TrainRecord:
+def _recorded(start: Start, result: TrainingResult, teaching: Teaching | None) -> TrainRecord:
     """What a training came to, on the test images."""
-    split, recipe, seed = start.test, start.recipe, run.seed
-    own = evaluate(start.model, split, batch_size=run.batch_size)
+    split, recipe, seed = start.test, start.recipe, start.run.seed
+    own = evaluate(start.model, split, batch_size=start.run.batch_size)
     alias, numbers, names = own.alias, {**recipe.numbers(), "source": recipe.source}, own.classes
     score = _score(own, None, seed)
     score = replace(
@@ -204,9 +195,9 @@ def _recorded(
             for truth, prediction in counts.nonzero().tolist()
         ),
         recipe=tuple(rows.SettingRow(name, str(value)) for name, value in numbers.items()),
-        started=() if start.fresh else (_fine_tuned(start.model, plan),),
+        started=() if start.fresh else (_fine_tuned(start),),
     )
-    return record if teaching is None else _taught(record, own, teaching, plan.data, run)
+    return record if teaching is None else _taught(record, own, teaching, start)
 
 
 def _score(evaluation: Evaluation, role: str | None, seed: int, **more: Estimate | None) -> rows.ScoreRow:
@@ -214,10 +205,10 @@ def _score(evaluation: Evaluation, role: str | None, seed: int, **more: Estimate
     return rows.ScoreRow(evaluation.alias, own, role, **more)
 
 
-def _fine_tuned(model: Model, plan: TrainPlan) -> rows.FineTunedRow:
+def _fine_tuned(start: Start) -> rows.FineTunedRow:
     """The model that is fine-tuned, and which part of it."""
-    last, origin = plan.tuning.trained, model.provenance
-    trained, whole = trained_share(model, last=last)
+    last, origin = start.plan.tuning.trained, start.model.provenance
+    trained, whole = trained_share(start.model, last=last)
     notes = "; ".join(origin.notes)
     return rows.FineTunedRow(Path(origin.name).name, Path(origin.weights).name, last, trained, whole, notes)
 
@@ -249,10 +240,10 @@ def gain(history: Sequence[EpochMetrics], *, tested: int) -> Estimate | None:
     return difference_of(last, before)
 
 
-def _taught(record: TrainRecord, own: Evaluation, teaching: Teaching, data: str, run: RunOptions) -> TrainRecord:
+def _taught(record: TrainRecord, own: Evaluation, teaching: Teaching, start: Start) -> TrainRecord:
     """The record of a student with its distillation, compared with its teacher and the model trained without one."""
-    how, seed = teaching.objective.how, run.seed
-    others = [predictions_of(model, data, run) for model in teaching.models]
+    how, seed = teaching.objective.how, start.run.seed
+    others = [predictions_of(model, start.plan.data, start.run) for model in teaching.models]
     roles = ("teacher", "without a teacher")[: len(others)]
     aliases = [own.alias, *(each.alias for each in others)]
     others = [
@@ -281,50 +272,44 @@ def _pairs(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, ...]:
     return in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed)
 
 
-def _compare_ways(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> Path | None:
+def _compare_ways(plan: TrainPlan, options: TrainOptions, processes: Processes) -> Path | None:
     """Train a model's head alone, then all its weights, each with its own folder, and one report of both.
 
     The recipe's settings of the plan are those of the full training; the head alone keeps its own.
     """
-    processes, run = join_run(run)
+    run = options.run
     if not processes.is_first:
         for way in WAYS:
-            _train_one_way(way, options.resume or run.out or Path("runs"), plan, options, run, processes)
+            _train_one_way(way, options.resume or run.out or Path("runs"), plan, options, processes)
         return None
-    with _folder_of_ways(plan, options, run) as folder:
+    alias = parse_model(plan.model).alias
+    with RunFolder.opened(
+        "train",
+        run,
+        {**settings(options, run), "plan": asdict(plan)},
+        name_parts=(alias, plan.data, "compared"),
+        title=f"{alias} on {Path(plan.data).name}: frozen against full",
+        resume=options.resume,
+        needs={},
+    ) as folder:
         folder.keep(TrainRecord())
         for way in WAYS:
-            _train_one_way(way, folder.path, plan, options, run, processes)
-        folder.keep(_ways_recorded(folder.path, plan.data, options, run))
+            _train_one_way(way, folder.path, plan, options, processes)
+        folder.keep(_ways_recorded(folder.path, plan.data, options))
         return publish(folder)
 
 
-def _folder_of_ways(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> RunFolder:
-    if options.resume is not None:
-        return RunFolder.reopen(options.resume, needs={})
-    alias = parse_model(plan.model).alias
-    return RunFolder.create(
-        "train",
-        name_parts=(alias, plan.data, "compared"),
-        title=f"{alias} on {Path(plan.data).name}: frozen against full",
-        out=run.out,
-        overwrite=run.overwrite,
-        config={**settings(replace(options, run=run), run), "plan": asdict(plan)},
-        formats=run.formats,
-    )
-
-
-def _train_one_way(
-    way: str, parent: Path, plan: TrainPlan, typed: TrainOptions, run: RunOptions, processes: Processes
-) -> None:
+def _train_one_way(way: str, parent: Path, plan: TrainPlan, typed: TrainOptions, processes: Processes) -> None:
     """Train in one way: resume it if it has begun, skip it if it is done. The first process decides for all."""
-    place = parent / way
-    status = _status(place) if processes.is_first and typed.resume is not None else _NEW
-    status = int(processes.total(torch.tensor(status)).item())
-    if status == _DONE:
-        return
-    if status == _BEGUN:
+    place, run, status = parent / way, typed.run, "new"
+    if processes.is_first and typed.resume is not None and (place / "results.json").is_file():
+        status = read_run(place).status
+    done, begun = (
+        bool(processes.total(torch.tensor(int(each))).item()) for each in (status == "done", status != "new")
+    )
+    if begun and not done:
         train(TrainOptions(resume=place, model_file=typed.model_file, run=replace(run, out=None)))
+    if begun:
         return
     frozen = way == "frozen"
     line = f"vitlens train {plan.model} --data {plan.data}" + (" --freeze-backbone" if frozen else "")
@@ -347,16 +332,9 @@ def _train_one_way(
     train(options)
 
 
-def _status(place: Path) -> int:
-    """Whether one way of training is new, begun or done."""
-    if not (place / "results.json").is_file():
-        return _NEW
-    return _DONE if read_run(place).status == "done" else _BEGUN
-
-
-def _ways_recorded(folder: Path, data: str, typed: TrainOptions, run: RunOptions) -> TrainRecord:
+def _ways_recorded(folder: Path, data: str, options: TrainOptions) -> TrainRecord:
     """Accuracies, their paired difference, times, and the time to shares of the best accuracy of both."""
-    found, scores, points = {}, [], []
+    found, scores, points, run = {}, [], [], options.run
     for way, words in WAYS.items():
         place = folder / way
         history = read_folder(place).history
@@ -365,7 +343,7 @@ def _ways_recorded(folder: Path, data: str, typed: TrainOptions, run: RunOptions
             raise InputError(
                 f"expected epochs with a test accuracy in {place}, found none; begin anew without --resume"
             )
-        found[way] = predictions_of(load(f"{way}={place}", code_files=typed.model_file), data, run)
+        found[way] = predictions_of(load(f"{way}={place}", code_files=options.model_file), data, run)
         images = history[-1].images - (history[-2].images if len(history) > 1 else 0)
         epoch = images / history[-1].images_per_second  # of its training, without evaluations and files
         scores.append(
@@ -406,9 +384,9 @@ def check(options: TrainOptions) -> Conclusion | None:
     processes, run = join_run(options.run)
     if not processes.is_first:
         return None
-    start = prepare(plan, run, code_files=options.model_file, processes=processes.count)
+    start = prepare(plan, replace(options, run=run), processes.count)
     print_data(start.train, run)
-    with _folder(plan, start, options, run) as folder:
+    with _folder(start) as folder:
         found = check_training(
             start.model, start.train, start.test, recipe=start.recipe, seed=run.seed,
             train_last=plan.tuning.trained, fresh=start.fresh,

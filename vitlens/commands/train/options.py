@@ -14,11 +14,11 @@ from vitlens.models.sources.registry import describe_names
 from vitlens.names import PRESETS, TRACKERS, Compile, DistillKind, Pooling, RecipeName, TrackerName
 
 _COST: Final = "Speed and memory"
-_recipe = partial(option, default=None, panel="Recipe (default: the preset's)")
+_recipe = partial(option, panel="Recipe (default: the preset's)")
 _number = partial(_recipe, metavar="X")
 _tuning = partial(option, panel="Fine-tuning (of a trained MODEL)")
-_teaching = partial(option, default=None, panel="Distillation")
-_shape = partial(option, default=None, panel="Shape (default: the preset's)")
+_teaching = partial(option, panel="Distillation")
+_shape = partial(option, panel="Shape (default: the preset's)")
 
 
 def _patch_sides(name: str, text: str) -> list[int]:
@@ -74,7 +74,7 @@ class RecipeChanges:
     named: RecipeName | None = _recipe("--recipe", "A recipe for any model.", shown=False)
     settings: tuple[str, ...] = _recipe(
         "--set", "Any other setting of the recipe: mixup=0.8, optimiser=adamw, accumulate=4 ...; may be repeated.",
-        default=(), metavar="NAME=VALUE", shown=False,
+        default=(), metavar="NAME=VALUE",
     )  # fmt: skip
     epochs: int | None = _recipe("--epochs", "Passes over the training images.", metavar="N")
     learning_rate: float | None = _number("--learning-rate", "Peak learning rate.")
@@ -83,8 +83,7 @@ class RecipeChanges:
     clip: float | None = _number("--clip", "Largest gradient norm (0: no clipping).")
     label_smoothing: float | None = _number("--label-smoothing", "Label smoothing, in [0, 1).")
     layer_decay: float | None = _tuning(
-        "--layer-decay", "Layer-wise decay: a layer's learning rate as a share of the next layer's.",
-        default=None, metavar="X",
+        "--layer-decay", "Layer-wise decay: a layer's learning rate as a share of the next layer's.", metavar="X",
     )  # fmt: skip
     average: float | None = _number("--average", "Decay of the moving average of the weights (0: none).")
     other: Mapping[str, Any] = field(default_factory=dict)
@@ -106,16 +105,12 @@ class Tuning:
     weights, with one report of both. Raises InputError for options that exclude each other.
     """
 
-    weights: str | None = _tuning(
-        "--weights", "File of the weights to start from.", default=None, metavar="FILE", shown=False
-    )
+    weights: str | None = _tuning("--weights", "File of the weights to start from.", metavar="FILE")
     freeze: bool = _tuning("--freeze-backbone", "Train the head alone, on features computed once.", default=False)
-    last: int | None = _tuning(
-        "--train-last", "Train the last K blocks and the head.", default=None, metavar="K", shown=False
-    )
+    last: int | None = _tuning("--train-last", "Train the last K blocks and the head.", metavar="K")
     views: int | None = _tuning(
         "--cached-views", "Augmented views of each image in the cache (default: the image without augmentation).",
-        default=None, metavar="N", shown=False,
+        metavar="N",
     )  # fmt: skip
     compare: bool = _tuning(
         "--compare-frozen", "Train the head alone, then all weights; one report of both.", default=False
@@ -211,7 +206,7 @@ class TrainOptions:
     )  # fmt: skip
     data: str | None = data_option()
     resume: Path | None = option(
-        "--resume", "Continue a run that was stopped, with its own settings.", default=None, metavar="FOLDER"
+        "--resume", "Continue a run that was stopped, with its own settings.", metavar="FOLDER"
     )
     check: bool = option(
         "--check",
@@ -221,12 +216,12 @@ class TrainOptions:
     keep_every: int | None = option(
         "--keep-every",
         "Keep the weights after every N epochs, for vitlens attention --head and vitlens stats --over-training.",
-        default=None, metavar="N", low=1, shown=False,
+        metavar="N", low=1,
     )  # fmt: skip
     track: tuple[TrackerName, ...] = choices(
         "--track",
         f"Trackers to log to, comma-separated: {', '.join(TRACKERS)} (wandb offline without an account).",
-        TRACKERS, default=(), shown=False,
+        TRACKERS, default=(),
     )  # fmt: skip
     compiling: Compile = option(
         "--compile", "Use torch.compile; auto: where it saves time.", default="auto", panel=_COST

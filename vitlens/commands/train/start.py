@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from vitlens.analysis.answers.classes import match_classes
 from vitlens.commands.run.options import RunOptions, begun_with
 from vitlens.commands.run.progress import progress
@@ -43,6 +41,7 @@ from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, overrid
 from vitlens.training.speed import choose
 from vitlens.typed import Text, read_as
 
+_PARTS: Final[tuple[Part, ...]] = ("train", "test")
 _HINT: Final = "begin anew without --resume"
 DEFAULT_DATA: Final = "digits"
 OF_DIGITS: Final = ("digits", "mnist", "svhn")  # data sets of digits, which mirroring would change
@@ -116,37 +115,48 @@ def require_trainable(plan: TrainPlan) -> None:
 
 @dataclass(frozen=True)
 class Start:
-    """The model before training, on its device; both parts of the data; the recipe.
+    """A training before its first step. options: as typed, with the run options that it began with and that hold in
+    this process; processes: how many; model: on its device; train, test: the data."""
 
-    fresh: whether its weights are random.
-    """
-
+    plan: TrainPlan
+    options: TrainOptions
+    processes: int
     model: Model
     train: Split
     test: Split
     recipe: Recipe
-    fresh: bool
+
+    @property
+    def run(self) -> RunOptions:
+        """The run options."""
+        return self.options.run
+
+    @property
+    def fresh(self) -> bool:
+        """Whether its weights are random."""
+        return _from_scratch(self.plan)
 
 
-def prepare(plan: TrainPlan, run: RunOptions, *, code_files: tuple[str, ...], processes: int) -> Start:
-    """The model, data and recipe of a training; code_files: see `load`.
-
-    Raises InputError where they do not fit together.
-    """
-    device = resolve_device(run.device)
+def prepare(plan: TrainPlan, options: TrainOptions, processes: int) -> Start:
+    """The model, data and recipe of a training. Raises InputError where they do not fit together."""
+    run = options.run
     changes = dict(plan.recipe) if run.batch_size is None else {**plan.recipe, "batch_size": run.batch_size}
     recipe = override(base_recipe(plan), changes)
     if not _from_scratch(plan):
-        model, train, test = _trained(plan, recipe, device, run, code_files)
-        return Start(model, train, test, _for_images(recipe, changes, train, processes), fresh=False)
+        model, train, test = _trained(plan, recipe, options)
+        return Start(plan, options, processes, model, train, test, _for_images(recipe, changes, train, processes))
     # the classes follow from the data, and the size of its images from the model
     size = untrained(plan.model, classes=("0",), image_size=plan.image_size, overrides=plan.shape).preprocessing
-    train, test = _parts(plan.data, size, run)
+    train, test = (part_of(plan.data, part, size, run) for part in _PARTS)
     recipe = _for_images(recipe, changes, train, processes)
     drops = recipe.drop_path and plan.model in (*VIT_PRESETS, *SWIN_PRESETS)
-    shape = _with_token(plan, {"drop_path": recipe.drop_path, **plan.shape} if drops else plan.shape)
+    shape: Overrides = {"drop_path": recipe.drop_path, **plan.shape} if drops else plan.shape
+    # ViTs that read CLS have a distillation token unless --no-distill-token
+    has_cls = plan.model in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
+    if plan.teaching.teacher is not None and plan.teaching.token is not False and has_cls:
+        shape = {**shape, "distillation": True}
     model = untrained(plan.model, classes=train.classes, image_size=plan.image_size, seed=run.seed, overrides=shape)
-    return Start(model.to(device), train, test, recipe, fresh=True)
+    return Start(plan, options, processes, model.to(resolve_device(run.device)), train, test, recipe)
 
 
 def _from_scratch(plan: TrainPlan) -> bool:
@@ -163,13 +173,6 @@ def base_recipe(plan: TrainPlan) -> Recipe:
     return replace(FINE_TUNING, flip=False) if plan.data in OF_DIGITS else FINE_TUNING
 
 
-def _with_token(plan: TrainPlan, shape: Overrides) -> Overrides:
-    """A preset's shape with a distillation token; ViTs that read CLS have one unless --no-distill-token."""
-    has_cls = plan.model in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
-    wanted = plan.teaching.teacher is not None and plan.teaching.token is not False and has_cls
-    return {**shape, "distillation": True} if wanted else shape
-
-
 def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, processes: int) -> Recipe:
     """The recipe with smaller batches for few images, unless an option sets their size."""
     if "batch_size" in changes:
@@ -183,19 +186,13 @@ def part_of(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions
     return split.limit(run.limit, seed=run.seed)
 
 
-def _parts(data: str, preprocessing: Preprocessing, run: RunOptions) -> tuple[Split, Split]:
-    return part_of(data, "train", preprocessing, run), part_of(data, "test", preprocessing, run)
-
-
-def _trained(
-    plan: TrainPlan, recipe: Recipe, device: torch.device, run: RunOptions, code_files: tuple[str, ...]
-) -> tuple[Model, Split, Split]:
+def _trained(plan: TrainPlan, recipe: Recipe, options: TrainOptions) -> tuple[Model, Split, Split]:
     """A trained model with a head for the data's classes, and both parts of the data preprocessed for it.
 
     Raises InputError for options of shape, for more blocks than it has, for freezing a model with random weights, and
     for a recipe whose images cannot be cached.
     """
-    tuning = plan.tuning
+    tuning, run = plan.tuning, options.run
     if plan.shape:
         raise InputError(
             f"expected a trained model as it is, found --{next(iter(plan.shape)).replace('_', '-')} for {plan.model}; "
@@ -203,13 +200,15 @@ def _trained(
         )
     if tuning.freeze:
         require_cacheable(recipe, views=tuning.views or 1)
-    chosen: dict[str, Any] = {"weights": tuning.weights, "image_size": plan.image_size, "code_files": code_files}
-    model = load(plan.model, device=device, seed=run.seed, **chosen)
+    model = load(
+        plan.model, device=resolve_device(run.device), seed=run.seed, weights=tuning.weights,
+        image_size=plan.image_size, code_files=options.model_file,
+    )  # fmt: skip
     require_supported(model, "train")
     require_last(model, tuning.trained)
     if tuning.trained is not None:
         require_learned(model, option="--freeze-backbone" if tuning.freeze else "--train-last")
-    train, test = _parts(plan.data, model.preprocessing, run)
+    train, test = (part_of(plan.data, part, model.preprocessing, run) for part in _PARTS)
     return for_classes(model, train.classes), train, test
 
 
@@ -241,17 +240,16 @@ class Teaching:
             cached.remember(train, mirrored=self.forms == 2, device=device, advance=advance)
 
 
-def teaching_of(
-    teaching: TeacherOptions, start: Start, run: RunOptions, *, code_files: tuple[str, ...]
-) -> Teaching | None:
-    """The distillation of the options, or None without a teacher; code_files: see `load`.
+def teaching_of(start: Start) -> Teaching | None:
+    """The distillation of the options, or None without a teacher.
 
     Raises InputError where the teacher, or the model to compare with, has other classes than the student, and for a
     number out of range.
     """
+    teaching, student, code_files = start.plan.teaching, start.model, start.options.model_file
     if teaching.teacher is None:
         return None
-    student, kind = start.model, teaching.kind or "hard"
+    kind = teaching.kind or "hard"
     how = Distillation(
         kind,
         WEIGHTS[kind] if teaching.weight is None else teaching.weight,
@@ -260,7 +258,7 @@ def teaching_of(
     )
     Student(student, token=how.token)  # refuses a token that the student does not have
     model = load(teaching.teacher, device=student.device, code_files=code_files)
-    precision = choose(student.device, precision=run.precision, compiling="off", steps=1).precision
+    precision = choose(student.device, precision=start.run.precision, compiling="off", steps=1).precision
     teacher = Teacher(model, classes=student.classes, precision=precision)
     plain = None if teaching.beside is None else load(teaching.beside, device=student.device, code_files=code_files)
     if plain is not None:

@@ -588,8 +588,28 @@
     }
   }
 
-  // the head that matters most is shown first, where that is known, else one of the last layer
+  // heads that the page names in a sentence about this model become links to their maps
+  function linked() {
+    const names = [...document.querySelectorAll("#main strong")].map((strong) =>
+      [strong, /^L(\d+)\.H(\d+)$/.exec(strong.textContent)]);
+    return names.filter(([strong, found]) => found && strong.parentElement.textContent.includes(data.model)).map(
+      ([strong, [, layer, head]]) => {
+        const place = [Number(layer), Number(head)];
+        const link = make("a", { href: "#explorer", title: "show its attention in the explorer",
+          onclick: () => setHead(...place) });
+        strong.replaceWith(link);
+        link.append(strong);
+        return place;
+      });
+  }
+
+  // the head that the first sentence names is shown first, else the one that matters most, else one of the last layer
   function start() {
+    const [first] = linked();
+    if (first) {
+      [state.layer, state.head] = first;
+      return;
+    }
     let most = -Infinity;
     (data.importance || []).forEach((heads, layer) => heads.forEach((value, head) => {
       if (value !== null && value > most) [most, state.layer, state.head] = [value, layer, head];

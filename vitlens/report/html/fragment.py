@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,16 +19,6 @@ _EXACT: Final = 0.0005  # an error, of the largest weight of a row, that needs n
 _STATIC: Final = 4  # pictures of a page without scripts
 
 
-@dataclass(frozen=True)
-class ExplorerPart:
-    """What the template shows: notes, static pictures with captions, the JSON and the blocks of weights by id."""
-
-    notes: tuple[str, ...]
-    pictures: tuple[tuple[pictures.Embedded, str], ...]
-    data: Markup
-    blocks: tuple[tuple[str, Markup], ...]
-
-
 def explorer_fragment(explorer: Explorer) -> str:
     """A standalone HTML document of an explorer alone, for an <iframe srcdoc> of a notebook; it fetches nothing."""
     return rendered(
@@ -42,8 +31,11 @@ def explorer_fragment(explorer: Explorer) -> str:
     )
 
 
-def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> ExplorerPart:
-    """An explorer packed for the page; budget: bytes of base64 for its pictures and weights."""
+def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]:
+    """An explorer packed for the page: notes, static pictures with captions, the JSON and the blocks of weights by id.
+
+    budget: bytes of base64 for its pictures and weights.
+    """
     embedded = [pictures.photograph(image.picture) for image in explorer.images]
     static = tuple(_static(explorer))
     shown = sum(len(picture.uri) for picture in (*embedded, *(picture for picture, _ in static)))
@@ -63,7 +55,7 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> ExplorerPart:
             for index, (image, picture, each) in enumerate(zip(explorer.images, embedded, weights))
         ],
     }
-    return ExplorerPart(notes, static, as_json(data), blocks)
+    return {"notes": notes, "pictures": static, "data": as_json(data), "blocks": blocks}
 
 
 def as_json(data: Mapping[str, object]) -> Markup:

@@ -33,27 +33,19 @@ class Detail:
     keys: int = 1000
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The detail of weights by head, and of layer means, which a page shows for its other images."""
-
-    heads: Detail
-    means: Detail
-
-
-_PLANS: Final = (
-    Plan(Detail(255), Detail(255)),
-    Plan(Detail(255), Detail(127, 7)),
-    Plan(Detail(191), Detail(127, 7)),
-    Plan(Detail(127), Detail(127, 7)),
-    Plan(Detail(127), Detail(63, 7)),
-    Plan(Detail(63), Detail(63, 7)),
-    Plan(Detail(63), Detail(31, 5)),
-    Plan(Detail(63, 10), Detail(31, 5)),
-    Plan(Detail(63, 7), Detail(31, 5)),
-    Plan(Detail(63, 7, 28), Detail(31, 5, 28)),
-    Plan(Detail(63, 7, 14), Detail(31, 5, 14)),
-    Plan(Detail(31, 5, 10), Detail(31, 5, 10)),
+_PLANS: Final = (  # the detail of weights by head, and of layer means, which a page shows for its other images
+    (Detail(255), Detail(255)),
+    (Detail(255), Detail(127, 7)),
+    (Detail(191), Detail(127, 7)),
+    (Detail(127), Detail(127, 7)),
+    (Detail(127), Detail(63, 7)),
+    (Detail(63), Detail(63, 7)),
+    (Detail(63), Detail(31, 5)),
+    (Detail(63, 10), Detail(31, 5)),
+    (Detail(63, 7), Detail(31, 5)),
+    (Detail(63, 7, 28), Detail(31, 5, 28)),
+    (Detail(63, 7, 14), Detail(31, 5, 14)),
+    (Detail(31, 5, 10), Detail(31, 5, 10)),
 )
 
 
@@ -86,14 +78,14 @@ def packed_explorer(explorer: Explorer, *, budget: int = BUDGET) -> tuple[Packed
     return tuple(_by_plan(explorer, _PLANS[-1]))
 
 
-def _by_plan(explorer: Explorer, plan: Plan) -> Iterator[Packed | None]:
-    special = len(explorer.special)
+def _by_plan(explorer: Explorer, plan: tuple[Detail, Detail]) -> Iterator[Packed | None]:
+    special, (heads, means) = len(explorer.special), plan
     for image in explorer.images:
         if image.weights is not None:
-            yield packed(image.weights, special, explorer.queries, explorer.keys, plan.heads)
+            yield packed(image.weights, special, explorer.queries, explorer.keys, heads)
         elif image.layer_weights is not None:
             one_head = image.layer_weights[:, None]
-            yield replace(packed(one_head, special, explorer.queries, explorer.keys, plan.means), heads=0)
+            yield replace(packed(one_head, special, explorer.queries, explorer.keys, means), heads=0)
         else:
             yield None
 
@@ -102,12 +94,12 @@ def _fits(sizes: list[float], budget: int) -> bool:
     return sum(sizes) <= budget and max(sizes, default=0) <= _ONE
 
 
-def _expected(explorer: Explorer, plan: Plan) -> Iterator[float]:
+def _expected(explorer: Explorer, plan: tuple[Detail, Detail]) -> Iterator[float]:
     """Bytes of base64 that the weights of each image are expected to take."""
     for image in explorer.images:
         weights = image.weights if image.weights is not None else image.layer_weights
         if weights is not None:
-            detail = plan.means if image.weights is None else plan.heads
+            detail = plan[image.weights is None]
             rows = _tokens(explorer.queries, detail.queries, len(explorer.special))
             columns = _tokens(explorer.keys, detail.keys, len(explorer.special))
             maps = np.prod(weights.shape[:-2], dtype=np.int64)

@@ -88,19 +88,16 @@ def measure_kind(options: StudyOptions) -> Path:
     """
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise InputError("expected one process for a study, found several; start vitlens study without a launcher")
-    resume = options.resume
-    setup = prepare(_planned(options) if resume is None else _resumed(resume, options))
+    setup = prepare(_planned(options) if options.resume is None else _resumed(options.resume, options))
     print_data(setup.train, setup.run)
-    with _folder(setup, resume) as folder:
+    with _folder(setup) as folder:
+        setup = replace(setup, path=folder.path)
         keep_training_images(folder.path, setup.train, data=setup.data, start=setup.model)
         trials = {
-            point.label: [
-                run_trial(setup, point, folder.path, number, seed=seed, resume=resume is not None)
-                for seed in setup.seeds
-            ]
+            point.label: [run_trial(setup, point, number, seed=seed) for seed in setup.seeds]
             for number, point in enumerate(setup.points, start=1)
         }
-        folder.keep(_record(setup, trials, folder.path))
+        folder.keep(_record(setup, trials))
         return publish(folder)
 
 
@@ -134,7 +131,7 @@ def _resumed(resume: Path, options: StudyOptions) -> StudyOptions:
     return replace(begun, resume=resume, run=begun_with(run.config, options.run, source, hint=_HINT))
 
 
-def _folder(setup: Setup, resume: Path | None) -> RunFolder:
+def _folder(setup: Setup) -> RunFolder:
     """The study's folder: new, or that of --resume."""
     models = [] if setup.model is None else [setup.model]
     points = [{**asdict(point), "against": list(point.against)} for point in setup.points]
@@ -145,29 +142,26 @@ def _folder(setup: Setup, resume: Path | None) -> RunFolder:
         "points": points,
         "recipes": {label: {**recipe.numbers(), "source": recipe.source} for label, recipe in recipes.items()},
     }
-    if resume is not None:
-        needs = {"data": None, "points": points, "recipes": config["recipes"]}
-        return RunFolder.reopen(resume, needs=needs, config=config)
     title = setup.kind.title if setup.model is None else f"{setup.model.alias}, adapted"
-    return RunFolder.create(
+    return RunFolder.opened(
         "study",
+        setup.run,
+        config,
         name_parts=(str(setup.options.kind), *(model.alias for model in models), setup.data),
         title=f"{title}, on {setup.test.title or setup.test.name}",
-        out=setup.run.out,
-        overwrite=setup.run.overwrite,
-        config=config,
-        formats=setup.run.formats,
+        resume=setup.options.resume,
+        needs={"data": None, "points": points, "recipes": config["recipes"]},
     )
 
 
-def run_trial(setup: Setup, point: Point, path: Path, number: int, *, seed: int, resume: bool) -> Trial:
+def run_trial(setup: Setup, point: Point, number: int, *, seed: int) -> Trial:
     """Train a point with a seed in its folder, or read the result that an earlier run finished there.
 
     The weights stay in the folder; the checkpoint, the second copy of the weights and what a killed run left do not.
     """
-    folder = setup.place(path, point.label, seed)
+    folder = setup.place(point.label, seed)
     file = folder / "result.npz"
-    if resume and file.is_file():
+    if setup.options.resume is not None and file.is_file():
         trial = arrays_of(Trial, read_arrays(file), file)
         if len(trial.correct) != len(setup.test):
             raise InputError(
@@ -176,7 +170,7 @@ def run_trial(setup: Setup, point: Point, path: Path, number: int, *, seed: int,
             )
     else:
         told = f"point {number} of {len(setup.points)}, {point.words}, seed {setup.seeds.index(seed) + 1} of "
-        trial = _trained(setup, point, path, f"{told}{len(setup.seeds)}", seed=seed, resume=resume)
+        trial = _trained(setup, point, f"{told}{len(setup.seeds)}", seed=seed)
         write_arrays(file, as_arrays(trial))
     shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
     for spare in (folder / BEST_FILE, *folder.glob(".*-*.safetensors"), *folder.glob(".result-*.npz")):
@@ -184,19 +178,19 @@ def run_trial(setup: Setup, point: Point, path: Path, number: int, *, seed: int,
     return trial
 
 
-def _trained(setup: Setup, point: Point, path: Path, told: str, *, seed: int, resume: bool) -> Trial:
+def _trained(setup: Setup, point: Point, told: str, *, seed: int) -> Trial:
     model = setup.begin(point, seed=seed).to(setup.device)
     images, recipe = setup.images(point, seed=seed), setup.recipe(point)
-    folder = setup.place(path, point.label, seed)
+    folder = setup.place(point.label, seed)
     folder.mkdir(parents=True, exist_ok=True)
     train: Any = fit_head
     if point.trained != "head":
-        objective = objective_of(setup, path, point, images, recipe, seed=seed) if point.teacher else None
+        objective = objective_of(setup, point, images, recipe, seed=seed) if point.teacher else None
         train = partial(fit, objective=objective, train_last=setup.trained_last(point))
     with training_progress(told, quiet=setup.run.quiet) as on_progress:
         result = train(
             model, images, setup.test, recipe=recipe, directory=folder, seed=seed, device=setup.device,
-            precision=setup.run.precision, resume=resume, on_progress=on_progress,
+            precision=setup.run.precision, resume=setup.options.resume is not None, on_progress=on_progress,
         )  # fmt: skip
     return Trial(
         correct=evaluate(model, setup.test, batch_size=setup.run.batch_size).correct.numpy(),
@@ -208,7 +202,7 @@ def _trained(setup: Setup, point: Point, path: Path, told: str, *, seed: int, re
     )
 
 
-def _record(setup: Setup, trials: Trials, path: Path) -> StudyRecord:
+def _record(setup: Setup, trials: Trials) -> StudyRecord:
     """Accuracies over seeds, differences, sizes, costs and speeds, and what the kind measures beside them."""
     correct = {label: np.stack([trial.correct for trial in own]) for label, own in trials.items()}
     points = tuple(_point_row(setup, point, trials, correct) for point in setup.points)
@@ -217,7 +211,7 @@ def _record(setup: Setup, trials: Trials, path: Path) -> StudyRecord:
     asked = [pair for pair in setup.kind.pairs if pair[0] in rows]
     candidates = {row.label: row.accuracy.value for row in points if row.candidate}
     best = max(candidates, key=lambda label: candidates[label])
-    found: dict[str, Any] = inside(setup, path, rows) if setup.model else {}
+    found: dict[str, Any] = inside(setup, rows) if setup.model else {}
     comparisons = (
         *compare("difference", [pair for pair in asked if rows[pair[0]].candidate]),
         *compare("share", [pair for pair in asked if not rows[pair[0]].candidate]),
@@ -240,7 +234,7 @@ def _record(setup: Setup, trials: Trials, path: Path) -> StudyRecord:
         recipes=tuple(_recipe_rows(setup)),
         correct=CorrectArrays(dict(enumerate(correct.values()))),
         **found,
-        **(also(setup, path) if also else {}),
+        **(also(setup) if also else {}),
     )  # fmt: skip
 
 
@@ -314,29 +308,29 @@ def _recipe_rows(setup: Setup) -> Iterator[RecipeRow]:
         )  # fmt: skip
 
 
-def _fields(setup: Setup, path: Path) -> dict[str, Any]:
+def _fields(setup: Setup) -> dict[str, Any]:
     """The receptive field of every layer of every point, of the first seed's trainings."""
     images = setup.test.pick(torch.arange(min(_FIELD_IMAGES, len(setup.test))))
     (batch,) = images.batches(len(images), device=setup.device)
     rows, maps = field_rows(
         {
-            (point.label, point.words): receptive_field(setup.trained(path, point.label), batch.images)
+            (point.label, point.words): receptive_field(setup.trained(point.label), batch.images)
             for point in setup.points
         }
     )
     return {"receptive_fields": rows, "field_maps": maps}
 
 
-def _cut(setup: Setup, _: Path) -> dict[str, Any]:
+def _cut(setup: Setup) -> dict[str, Any]:
     """The first test image, which the report shows as the patches of each point."""
     return {"cut": CutArrays(setup.test.source.read(torch.arange(1)).numpy())}
 
 
-def _positions(setup: Setup, path: Path) -> dict[str, Any]:
+def _positions(setup: Setup) -> dict[str, Any]:
     """How well the position embeddings of each point follow the places of the patches, after every training."""
     rows, maps = [], {}
     for index, point in enumerate(setup.points):
-        trained = [setup.trained(path, point.label, seed=seed) for seed in setup.seeds]
+        trained = [setup.trained(point.label, seed=seed) for seed in setup.seeds]
         similarity = position_similarity(trained[0])
         if similarity is None:
             continue

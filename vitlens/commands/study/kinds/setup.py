@@ -48,7 +48,7 @@ _FROM_SCRATCH: Final = replace(
 @dataclass(frozen=True)
 class Setup:
     """options: with their defaults filled in; points: those for which there are images; model: that is adapted, with
-    its own classes."""
+    its own classes; path: of the study's folder, once it is open."""
 
     options: StudyOptions
     points: tuple[Point, ...]
@@ -56,6 +56,7 @@ class Setup:
     test: Split
     device: torch.device
     model: Model | None = None
+    path: Path = Path()
 
     @property
     def kind(self) -> Kind:
@@ -142,14 +143,14 @@ class Setup:
         recipe = _FROM_SCRATCH if point.start == "random" else _TUNED
         return override(recipe, {"epochs": self.epochs} | ({"flip": False} if self.data in OF_DIGITS else {}))
 
-    def place(self, path: Path, label: str, seed: int) -> Path:
+    def place(self, label: str, seed: int) -> Path:
         """The folder of one training."""
-        return path / POINTS_FOLDER / label / f"seed-{seed}"
+        return self.path / POINTS_FOLDER / label / f"seed-{seed}"
 
-    def trained(self, path: Path, label: str, *, seed: int | None = None) -> Model:
+    def trained(self, label: str, *, seed: int | None = None) -> Model:
         """The model that a point trained with a seed, or with the first."""
         at = self.seeds[0] if seed is None else seed
-        name = ModelName(str(self.place(path, label, at)), f"{label}-{at}")
+        name = ModelName(str(self.place(label, at)), f"{label}-{at}")
         return load(name, device=self.device, code_files=self.options.model_options.model_file)
 
 

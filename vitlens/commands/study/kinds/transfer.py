@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -58,37 +57,31 @@ _HOW: Final = Distillation(kind="soft", weight=0.5, token=False)
 Rows: TypeAlias = dict[str, Any]  # of the record, by field
 
 
-def objective_of(
-    setup: Setup, path: Path, point: Point, images: Split, recipe: Recipe, *, seed: int
-) -> DistillationObjective:
+def objective_of(setup: Setup, point: Point, images: Split, recipe: Recipe, *, seed: int) -> DistillationObjective:
     """Learning from the labels and from a trained point, whose outputs are computed once where possible."""
     precision = choose(setup.device, precision=setup.run.precision, compiling="off", steps=1).precision
-    trained = setup.trained(path, point.teacher, seed=seed)
-    teacher = Teacher(trained, classes=setup.train.classes, precision=precision)
+    teacher = Teacher(setup.trained(point.teacher, seed=seed), classes=setup.train.classes, precision=precision)
+    views, cached = cacheable_views(recipe, images), CachedTeacher(teacher)
+    if views:
+        cached.remember(images, mirrored=views == 2, device=setup.device)
     identity = {**asdict(_HOW), "teacher": teacher.identity()}
-    views = cacheable_views(recipe, images)
-    if not views:
-        return DistillationObjective(teacher, _HOW, identity=identity)
-    cached = CachedTeacher(teacher)
-    cached.remember(images, mirrored=views == 2, device=setup.device)
-    return DistillationObjective(cached, _HOW, identity=identity)
+    return DistillationObjective(cached if views else teacher, _HOW, identity=identity)
 
 
-def inside(setup: Setup, path: Path, points: Mapping[str, PointRow]) -> Rows:
+def inside(setup: Setup, points: Mapping[str, PointRow]) -> Rows:
     """How fast the points learned, and what changed inside the model, as fields of the record; "gains": of probes."""
     words = {label: row.words for label, row in points.items()}
-    curves = tuple(_curves(setup, path, [row for row in points.values() if row.candidate]))
+    curves = tuple(
+        CurveRow(
+            row.label, row.words, seed, epoch.epoch + 1, epoch.seconds, epoch.train_loss,
+            float(epoch.test_accuracy),  # type: ignore[arg-type]  # tested after every epoch
+        )
+        for row in points.values() if row.candidate
+        for seed in setup.seeds
+        for epoch in read_metrics(setup.place(row.label, seed))
+    )  # fmt: skip
     learned = {"curves": curves, "reached": tuple(reached(curves))}
-    return learned | _attention(setup, path, words) | _features(setup, path, words) | _maps(setup, path)
-
-
-def _curves(setup: Setup, path: Path, points: Sequence[PointRow]) -> Iterator[CurveRow]:
-    for row in points:
-        for seed in setup.seeds:
-            for epoch in read_metrics(setup.place(path, row.label, seed)):
-                assert epoch.test_accuracy is not None  # tested after every epoch
-                accuracy = float(epoch.test_accuracy)
-                yield CurveRow(row.label, row.words, seed, epoch.epoch + 1, epoch.seconds, epoch.train_loss, accuracy)
+    return learned | _attention(setup, words) | _features(setup, words) | _maps(setup)
 
 
 def reached(curves: Sequence[CurveRow]) -> Iterator[ReachedRow]:
@@ -107,12 +100,12 @@ def reached(curves: Sequence[CurveRow]) -> Iterator[ReachedRow]:
         yield ReachedRow(label, words[label], wanted, *first)
 
 
-def _attention(setup: Setup, path: Path, words: Mapping[str, str]) -> Rows:
+def _attention(setup: Setup, words: Mapping[str, str]) -> Rows:
     """How far the attention of every head moved, and which statistics of it changed."""
     images, before = setup.test.limit(_SHOWN, seed=setup.run.seed), setup.start()
     groups, moved_rows, head_rows = _groups(images), [], []
     for label in ("last-blocks", _FULL):
-        after = [setup.trained(path, label, seed=seed) for seed in setup.seeds]
+        after = [setup.trained(label, seed=seed) for seed in setup.seeds]
         moved = _over_seeds(attention_moved(before, after, images))
         between = _over_seeds(attention_moved(after[0], after[1:], images)) if len(after) > 1 else None
         own = [
@@ -176,13 +169,13 @@ def _statistics(model: Model, images: Split) -> Mapping[tuple[str, int], Tensor]
     return {key: torch.cat(values) for key, values in parts.items()}
 
 
-def _features(setup: Setup, path: Path, words: Mapping[str, str]) -> Rows:
+def _features(setup: Setup, words: Mapping[str, str]) -> Rows:
     """CKA between the layers before and after, and how well a linear classifier does on each layer."""
     images, rows = setup.test.limit(_SIMILAR, seed=setup.run.seed), list[SimilarityRow]()
     start, seed = setup.start(), setup.seeds[0]
     before = _read(start, images)
     for label in ("last-blocks", _FULL, "scratch", "distilled"):  # the frozen point keeps all features
-        found = [similarity(before, _read(setup.trained(path, label, seed=each), images)) for each in setup.seeds]
+        found = [similarity(before, _read(setup.trained(label, seed=each), images)) for each in setup.seeds]
         values, low, high = (
             torch.stack([each.diagonal() for each in known]).mean(0).tolist() if known else None
             for known in ([getattr(each, name) for each in found if getattr(each, name) is not None]
@@ -194,7 +187,7 @@ def _features(setup: Setup, path: Path, words: Mapping[str, str]) -> Rows:
                 cka = Estimate(value, ends[0], ends[1], len(images), unit="")
                 rows.append(SimilarityRow(label, words[label], layer, cka))
     models = {
-        "pretrained": start, "random": untrained_like(start, seed=seed), _FULL: setup.trained(path, _FULL),
+        "pretrained": start, "random": untrained_like(start, seed=seed), _FULL: setup.trained(_FULL),
     }  # fmt: skip
     told = {"pretrained": "pretrained", "random": "random weights", _FULL: "after full training"}
     probes, chance, last = list[ProbeRow](), 1 / len(setup.test.classes), dict[str, Probe]()
@@ -231,7 +224,7 @@ def _probed(setup: Setup, model: Model) -> Iterator[Probe]:
         )  # fmt: skip
 
 
-def _maps(setup: Setup, path: Path) -> Rows:
+def _maps(setup: Setup) -> Rows:
     """Attention maps before and after full training on the first image of each class: not chosen by what they show.
 
     The model before names its own classes, which may be others than the data's: attention needs no class.
@@ -241,7 +234,7 @@ def _maps(setup: Setup, path: Path) -> Rows:
     assert images.labels is not None
     labels = images.labels.tolist()
     chosen = images.pick(torch.tensor([labels.index(label) for label in sorted(set(labels))[:_MAPPED]]))
-    both = (model, setup.trained(path, _FULL))
+    both = (model, setup.trained(_FULL))
     assert chosen.labels is not None
     names = [chosen.classes[label] for label in chosen.labels.tolist()]
     files = chosen.files or tuple(f"image {number}" for number in range(len(chosen)))

@@ -1,0 +1,106 @@
+"""A chapter is found again by what decides its contents, and by nothing else; golden/test_audit takes one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vitlens.commands.run import chapter_runs
+from vitlens.commands.run.chapter_runs import ChapterCache, files_digest
+from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.stats.options import StatsOptions
+from vitlens.files import read_run
+
+NAME = "mine=runs/a"
+OPTIONS = StatsOptions((NAME,), data="digits", run=RunOptions(limit=4, command="vitlens stats"))
+
+
+def cache(root: Path, name: str = NAME, digest: str = "weights", data: str = "digits") -> ChapterCache:
+    return ChapterCache(root / "cache", {name: digest}, data)
+
+
+def keep(root: Path, options: StatsOptions = OPTIONS, *, finished: bool = True) -> None:
+    """Keep a chapter whose config names the folder of its run."""
+    place = root / "first" / "chapters" / "stats-mine"
+    config = {"command_line": str(root / "first")}
+    folder = RunFolder.create("stats", out=place, config=config, overwrite=True)
+    if finished:
+        with folder:
+            folder.finish()
+    cache(root).keep("stats", options, place)
+
+
+def found(root: Path, options: StatsOptions = OPTIONS, word: str = "stats", **other: str) -> bool:
+    return cache(root, **other).restore(word, options, root / "second" / "chapters" / "stats-mine")
+
+
+def with_run(**changes: object) -> StatsOptions:
+    return replace(OPTIONS, run=replace(OPTIONS.run, **changes))
+
+
+def test_the_same_chapter_is_restored_under_the_folder_of_its_new_run(tmp_path):
+    keep(tmp_path)
+    assert found(tmp_path)
+    config = (tmp_path / "second" / "chapters" / "stats-mine" / "config.json").read_text()
+    assert str(tmp_path / "first") not in config
+    assert read_run(tmp_path / "second" / "chapters" / "stats-mine").config["command_line"] == str(tmp_path / "second")
+
+
+def test_only_where_a_model_lies_does_not_matter(tmp_path):
+    keep(tmp_path)
+    moved = "mine=elsewhere/b"
+    assert found(tmp_path, replace(OPTIONS, models=(moved,)), name=moved)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"digest": "other weights"},
+        {"data": "other images"},
+        {"word": "attention"},
+        {"options": with_run(limit=5)},
+        {"options": with_run(seed=1)},
+        {"options": with_run(precision="fp32")},
+        {"options": replace(OPTIONS, renormalise=False)},
+        # its metrics and arrays are named by the alias
+        {"name": "other=runs/a", "options": replace(OPTIONS, models=("other=runs/a",))},
+    ],
+    ids=str,
+)
+def test_what_changes_its_contents_makes_another_chapter(tmp_path, changes):
+    keep(tmp_path)
+    assert not found(tmp_path, **changes)
+
+
+def test_other_code_makes_another_chapter(tmp_path, monkeypatch):
+    keep(tmp_path)
+    monkeypatch.setattr(chapter_runs, "code_digest", lambda: "other")
+    assert not found(tmp_path)
+
+
+def test_an_unfinished_or_damaged_chapter_is_not_taken(tmp_path):
+    keep(tmp_path, finished=False)
+    assert not found(tmp_path)
+    keep(tmp_path)
+    (kept,) = (tmp_path / "cache" / "chapters").iterdir()
+    text = (kept / "results.json").read_text()
+    for damaged in (text.replace('"done"', '"running"'), "{"):
+        (kept / "results.json").write_text(damaged)
+        assert not found(tmp_path)
+
+
+def test_the_chapters_used_longest_ago_are_dropped(tmp_path, monkeypatch):
+    keep(tmp_path)
+    monkeypatch.setattr(chapter_runs, "MOST", 1)
+    keep(tmp_path, with_run(seed=1))
+    assert not list((tmp_path / "cache" / "chapters").iterdir())
+    assert not found(tmp_path)
+
+
+def test_files_are_known_by_name_size_and_time(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"1")
+    before = files_digest([tmp_path])
+    assert files_digest([tmp_path]) == before
+    (tmp_path / "a.png").write_bytes(b"22")
+    assert files_digest([tmp_path]) != before
