@@ -1,6 +1,6 @@
 """Train one attention layer to reverse a sequence of random vectors: exercise 1.4 of the course, with all to change.
 
-    python docs/reversal.py --length 20 --heads 1 --no-positions
+python docs/reversal.py --length 20 --heads 1 --no-positions
 """
 
 import argparse
