@@ -23,7 +23,8 @@ def parts_of(word: str, folder: Path) -> dict[str, str]:
     name = f"docs/{folder.name}/{path.name}"
     wanted = " and ".join(f'"## {heading}"' for heading in REQUIRED)
     hint = f"write it as docs/parts/attention.md is written (figure from reports/ where there is one), then: {MAKE}"
-    helped = Path(str(files(COMMANDS[word].package or f"vitlens.commands.{word}"))) / "help.md"
+    package = COMMANDS[word].package if word in COMMANDS else None
+    helped = Path(str(files(package or "vitlens.commands"))) / ("" if package else word) / "help.md"
     if helped.is_file():
         known = _sections(helped)
         more = _sections(path) if path.is_file() else {}
