@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -64,6 +63,7 @@ class Bench:
     labels: Tensor
     units: tuple[Unit, ...]
     store: ProgressStore
+    means: MeanOutputs | None = None
 
     @property
     def heads(self) -> tuple[Unit, ...]:
@@ -104,10 +104,9 @@ class Bench:
                 (donors, *_), *_ = self.run.split.pick(others[positions]).batches(len(positions), device=device)
             yield LabelledBatch(batch.images, self.labels[positions].to(device), int(batch.indices[0]), donors)
 
-    @cached_property
-    def means(self) -> MeanOutputs | None:
-        """The mean outputs, where they are needed; None where one batch holds all images, whose clean pass gives
-        them."""
+    def measured_means(self) -> MeanOutputs | None:
+        """The mean outputs over all processes, where they are needed; None where one batch holds all images, whose
+        clean pass gives them."""
         options, processes = self.run.options, self.run.processes
         one_batch = processes.count == 1 and len(self.run.split) <= self.batch_size and not options.curves
         if "mean" not in options.replace or (one_batch and not options.pairs):

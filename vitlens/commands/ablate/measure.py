@@ -71,6 +71,7 @@ def measure(options: AblateOptions) -> Path | None:
     with resumable(run, "Ablation of", options.resume, **settings) as (writing, store):
         bench = Bench(run, labels, units, store)
         with autocast(run.model.device, run.run.precision):
+            bench = replace(bench, means=bench.measured_means())
             measured = {name: _unit_effects(bench, name) for name in options.replace}
             main, several = measured[bench.replacement], len(bench.heads) > 1
             ranked = several and main.importance.is_ranked("head")  # without a ranking there is no order of removal
