@@ -38,11 +38,8 @@ TEMPLATES: Final = ROOT / "docs" / "pages"
 # reports that are being made, for `made`; take a name away when its report is committed
 PENDING: Final = frozenset(
     {
-        "audit-vit-digits", "explain-deit-tiny", "attack-deit-tiny", "features-deit-tiny",
-        "train-vit-cifar10-jpeg", "train-cnn-cifar10-jpeg", "compare-cifar10-jpeg", "attack-cifar10-jpeg",
-        "features-cifar10-jpeg", "transfer-deit-tiny", "swin-digits", "architecture-digits",
-        "patch-size-digits", "positions-digits", "pooling-digits", "data-digits",
-        "distillation-digits",
+        "audit-vit-digits", "attack-cifar10-jpeg", "features-cifar10-jpeg", "transfer-deit-tiny", "swin-digits",
+        "architecture-digits", "patch-size-digits", "data-digits", "distillation-digits",
     }
 )  # fmt: skip
 _LEFT_OUT: Final = ("--quiet", "--overwrite")  # of a command that a page shows
