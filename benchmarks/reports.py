@@ -28,6 +28,11 @@ LINKS: Final = {  # in the folder of the run -> below VITLENS_DATA
     "photos": "photos",
     "coco_masks": "coco_masks",
 }
+# photographs whose licence allows to show them (CC BY, CC BY-SA), of COCO 2017
+SHOWN: Final = (
+    "000000000073_motorcycle", "000000000257_truck", "000000000309_teddy-bear", "000000000529_motorcycle",
+    "000000001993_chair", "000000001993_bed",
+)  # fmt: skip
 FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the transfer study
 QUICK: Final = {  # minutes
     "study-digits": "study",
@@ -37,12 +42,13 @@ QUICK: Final = {  # minutes
     "rollout-vit-digits": "rollout vit-digits --limit 3",
     "walkthrough-deit-tiny": f"walkthrough {DEIT.partition('=')[2]} --images square.png --layer 3 --head 1",
     "profile-vit-resnet-swin": "profile vit-tiny resnet20 resnet18 timm:swin_tiny_patch4_window7_224 --random-weights",
-    "features-deit-tiny": f"features {DEIT} --data photos",
+    "features-deit-tiny": f"features {DEIT} --data photos --show "
+    + ",".join(f"coco_masks/images/{name}.png" for name in SHOWN),
 }
 SLOW: Final = {  # up to two hours each, in this order: the pair is trained before it is compared
     "ablate-deit-tiny": f"ablate {DEIT} --data photos --replace mean,zero,resample",
     "explain-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify --no-counterfactuals --method "
-    "relevance,gradcam,gradient-rollout,rollout,attention,legrad",
+    f"relevance,gradcam,gradient-rollout,rollout,attention,legrad --show {','.join(SHOWN)}",
     "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50 --steps pgd=10,cw=20 --self-checks few",
     "architecture-digits": "study --kind architecture",
     "patch-size-digits": "study --kind patch-size",

@@ -25,7 +25,7 @@ class AttackOptions(ModelsOnImages):
     """
 
     attacks: tuple[str, ...] = choices(
-        "--attack", f"Comma-separated: {', '.join(ATTACKS)}.", tuple(ATTACKS), default=COMMAND_ATTACKS
+        "--attack", f"Comma-separated: {', '.join(ATTACKS)}.", ATTACKS, default=COMMAND_ATTACKS
     )
     epsilons: tuple[float, ...] = option(
         "--epsilon", "Of L∞ attacks, in 1/255; 0: the clean accuracy.", default=EPSILONS_255, metavar="LIST",

@@ -21,7 +21,7 @@ class RolloutOptions:
     images: tuple[str, ...] = images_option()
     data: str | None = data_option()
     method: tuple[str, ...] = choices(
-        "--method", f"Methods, comma-separated: {', '.join(ATTENTION_METHODS)}.", tuple(ATTENTION_METHODS), default=(),
+        "--method", f"Methods, comma-separated: {', '.join(ATTENTION_METHODS)}.", ATTENTION_METHODS, default=(),
         shown="rollout and, of a model with a classifier, relevance",
     )  # fmt: skip
     target: str = option(

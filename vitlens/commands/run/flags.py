@@ -6,7 +6,7 @@ is and how its text is read; `vitlens.cli.build` makes the command line of it.
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Final, Literal, get_type_hints
 
@@ -47,11 +47,11 @@ def argument(metavar: str, help: str, *, default: Any = MISSING, **more: Any) ->
     return dataclasses.field(default=default, metadata={_KEY: Flag("", help, metavar, shown=False, **more)})
 
 
-def choices(name: str, help: str, known: tuple[str, ...], *, default: Any, **more: Any) -> Any:
-    """A field of several names, typed as a comma-separated list of known ones."""
+def choices(name: str, help: str, known: Iterable[str], *, default: Any, **more: Any) -> Any:
+    """A field of several names, typed as a comma-separated list of known ones; known: or a registry, as it then is."""
 
     def parse(option: str, text: str) -> tuple[str, ...]:
-        return one_of(option, text, known)
+        return one_of(option, text, tuple(known))
 
     return option(name, help, default=default, parse=parse, metavar=more.pop("metavar", "LIST"), **more)
 
