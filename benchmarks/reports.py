@@ -118,7 +118,9 @@ def copy_light(source: Path, target: Path) -> None:
             side = INNER if inner.parts[0] == "chapters" else SIDE
             size = (round(side * picture.width), round(side * picture.height))
             colours = 64 if inner.parts[0] == "chapters" else 256
-            picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(colours).save(place, optimize=True)
+            picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(colours, kmeans=1).save(
+                place, optimize=True
+            )
 
 
 if __name__ == "__main__":
