@@ -7,6 +7,7 @@
     {% set map = judged("explain-deit-tiny", "deit-tiny").best %} the verdict on a method's maps: state, not_passed ...
     {{ line("ablate-deit-tiny") }} {{ took("ablate-deit-tiny") }} the command that made the report, and its time
     {{ link("ablate-deit-tiny") }}                             [report](../reports/ablate-deit-tiny/report.md)
+    {{ limits["calibration"].words }}                          a limit by which reports judge
     {% if made("swin-digits") %} ... {% endif %}               where a report is being made: nothing until it is there
 
 A report is a folder of reports/; a chapter of one is "study-digits/chapters/evaluate". Filters and the form of numbers
@@ -30,6 +31,7 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.report import prose
 from vitlens.report.numbers import in_time
 from vitlens.report.prose import Marked
+from vitlens.report.verdicts import LIMITS
 from vitlens.uncertainty import Estimate
 
 ROOT: Final = Path(__file__).parents[2]
@@ -73,7 +75,7 @@ def _environment() -> Environment:
     )
     made_here.filters |= {**known.filters, "score": score}
     functions = (value, rows, row, judged, line, took, made)
-    made_here.globals |= {each.__name__: each for each in functions}
+    made_here.globals |= {each.__name__: each for each in functions} | {"limits": LIMITS}
     return made_here
 
 
