@@ -128,10 +128,14 @@ def _draw(spec: FigureSpec, files: Mapping[str, Path], folder: Path) -> None:
 def _save(figure: "Figure", files: Mapping[str, Path]) -> None:
     from matplotlib import rc_context
 
+    from vitlens.report.html.pictures import CHART
+
+    images = [image for axes in figure.axes for image in axes.images]
     for form, path in files.items():
+        about = {"Description": CHART} if form == "png" and not images else _UNDATED.get(form, {})
         # without a salt, the ids inside an svg are drawn at random
         with write_atomically(path) as temporary, rc_context({"svg.hashsalt": "vitlens"}):
-            figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_UNDATED.get(form, {}))
+            figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=about)
 
 
 def _write_tables(record: Record) -> None:
