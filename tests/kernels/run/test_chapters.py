@@ -27,7 +27,7 @@ def keep(root: Path, options: StatsOptions = OPTIONS, *, finished: bool = True) 
     folder = RunFolder.create("stats", out=place, config=config, overwrite=True)
     if finished:
         with folder:
-            folder.finish()
+            folder.stop()
     cache(root).keep("stats", options, place)
 
 

@@ -61,7 +61,7 @@ def compared(before: Path, after: Path, *, html: bool = False) -> Conclusion:
         from vitlens.report.html import page
 
         path = page_path
-        write_text(path, page(written, runs, second.folder))
+        write_text(path, page(written, runs))
     return Conclusion(path, tuple(summary_lines(written)), holds=not runs.worse)
 
 

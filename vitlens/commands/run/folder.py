@@ -86,7 +86,7 @@ class RunFolder:
         self._metrics: Mapping[str, object] = before.get("metrics", {})
         self._tables: Mapping[str, object] = before.get("tables", {})
         self._start = time.monotonic() - before.get("seconds", 0.0)
-        self._seconds: float | None = None
+        self.seconds = 0.0  # that the run took, once the clock has stopped
 
     @classmethod
     def create(
@@ -204,31 +204,21 @@ class RunFolder:
         self._write("running")
         return read_run(self.path)
 
-    def finish(self) -> RunRecord:
-        """Stop the clock; the record as it will stand once the block is left."""
-        self._seconds = self._elapsed()
-        return RunRecord(self.path, self.config, self._content("done"))
+    def stop(self) -> float:
+        """Stop the clock; how many seconds the run took."""
+        self.seconds = round(time.monotonic() - self._start, 3)
+        return self.seconds
 
-    @property
-    def seconds(self) -> float:
-        """How long the run has taken, or took."""
-        return round(self._elapsed(), 3)
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._start if self._seconds is None else self._seconds
-
-    def _content(self, status: Status) -> dict[str, object]:
-        return {
+    def _write(self, status: Status) -> None:
+        content = {
             "schema": SCHEMA,
             "command": self.command,
             "status": status,
-            "seconds": self.seconds,
+            "seconds": self.seconds or round(time.monotonic() - self._start, 3),
             "metrics": self._metrics,
             "tables": self._tables,
         }
-
-    def _write(self, status: Status) -> None:
-        write_json(self.place(RESULTS), self._content(status))
+        write_json(self.place(RESULTS), content)
 
 
 def versions() -> dict[str, str]:

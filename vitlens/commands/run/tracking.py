@@ -150,7 +150,9 @@ def overlay(model: Model, images: Images, epoch: int) -> NDArray[np.uint8]:
     maps = rollout(model, images)
     pixels, shares = images.cpu().numpy(), 100 * maps.cpu().numpy()
     cells = with_maps(pixels, [shares], ["rollout"], [f"image {at}" for at in range(len(pixels))])
-    figure = drawn_images(scale="joint", label="rollout (%)")(list(cells), f"Attention rollout after epoch {epoch}, share of each patch")
+    figure = drawn_images(scale="joint", label="rollout (%)")(
+        list(cells), f"Attention rollout after epoch {epoch}, share of each patch"
+    )
     drawn = BytesIO()
     figure.savefig(drawn, format="rgba", dpi="figure")
     seen = np.frombuffer(drawn.getvalue(), np.uint8).reshape(-1, int(figure.bbox.width), 4)

@@ -60,13 +60,6 @@ def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:
     return Embedded(_uri(picture, **settings), *picture.size)
 
 
-def shrunk(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pixels (height, width, 3) scaled down to at most MOST px a side."""
-    from PIL import Image
-
-    return np.asarray(_at_most(Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8)), MOST))
-
-
 def _at_most(picture: "Image", most: int) -> "Image":
     """The same picture, its longer side at most so many pixels."""
     longer = max(picture.size)

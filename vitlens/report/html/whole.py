@@ -16,8 +16,8 @@ from vitlens.report.html.fragment import explorer_part
 from vitlens.report.html.packing import BUDGET
 from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import Words, command_without_paths, plain
-from vitlens.report.markdown import UNFINISHED, citation, provenance, repeated_words
-from vitlens.report.numbers import in_time, in_words
+from vitlens.report.markdown import UNFINISHED, citation, provenance, repeated_words, took
+from vitlens.report.numbers import in_words
 from vitlens.safe_paths import inside
 from vitlens.version import __version__
 
@@ -79,13 +79,12 @@ class _Page:
         return anchor
 
 
-def page(document: Document, record: Record, folder: Path, *, seconds: float | None = None) -> str:
+def page(document: Document, record: Record) -> str:
     """The whole file: the first page, the attention explorer, sections, folded parts and the glossary.
 
-    record: whose settings and models are listed; folder: whose figures/ hold the figures, drawn before; seconds: that
-    the run took. No absolute path of the machine is in it, and it fetches nothing (POLICY).
+    record: whose settings and models are listed, and whose folder holds the figures, drawn before. No absolute path of the machine is in it, and it fetches nothing (POLICY).
     """
-    parts = _Page(document, folder)
+    parts = _Page(document, record.folder)
     sections = tuple(map(parts.section, document.sections))
     values = {
         "title": plain(document.title),
@@ -109,8 +108,8 @@ def page(document: Document, record: Record, folder: Path, *, seconds: float | N
         "sections": sections,
         "terms": _terms(document),
         "command_line": command_without_paths(record.config.command_line),
-        "took": in_time(seconds) if record.status == "done" and seconds is not None else "",
-        "repeated": plain(repeated_words(record, seconds)),
+        "took": took(record),
+        "repeated": plain(repeated_words(record)),
         "models": tuple(map(provenance, record.models)),
         "citation": plain(citation(record)),
     }
