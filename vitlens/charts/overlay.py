@@ -15,16 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from vitlens.charts.style import (
-    MAGNITUDE,
-    RIGHT,
-    SIGNED,
-    SMALL,
-    VERMILLION,
-    WRONG,
-    round_ticks,
-    tick_words,
-)
+from vitlens.charts import style
 from vitlens.errors import InputError
 
 Array = NDArray[np.floating[Any]]
@@ -127,7 +118,7 @@ def blend(image: Array, values: Array, *, scale: Scale, smooth: bool = True) -> 
     grey = enlarged(image) @ _GREY
     if flaw_of(values):
         return np.repeat(grey[..., None], 3, axis=2)
-    colours = colormaps[MAGNITUDE](scale.norm(upsample(values, grey.shape, smooth=smooth)))[..., :3]
+    colours = colormaps[style.MAGNITUDE](scale.norm(upsample(values, grey.shape, smooth=smooth)))[..., :3]
     return np.asarray((1 - _BLENDED) * grey[..., None] + _BLENDED * colours)
 
 
@@ -147,12 +138,12 @@ def overlaid(image: Array, values: Array, *, signed: bool, opacity: float = OPAC
     values = values if signed else values - values.min()
     most = float(np.percentile(np.abs(values), _LARGEST)) or float(np.abs(values).max())
     shares = upsample(np.clip(values / most, -1, 1), (grey.shape[0], grey.shape[1]))
-    colours = colormaps[SIGNED](0.5 + shares / 2)[..., :3]
+    colours = colormaps[style.SIGNED](0.5 + shares / 2)[..., :3]
     weight = opacity * np.abs(shares)[..., None]
     return np.asarray((1 - weight) * grey + weight * colours), ""
 
 
-def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = MAGNITUDE, both: bool = False) -> None:
+def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = style.MAGNITUDE, both: bool = False) -> None:
     """Fill axes with the colour bar of a scale, with ticks at round numbers.
 
     An arrow at its end, and "≥" where a tick is there, say that values lie above (Scale.clipped); both: also below.
@@ -166,8 +157,8 @@ def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = MAGNITUDE
     if scale.low == scale.high:
         bar.set_ticks([scale.low], labels=[f"{scale.low:.3g}\nall\nequal"])
         return
-    ticks = round_ticks(scale.low, scale.high)
-    labels = tick_words(ticks)
+    ticks = style.round_ticks(scale.low, scale.high)
+    labels = style.tick_words(ticks)
     if scale.clipped and ticks[-1] == scale.high:
         labels[-1] = f"≥ {labels[-1]}"
     if scale.clipped and both and ticks[0] == scale.low:
@@ -189,11 +180,19 @@ def cross_out(axes: Axes, reason: str = "") -> None:
     """Draw two diagonals over a panel that shows an image, and the reason in a few words in its middle."""
     for ends in ((0.0, 1.0), (1.0, 0.0)):
         (line,) = axes.plot((0.02, 0.98), [0.02 + 0.96 * end for end in ends], transform=axes.transAxes)
-        line.set(color=VERMILLION, linewidth=1.1, solid_capstyle="butt", gid="crossed out")
+        line.set(color=style.VERMILLION, linewidth=1.1, solid_capstyle="butt", gid="crossed out")
         line.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
     if reason:
         axes.text(
-            0.5, 0.5, reason, fontsize=SMALL, ha="center", va="center", transform=axes.transAxes, bbox=_PLATE, zorder=5
+            0.5,
+            0.5,
+            reason,
+            fontsize=style.SMALL,
+            ha="center",
+            va="center",
+            transform=axes.transAxes,
+            bbox=_PLATE,
+            zorder=5,
         )
 
 
@@ -201,7 +200,7 @@ def mark_peak(axes: Axes, values: Array, *, hit: bool) -> None:
     """Mark the highest point of the map that is drawn, by colour and symbol as a hit or a miss."""
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     y, x = np.unravel_index(upsample(values, (height, width)).argmax(), (height, width))
-    colour, marker = (RIGHT, "o") if hit else (WRONG, "X")
+    colour, marker = (style.RIGHT, "o") if hit else (style.WRONG, "X")
     axes.plot(x, y, marker, color=colour, markeredgecolor="white", markersize=6, markeredgewidth=0.9, clip_on=False)
     axes.xaxis.label.set_color(colour)
 

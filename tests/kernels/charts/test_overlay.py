@@ -6,7 +6,6 @@ from matplotlib.figure import Figure
 
 from tests.kit.axes import texts
 from vitlens.charts.overlay import (
-    MAGNITUDE,
     Scale,
     blend,
     clipped_scale,
@@ -17,6 +16,7 @@ from vitlens.charts.overlay import (
     overlaid,
     upsample,
 )
+from vitlens.charts.style import MAGNITUDE
 from vitlens.errors import InputError
 
 

@@ -14,19 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
+from vitlens import files
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
-from vitlens.files import (
-    CONFIG,
-    RESULTS,
-    RunRecord,
-    is_temporary,
-    named_file,
-    read_run,
-    storage_error,
-    write_arrays,
-    write_json,
-)  # fmt: skip
 from vitlens.record import SCHEMA, Record, written
 from vitlens.safe_paths import inside, require_no_links
 from vitlens.version import __version__
@@ -64,7 +54,11 @@ _OURS = (
 # the files and folders at its top, which must be no links
 _TOP = tuple(
     dict.fromkeys(
-        (CONFIG, RESULTS, *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern))
+        (
+            files.CONFIG,
+            files.RESULTS,
+            *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern),
+        )
     )
 )
 _BEGAN = time.time()  # of this process: temporary files that are older were left by a killed one
@@ -115,7 +109,7 @@ class RunFolder:
             "versions": versions(),
             **(config or {}),
         }
-        write_json(path / CONFIG, whole)
+        files.write_json(path / files.CONFIG, whole)
         folder = cls(path, command, whole)
         folder._write("running")
         return folder
@@ -151,7 +145,7 @@ class RunFolder:
         of what was read, but for the command line. Raises InputError for links, and for a config.json that says less or
         another thing.
         """
-        record = read_run(path)
+        record = files.read_run(path)
         require_plain(path)
         own = {name: value for name, value in (config or {}).items() if name != "command_line"}
         folder = cls(path, record.command, {**record.config, **own}, record.results)
@@ -159,12 +153,12 @@ class RunFolder:
         for name, value in needed.items():
             if name not in record.config or value not in (None, record.config[name]):
                 raise InputError(
-                    f"expected the {name} that the run began with in {path / CONFIG}, found something else; "
+                    f"expected the {name} that the run began with in {path / files.CONFIG}, found something else; "
                     "begin anew without --resume"
                 )
         remove_unfinished(path)
         if own:
-            write_json(path / CONFIG, folder.config)
+            files.write_json(path / files.CONFIG, folder.config)
         folder._write("running")
         return folder
 
@@ -187,22 +181,22 @@ class RunFolder:
 
     def keep(self, record: Record) -> None:
         """Keep a record: its metrics and tables, and write its arrays."""
-        self._metrics, self._tables, files = written(record)
-        for name, values in files.items():
+        self._metrics, self._tables, arrays = written(record)
+        for name, values in arrays.items():
             self.arrays(name, **values)
 
     def arrays(self, name: str, **arrays: ArrayLike) -> None:
         """Write arrays/<name>.npz, from which figures are drawn again."""
-        write_arrays(self.place("arrays", named_file(name, ".npz")), arrays)
+        files.write_arrays(self.place("arrays", files.named_file(name, ".npz")), arrays)
 
     def place(self, *parts: str) -> Path:
         """Where something is written in this folder. Raises InputError for a link, and for what leads out of it."""
         return inside(self.path, *parts)
 
-    def record(self) -> RunRecord:
+    def record(self) -> files.RunRecord:
         """Write what is known so far, and return it as read back from the folder."""
         self._write("running")
-        return read_run(self.path)
+        return files.read_run(self.path)
 
     def stop(self) -> float:
         """Stop the clock; how many seconds the run took."""
@@ -218,7 +212,7 @@ class RunFolder:
             "metrics": self._metrics,
             "tables": self._tables,
         }
-        write_json(self.place(RESULTS), content)
+        files.write_json(self.place(files.RESULTS), content)
 
 
 def versions() -> dict[str, str]:
@@ -305,7 +299,7 @@ def make_folder(path: Path, *, overwrite: bool) -> None:
         probe.unlink()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise storage_error(path, error) from error
+            raise files.storage_error(path, error) from error
         raise OutputError(
             f"expected a folder that can be written at {path}, found: {error.strerror}; choose another --out"
         ) from error
@@ -317,10 +311,10 @@ def _clear(path: Path, *, overwrite: bool) -> None:
         raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
     if not overwrite and not _holds_no_results(path):
         raise OutputError(f"expected a new folder for --out, found {path}; choose another, or add --overwrite")
-    if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
+    if any(path.iterdir()) and not all((path / name).is_file() for name in (files.CONFIG, files.RESULTS)):
         raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
     require_plain(path)
-    for pattern in (RESULTS, CONFIG, *_OURS):
+    for pattern in (files.RESULTS, files.CONFIG, *_OURS):
         for file in path.glob(pattern):
             if not file.is_dir():
                 file.unlink()
@@ -331,11 +325,11 @@ def _holds_no_results(path: Path) -> bool:
 
     A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or file of the user's.
     """
-    files = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
-    if not (path / RESULTS).is_file() or any(file.name not in (CONFIG, RESULTS) for file in files):
+    kept = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
+    if not (path / files.RESULTS).is_file() or any(file.name not in (files.CONFIG, files.RESULTS) for file in kept):
         return False
     try:
-        records = [read_run(file.parent) for file in files if file.name == RESULTS]
+        records = [files.read_run(file.parent) for file in kept if file.name == files.RESULTS]
     except VitlensError:
         return False
     results: list[Any] = [record.results for record in records if record.status in ("failed", "interrupted")]
@@ -346,5 +340,5 @@ def _holds_no_results(path: Path) -> bool:
 def remove_unfinished(path: Path) -> None:
     """Remove the temporary files of a killed run; those of this run's other processes are newer than this process."""
     for file in path.rglob(".*"):
-        if is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:
+        if files.is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:
             file.unlink(missing_ok=True)

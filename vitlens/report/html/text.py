@@ -12,7 +12,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from vitlens.display import as_markdown, unprotected, visible, without_machine_paths
-from vitlens.report.glossary import Term, found
+from vitlens.report.glossary import found
 
 # without a rule for links, images and HTML, none can come about, whatever a name holds
 _PARSER: Final = MarkdownIt("zero").enable(["backticks", "emphasis", "escape"])
@@ -51,7 +51,6 @@ class Words:
     def __init__(self) -> None:
         self._explained: set[str] = set()
         self._ids = count(1)
-        self.used: dict[str, Term] = {}
 
     def new_part(self) -> str:
         """Explain terms again from here on; empty, for a template."""
@@ -86,7 +85,6 @@ class Words:
         """A run of plain text, its terms explained in a tooltip that pointing, touch and keyboard open."""
         at = 0
         for start, end, term in found(run):
-            self.used.setdefault(term.name, term)
             if term.name in self._explained:
                 continue
             self._explained.add(term.name)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from vitlens.files import named_file
 from vitlens.record import Record
 from vitlens.report.document import Document, FigureSpec, ImagePanel, Section, Sentence
-from vitlens.report.glossary import Term
+from vitlens.report.glossary import Term, found
 from vitlens.report.html import pictures
 from vitlens.report.html.fragment import explorer_part
 from vitlens.report.html.packing import BUDGET
@@ -82,7 +82,8 @@ class _Page:
 def page(document: Document, record: Record) -> str:
     """The whole file: the first page, the attention explorer, sections, folded parts and the glossary.
 
-    record: whose settings and models are listed, and whose folder holds the figures, drawn before. No absolute path of the machine is in it, and it fetches nothing (POLICY).
+    record: whose settings and models are listed, and whose folder holds the figures, drawn before. No absolute path of
+    the machine is in it, and it fetches nothing (POLICY).
     """
     parts = _Page(document, record.folder)
     sections = tuple(map(parts.section, document.sections))
@@ -152,25 +153,22 @@ def _panel(panel: ImagePanel) -> Part:
 
 def _filters(panels: Sequence[Part]) -> list[tuple[str, str, list[str]]]:
     """The tags by which panels differ, with their values."""
-    found = []
+    kept = []
     for title, name in _TAGS.items():
         values = list(dict.fromkeys(each[name] for each in panels if each[name]))
         if len(values) > 1:
-            found.append((title, name, sorted(values) if name == "class_name" else values))
-    return found
+            kept.append((title, name, sorted(values) if name == "class_name" else values))
+    return kept
 
 
 def _terms(document: Document) -> tuple[Term, ...]:
     """The terms that the document uses."""
-    seen = Words()
-    for sentence in (*document.preface, *document.first.answer):
-        seen(sentence.text)
-    for section in (*document.sections, *document.folded):
-        for text in (*(each.text for each in section.sentences), *(each.caption for each in section.figures)):
-            seen(text)
-        for table in section.tables:
-            seen(" ; ".join((table.caption, *table.columns)))
-    known = {**{term.name: term for term in document.terms}, **seen.used}
+    sections = (*document.sections, *document.folded)
+    texts = [each.text for each in (*document.preface, *document.first.answer)]
+    texts += [each.text for section in sections for each in section.sentences]
+    texts += [each.caption for section in sections for each in section.figures]
+    texts += [text for section in sections for table in section.tables for text in (table.caption, *table.columns)]
+    known = {term.name: term for term in (*document.terms, *(term for text in texts for *_, term in found(text)))}
     return tuple(known[term] for term in sorted(known, key=str.lower))
 
 
