@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.contradictions import contradictions
 from tests.kit.making import save, untrained
 from tests.kit.training_runs import train
 from vitlens import load, load_data, rollout
@@ -26,7 +27,6 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, OnObjectRow
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.recorded import Config, Data, ModelEntry
-from vitlens.report.claims import contradictions
 from vitlens.uncertainty import Estimate
 
 OPTIONS = RunOptions(device="cpu", quiet=True)

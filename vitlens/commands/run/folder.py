@@ -80,32 +80,35 @@ class RunFolder:
         self._metrics: Mapping[str, object] = before.get("metrics", {})
         self._tables: Mapping[str, object] = before.get("tables", {})
         self._start = time.monotonic() - before.get("seconds", 0.0)
-        self.seconds = 0.0  # that the run took, once the clock has stopped
+        self._end: float | None = None
 
     @classmethod
-    def create(
+    def opened(
         cls,
         command: str,
+        run: RunOptions,
+        config: Mapping[str, object] | None = None,
         *,
         name_parts: Sequence[str] = (),
         title: str = "",
-        out: Path | None = None,
-        overwrite: bool = False,
-        config: Mapping[str, object] | None = None,
-        formats: Sequence[str] = ("png",),
+        resume: Path | None = None,
+        needs: Mapping[str, object | None] | None = None,
     ) -> "RunFolder":
-        """A new folder: out, or reports/<command>-<name parts>-<time> (for train runs/<name parts>-<time>).
+        """A new folder, --out or reports/<command>-<name parts>-<time> (for train runs/<name parts>-<time>), or that of
+        --resume, as `reopen`.
 
-        Raises OutputError when out exists (unless overwrite, and then it must be a run or empty), is a file, or cannot
-        be written; StorageError when the disk is full.
+        Raises OutputError when --out exists (unless --overwrite, and then it must be a run or empty), is a file, or
+        cannot be written; StorageError when the disk is full.
         """
-        path = default_place(command, name_parts) if out is None else out
-        make_folder(path, overwrite=overwrite)
+        if resume is not None:
+            return cls.reopen(resume, needs=needs, config=config)
+        path = default_place(command, name_parts) if run.out is None else run.out
+        make_folder(path, overwrite=run.overwrite)
         whole: dict[str, object] = {
             "command": command,
             "title": title or " ".join((command.capitalize(), *name_parts)),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "formats": list(formats),
+            "formats": list(run.formats),
             "versions": versions(),
             **(config or {}),
         }
@@ -115,33 +118,13 @@ class RunFolder:
         return folder
 
     @classmethod
-    def opened(
-        cls,
-        command: str,
-        run: RunOptions,
-        config: Mapping[str, object],
-        *,
-        name_parts: Sequence[str],
-        title: str,
-        resume: Path | None = None,
-        needs: Mapping[str, object | None] | None = None,
-    ) -> "RunFolder":
-        """The folder that the run options name, new, or that of --resume. Raises as `create` and `reopen`."""
-        if resume is not None:
-            return cls.reopen(resume, needs=needs, config=config)
-        return cls.create(
-            command, name_parts=name_parts, title=title, out=run.out, overwrite=run.overwrite, config=config,
-            formats=run.formats,
-        )  # fmt: skip
-
-    @classmethod
     def reopen(
         cls, path: Path, *, needs: Mapping[str, object | None] | None = None, config: Mapping[str, object] | None = None
     ) -> "RunFolder":
         """The folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is running.
 
         needs: what its config.json must say besides what every command writes, by name, with its value where that is
-        known; None: nothing at all. config: what the run that goes on knows itself, as for `create`; it takes the place
+        known; None: nothing at all. config: what the run that goes on knows itself, as for `opened`; it takes the place
         of what was read, but for the command line. Raises InputError for links, and for a config.json that says less or
         another thing.
         """
@@ -200,15 +183,20 @@ class RunFolder:
 
     def stop(self) -> float:
         """Stop the clock; how many seconds the run took."""
-        self.seconds = round(time.monotonic() - self._start, 3)
+        self._end = time.monotonic()
         return self.seconds
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, or took."""
+        return round((self._end or time.monotonic()) - self._start, 3)
 
     def _write(self, status: Status) -> None:
         content = {
             "schema": SCHEMA,
             "command": self.command,
             "status": status,
-            "seconds": self.seconds or round(time.monotonic() - self._start, 3),
+            "seconds": self.seconds,
             "metrics": self._metrics,
             "tables": self._tables,
         }

@@ -15,6 +15,7 @@ from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import name, plain
 
 _MAP: Final = 64  # rows and columns of a map on the page, at most
+_SHAPE: Final = ("layers", "heads", "queries", "keys", "levels")  # of packed weights, for the page
 _EXACT: Final = 0.0005  # an error, of the largest weight of a row, that needs no words
 
 
@@ -77,16 +78,7 @@ def _image(
         "picture": picture.uri,
         "width": width,
         "height": height,
-        "weights": None
-        if weights is None
-        else {
-            "layers": weights.layers,
-            "heads": weights.heads,
-            "queries": weights.queries,
-            "keys": weights.keys,
-            "levels": weights.levels,
-            "block": block,
-        },
+        "weights": None if weights is None else {**{each: getattr(weights, each) for each in _SHAPE}, "block": block},
         "rollout": _rollout(explorer, image),
         "maps": [_map(plain(title), values) for title, values in image.maps.items()],
     }

@@ -45,15 +45,12 @@ class _Page:
         figures = list(map(self.figure, section.figures))
         panels = [*map(_panel, section.panels)]
         return {
+            **vars(section),
             "anchor": self._anchor(section.title),
             "title": plain(section.title),
-            "sentences": section.sentences,
-            "tables": section.tables,
             "figures": figures,
             "panels": panels,
             "filters": _filters(panels) if len(figures) + len(panels) >= _FILTERED else [],
-            "step": section.step,
-            "status": section.status,
             "more": quote(section.more),
         }
 
@@ -61,10 +58,10 @@ class _Page:
         """A figure as it was drawn into the folder."""
         path = inside(self.folder, "figures", named_file(figure.name, ".png"))
         return {
+            **vars(figure),
             "text": f"{figure.name.replace('_', ' ')} {plain(figure.caption)}",
             "number": self.numbers[figure.name],
             "picture": pictures.figure(path) if path.is_file() else None,
-            "caption": figure.caption,
             "alt": plain(figure.alt or figure.caption),
         }
 
@@ -89,7 +86,8 @@ def page(document: Document, record: Record) -> str:
     sections = tuple(map(parts.section, document.sections))
     values = {
         "title": plain(document.title),
-        "command": record.command,
+        "document": document,
+        "record": record,
         "version": __version__,
         "policy": POLICY,
         "style": asset("style.css"),
@@ -100,8 +98,6 @@ def page(document: Document, record: Record) -> str:
         "plain": plain,
         "most_rows": _OPEN,
         "unfinished": UNFINISHED.get(record.status, ""),
-        "preface": document.preface,
-        "first": document.first,
         "answer": tuple(parts.answer()),
         "picture": None if document.first.picture is None else parts.figure(document.first.picture),
         "folded": tuple(map(parts.section, document.folded)),
