@@ -87,7 +87,7 @@ def test_a_cause_is_named_where_both_agree():
     ("rows", "tests", "words"),
     [
         ((covariate(p_holm=0.2),), (), "differ from correct predictions in no property"),
-        ((covariate(p_holm=0.2),), (change(),), "not shown to be more frequent on small objects"),
+        ((covariate(p_holm=0.2),), (change(),), "more frequent on small objects"),
         ((covariate(),), (change(p_holm=0.2),), "more images"),
         ((covariate(),), (change(p_errors=0.2),), "more images"),
         ((covariate(),), (change(mended=3, gain=LOSS),), "a property that goes with it"),

@@ -113,22 +113,17 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     if differs is None:  # what a change mends all the same
         test = next((each for each in record.interventions if each.model == model and each.supported), None)
         row = next((each for each in rows if test and _same(test, each)), None)
-    if errors < FEWEST:
-        words = (
-            "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few to ask why. The next test would "
-            "be more images."
-        )
-    elif total - errors < FEWEST:
-        words = (
-            "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few are left to compare them with. "
-            "The next test would be images that it knows."
-        )
+    if errors < FEWEST or total - errors < FEWEST:
+        few = "to ask why. The next test would be more images."
+        left = "are left to compare them with. The next test would be images that it knows."
+        words = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few "
+        words += few if errors < FEWEST else left
     elif differs is None and row is not None:
         words = (
             "We do not know why **{{ model }}** fails: "
             + _CHANGED
             + ", {{ test.mended }} of its {{ errors }} errors are mended (control, {{ test.control|whole }}: "
-            "{{ test.control_mended }}), but errors are not shown to be more frequent on {{ row.where|whole }}. The "
+            "{{ test.control_mended }}), but errors are not significantly more frequent on {{ row.where|whole }}. The "
             "next test would be more images."
         )
     elif row is None:
