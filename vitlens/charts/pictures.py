@@ -284,17 +284,13 @@ def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
     all others; NaN between two, and that with itself, which is 1, as the greatest of two different."""
     different = similarity[~np.eye(len(similarity), dtype=bool)]
     values = np.minimum(similarity, different.max(initial=-1.0) if different.size else 1.0)
-    maps = values.reshape(*grid, *grid)[np.ix_(*map(_spread, grid))]  # (down, across, rows, columns)
+    steps = [-(-length // _MOSAIC) for length in grid]
+    kept = [range((length - 1) % step // 2, length, step) for length, step in zip(grid, steps)]  # spaced, centred
+    maps = values.reshape(*grid, *grid)[np.ix_(*kept)]  # (down, across, rows, columns)
     gap = max(1, round(max(grid) / 12))
     padded = np.pad(maps, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
     down, across, rows, columns = padded.shape
     return np.asarray(padded.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)[:-gap, :-gap])
-
-
-def _spread(length: int) -> list[int]:
-    """At most eight indices, evenly spaced and centred."""
-    step = -(-length // _MOSAIC)
-    return list(range((length - 1) % step // 2, length, step))
 
 
 def cut(image: overlay.Array, patch: tuple[int, int]) -> overlay.Array:

@@ -120,7 +120,8 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
     default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
     plain = _plain_type(annotation)
     if flag.parse is not None:
-        plain, default = str | None, _default_text(default)
+        typed = default in (None, inspect.Parameter.empty)
+        plain, default = str | None, default if typed else as_text(default) or None
     elif get_origin(plain) is tuple:
         plain, default = list[str], default if default is inspect.Parameter.empty else None
         plain = plain if default is inspect.Parameter.empty else plain | None
@@ -142,11 +143,6 @@ def _plain_type(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _default_text(default: Any) -> Any:
-    """A default as it would be typed."""
-    return default if default in (None, inspect.Parameter.empty) else as_text(default) or None
-
-
 def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
     """The options that were typed. Raises InputError for a text that cannot be read."""
     from vitlens.commands.run.options import RunOptions
@@ -161,13 +157,9 @@ def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
             value = tuple(value)
         if flag.parse is not None and value is not None:
             value = flag.parse(flag.name.partition("/")[0], value)
-        if value is None and not _takes_none(annotation):  # nothing was typed
+        if value is None and NoneType not in get_args(_plain_type(annotation)):  # nothing was typed
             value = field.default
         made[field.name] = value
     if kind is RunOptions:
         made["command"] = COMMAND_LINE.get()
     return kind(**made)
-
-
-def _takes_none(annotation: Any) -> bool:
-    return NoneType in get_args(_plain_type(annotation))

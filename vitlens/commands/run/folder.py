@@ -79,7 +79,7 @@ class RunFolder:
         self.path, self.command, self.config = path, command, config
         self._metrics: Mapping[str, object] = before.get("metrics", {})
         self._tables: Mapping[str, object] = before.get("tables", {})
-        self._start = time.monotonic() - before.get("seconds", 0.0)
+        self._start: float = time.monotonic() - before.get("seconds", 0.0)
         self._end: float | None = None
 
     @classmethod

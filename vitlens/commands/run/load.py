@@ -43,18 +43,14 @@ def load_models(
     given = dict(vars(model_options))
     given |= {"code_files": given.pop("model_file"), "device": resolve_device(options.device), "seed": options.seed}
     given["classes"] = None if model_options.classes is None else _read_classes(model_options.classes)
-    loaded = tuple(load(name, **given) for name in _parsed(models))
+    typed = [model for model in models if isinstance(model, str)]
+    require_rule(typed)
+    names = iter(parse_models(typed))
+    loaded = tuple(load(next(names) if isinstance(model, str) else model, **given) for model in models)
     if command is not None:
         for model in loaded:
             require_supported(model, command)
     return loaded
-
-
-def _parsed(models: Sequence[str | ModelName]) -> tuple[ModelName, ...]:
-    texts = [model for model in models if isinstance(model, str)]
-    require_rule(texts)
-    names = iter(parse_models(texts))
-    return tuple(next(names) if isinstance(model, str) else model for model in models)
 
 
 def load_split(model: Model, **given: Any) -> Split:

@@ -39,8 +39,10 @@ def publish(folder: RunFolder) -> Path:
     record = read(folder.record())
     document = COMMANDS[record.command].report(record)
     save_figures(document, record, copy=True)
-    finished = replace(record, status="done", seconds=folder.stop())
-    return _write(document, finished, html=_asks_for_page(finished))
+    run = record.config.options.get("run")
+    asked = run.get("html") if isinstance(run, Mapping) else None
+    html = COMMANDS[record.command].html if asked is None else bool(asked)
+    return _write(document, replace(record, status="done", seconds=folder.stop()), html=html)
 
 
 def report(path: Path, *, html: bool = False) -> Path:
@@ -141,13 +143,6 @@ def _write(document: Document, record: Record, *, html: bool) -> Path:
     path = inside(record.folder, PAGE)
     write_text(path, page(document, record))
     return path
-
-
-def _asks_for_page(record: Record) -> bool:
-    """Whether --html was given, or else the command writes report.html by default."""
-    run = record.config.options.get("run")
-    asked = run.get("html") if isinstance(run, Mapping) else None
-    return COMMANDS[record.command].html if asked is None else bool(asked)
 
 
 @contextmanager

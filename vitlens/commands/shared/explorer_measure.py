@@ -157,14 +157,14 @@ def explorer(
     if whole < 1:
         raise InputError(f"expected whole of at least 1, found {whole}")
     row, arrays = measured(model, images, whole=whole)
-    shape = arrays.heads.shape[1:3]
+    shape, named = arrays.heads.shape[1:3], {"map": maps} if isinstance(maps, Tensor) else maps or {}
     shown = Shown(
         (images.detach().cpu() * 255).round().to(torch.uint8).numpy(),
         [f"image {index}" for index in range(len(images))],
         _facts(model, images),
-        {name: _map(values, name, len(images)) for name, values in _named(maps).items()},
+        {name: _map(values, name, len(images)) for name, values in named.items()},
         () if statistics is None else _checked(specialise(statistics).labels, shape, "statistics"),
-        None if ablation is None else _importance(ablation, shape),
+        None if ablation is None else _checked(ablation.delta_loss, shape, "ablation").detach().cpu().numpy(),
     )
     return ExplorerView(explorer_of_arrays(row, arrays, shown))
 
@@ -182,24 +182,12 @@ def _facts(model: Model, images: Images) -> list[tuple[str, ...]]:
     ]
 
 
-def _named(maps: Mapping[str, Tensor] | Tensor | None) -> Mapping[str, Tensor]:
-    if maps is None:
-        return {}
-    return maps if isinstance(maps, Mapping) else {"map": maps}
-
-
 def _map(values: Tensor, name: str, count: int) -> Any:
     """Maps as an array. Raises InputError unless there is one an image."""
     if not isinstance(values, Tensor) or values.ndim != 3 or len(values) != count:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise InputError(f"expected maps ({count}, rows, columns), one an image, found {name} of {found}")
     return values.detach().cpu().float().numpy()
-
-
-def _importance(ablation: Importance, shape: tuple[int, int]) -> Any:
-    table = ablation.delta_loss
-    _checked(table, shape, "ablation")
-    return table.detach().cpu().numpy()
 
 
 def _checked(table: Any, shape: tuple[int, int], name: str) -> Any:

@@ -8,13 +8,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.failures.properties import (
-    CovariateRow,
-    DifferenceRow,
-    InterventionRow,
-    QuarterRow,
-    causes,
-)
+from vitlens.analysis.failures import properties
 from vitlens.archives import Form
 from vitlens.arrays import ClassNames, Pixels
 from vitlens.charts import Picture, images, intervals, lines
@@ -54,10 +48,10 @@ class MendedArrays:
 class FailuresRecord(Record):
     """The tables and arrays of a command that asks why models fail."""
 
-    covariates: tuple[CovariateRow, ...] = table()
-    covariate_differences: tuple[DifferenceRow, ...] = table()
-    quarters: tuple[QuarterRow, ...] = table()
-    interventions: tuple[InterventionRow, ...] = table()
+    covariates: tuple[properties.CovariateRow, ...] = table()
+    covariate_differences: tuple[properties.DifferenceRow, ...] = table()
+    quarters: tuple[properties.QuarterRow, ...] = table()
+    interventions: tuple[properties.InterventionRow, ...] = table()
     covariate_values: Mapping[str, CovariateArrays] = arrays("covariates-{model}")
     failure_examples: Mapping[str, MendedArrays] = arrays("mended-{model}")
 
@@ -65,7 +59,7 @@ class FailuresRecord(Record):
 def claims(record: FailuresRecord) -> Iterator[Claim]:
     """Why each model fails: a cause where errors differ in it and its change mends them, else what is not known."""
     for model in by(record.covariates, "model"):
-        found = causes(model, record.covariates, record.interventions)[:1]
+        found = properties.causes(model, record.covariates, record.interventions)[:1]
         if not found:
             yield Claim("why it fails", model, says=_not_known(record, model))
         for row, test in found:
@@ -86,7 +80,7 @@ def unknown(record: FailuresRecord) -> Iterator[str]:
         yield say("Too few errors to ask why a model fails: {{ own }}.", own=own)
 
 
-def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) -> str:
+def _fails_on(record: FailuresRecord, row: properties.CovariateRow, test: properties.InterventionRow) -> str:
     """The sentence that only a property may have in which errors differ and whose change mends them."""
     parts = [each for each in record.quarters if (each.model, each.covariate) == (row.model, row.covariate)]
     most = row.area.value > 0.5
@@ -154,11 +148,11 @@ _BUT: Final = (
 )
 
 
-def _same(test: InterventionRow, row: CovariateRow) -> bool:
+def _same(test: properties.InterventionRow, row: properties.CovariateRow) -> bool:
     return (test.model, test.covariate) == (row.model, row.covariate)
 
 
-def _strongest(rows: Sequence[CovariateRow]) -> CovariateRow | None:
+def _strongest(rows: Sequence[properties.CovariateRow]) -> properties.CovariateRow | None:
     """What one model's errors differ in most: of the images given all others, else of its predictions."""
     known = [row for row in rows if row.differs and (not row.known.outcome or row.next_test)]
     return min(known, key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p), default=None)
@@ -180,7 +174,7 @@ def _answer(record: FailuresRecord) -> str:
     return " ".join(said)
 
 
-def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
+def _two_strongest(record: FailuresRecord) -> list[properties.QuarterRow]:
     """Quarters by the two properties of images that separate the errors of each model in turn best."""
     rows = [row for row in record.covariates if row.p is not None and not row.known.outcome]
     ranked = [
@@ -194,7 +188,7 @@ def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
 def _examples(record: FailuresRecord) -> Iterator[Picture]:
     """Errors that a change mends: the image, and it after the change and after the control."""
     for model, own in record.failure_examples.items():
-        (_, test), *_ = causes(model, record.covariates, record.interventions)
+        (_, test), *_ = properties.causes(model, record.covariates, record.interventions)
         shown = {"image": own.pixels, "after the change": own.changed, "after the control": own.control}
         for at, image in enumerate(own.image.tolist()):
             for (column, pixels), told in zip(shown.items(), own.predictions[:, at].tolist()):

@@ -45,7 +45,9 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
         "special": [name(each) for each in explorer.special],
         "grid": explorer.keys,
         "labels": [[name(label) for label in layer] for layer in explorer.labels],
-        "importance": None if rises is None else np.where(np.isfinite(rises), rises.astype(float), None).tolist(),
+        "importance": None
+        if rises is None
+        else [[each if np.isfinite(each) else None for each in layer] for layer in rises.tolist()],
         "notes": notes,
         "exactness": tuple(_exactness(explorer, weights)),
         "images": [
@@ -124,14 +126,9 @@ def _exactness(explorer: Explorer, weights: tuple[Packed | None, ...]) -> Iterat
             f"Weights of {what} are kept in {some[0].levels + 1} steps of their square root; the largest error is "
             f"{100 * error:.1f} % of the largest weight of the same row."
         )
+        queries, keys = ("{}x{}".format(*grid) for grid in (some[0].queries, some[0].keys))
         if some[0].queries != explorer.queries:
-            words += (
-                f" To keep the page small, their queries are averaged over {_by(some[0].queries)} blocks of patches."
-            )
+            words += f" To keep the page small, their queries are averaged over {queries} blocks of patches."
         if some[0].keys != explorer.keys:
-            words += f" Their keys are added up over {_by(some[0].keys)} blocks."
+            words += f" Their keys are added up over {keys} blocks."
         yield words
-
-
-def _by(grid: tuple[int, int]) -> str:
-    return f"{grid[0]}x{grid[1]}"

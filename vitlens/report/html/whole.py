@@ -71,7 +71,8 @@ class _Page:
 
     def _anchor(self, title: str) -> str:
         stem = re.sub(r"[^a-z0-9]+", "-", plain(title).lower())[:60].strip("-") or "part"
-        anchor = next(name for name in _numbered(f"s-{stem}") if name not in self._anchors)
+        names = (f"s-{stem}" if number == 1 else f"s-{stem}-{number}" for number in count(1))
+        anchor = next(name for name in names if name not in self._anchors)
         self._anchors.add(anchor)
         return anchor
 
@@ -166,8 +167,3 @@ def _terms(document: Document) -> tuple[Term, ...]:
     texts += [text for section in sections for table in section.tables for text in (table.caption, *table.columns)]
     known = {term.name: term for term in (*document.terms, *(term for text in texts for *_, term in found(text)))}
     return tuple(known[term] for term in sorted(known, key=str.lower))
-
-
-def _numbered(stem: str) -> Iterator[str]:
-    yield stem
-    yield from (f"{stem}-{number}" for number in count(2))
