@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from itertools import count
 from typing import Final
@@ -59,13 +59,14 @@ class Words:
 
     def __call__(self, text: str) -> Markup:
         """A text as HTML."""
-        return Markup("".join(self._rendered(text, self._explaining)))
+        return Markup("".join(self._rendered(text, explained=True)))
 
     def bare(self, text: str) -> Markup:
         """A text as HTML without explanations, as for a cell of a table."""
-        return Markup("".join(self._rendered(text, _escaped)))
+        return Markup("".join(self._rendered(text, explained=False)))
 
-    def _rendered(self, text: str, written: Callable[[str], Iterator[str]]) -> Iterator[str]:
+    def _rendered(self, text: str, *, explained: bool) -> Iterator[str]:
+        written: Callable[[str], Iterable[str]] = self._explaining if explained else lambda run: [escape(run)]
         run = ""
         for token in _tokens(text):
             if token.type in ("text", "text_special"):
@@ -96,10 +97,6 @@ class Words:
             )
             at = end
         yield escape(run[at:])
-
-
-def _escaped(run: str) -> Iterator[str]:
-    yield escape(run)
 
 
 def _tokens(text: str) -> list[Token]:
