@@ -16,11 +16,10 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from vitlens.charts import style
-from vitlens.errors import InputError
 
 Array = NDArray[np.floating[Any]]
 
-OPACITY: Final = 0.85  # of a map's largest values, drawn as shares
+_OPACITY: Final = 0.85  # of a map's largest values, drawn as shares
 _BLENDED: Final = 0.65  # share of the colour of a map with one scale for several
 _LARGEST: Final = 99.5  # percentile from which values have the full colour
 _ZERO: Final = 0.02  # of the upper end of a scale, below which its lower end is 0
@@ -122,25 +121,20 @@ def blend(image: Array, values: Array, *, scale: Scale, smooth: bool = True) -> 
     return np.asarray((1 - _BLENDED) * grey[..., None] + _BLENDED * colours)
 
 
-def overlaid(image: Array, values: Array, *, signed: bool, opacity: float = OPACITY) -> tuple[Array, str]:
-    """As blend, a map as a share of its largest values, red above 0 and blue below, the greater the less transparent;
-    and why it says nothing, where that is so.
+def overlaid(image: Array, values: Array, *, signed: bool) -> Array:
+    """As blend, a map as a share of its largest values, red above 0 and blue below, the greater the less transparent.
 
-    Methods have different units: only places can be compared. A map without signs begins at its least value. opacity:
-    of the largest values. Raises InputError when it is not in [0, 1].
+    Methods have different units: only places can be compared. A map without signs begins at its least value.
     """
-    if not 0 <= opacity <= 1:
-        raise InputError(f"expected opacity in [0, 1], found {opacity}")
     grey = np.repeat((enlarged(image) @ _GREY)[..., None], 3, axis=2)
-    flaw = flaw_of(values)
-    if flaw:
-        return grey, flaw
+    if flaw_of(values):
+        return grey
     values = values if signed else values - values.min()
     most = float(np.percentile(np.abs(values), _LARGEST)) or float(np.abs(values).max())
     shares = upsample(np.clip(values / most, -1, 1), (grey.shape[0], grey.shape[1]))
     colours = colormaps[style.SIGNED](0.5 + shares / 2)[..., :3]
-    weight = opacity * np.abs(shares)[..., None]
-    return np.asarray((1 - weight) * grey + weight * colours), ""
+    weight = _OPACITY * np.abs(shares)[..., None]
+    return np.asarray((1 - weight) * grey + weight * colours)
 
 
 def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = style.MAGNITUDE, both: bool = False) -> None:

@@ -215,7 +215,7 @@ def _pixels(each: Picture, joint: overlay.Scale | None, smooth: bool) -> overlay
         return overlay.enlarged(np.asarray(each.image, float))
     values = np.asarray(each.map, float)
     if each.signed is not None:
-        return overlay.overlaid(each.image, values, signed=each.signed)[0]
+        return overlay.overlaid(each.image, values, signed=each.signed)
     return overlay.blend(each.image, values, scale=joint or _own(values), smooth=smooth)
 
 

@@ -150,8 +150,8 @@ def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: st
         axes.fill_between(curve, found[1, order], found[2, order], color=colour(index), alpha=0.18, linewidth=0)
 
 
-def scatter(x: str, y: str, *, of: str = "", name: str = "", diagonal: bool = False, most: int = 12) -> Draw:
-    """A point for each row; name: a column that labels the points, where they are at most `most`."""
+def scatter(x: str, y: str, *, of: str = "", diagonal: bool = False) -> Draw:
+    """A point for each row with its intervals; diagonal: a dashed line of equal values."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -164,9 +164,6 @@ def scatter(x: str, y: str, *, of: str = "", name: str = "", diagonal: bool = Fa
                 across[0], up[0], xerr=errors[0], yerr=errors[1], fmt=MARKERS[at % len(MARKERS)], color=colour(at),
                 markersize=4, elinewidth=0.8, label=series,
             )  # fmt: skip
-        for row in rows if name and len(rows) <= most else ():
-            spot = numbers([row], x)[0, 0], numbers([row], y)[0, 0]
-            axes.annotate(shortened(str(value(row, name))), spot, (4, 3), textcoords="offset points", fontsize=SMALL)
         if diagonal:
             low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
             axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)

@@ -60,7 +60,11 @@ def explored(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[Explo
 def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays]:
     """What looks where in these images. Raises UnsupportedError for a model of which there is no explorer."""
     layout, special = model.layout, len(model.layout.prefix)
-    found = token_attention(model, images, whole=whole, pool=lambda weights: _pooled(weights, layout))
+
+    def fewer(weights: Tensor) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(pooled(weights.numpy(), special, layout.grid)[0]))
+
+    found = token_attention(model, images, whole=whole, pool=fewer)  # with as few queries as a page shows
     heads, heads_most = quantised(found.heads.numpy(), special, LEVELS)
     means, means_most = quantised(found.means[len(found.heads) :].numpy(), special, LEVELS)
     row = ExplorerRow(
@@ -77,12 +81,6 @@ def _fitting(model: Model, whole: int) -> tuple[int, int]:
     mean = len(sites) * (len(layout.prefix) + rows * columns) * layout.tokens
     each = max(1, min(whole, _BYTES // (mean * sites[0].heads)))
     return each + _BYTES // mean, each
-
-
-def _pooled(weights: Tensor, layout: TokenLayout) -> Tensor:
-    """Weights (..., queries, keys) with as few queries as a page shows."""
-    fewer, _ = pooled(weights.numpy(), len(layout.prefix), layout.grid)
-    return torch.from_numpy(np.ascontiguousarray(fewer))
 
 
 def _queries(layout: TokenLayout) -> tuple[int, int]:

@@ -37,6 +37,7 @@ class _Page:
         self.document, self.folder = document, folder
         self.numbers = {figure.name: number for number, figure in enumerate(document.figures, start=1)}
         self.words = Words()
+        self.embedded: list[pictures.Embedded] = []
         self._anchors: set[str] = set()
 
     def section(self, section: Section) -> Part:
@@ -44,6 +45,8 @@ class _Page:
         its panels differ."""
         figures = list(map(self.figure, section.figures))
         panels = [*map(_panel, section.panels)]
+        self.embedded += [picture for panel in panels for picture, _ in panel["pictures"]]
+        self.embedded += [figure["picture"] for figure in figures if figure["picture"]]
         return {
             **vars(section),
             "anchor": self._anchor(section.title),
@@ -85,6 +88,7 @@ def page(document: Document, record: Record) -> str:
     """
     parts = _Page(document, record.folder)
     sections = tuple(map(parts.section, document.sections))
+    budget = max(_LEAST, min(BUDGET, _SIZE - sum(len(picture.uri) for picture in parts.embedded)))
     values = {
         "title": plain(document.title),
         "document": document,
@@ -102,7 +106,7 @@ def page(document: Document, record: Record) -> str:
         "answer": tuple(parts.answer()),
         "picture": None if document.first.picture is None else parts.figure(document.first.picture),
         "folded": tuple(map(parts.section, document.folded)),
-        "explorer": _explorer(document, sections),
+        "explorer": None if document.explorer is None else explorer_part(document.explorer, budget=budget),
         "sections": sections,
         "terms": _terms(document),
         "command_line": command_without_paths(record.config.command_line),
@@ -112,21 +116,6 @@ def page(document: Document, record: Record) -> str:
         "citation": plain(citation(record)),
     }
     return rendered("page.html.jinja", **values, contents=tuple(_contents(values, sections)))
-
-
-def _explorer(document: Document, sections: Sequence[Part]) -> Part | None:
-    """The attention explorer, its weights in what the page's figures leave of _SIZE."""
-    if document.explorer is None:
-        return None
-    taken = sum(
-        len(picture.uri)
-        for section in sections
-        for picture in (
-            *(figure["picture"] for figure in section["figures"] if figure["picture"]),
-            *(picture for panel in section["panels"] for picture, _ in panel["pictures"]),
-        )
-    )
-    return explorer_part(document.explorer, budget=max(_LEAST, min(BUDGET, _SIZE - taken)))
 
 
 def _contents(values: Mapping[str, object], sections: Sequence[Part]) -> Iterator[tuple[str, str]]:
