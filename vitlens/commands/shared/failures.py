@@ -148,7 +148,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
             words += "that follows from its own predictions. The next test would be {{ row.next_test|whole }}."
         else:
             words += "no change tests it here. The next test would be images with masks of their objects."
-    gain = test is not None and test.gain.value > 0
+    gain = test is not None and test.gain.value > 0 and test.mended > test.broken
     return say(words, model=model, row=row, test=test, errors=errors, total=total, gain=gain)
 
 
