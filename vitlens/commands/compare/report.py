@@ -151,7 +151,8 @@ def _disagreed(record: CompareRecord) -> list[Picture]:
         row for cell in ("only-first-wrong", "only-second-wrong")
         for row in [each for each in examples if each.cell == cell][: _PICTURED // 2]
     ]  # fmt: skip
-    return _pictures(record, alone or _panels(record)[:_PICTURED])
+    drawn = _pictures(record, alone or _panels(record)[:_PICTURED])
+    return [replace(each, row=each.column, column=each.row) for each in drawn]
 
 
 def _panels(record: CompareRecord) -> list[ImageRow]:
