@@ -217,7 +217,7 @@ def versions() -> dict[str, str]:
 def settings(
     options: Any, run: RunOptions, *, models: "Sequence[Model]" = (), split: "Split | None" = None, **more: object
 ) -> dict[str, object]:
-    """The settings of a run for RunFolder.create(config=...), read back as `Record.config`.
+    """The settings of a run for RunFolder.opened, read back as `Record.config`.
 
     options: the dataclass that the command took; run: its run options as they hold in this process; more: further
     entries of config.json.
