@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from vitlens.files import named_file
 from vitlens.record import Record
-from vitlens.report.document import Document, FigureSpec, ImagePanel, Section, Sentence
+from vitlens.report.document import Document, FigureSpec, ImagePanel, Section
 from vitlens.report.glossary import Term, found
 from vitlens.report.html import pictures
 from vitlens.report.html.fragment import explorer_part
@@ -34,7 +34,7 @@ class _Page:
     """What the parts of one page share: numbers of figures, terms that were explained, anchors that are taken."""
 
     def __init__(self, document: Document, folder: Path) -> None:
-        self.document, self.folder = document, folder
+        self.folder = folder
         self.numbers = {figure.name: number for number, figure in enumerate(document.figures, start=1)}
         self.words = Words()
         self.embedded: list[pictures.Embedded] = []
@@ -68,10 +68,6 @@ class _Page:
             "alt": plain(figure.alt or figure.caption),
         }
 
-    def answer(self) -> Iterator[tuple[Sentence, int | None]]:
-        """The sentences of the first page, with the number of the figure that shows each."""
-        return ((each, self.numbers.get(each.place)) for each in self.document.first.answer)
-
     def _anchor(self, title: str) -> str:
         stem = re.sub(r"[^a-z0-9]+", "-", plain(title).lower())[:60].strip("-") or "part"
         names = (f"s-{stem}" if number == 1 else f"s-{stem}-{number}" for number in count(1))
@@ -103,7 +99,7 @@ def page(document: Document, record: Record) -> str:
         "plain": plain,
         "most_rows": _OPEN,
         "unfinished": UNFINISHED.get(record.status, ""),
-        "answer": tuple(parts.answer()),
+        "answer": tuple((each, parts.numbers.get(each.place)) for each in document.first.answer),
         "picture": None if document.first.picture is None else parts.figure(document.first.picture),
         "folded": tuple(map(parts.section, document.folded)),
         "explorer": None if document.explorer is None else explorer_part(document.explorer, budget=budget),
