@@ -142,9 +142,14 @@ class CovariateRow:
         return self.p_holm is not None and self.p_holm <= LEVEL
 
     @property
-    def next_test(self) -> str:
-        """What would test an outcome."""
-        return self.known.next_high if self.area.value > 0.5 else self.known.next_low
+    def sign(self) -> int:
+        """The direction of the change towards what correct predictions have."""
+        return -1 if self.area.value > 0.5 else 1
+
+    @property
+    def change(self) -> str:
+        """What the change does, "" where there is none."""
+        return self.known.lowered if self.sign < 0 else self.known.raised
 
     @property
     def strength(self) -> float:
@@ -154,7 +159,12 @@ class CovariateRow:
     @property
     def where(self) -> str:
         """The images on which errors are more frequent."""
-        return self.known.high if self.area.value > 0.5 else self.known.low
+        return self.known.high if self.sign < 0 else self.known.low
+
+    @property
+    def next_test(self) -> str:
+        """What would test an outcome."""
+        return self.known.next_high if self.sign < 0 else self.known.next_low
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,20 @@ from torch import Tensor
 from vitlens.analysis.answers.classes import require_shared
 from vitlens.analysis.answers.evaluate import (
     BACKWARD,
-    Evaluation,
     accuracy,
     answers,
     calibration,
     calibration_error,
+    confusion,
+    evaluate,
     fitting_batch_size,
+    per_class,
     require_labels,
 )
-from vitlens.analysis.failures.compare import evaluations
+from vitlens.analysis.failures.compare import Comparison, compare_answers
 from vitlens.analysis.failures.covariates import Subject
-from vitlens.analysis.failures.disturbed import passes, robustness
-from vitlens.analysis.failures.errors import Comparison, by_class, compare_answers, confusions
+from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.disturbed import correct_after
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
 from vitlens.analysis.faithfulness.league import Settings, checks_in, league
 from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, as_shares, map_overlap, map_shares
@@ -113,29 +115,27 @@ def _recorded(
     run: Run[CompareOptions], named: Sequence[Sequence[str]], conflicts: Sequence[Split]
 ) -> rows.CompareRecord:
     """All rows of the comparison."""
-    options, split, (first, second) = run.options, run.split, run.models
+    options, split, own = run.options, run.split, run.run
     checks = [checked(run, *each) if options.checked else () for each in zip(run.models, run.splits, named)]
-    methods = tuple(best_method(own) if own else names[0] for own, names in zip(checks, named))
-    with run.progress(f"predicting{quicker(run)}", 2 * len(split)) as advance:
-        evaluated = evaluations((first, second), (run.splits[0], run.splits[1]), **run.passes, advance=advance)
+    methods = tuple(best_method(found) if found else names[0] for found, names in zip(checks, named))
+    with run.progress("predicting", 2 * len(split)) as advance:
+        evaluated = [evaluate(*each, **run.passes, advance=advance) for each in zip(run.models, run.splits)]
     comparison = compare_answers(*evaluated)
-    sampled, by_cell = sample(split, options.maps, seed=run.run.seed), _examples(comparison)
+    sampled, by_cell = sample(split, options.maps, seed=own.seed), _examples(comparison)
     maps = maps_of_both(run, methods, torch.cat([sampled, *by_cell]).unique(), sampled)
-    harder, pairs = _disturbed(run) if options.harder else ((), ())
-    bias, cue_conflicts = _bias(run, conflicts)
     images = _images(comparison, split, maps, by_cell, options.panels)
     subjects = [  # with the maps of the sampled images: the others are shown for their errors
-        Subject(model, own, each, values[maps.sampled], maps.indices[maps.sampled], **run.passes, seed=run.run.seed)
-        for model, own, each, values in zip(run.models, run.splits, evaluated, maps.values)
+        Subject(*each, values[maps.sampled], maps.indices[maps.sampled], **run.passes, seed=own.seed)
+        for *each, values in zip(run.models, run.splits, evaluated, maps.values)
     ]
+    bias, cue_conflicts = _bias(run, conflicts)
     return replace(
-        answered(comparison, evaluated, run.run.seed),
+        answered(comparison, own.seed),
         **described(run, methods, maps),
-        **failure_fields(subjects, quiet=run.run.quiet),
+        **failure_fields(subjects, quiet=own.quiet),
+        **(_disturbed(run) if options.harder else {}),
         map_checks=(*checks[0], *checks[1]),
         images_shown=tuple(images),
-        robustness=harder,
-        disturbed_pairs=pairs,
         shape_bias=bias,
         cue_conflicts=cue_conflicts,
         training=trainings_of(run.models),
@@ -143,38 +143,41 @@ def _recorded(
     )
 
 
-def answered(comparison: Comparison, evaluated: Sequence[Evaluation], seed: int) -> rows.CompareRecord:
+def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
     """The rows of the predictions: accuracy, the paired test, cells of errors, classes, confusions, calibration."""
-    first, second = comparison.first, comparison.second
-    aliases, groups = (first.alias, second.alias), comparison.groups
-    correct = {each.alias: each.correct.numpy() for each in (first, second)}
-    words = {"first": first.alias, "second": second.alias}
+    both = comparison.first, comparison.second
+    first, second = aliases = tuple(each.alias for each in both)
+    names, labels, groups = comparison.first.classes, comparison.first.labels, comparison.first.groups
+    wrong = {each.alias: confusion(labels, each.predictions, count=len(names)).fill_diagonal_(0) for each in both}
+    total = wrong[first] + wrong[second]
     return rows.CompareRecord(
         scores=tuple(
-            rows.ScoreRow(
-                each.alias, own, calibration_error(each.probabilities, each.labels, groups=groups, seed=seed)
-            )
-            for each, own in zip(evaluated, comparison.accuracies(seed=seed))
+            rows.ScoreRow(each.alias, own, calibration_error(each.probabilities, labels, groups=groups, seed=seed))
+            for each, own in zip(both, comparison.accuracies(seed=seed))
         ),
-        pairs=in_pairs(correct, groups=None if groups is None else groups.numpy(), seed=seed),
+        pairs=in_pairs(
+            {each.alias: each.correct.numpy() for each in both},
+            groups=None if groups is None else groups.numpy(), seed=seed,
+        ),
         cells=tuple(
             rows.CellRow(
-                *aliases, cell, name.format(**words), int((comparison.cells == at).sum()),
+                *aliases, cell, name.format(first=first, second=second), int((comparison.cells == at).sum()),
                 accuracy(comparison.cells == at, groups=groups, seed=seed),
             )
             for at, (cell, name) in enumerate(rows.CELLS.items())
         ),
         per_class=tuple(
-            ClassRow(alias, part.name, part.n, own)
-            for part in by_class(comparison, seed=seed) for alias, own in zip(aliases, (part.first, part.second))
+            ClassRow(alias, score.name, score.n, score.accuracy)
+            for scores in zip(*(per_class(each, count=len(names), seed=seed) for each in both))
+            for alias, score in zip(aliases, scores) if score.n
         ),
         confusions=tuple(
-            ConfusionRow(alias, each.truth, each.prediction, count)
-            for each in confusions(comparison) for alias, count in zip(aliases, (each.first, each.second)) if count
+            ConfusionRow(alias, names[truth], names[prediction], int(counts[truth, prediction]))
+            for truth, prediction in sorted(total.nonzero().tolist(), key=lambda pair: -int(total[tuple(pair)]))
+            for alias, counts in wrong.items() if counts[truth, prediction]
         ),
         calibration=tuple(
-            row for each in evaluated
-            for row in calibration_rows(each.alias, calibration(each.probabilities, each.labels))
+            row for each in both for row in calibration_rows(each.alias, calibration(each.probabilities, labels))
         ),
     )  # fmt: skip
 
@@ -182,16 +185,12 @@ def answered(comparison: Comparison, evaluated: Sequence[Evaluation], seed: int)
 def _examples(comparison: Comparison) -> list[Tensor]:
     """For each cell the indices of at most 6 of its images: those with the most confident wrong predictions (both
     right: at random)."""
-    wrong = torch.zeros_like(comparison.first.confidence)
-    for model in (comparison.first, comparison.second):
-        wrong = torch.maximum(wrong, model.confidence * ~model.correct)
-    by_cell = []
+    first, second = (each.confidence * ~each.correct for each in (comparison.first, comparison.second))
+    wrong, by_cell = torch.maximum(first, second), []
     for cell in range(len(rows.CELLS)):
         members = (comparison.cells == cell).nonzero().flatten()
-        if cell == 0:
-            order = torch.randperm(len(members), generator=torch.Generator().manual_seed(0))
-        else:
-            order = wrong[members].argsort(descending=True, stable=True)
+        drawn = torch.randperm(len(members), generator=torch.Generator().manual_seed(0))
+        order = wrong[members].argsort(descending=True, stable=True) if cell else drawn
         by_cell.append(members[order[:EXAMPLES]])
     return by_cell
 
@@ -208,20 +207,22 @@ def _images(
     spaced = torch.linspace(0, len(order) - 1, min(panels, len(order)), dtype=torch.float64).round().long()
     places = {index: at for at, index in enumerate(order[spaced].tolist())}
     examples = [index for indices in by_cell for index in indices.tolist()]
-    agreement = dict(zip(maps.indices.tolist(), maps.overlap.spearman.tolist()))
-    known = set(maps.indices[maps.overlap.usable].tolist())
-    first, second, names = comparison.first, comparison.second, comparison.classes
+    known = maps.overlap.usable
+    agreement = dict(zip(maps.indices[known].tolist(), maps.overlap.spearman[known].tolist()))
+    names, cells, both = comparison.first.classes, list(rows.CELLS), (comparison.first, comparison.second)
+    told = [
+        (names[guess], round(share, 4)) for each in both
+        for guess, share in zip(each.predictions.tolist(), each.confidence.tolist())
+    ]  # fmt: skip
     return [
         rows.ImageRow(
             index,
             split.files[index] if split.files else f"{split.name} {index}",
-            names[comparison.labels[index]],
-            list(rows.CELLS)[comparison.cells[index]],
-            names[first.prediction[index]],
-            round(float(first.confidence[index]), 4),
-            names[second.prediction[index]],
-            round(float(second.confidence[index]), 4),
-            round(agreement[index], 4) if index in known else None,
+            names[comparison.first.labels[index]],
+            cells[comparison.cells[index]],
+            *told[index],
+            *told[len(split) + index],
+            round(agreement[index], 4) if index in agreement else None,
             places.get(index),
             index in examples,
         )
@@ -238,26 +239,26 @@ def _shown(images: Sequence[rows.ImageRow], split: Split, maps: Maps) -> rows.Sh
     return rows.ShownArrays(split.source.read(where).numpy(), first, second, masks)
 
 
-def _disturbed(run: Run[CompareOptions]) -> tuple[tuple[rows.HarderRow, ...], tuple[rows.DisturbedPairRow, ...]]:
+def _disturbed(run: Run[CompareOptions]) -> dict[str, Any]:
     """Accuracy of each model by level of every disturbance, on the same seeded, class-balanced subset of at most
     --disturbed images; and the differences of the two, all tests corrected together (Holm)."""
-    seed, found, (first, second) = run.run.seed, [], run.aliases
-    correct: list[list[NDArray[np.bool_]]] = []  # of each model, at all levels
+    seed, harder, correct = run.run.seed, [], []
     for model, split in zip(run.models, run.splits):
         subset = split.limit(run.options.disturbed, seed=seed)
-        with run.progress(f"{model.alias} on disturbed images{quicker(run)}", passes(subset)) as advance:
-            disturbed = robustness(model, subset, **run.passes, seed=seed, advance=advance)
-        found.append([
-            rows.HarderRow(model.alias, each.kind, level, estimate, 1 / len(split.classes))
-            for each in disturbed for level, estimate in zip(each.levels, each.accuracies(seed=seed))
-        ])  # fmt: skip
-        correct.append([right.numpy() for each in disturbed for right in each.correct])
-    groups = None if disturbed[0].groups is None else disturbed[0].groups.numpy()
-    pairs = compared([(first, second, *both) for both in zip(*correct)], groups=groups, seed=seed)
-    tested = tuple(
-        rows.DisturbedPairRow(**vars(pair), kind=row.kind, level=row.level) for row, pair in zip(found[0], pairs)
-    )
-    return (*found[0], *found[1]), tested
+        levels = [(kind, level) for kind, known in DISTURBANCES.items() for level in known.at(subset.size)]
+        changes = [(DISTURBANCES[kind].function, level) for kind, level in levels]
+        keys = torch.arange(len(subset)) + (seed << 20)
+        with run.progress(f"{model.alias} on disturbed images", len(subset) * len(changes)) as advance:
+            right = correct_after(model, subset, changes, keys=keys, **run.passes, advance=advance)
+        correct.append(right.numpy())
+        harder += [
+            rows.HarderRow(model.alias, *at, accuracy(own, groups=subset.groups, seed=seed), 1 / len(split.classes))
+            for at, own in zip(levels, right)
+        ]
+    groups = None if subset.groups is None else subset.groups.numpy()
+    pairs = compared([(*run.aliases, *both) for both in zip(*correct)], groups=groups, seed=seed)
+    tested = (rows.DisturbedPairRow(**vars(pair), kind=kind, level=level) for (kind, level), pair in zip(levels, pairs))
+    return {"robustness": tuple(harder), "disturbed_pairs": tuple(tested)}
 
 
 def _cue_conflicts(run: Run[CompareOptions]) -> list[Split]:
@@ -289,10 +290,7 @@ def _bias(
     for model, split in zip(run.models, conflicts):
         with run.progress(f"{model.alias} on cue conflicts", len(split)) as advance:
             found = shape_bias(model, split, **run.passes, seed=run.run.seed, advance=advance)
-        for each in found.by_class:
-            either = each.shape + each.texture
-            share = each.shape / either if either else None
-            by_shape.append(rows.ConflictRow(model.alias, each.name, each.n, each.shape, each.texture, share))
+        by_shape += [rows.ConflictRow(model.alias, **vars(each), share=each.share) for each in found.by_class]
         n, data = sum(each.n for each in found.by_class), split.title or split.name
         overall.append(rows.BiasRow(model.alias, n, found.bias, found.shape, found.texture, data, found.note))
     return tuple(overall), tuple(by_shape)
@@ -354,11 +352,6 @@ def sample(split: Split, count: int, *, seed: int) -> Tensor:
     return torch.arange(len(split)) if numbered.groups is None else numbered.groups
 
 
-def quicker(run: Run[CompareOptions]) -> str:
-    """What a line of progress says where --limit was not given."""
-    return "" if run.run.limit else " (--limit N: fewer images)"
-
-
 def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tensor, sampled: Tensor) -> Maps:
     """Both models' maps of the images at these indices, of the target class's logit, with their properties on the
     patches of the first model that has patches (else about 14 cells a side)."""
@@ -367,7 +360,7 @@ def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tens
         targets = chosen_targets(run.options.target, model, split)
         count = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
         parts = []
-        with run.progress(f"{method} of {model.alias}{quicker(run)}", len(indices)) as advance:
+        with run.progress(f"{method} of {model.alias}", len(indices)) as advance:
             for batch in split.pick(indices).batches(count, device=model.device):
                 own = None if targets is None else targets[indices[batch.indices]].to(model.device)
                 found = explain(model, batch.images, targets=own, method=method, seed=options.seed)

@@ -19,7 +19,7 @@ from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import arrays, col, table
 from vitlens.uncertainty import Estimate
 
-# cells of errors, as analysis/failures/errors.py orders them (tested), with the words for two models
+# cells of errors, as analysis/failures/compare.py orders them (tested), with the words for two models
 CELLS: Final[Mapping[str, str]] = {
     "both-right": "both correct",
     "only-first-wrong": "only {first} wrong",
@@ -127,7 +127,7 @@ class HarderRow:
     @property
     def panel(self) -> str:
         """The disturbance and what its level is."""
-        return f"{self.kind}: {DISTURBANCES[self.kind].axis.replace('%', 'share')}"
+        return f"{self.kind}: {DISTURBANCES[self.kind].description}"
 
 
 @dataclass(frozen=True, kw_only=True)
