@@ -249,7 +249,7 @@ def _ahead(record: CompareRecord) -> str:
     pairs = record.disturbed_pairs
     ahead = {alias: [row.kind for row in pairs if row.better == alias] for alias in record.aliases}
     return say(
-        "Of {{ pairs|length }} levels {% for alias, kinds in ahead.items() %}{{ ' and ' if loop.index == 2 }}"
+        "Of {{ pairs|length }} levels {% for alias, kinds in ahead.items() %}{{ ' and ' if loop.last }}"
         "**{{ alias }}** is significantly ahead at {{ kinds|length or 'none' }}{% if kinds %} "
         "({{ kinds|unique|join(', ') }}){% endif %}{% endfor %} (McNemar, Holm; {{ n }} of {{ images }} images).",
         pairs=pairs, ahead=ahead, n=record.robustness[0].accuracy.n, images=record.images,
