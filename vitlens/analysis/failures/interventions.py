@@ -78,15 +78,13 @@ class Pictures:
 
     @cached_property
     def box(self) -> tuple[Float[Tensor, "batch 2"], Float[Tensor, "batch 2"]]:
-        """The first row and column of each object, and the ones after its last."""
+        """The first row and column of each object, and the ones after its last; without an object the whole image."""
         assert self.masks is not None
-        ends = []
-        for axis in (2, 1):
-            line = self.masks.any(axis)
-            side, empty = line.shape[1], ~line.any(1)
-            first, last = line.float().argmax(1), side - line.flip(1).float().argmax(1)
-            ends.append((first.masked_fill(empty, 0), last.masked_fill(empty, side)))
-        return torch.stack([low for low, _ in ends], 1).float(), torch.stack([high for _, high in ends], 1).float()
+        lines = [self.masks.any(axis) for axis in (2, 1)]
+        lines = [line | ~line.any(1, keepdim=True) for line in lines]
+        first = torch.stack([line.float().argmax(1) for line in lines], 1)
+        last = torch.stack([line.shape[1] - line.flip(1).float().argmax(1) for line in lines], 1)
+        return first.float(), last.float()
 
     @property
     def extent(self) -> Tensor:

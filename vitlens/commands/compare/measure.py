@@ -1,6 +1,6 @@
 """Two models on the same labelled images: predictions, maps, failures and successes, disturbed images, shape bias."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -66,16 +66,15 @@ STEPS: Final = 8  # of the removal curves; vitlens explain has 20
 class Maps:
     """Maps of some images: indices (m,) into the split, sorted; sampled: (m,), those of the random subset over which
     statistics are averaged, the others are examples; values: raw maps of each model (m, rows, columns); shares,
-    overlap: their position, concentration and overlap, all (m,); grid: of cells, and size in px, on which these were
-    computed."""
+    overlap: their position, concentration and overlap, all (m,); means: of the usable sampled maps of each model, each
+    divided by its sum, uniform where there is none."""
 
     indices: Tensor
     sampled: Tensor
     values: tuple[Tensor, ...]
     shares: tuple[MapShares, ...]
     overlap: MapOverlap
-    grid: tuple[int, int]
-    size: tuple[int, int]
+    means: tuple[NDArray[np.float64], ...]
 
 
 def measure(options: CompareOptions) -> Path | None:
@@ -372,8 +371,12 @@ def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tens
     size = (grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1]))
     masks = None if run.split.masks is None else run.split.masks[indices]
     shares = tuple(map_shares(values, size=size, grid=grid, masks=masks) for values in both)
-    overlap = map_overlap(*both, size=size, grid=grid)
-    return Maps(indices, torch.isin(indices, sampled), tuple(both), shares, overlap, grid, size)
+    chosen, means = torch.isin(indices, sampled), []
+    for values, own in zip(both, shares):
+        usable = own.usable & chosen
+        mean = as_shares(values[usable], size=size, grid=grid).mean(0).numpy() if usable.any() else None
+        means.append(np.full(grid, 1 / np.prod(grid)) if mean is None else mean)
+    return Maps(indices, chosen, tuple(both), shares, map_overlap(*both, size=size, grid=grid), tuple(means))
 
 
 def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> dict[str, Any]:
@@ -382,55 +385,41 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
     on_object: list[OnObjectRow] = []
     agreement: tuple[rows.AgreementRow, ...] = ()
 
-    def groups_of(members: Tensor) -> NDArray[Any] | None:
-        return None if split.groups is None else split.groups[maps.indices][members].numpy()
+    def groups_of(members: Tensor) -> Tensor | None:
+        return None if split.groups is None else split.groups[maps.indices[members]]
 
     def mean(values: Tensor, members: Tensor, unit: str = "fraction") -> Estimate:
-        return bootstrap_mean(values[members].numpy(), groups=groups_of(members), seed=seed, unit=unit)
+        groups = groups_of(members)
+        numbers = None if groups is None else groups.numpy()
+        return bootstrap_mean(values[members].numpy(), groups=numbers, seed=seed, unit=unit)
 
-    for at, (alias, method, shares) in enumerate(zip(run.aliases, methods, maps.shares)):
+    photographs = None if split.masks is None else sources(split.pick(maps.indices))
+    for alias, method, shares, values in zip(run.aliases, methods, maps.shares, maps.values):
         usable, means = shares.usable & maps.sampled, {}
         if usable.any():
-            own = {each.score: each for each in _on_object(maps, at, run, usable)}
-            on_object += own.values()
             means = {
                 name: mean(getattr(shares, name), usable) for name in ("half", "spread", "central", "row", "column")
             }
-            names = {"mass": "inside", "pointing": "pointing"}
-            means |= {names[score]: each.estimate for score, each in own.items()}
+            for score, name in (("mass", "inside"), ("pointing", "pointing")) if photographs is not None else ():
+                own = on_object_rows(
+                    alias, [(alias, values[usable])], score, split.masks[maps.indices[usable]],  # type: ignore[index]
+                    groups=groups_of(usable), sources=photographs[usable], seed=seed,  # type: ignore[index]
+                )  # fmt: skip
+                on_object += own
+                means |= {name: own[0].estimate} if own else {}
         known.append(rows.MapRow(alias, method, accuracy(shares.usable[maps.sampled]), **means))
     usable, overlap = maps.overlap.usable & maps.sampled, maps.overlap
     if usable.any():
-        one, two = (each.half[usable].numpy() for each in maps.shares)
-        gap = bootstrap_difference(one, two, groups=groups_of(usable), seed=seed)
-        first, second = run.aliases
+        groups = groups_of(usable)
+        gap = bootstrap_difference(
+            *(each.half[usable].numpy() for each in maps.shares),
+            groups=None if groups is None else groups.numpy(), seed=seed,
+        )  # fmt: skip
         alike = (mean(overlap.spearman, usable, ""), mean(overlap.top, usable), mean(overlap.shared, usable))
-        agreement = (rows.AgreementRow(first, second, *alike, gap),)
+        agreement = (rows.AgreementRow(*run.aliases, *alike, gap),)
     return {
         "methods": tuple(known),
         "on_object": tuple(on_object),
         "agreement": agreement,
-        "mean_maps": rows.MeanMapArrays(_mean_map(maps, 0), _mean_map(maps, 1)),
+        "mean_maps": rows.MeanMapArrays(*maps.means),
     }
-
-
-def _on_object(maps: Maps, at: int, run: Run[CompareOptions], usable: Tensor) -> Iterator[OnObjectRow]:
-    """Where the usable maps of one model lie on the objects, by score; none without masks."""
-    split, members = run.split, maps.indices[usable]
-    if split.masks is None:
-        return
-    groups = None if split.groups is None else split.groups[members]
-    photographs, named = sources(split.pick(maps.indices))[usable], [(run.aliases[at], maps.values[at][usable])]
-    for score in ("mass", "pointing"):
-        yield from on_object_rows(
-            run.aliases[at], named, score, split.masks[members], groups=groups, sources=photographs, seed=run.run.seed
-        )
-
-
-def _mean_map(maps: Maps, at: int) -> NDArray[np.float64]:
-    """The mean of one model's usable maps, each divided by its sum; uniform where there is none."""
-    usable = maps.shares[at].usable & maps.sampled
-    if not usable.any():
-        return np.full(maps.grid, 1 / np.prod(maps.grid))
-    mean = as_shares(maps.values[at][usable], size=maps.size, grid=maps.grid).mean(0)
-    return np.asarray(mean.numpy())
