@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.analysis.answers.evaluate import answers, evaluate
@@ -175,10 +176,10 @@ def map_seconds(model: Model, split: Split, methods: Sequence[str]) -> tuple[dic
     """Seconds of the map of one image by each method, the preferred one of the model's family first, then the fastest;
     and of one forward pass of one image."""
 
-    def seconds(function: Callable[[Model, Split], object], images: int) -> float:
+    def seconds(function: Callable[[Model, Split], Tensor], images: int) -> float:
         few = split.pick(torch.arange(min(images, len(split))))
         start = time.perf_counter()
-        function(model, few)
+        function(model, few).cpu()  # waits for an asynchronous device
         return (time.perf_counter() - start) / len(few)
 
     seconds(answers, _TIMED)  # what is made once for a model is made before

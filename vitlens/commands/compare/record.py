@@ -113,6 +113,11 @@ class ImageRow:
     panel: int | None = col("panel", default=None)
     example: bool = col("example", default=False)
 
+    @property
+    def predicted(self) -> tuple[tuple[str, float], tuple[str, float]]:
+        """Both models' predictions with their probabilities."""
+        return (self.first_prediction, self.first_probability), (self.second_prediction, self.second_probability)
+
 
 @dataclass(frozen=True)
 class HarderRow:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, bars, images, lines, pixels
-from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow, ImageRow
+from vitlens.commands.compare.record import CompareRecord, ImageRow
 from vitlens.commands.shared import failures
 from vitlens.commands.shared.calibration import DRAWN, FEW, calibration_claim, reliability
 from vitlens.commands.shared.comparison import FEWEST, accuracy_claims, not_equal, which_is_better
@@ -56,7 +56,7 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
     row = next(each for each in _judged(record) if each.model == model)
     says = say(
         "The maps of **{{ row.model }}** by {{ method }} are not to be believed: it {{ row.lacks|whole }}.",
-        row=row, method=_title(row.method),
+        row=row, method=Marked(ATTRIBUTIONS[row.method].title),
     )  # fmt: skip
     because = say("{{ best.method }} {{ best.lacks|whole if best.lacks else 'passes every check' }}", best=best)
     told = says if row.state == "fail" and record.images >= FEWEST else ""
@@ -66,10 +66,6 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
     )  # fmt: skip
 
 
-def _title(method: str) -> Marked:
-    return Marked(ATTRIBUTIONS[method].title)
-
-
 def _judged(record: CompareRecord) -> list[JudgedMap]:
     """The verdict on the method of each model's maps."""
     shown = {(row.model, row.method) for row in record.methods}
@@ -77,21 +73,16 @@ def _judged(record: CompareRecord) -> list[JudgedMap]:
     return [each for own in of_model for each in judged_maps(own) if (each.model, each.method) in shown]
 
 
-def _at(record: CompareRecord, model: str, row: DisturbedPairRow) -> HarderRow:
-    wanted = (model, row.kind, row.level)
-    return next(each for each in record.robustness if (each.model, each.kind, each.level) == wanted)
-
-
 def _furthest_ahead(record: CompareRecord, model: str) -> Iterator[Claim]:
     """The largest difference on disturbed images in favour of a model that is above chance there."""
+    known = {(row.model, row.kind, row.level): row for row in record.robustness}
     able = [
-        row for row in record.disturbed_pairs
-        if row.better == model and beyond((own := _at(record, model, row)).accuracy, own.chance) is Side.ABOVE
-    ]  # fmt: skip
+        (row, own, known[row.second if row.first == model else row.first, row.kind, row.level])
+        for row in record.disturbed_pairs
+        if row.better == model and beyond((own := known[model, row.kind, row.level]).accuracy, own.chance) is Side.ABOVE
+    ]
     if able and record.images >= FEWEST:
-        row = max(able, key=lambda each: abs(each.difference.value))
-        (other,) = {row.first, row.second} - {model}
-        own, others = _at(record, model, row), _at(record, other, row)
+        row, own, others = max(able, key=lambda each: abs(each[0].difference.value))
         yield found(
             "disturbed images", model,
             f"On images {_DISTURBED[row.kind]} **{{{{ own.model }}}}** is {{{{ effect }}}} more accurate than "
@@ -131,7 +122,7 @@ def unknown(record: CompareRecord) -> Iterator[str]:
 
 def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> list[Picture]:
     """A column an image: input, and both models' maps with their predictions."""
-    shown, (first, second) = record.shown, record.aliases
+    shown = record.shown
     places = {row.image: at for at, row in enumerate(record.images_shown)}
     drawn: list[Picture] = []
     if shown is None:
@@ -141,13 +132,10 @@ def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> list[Picture
         image, name = shown.pixels[at] / np.float32(255), f"{number}{agreement}"
         mask = None if shown.masks is None else shown.masks[at]
         drawn.append(Picture(image, row="input", column=name, below=row.truth, mask=mask))
-        for alias, values, prediction, probability in (
-            (first, shown.first[at], row.first_prediction, row.first_probability),
-            (second, shown.second[at], row.second_prediction, row.second_probability),
-        ):
-            told = Picture.predicted(image, prediction, probability, row.truth, row=alias)
+        for alias, values, told in zip(record.aliases, (shown.first[at], shown.second[at]), row.predicted):
+            seen = Picture.predicted(image, *told, row.truth, row=alias)
             crossed = "" if values.max() > values.min() else "uniform"
-            drawn.append(replace(told, map=values, column=name, mask=mask, crossed=crossed))
+            drawn.append(replace(seen, map=values, column=name, mask=mask, crossed=crossed))
     return drawn
 
 
@@ -182,10 +170,7 @@ def _shown_one_by_one(record: CompareRecord) -> Iterator[ImagePanel]:
         told = [
             say("{{ alias }}: {{ '✓' if p == row.truth else '✗' }} {{ p }} ({{ share|percent }})", alias=alias, row=row,
                 p=p, share=share)
-            for alias, p, share in (
-                (record.aliases[0], row.first_prediction, row.first_probability),
-                (record.aliases[1], row.second_prediction, row.second_probability),
-            )
+            for alias, (p, share) in zip(record.aliases, row.predicted)
         ]  # fmt: skip
         yield ImagePanel(
             say("{{ row.file }}: {{ row.truth }}, {{ words }}", row=row, words=words),
@@ -259,19 +244,19 @@ def _ahead(record: CompareRecord) -> str:
 def _biased(record: CompareRecord) -> str:
     """Which model relies more on shape."""
     one, two = record.shape_bias
-    given: dict[str, object] = {"one": one, "two": two}
+    undecided = [row.model for row in record.shape_bias if row.bias is None]
     if one.bias is None or two.bias is None:
-        given["names"] = [row.model for row in record.shape_bias if row.bias is None]
-        return say("No prediction of {{ names|names }} is of the shape's or of the texture's class.", **given)
+        return say("No prediction of {{ n|names }} is of the shape's or of the texture's class.", n=undecided)
     side = apart(one.bias, two.bias)
-    if side is Side.UNDECIDED:
-        words = "The shape biases of **{{ one.model }}** and **{{ two.model }}** do not differ significantly"
-    else:
-        given |= {"ahead": one, "other": two} if side is Side.ABOVE else {"ahead": two, "other": one}
-        words = "**{{ ahead.model }}** relies on shape more than **{{ other.model }}**"
-    known = record.config.data.notes if record.config.data else ()
-    given["note"] = "" if one.note in known else one.note  # of other images than the comparison's
-    return say(f"{words}: {{{{ one.bias }}}} and {{{{ two.bias }}}}. {{{{ note|whole }}}}", **given)
+    ahead, other = (two, one) if side is Side.BELOW else (one, two)
+    notes = record.config.data.notes if record.config.data else ()
+    return say(
+        "{% if decided %}**{{ ahead.model }}** relies on shape more than **{{ other.model }}**{% else %}The shape "
+        "biases of **{{ ahead.model }}** and **{{ other.model }}** do not differ significantly{% endif %}: "
+        "{{ ahead.bias }} and {{ other.bias }}. {{ note|whole }}",
+        decided=side is not Side.UNDECIDED, ahead=ahead, other=other,
+        note="" if one.note in notes else one.note,  # of other images than the comparison's
+    )  # fmt: skip
 
 
 def _classified(record: CompareRecord) -> list[ClassRow]:
@@ -294,8 +279,8 @@ def _errors(record: CompareRecord) -> str:
     ]  # fmt: skip
     return say(
         "{% if wrong %}Of the {{ wrong }} images that at least one model misclassifies, {{ one }} {{ one|are }} "
-        "misclassified by **{{ first }}** alone, {{ other }} by **{{ second }}** alone and {{ both }} by both, "
-        "{{ alike }} of them as the same class.{% else %}Neither model misclassifies an image.{% endif %}"
+        "misclassified by **{{ first }}** alone, {{ other }} by **{{ second }}** alone and {{ both or 'none' }} by "
+        "both{% if both %}, {{ alike }} of them as the same class{% endif %}.{% else %}Neither model misclassifies an image.{% endif %}"
         "{% if classes %} The lowest accuracy is that of **{{ classes[0].model }}** on class "
         "{{ classes[0].class_name }}, {{ classes[0].accuracy|alone }}.{% endif %}"
         "{% if confused %} Most often confused: {{ confused }}.{% endif %}",
@@ -360,6 +345,10 @@ REPORT: Final = Report(
         ),
         Section(
             "Do the maps lie on the objects?", lambda record: record.on_object if record.images >= FEWEST else (),
+            says=lambda row: (
+                "{{ estimate|alone }} of the maps of **{{ model }}** lies on the objects, {{ of_baseline|percent(1) }} of "
+                "{{ baseline|whole }}." if row.score == "mass" else ""
+            ),
             columns=("model", "score", "estimate", "baseline", "of_baseline", "difference"),
         ),
         Section(
