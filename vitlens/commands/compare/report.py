@@ -280,7 +280,8 @@ def _errors(record: CompareRecord) -> str:
     return say(
         "{% if wrong %}Of the {{ wrong }} images that at least one model misclassifies, {{ one }} {{ one|are }} "
         "misclassified by **{{ first }}** alone, {{ other }} by **{{ second }}** alone and {{ both or 'none' }} by "
-        "both{% if both %}, {{ alike }} of them as the same class{% endif %}.{% else %}Neither model misclassifies an image.{% endif %}"
+        "both{% if both %}, {{ alike }} of them as the same class{% endif %}.{% else %}Neither model misclassifies an "
+        "image.{% endif %}"
         "{% if classes %} The lowest accuracy is that of **{{ classes[0].model }}** on class "
         "{{ classes[0].class_name }}, {{ classes[0].accuracy|alone }}.{% endif %}"
         "{% if confused %} Most often confused: {{ confused }}.{% endif %}",
@@ -346,7 +347,7 @@ REPORT: Final = Report(
         Section(
             "Do the maps lie on the objects?", lambda record: record.on_object if record.images >= FEWEST else (),
             says=lambda row: (
-                "{{ estimate|alone }} of the maps of **{{ model }}** lies on the objects, {{ of_baseline|percent(1) }} of "
+                "{{ estimate|alone }} of the maps of **{{ model }}** lies on the objects, {{ of_baseline|value }} of "
                 "{{ baseline|whole }}." if row.score == "mass" else ""
             ),
             columns=("model", "score", "estimate", "baseline", "of_baseline", "difference"),
