@@ -188,10 +188,14 @@ def covariate_rows(each: Sequence[tuple[Subject, Values]]) -> tuple[CovariateRow
             )
             for one in separations(values, evaluation.correct, groups=evaluation.groups)
         ]  # fmt: skip
-    for name in ("p", "p_joint"):
-        adjusted = iter(holm([p for row in rows if (p := getattr(row, name)) is not None]))
-        rows = [row if getattr(row, name) is None else replace(row, **{f"{name}_holm": next(adjusted)}) for row in rows]
-    return tuple(rows)
+    alone, joint_p = (_holm([getattr(row, name) for row in rows]) for name in ("p", "p_joint"))
+    return tuple(replace(row, p_holm=one, p_joint_holm=two) for row, one, two in zip(rows, alone, joint_p))
+
+
+def _holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Corrected for those that are known."""
+    adjusted = iter(holm([p for p in p_values if p is not None]))
+    return [None if p is None else next(adjusted) for p in p_values]
 
 
 def regression(

@@ -105,5 +105,5 @@ def bias_of(
     for index in shape.unique().tolist():
         own = shape == index
         counted.append(ClassBias(classes[index], *(int(each.sum()) for each in (own, by_shape[own], by_texture[own]))))
-    overall = (accuracy(each, groups=groups, seed=seed) for each in (by_shape, by_texture))
-    return ShapeBias(alias, bias, *overall, tuple(counted), note)
+    shaped, textured = (accuracy(each, groups=groups, seed=seed) for each in (by_shape, by_texture))
+    return ShapeBias(alias, bias, shaped, textured, tuple(counted), note)

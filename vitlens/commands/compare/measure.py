@@ -124,8 +124,8 @@ def _recorded(
     maps = maps_of_both(run, methods, torch.cat([sampled, *by_cell]).unique(), sampled)
     images = _images(comparison, split, maps, by_cell, options.panels)
     subjects = [  # with the maps of the sampled images: the others are shown for their errors
-        Subject(*each, values[maps.sampled], maps.indices[maps.sampled], **run.passes, seed=own.seed)
-        for *each, values in zip(run.models, run.splits, evaluated, maps.values)
+        Subject(model, images_of, each, values[maps.sampled], maps.indices[maps.sampled], **run.passes, seed=own.seed)
+        for model, images_of, each, values in zip(run.models, run.splits, evaluated, maps.values)
     ]
     bias, cue_conflicts = _bias(run, conflicts)
     return replace(
@@ -145,7 +145,7 @@ def _recorded(
 def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
     """The rows of the predictions: accuracy, the paired test, cells of errors, classes, confusions, calibration."""
     both = comparison.first, comparison.second
-    first, second = aliases = tuple(each.alias for each in both)
+    first, second = aliases = comparison.first.alias, comparison.second.alias
     names, labels, groups = comparison.first.classes, comparison.first.labels, comparison.first.groups
     wrong = {each.alias: confusion(labels, each.predictions, count=len(names)).fill_diagonal_(0) for each in both}
     total = wrong[first] + wrong[second]
@@ -208,19 +208,19 @@ def _images(
     examples = [index for indices in by_cell for index in indices.tolist()]
     known = maps.overlap.usable
     agreement = dict(zip(maps.indices[known].tolist(), maps.overlap.spearman[known].tolist()))
-    names, cells, both = comparison.first.classes, list(rows.CELLS), (comparison.first, comparison.second)
-    told = [
-        (names[guess], round(share, 4)) for each in both
-        for guess, share in zip(each.predictions.tolist(), each.confidence.tolist())
-    ]  # fmt: skip
+    names, cells = comparison.first.classes, list(rows.CELLS)
+    first, second = (
+        [(names[guess], round(share, 4)) for guess, share in zip(each.predictions.tolist(), each.confidence.tolist())]
+        for each in (comparison.first, comparison.second)
+    )
     return [
-        rows.ImageRow(
+        rows.ImageRow(  # type: ignore[call-arg]  # mypy counts no parts of two tuples
             index,
             split.files[index] if split.files else f"{split.name} {index}",
             names[comparison.first.labels[index]],
             cells[comparison.cells[index]],
-            *told[index],
-            *told[len(split) + index],
+            *first[index],
+            *second[index],
             round(agreement[index], 4) if index in agreement else None,
             places.get(index),
             index in examples,
@@ -372,8 +372,8 @@ def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tens
     masks = None if run.split.masks is None else run.split.masks[indices]
     shares = tuple(map_shares(values, size=size, grid=grid, masks=masks) for values in both)
     chosen, means = torch.isin(indices, sampled), []
-    for values, own in zip(both, shares):
-        usable = own.usable & chosen
+    for values, of_model in zip(both, shares):
+        usable = of_model.usable & chosen
         mean = as_shares(values[usable], size=size, grid=grid).mean(0).numpy() if usable.any() else None
         means.append(np.full(grid, 1 / np.prod(grid)) if mean is None else mean)
     return Maps(indices, chosen, tuple(both), shares, map_overlap(*both, size=size, grid=grid), tuple(means))
@@ -416,7 +416,7 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
             groups=None if groups is None else groups.numpy(), seed=seed,
         )  # fmt: skip
         alike = (mean(overlap.spearman, usable, ""), mean(overlap.top, usable), mean(overlap.shared, usable))
-        agreement = (rows.AgreementRow(*run.aliases, *alike, gap),)
+        agreement = (rows.AgreementRow(run.aliases[0], run.aliases[1], *alike, gap),)
     return {
         "methods": tuple(known),
         "on_object": tuple(on_object),

@@ -49,8 +49,15 @@ def _examples(subjects: Sequence[Subject], found: Diagnosis) -> Mapping[str, Men
             chosen = ((told[1] == labels) & (told[2] != labels)).nonzero().flatten()[:EXAMPLES]
             if len(chosen):
                 names = np.array(evaluation.classes)
-                pixels = ((255 * each[chosen].clamp(0, 1)).round().byte().cpu().numpy() for each in shown)
+                before, changed, control = (
+                    (255 * each[chosen].clamp(0, 1)).round().byte().cpu().numpy() for each in shown
+                )
                 examples[evaluation.alias] = MendedArrays(
-                    wrong[chosen].numpy(), *pixels, names[labels[chosen].numpy()], names[told[:, chosen].numpy()]
+                    wrong[chosen].numpy(),
+                    before,
+                    changed,
+                    control,
+                    names[labels[chosen].numpy()],
+                    names[told[:, chosen].numpy()],
                 )
     return examples
