@@ -13,13 +13,12 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.failures.common_corruptions import Corrupted, on_corrupted
 from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
-from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.robustness.curve import paired
-from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement, shifts
+from vitlens.analysis.robustness.inside import cosines, halfway_block
 from vitlens.analysis.robustness.transfer import transfer
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of
-from vitlens.attribution.explain import explain, methods_for, preferred_method
+from vitlens.attribution.explain import explain, preferred_method
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.sweep import AttackSample, ModelAttack, attack_sample, checked, evenly_spaced, sweep_all
@@ -33,11 +32,9 @@ from vitlens.models.model import Model
 from vitlens.processes import share_of
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
-MEASURED: Final = 64  # fooled images whose maps, attention and blocks are compared
+MEASURED: Final = 64  # fooled images whose blocks are compared
 SHOWN: Final = 5  # of them with their maps in the figure
-_DRAWS: Final = 2000  # of a bootstrap: there is one for every block and layer
-_INSIDE: Final = ("agreements", "blocks", "shifts")  # tables of what changes inside the models
-_ALSO: Final = "rollout"  # compared too where the model has attention, as a method that explains no class
+_DRAWS: Final = 2000  # of a bootstrap: there is one for every block
 
 
 def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split | None = None) -> Path | None:
@@ -120,7 +117,6 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
             mean, lost = own.mean_error(seed=seed), own.lost(work.clean, seed=seed)
             row = replace(row, mean_error=mean, lost=lost, baseline=baseline, relative_error=relative)
         overall.append(row)
-    within: dict[str, Any] = {name: tuple(row for each in insides for row in each.get(name, ())) for name in _INSIDE}
     return rows.AttackRecord(
         overall=tuple(overall),
         curves=curves,
@@ -128,7 +124,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         pairs=tuple(_pair_rows(works)),
         transfer=tuple(_transfer_rows(works, sample)),
         checks=checks,
-        **within,
+        blocks=tuple(row for each in insides for row in each.get("blocks", ())),
         corruptions=tuple(
             rows.CorruptionRow(
                 found.alias, name, kind.title, kind.description, severity, kind.strengths[severity - 1],
@@ -222,50 +218,22 @@ def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, An
     places = evenly_spaced(sample.fooled[index].nonzero().flatten(), MEASURED)
     if not len(places) or not work.run.options.inside:
         return {}
-    model, seed, size = work.model, work.run.run.seed, work.run.run.batch_size
-    clean, changed = sample.clean[places], sample.adversarial[index][places]
-    truth, wrong = work.labels[sample.indices[places]], work.logits(changed).argmax(-1)
-    method = preferred_method(model)
-
-    def maps(images: Tensor, targets: Tensor, name: str) -> Tensor:
-        return explain(model, images, targets=targets, method=name, batch_size=size, seed=seed).detach().cpu()
-
-    before, after = (maps(images, truth, method) for images in (clean, changed))
-    pairs = {
-        f"{method} for the true class": (before, after),
-        f"{method} for each prediction": (before, maps(changed, wrong, method)),
-    }
-    if _ALSO in methods_for(model) and method != _ALSO:
-        pairs[_ALSO] = maps(clean, truth, _ALSO), maps(changed, truth, _ALSO)
+    seed, clean, changed = work.run.run.seed, sample.clean[places], sample.adversarial[index][places]
     noise = with_noise(clean, changed, sample.attack.norm, seed=seed)
     others: dict[rows.Counterpart, Tensor] = {"adversarial": changed, "noise": noise}
     if len(places) > 1:
         others["another image"] = clean.roll(len(places) // 2, 0)  # half the sample away, so mostly of another class
-    found = cosines(model, clean, {str(kind): images for kind, images in others.items()}, batch_size=size)
+    images = {str(kind): own for kind, own in others.items()}
+    found = cosines(work.model, clean, images, batch_size=work.run.run.batch_size)
     block = halfway_block(found["adversarial"], found["another image"]) if len(places) > 1 else None
     return {
-        "agreements": _agreement_rows(model.alias, pairs, seed),
         "blocks": [
-            rows.BlockDistanceRow(model.alias, at, kind, _distance(values, seed))
+            rows.BlockDistanceRow(work.model.alias, at, kind, _distance(values, seed))
             for kind in others for at, values in enumerate(found[kind])
         ],
-        "shifts": _shift_rows(work, clean, changed),
-        "examples": _examples(work, sample.indices[places], clean, changed, before, after),
+        "examples": _examples(work, sample, index, evenly_spaced(places, SHOWN)),
         "halfway": None if block is None else Estimate(float(block), n=len(places), unit=""),
     }  # fmt: skip
-
-
-def _agreement_rows(
-    alias: str, pairs: Mapping[str, tuple[Tensor, Tensor]], seed: int
-) -> Iterator[rows.MapAgreementRow]:
-    for title, both in pairs.items():
-        agreement = map_agreement(*both)
-        if bool(agreement.usable.any()):
-            spearman, top = (
-                bootstrap_mean(values[agreement.usable].double().numpy(), seed=seed, unit=unit)
-                for values, unit in ((agreement.spearman, ""), (agreement.top, "fraction"))
-            )
-            yield rows.MapAgreementRow(alias, title.replace(" ", "-"), title, spearman, top)
 
 
 def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tensor:
@@ -288,28 +256,22 @@ def _distance(values: Tensor, seed: int) -> Estimate:
     return Estimate(max(0.0, 1 - mean.value), low, high, len(values), "")
 
 
-def _shift_rows(work: ModelAttack, clean: Tensor, changed: Tensor) -> Iterator[rows.AttentionShiftRow]:
-    alias, run = work.model.alias, work.run.run
-    for shift in shifts(work.model, clean, changed, batch_size=run.batch_size):
-        statistic = STATISTICS[shift.name]
-        for layer, (before, after) in enumerate(zip(shift.before, shift.after)):
-            if bool(before.isfinite().all() and after.isfinite().all()):
-                values = (after - before).double().numpy()
-                change = bootstrap_mean(values, seed=run.seed, unit=statistic.unit, draws=_DRAWS)
-                yield rows.AttentionShiftRow(alias, shift.name, statistic.title, layer, float(before.mean()), change)
-
-
-def _examples(
-    work: ModelAttack, image: Tensor, clean: Tensor, changed: Tensor, *maps: Tensor
-) -> rows.AttackExampleArrays:
-    """Pixels, perturbations, maps (before, after) and predictions of a few images; image: their numbers."""
-    shown, names = evenly_spaced(torch.arange(len(clean)), SHOWN), work.model.classes
-    clean, changed = clean[shown], changed[shown]
-    before, after = (each[shown].float().nan_to_num(0.0, 0.0, 0.0).clamp_min(0).numpy() for each in maps)
+def _examples(work: ModelAttack, sample: AttackSample, index: int, places: Tensor) -> rows.AttackExampleArrays:
+    """Pixels, perturbations, maps of the true class and predictions of the images at these places of the sample."""
+    run, clean, changed = work.run.run, sample.clean[places], sample.adversarial[index][places]
+    image = sample.indices[places]
+    before, after = (
+        explain(
+            work.model, images, targets=work.labels[image], method=preferred_method(work.model),
+            batch_size=run.batch_size, seed=run.seed,
+        ).detach().cpu().float().nan_to_num(0.0, 0.0, 0.0).clamp_min(0).numpy()
+        for images in (clean, changed)
+    )  # fmt: skip
     probabilities = [work.logits(images).softmax(-1) for images in (clean, changed)]
     return rows.AttackExampleArrays(
         (clean * 255).round().byte().numpy(), (changed - clean).half().numpy(), before, after,
-        answers=np.array([[names[int(index)] for index in of_images.argmax(-1)] for of_images in probabilities]),
-        probability=torch.stack([of_images.amax(-1) for of_images in probabilities]).numpy(),
-        image=image[shown].numpy(),
+        answers=np.array(
+            [[work.model.classes[int(each)] for each in of_images.argmax(-1)] for of_images in probabilities]
+        ),
+        probability=torch.stack([of_images.amax(-1) for of_images in probabilities]).numpy(), image=image.numpy(),
     )  # fmt: skip

@@ -197,18 +197,6 @@ class AttackCheckRow:
 
 
 @dataclass(frozen=True)
-class MapAgreementRow:
-    """How much the maps of the images that fool a model agree before and after the attack. maps: the name in metrics;
-    spearman: rank correlation; top: share of the top tenth of one map among the top tenth of the other."""
-
-    model: str = col("model")
-    maps: str = col("name in metrics")
-    title: str = col("maps")
-    spearman: Estimate = col("rank correlation", metric="map_agreement/{model}/spearman/{maps}")
-    top: Estimate = col("top tenth in common", metric="map_agreement/{model}/top/{maps}")
-
-
-@dataclass(frozen=True)
 class BlockDistanceRow:
     """How far a block's output for a clean image is from that for its counterpart: 1 minus the cosine, at least 0."""
 
@@ -216,18 +204,6 @@ class BlockDistanceRow:
     block: int = col("block")
     kind: Counterpart = col("counterpart")
     distance: Estimate = col("1 − cosine")
-
-
-@dataclass(frozen=True)
-class AttentionShiftRow:
-    """A statistic of one layer's attention, mean over heads and images. change: after minus before."""
-
-    model: str = col("model")
-    statistic: str = col("name")
-    title: str = col("statistic")
-    layer: int = col("layer")
-    before: float = col("before")
-    change: Estimate = col("after minus before")
 
 
 @dataclass(frozen=True)
@@ -281,9 +257,7 @@ class AttackRecord(Record):
     pairs: tuple[RobustPairRow, ...] = table()
     transfer: tuple[TransferRow, ...] = table()
     checks: tuple[AttackCheckRow, ...] = table()
-    agreements: tuple[MapAgreementRow, ...] = table()
     blocks: tuple[BlockDistanceRow, ...] = table()
-    shifts: tuple[AttentionShiftRow, ...] = table()
     corruptions: tuple[CorruptionRow, ...] = table()
     attacked: Mapping[str, AttackedArrays] = arrays("attack-{model}")
     examples: Mapping[str, AttackExampleArrays] = arrays("examples-{model}")

@@ -147,14 +147,11 @@ class ChangeRow:
 
 @dataclass(frozen=True)
 class EpochRow:
-    """The weights of one checkpoint of a training: means over heads, and the mean cosine similarity of the position
-    embeddings of neighbours and of all other pairs. epochs: those done at it."""
+    """The weights of one checkpoint of a training: means over heads. epochs: those done at it."""
 
     model: str = col("model")
     epochs: int = col("epoch")
     statistics: Numbers = col("statistics", metric="learning/{model}/{key}/{epochs}", keys=head_statistics)
-    neighbours: float | None = col("similarity of neighbouring positions", default=None)
-    others: float | None = col("of all others", default=None)
 
 
 @dataclass(frozen=True)
@@ -176,13 +173,6 @@ class OffsetArrays:
     ratio: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
 
-@dataclass(frozen=True)
-class PositionArrays:
-    """similarity (checkpoints, 2 rows - 1, 2 columns - 1): mean cosine similarity of position embeddings by offset."""
-
-    similarity: Annotated[NDArray[np.floating], Form("f", (None, None, None))]
-
-
 @dataclass(frozen=True, kw_only=True)
 class StatsRecord(Record):
     """Every head of one model, of two on the same images, or over a training."""
@@ -197,7 +187,6 @@ class StatsRecord(Record):
     learning: tuple[EpochRow, ...] = table()
     learning_heads: tuple[HeadEpochRow, ...] = table()
     offsets: Mapping[str, OffsetArrays] = arrays("offsets-{model}")
-    positions: PositionArrays | None = arrays("positions")
 
 
 RECORD = StatsRecord
