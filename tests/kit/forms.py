@@ -46,7 +46,5 @@ def every_view(model: Model, batch: Tensor) -> list[str]:
         off = {"heads": switches.heads[:2], "patches": () if switches.grid is None else (0,)}
         views.append((intervene.write_intervened, {"off": off}))
         shown.append(intervene.board_html(served, picture, switches))
-    if meets(model, "maps"):
-        views.append((tabs.write_space, {"share": 1.0}))
     with TemporaryDirectory() as place:
         return [*shown, *(write(served, picture, each, Path(place), **more).read_text("utf-8") for each, more in views)]

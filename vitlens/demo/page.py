@@ -27,7 +27,7 @@ from vitlens.demo.site import (
     required,
     told,
 )
-from vitlens.demo.tabs import PASSES, attack_tab, explain_tab, look_tab, space_tab
+from vitlens.demo.tabs import PASSES, attack_tab, explain_tab, look_tab
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.report.html.pictures import MOST, Embedded
 
@@ -44,7 +44,6 @@ _TABS: Final = {
     "Explain": explain_tab,
     "Break": attack_tab,
     "Intervene": intervene_tab,
-    "3D": space_tab,
 }
 _TITLE: Final = (
     '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers and heads count from 0 '

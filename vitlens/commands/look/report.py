@@ -1,9 +1,9 @@
 """The report of `vitlens look`: what a model predicts for a few images, where the evidence lies, which heads matter."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -215,9 +215,9 @@ def explorer(record: LookRecord) -> Explorer | None:
     return explorer_of(record, shown)
 
 
-def definitions(record: LookRecord) -> Iterator[tuple[str, str]]:
-    """What the maps are."""
-    for row in record.look:
+def map_definitions(rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """What the maps of rows with a method and its title are."""
+    for row in rows:
         if row.method in ATTRIBUTIONS:
             known = ATTRIBUTIONS[row.method]
             yield row.title, f"{known.description} ({known.paper})."
@@ -251,7 +251,7 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     explorer=explorer,
-    definitions=definitions,
+    definitions=lambda record: map_definitions(record.look),
     picture=lambda record: drawn(_GIVEN if record.given else _PICTURE, record),
     glance=_at_a_glance,
     sections=(
