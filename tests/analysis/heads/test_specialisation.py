@@ -344,10 +344,8 @@ def test_what_offsets_explain_is_the_share_of_variance(grid, prefix, name):
 
 
 def test_weights_that_depend_on_the_offset_alone_are_explained():
-    chance, share = (
-        uniform_attention(Geometry((4, 5), (2.0, 3.0))),
-        offset_sums(torch.ones(20, 20).double(), (4, 5)) / 20,
-    )
+    chance = uniform_attention(Geometry((4, 5), (2.0, 3.0)))
+    share = offset_sums(torch.ones(20, 20).double(), (4, 5)) / 20
     torch.testing.assert_close(chance.share, share)
     torch.testing.assert_close(chance.mass, share / 20)
     assert chance.energy == pytest.approx(1 / 20)
