@@ -1,10 +1,10 @@
-"""Accuracy of models under attack over epsilon and under common corruptions, and the changes inside the models."""
+"""Accuracy of models under attack over epsilon and under common corruptions, and examples with their maps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.failures.common_corruptions import Corrupted, on_corrupted
 from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.robustness.curve import paired
-from vitlens.analysis.robustness.inside import cosines, halfway_block
 from vitlens.analysis.robustness.transfer import transfer
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of
@@ -30,11 +29,8 @@ from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError
 from vitlens.models.model import Model
 from vitlens.processes import share_of
-from vitlens.uncertainty import Estimate, bootstrap_mean
 
-MEASURED: Final = 64  # fooled images whose blocks are compared
-SHOWN: Final = 5  # of them with their maps in the figure
-_DRAWS: Final = 2000  # of a bootstrap: there is one for every block
+SHOWN: Final = 5  # fooled images with their maps in the figure
 
 
 def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split | None = None) -> Path | None:
@@ -92,7 +88,6 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
 def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseline: str) -> rows.AttackRecord:
     """The record of the first process, after all images have been attacked."""
     sample, seed = attack_sample(works), works[0].run.run.seed
-    insides = [_inside(work, sample, index) for index, work in enumerate(works)]
     curves = tuple(row for work in works for row in _curve_rows(work))
     checks = tuple(
         rows.AttackCheckRow(
@@ -102,7 +97,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         for work in works for check in checked(work)
     )  # fmt: skip
     of_corrupted, overall = {each.alias: each for each in corrupted}, []
-    for work, inside, fooled in zip(works, insides, sample.fooled):
+    for work, fooled in zip(works, sample.fooled):
         alias, norm, own = work.model.alias, sample.attack.norm, of_corrupted.get(work.model.alias)
         judged = rows.strongest((row for row in curves if row.model == alias), rows.JUDGED)
         row = rows.AttackedModelRow(
@@ -110,7 +105,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
             None if judged is None else judged.accuracy,
             sum((check.model, check.state) == (alias, "failed") for check in checks),
             f"{title_of(sample.attack)} at {rows.epsilon_words(rows.typed_epsilon(sample.epsilon, norm), norm)}",
-            int(fooled.sum()), inside.get("halfway"),
+            int(fooled.sum()),
         )  # fmt: skip
         if own is not None:  # its errors are relative where the baseline makes errors of every kind
             relative = own.relative_error(of_corrupted[baseline], seed=seed) if len(corrupted) > 1 else None
@@ -124,7 +119,6 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         pairs=tuple(_pair_rows(works)),
         transfer=tuple(_transfer_rows(works, sample)),
         checks=checks,
-        blocks=tuple(row for each in insides for row in each.get("blocks", ())),
         corruptions=tuple(
             rows.CorruptionRow(
                 found.alias, name, kind.title, kind.description, severity, kind.strengths[severity - 1],
@@ -140,7 +134,9 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
             )
             for work in works
         },
-        examples={work.model.alias: each["examples"] for work, each in zip(works, insides) if each},
+        examples={
+            work.model.alias: found for index, work in enumerate(works) if (found := _examples(work, sample, index))
+        },
     )  # fmt: skip
 
 
@@ -212,52 +208,11 @@ def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterat
         )  # fmt: skip
 
 
-def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, Any]:
-    """What changes inside one model for images that fool it: rows, examples, and halfway, the block from which on its
-    outputs are halfway to those for another image; nothing where there are no such images."""
-    places = evenly_spaced(sample.fooled[index].nonzero().flatten(), MEASURED)
+def _examples(work: ModelAttack, sample: AttackSample, index: int) -> rows.AttackExampleArrays | None:
+    """Pixels, perturbations, maps of the true class and predictions of images that fool a model; None without any."""
+    places = evenly_spaced(sample.fooled[index].nonzero().flatten(), SHOWN)
     if not len(places) or not work.run.options.inside:
-        return {}
-    seed, clean, changed = work.run.run.seed, sample.clean[places], sample.adversarial[index][places]
-    noise = with_noise(clean, changed, sample.attack.norm, seed=seed)
-    others: dict[rows.Counterpart, Tensor] = {"adversarial": changed, "noise": noise}
-    if len(places) > 1:
-        others["another image"] = clean.roll(len(places) // 2, 0)  # half the sample away, so mostly of another class
-    images = {str(kind): own for kind, own in others.items()}
-    found = cosines(work.model, clean, images, batch_size=work.run.run.batch_size)
-    block = halfway_block(found["adversarial"], found["another image"]) if len(places) > 1 else None
-    return {
-        "blocks": [
-            rows.BlockDistanceRow(work.model.alias, at, kind, _distance(values, seed))
-            for kind in others for at, values in enumerate(found[kind])
-        ],
-        "examples": _examples(work, sample, index, evenly_spaced(places, SHOWN)),
-        "halfway": None if block is None else Estimate(float(block), n=len(places), unit=""),
-    }  # fmt: skip
-
-
-def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tensor:
-    """The clean images with random noise of each perturbation's norm, as a baseline for the effect of its size."""
-    generator = torch.Generator().manual_seed(seed)
-    change = changed - clean
-    if norm == "linf":
-        signs = torch.randint(0, 2, clean.shape, generator=generator) * 2.0 - 1
-        return (clean + signs * change.flatten(1).abs().amax(1)[:, None, None, None]).clamp(0, 1)
-    noise = torch.randn(clean.shape, generator=generator)
-    target, drawn = (values.flatten(1).norm(dim=1)[:, None, None, None] for values in (change, noise))
-    noisy: Tensor = (clean + noise * target / drawn).clamp(0, 1)
-    return noisy
-
-
-def _distance(values: Tensor, seed: int) -> Estimate:
-    """One minus the mean cosine, with its interval; at least 0."""
-    mean = bootstrap_mean(values.double().numpy(), seed=seed, unit="", draws=_DRAWS)
-    low, high = (None if end is None else max(0.0, 1 - end) for end in (mean.high, mean.low))
-    return Estimate(max(0.0, 1 - mean.value), low, high, len(values), "")
-
-
-def _examples(work: ModelAttack, sample: AttackSample, index: int, places: Tensor) -> rows.AttackExampleArrays:
-    """Pixels, perturbations, maps of the true class and predictions of the images at these places of the sample."""
+        return None
     run, clean, changed = work.run.run, sample.clean[places], sample.adversarial[index][places]
     image = sample.indices[places]
     before, after = (

@@ -16,7 +16,6 @@ from vitlens.attacks.registry import NormName
 from vitlens.record import Record, arrays, col, table
 from vitlens.uncertainty import Estimate, wilson
 
-Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 State: TypeAlias = Literal["passed", "inconclusive", "failed"]
 PerImage: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
 Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
@@ -49,10 +48,9 @@ _IN_WORDS: Final = property(lambda row: epsilon_words(row.epsilon, row.norm))
 @dataclass(frozen=True)
 class AttackedModelRow:
     """One model over all attacks. robust: under the strongest attack at 1/255, None where none was run; sample: the
-    attack with its epsilon on a sample of the images, from which examples, transfer and changes inside are taken, and
-    fooled: those of them on which it succeeds; halfway: the first block whose outputs for a clean and an adversarial
-    image differ at least half as much as for two images; baseline: the model that errors under corruptions are relative
-    to; lost: paired over images."""
+    attack with its epsilon on a sample of the images, from which examples and transfer are taken, and fooled: those of
+    them on which it succeeds; baseline: the model that errors under corruptions are relative to; lost: paired over
+    images."""
 
     model: str = col("model")
     clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
@@ -60,7 +58,6 @@ class AttackedModelRow:
     failed: int = col("failed self-checks", default=0)
     sample: str = col("attack of the sample", default="")
     fooled: int = col("fooled", default=0)
-    halfway: Estimate | None = col("block halfway to another image", metric="parting_block/{model}", default=None)
     mean_error: Estimate | None = col(
         "mean error under corruptions", better="lower", metric="mean_error_on_corruptions/{model}", default=None
     )
@@ -197,16 +194,6 @@ class AttackCheckRow:
 
 
 @dataclass(frozen=True)
-class BlockDistanceRow:
-    """How far a block's output for a clean image is from that for its counterpart: 1 minus the cosine, at least 0."""
-
-    model: str = col("model")
-    block: int = col("block")
-    kind: Counterpart = col("counterpart")
-    distance: Estimate = col("1 − cosine")
-
-
-@dataclass(frozen=True)
 class CorruptionRow:
     """Accuracy of one model under one common corruption at a severity from 1 to 5; strength: in the unit that
     `operation` names."""
@@ -257,7 +244,6 @@ class AttackRecord(Record):
     pairs: tuple[RobustPairRow, ...] = table()
     transfer: tuple[TransferRow, ...] = table()
     checks: tuple[AttackCheckRow, ...] = table()
-    blocks: tuple[BlockDistanceRow, ...] = table()
     corruptions: tuple[CorruptionRow, ...] = table()
     attacked: Mapping[str, AttackedArrays] = arrays("attack-{model}")
     examples: Mapping[str, AttackExampleArrays] = arrays("examples-{model}")
