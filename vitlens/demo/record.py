@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.arrays import Pixels
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import Record, arrays, col, head_name, table
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,7 @@ class HeadOffRow:
     layer: int = col("layer")
     head: int = col("head")
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return f"L{self.layer}.H{self.head}"
+    name = head_name
 
 
 @dataclass(frozen=True)

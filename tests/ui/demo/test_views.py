@@ -22,7 +22,7 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.data.decode import quiet_pillow
 from vitlens.demo import intervene, tabs
 from vitlens.demo.pictures import examples
-from vitlens.demo.pool import Pool, pool_of
+from vitlens.demo.pool import Pool
 from vitlens.demo.report import REPORT
 from vitlens.demo.site import DemoSite, pieces, written
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -254,7 +254,7 @@ def test_only_models_with_a_classifier_are_served():
         architecture={},
     )
     with pytest.raises(UnsupportedError, match="no classifier"):
-        pool_of([headless])
+        Pool((headless,))
 
 
 def test_examples_are_scenes_for_models_of_digits_and_photographs_for_others(tmp_path):

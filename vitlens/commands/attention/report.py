@@ -25,7 +25,7 @@ from vitlens.commands.shared.maps.record import (
     mixed_heads_words,
 )
 from vitlens.commands.shared.receptive import field_charts
-from vitlens.commands.shared.sheets import DRAWN, EACH
+from vitlens.commands.shared.sheets import DRAWN, EACH, evenly
 from vitlens.report.claims import Claim, above, below, found
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import say
@@ -132,11 +132,6 @@ def explorer(record: AttentionRecord) -> Explorer | None:
     return explorer_of(record, Shown(record.maps.images, [row.image for row in record.shown])) if record.maps else None
 
 
-def _spread(rows: Sequence[Any], most: int) -> list[int]:
-    """The numbers of at most so many rows, evenly spaced, with the first and the last."""
-    return sorted({round(at) for at in np.linspace(0, len(rows) - 1, min(len(rows), most))})
-
-
 def _masses(kind: str, record: AttentionRecord) -> list[OnObjectRow]:
     return mass_of(record.on_object, kind) if record.images >= FEWEST else []
 
@@ -147,7 +142,7 @@ def _pictures(record: AttentionRecord, *, rollout: bool = False) -> Iterator[Pic
         return
     for at, (name, image) in enumerate(zip(record.names[:DRAWN], record.maps.pixels)):
         yield Picture(image, row=name, column="image", sheet=at // EACH)
-        for index in _spread(record.layers, _LAYERS):
+        for index in evenly(len(record.layers), _LAYERS):
             own = record.maps.layer[index][at].mean(0)
             if rollout and record.maps.rollout is not None:
                 own = record.maps.rollout[at, index]
@@ -241,7 +236,7 @@ REPORT: Final = Report(
     title="Attention of {{ record.aliases[0] }}, layer by layer",
     picture=_PICTURE,
     glance=Overview(
-        lambda record: [record.layers[at] for at in _spread(record.layers, _ROWS)],
+        lambda record: [record.layers[at] for at in evenly(len(record.layers), _ROWS)],
         ("layer", "share", "share_of_baseline", "share_difference", "pointing", "information"),
     ),
     sections=(

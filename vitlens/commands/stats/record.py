@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vitlens.analysis.heads.labels import LABELS
 from vitlens.analysis.heads.registry import head_statistics, shown_in
 from vitlens.archives import Form
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
 Numbers: TypeAlias = Mapping[str, Estimate]
@@ -55,10 +55,7 @@ class HeadRow:
         default=None,
     )
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return f"L{self.layer}.H{self.head}"
+    name = head_name
 
     @property
     def is_clear(self) -> bool:
@@ -139,10 +136,7 @@ class ChangeRow:
     p: float = col("p (Holm, heads)")
     p_all: float | None = col("p (Holm)", default=None)
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return f"L{self.layer}.H{self.head}"
+    name = head_name
 
 
 @dataclass(frozen=True)
