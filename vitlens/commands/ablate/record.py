@@ -220,14 +220,12 @@ class EffectArrays:
 
 @dataclass(frozen=True)
 class PatchingArrays:
-    """The two images, and the share of the logit difference that each part restores: heads (layers, heads), blocks and
-    mlps (layers,), positions (layers, tokens); NaN where there is no such part."""
+    """The two images, and the share of the logit difference that each part restores: heads (layers, heads), positions
+    (layers, tokens); NaN where there is no such part."""
 
     clean: _Image
     corrupted: _Image
     heads: _Matrix
-    blocks: _Floats
-    mlps: _Floats
     positions: _Matrix
 
 

@@ -218,7 +218,7 @@ class Restored:
 
 
 def _restored(record: AblateRecord) -> list[Restored]:
-    if record.patched is None or record.patched.heads is None:
+    if record.patched is None:
         return []
     return [
         Restored(at[0], at[1], float(each)) for at, each in np.ndenumerate(record.patched.heads) if np.isfinite(each)
