@@ -7,6 +7,7 @@ from typing import Final
 from vitlens.report.document import Cell
 from vitlens.uncertainty import Estimate
 
+_LONG: Final = 100  # seconds from which a time is said in minutes
 COUNTED: Final = {"bytes": "B", "FLOPs": "FLOPs"}  # units of large counts, which are shown with a prefix
 
 
@@ -19,6 +20,8 @@ def in_words(cell: Cell, *, with_n: bool = True) -> str:
         return "–"
     if isinstance(cell, Estimate) and cell.unit in COUNTED:
         return f"{in_thousands(cell.value)}{COUNTED[cell.unit]}"
+    if isinstance(cell, Estimate) and cell.unit == "s" and cell.low is None and cell.value >= _LONG:
+        return in_time(cell.value)
     if isinstance(cell, Estimate):
         scale, unit = (100.0, "%") if cell.unit == "fraction" else (1.0, cell.unit)
         known = [each * scale for each in (cell.value, cell.low, cell.high) if each is not None]

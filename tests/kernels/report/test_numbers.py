@@ -21,6 +21,8 @@ from vitlens.uncertainty import Estimate
         (Estimate(1710.4, 1698, 1737, unit="images/s"), "1,710 images/s (1,698 to 1,737)"),
         (Estimate(3e-6, 1e-6, 4e-6, unit=""), "3e-06 (1e-06 to 4e-06)"),
         (Estimate(116.492, unit="px"), "116 px"),
+        (Estimate(58.94, unit="s"), "58.9 s"),
+        (Estimate(6091, unit="s"), "1 h 41 min"),
         (Estimate(12345.6, unit=""), "12,346"),
         (None, "–"),
         (0.12345, "0.123"),
