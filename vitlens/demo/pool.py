@@ -35,8 +35,8 @@ class Pool:
     models: tuple[Model, ...]
     waiting: float = WAITING
     running: float = RUNNING
-    _requests: "deque[object]" = field(default_factory=deque, repr=False)
-    _changed: Condition = field(default_factory=Condition, repr=False)
+    _requests: "deque[object]" = field(default_factory=deque, repr=False, compare=False)
+    _changed: Condition = field(default_factory=Condition, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for model in self.models:
