@@ -332,6 +332,9 @@ def flat(row: Any) -> dict[str, Any]:
     return found
 
 
+head_name: Final = property(lambda row: f"L{row.layer}.H{row.head}", doc="A head as it is written, L3.H7.")
+
+
 def by(rows: Sequence[Any], name: str) -> Mapping[Any, tuple[Any, ...]]:
     """Rows by the value of a field, in the order of the first of each."""
     found: dict[Any, list[Any]] = {}

@@ -21,7 +21,7 @@ def intervals(by: str, *values: str, of: str = "", reference: float | None = Non
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:_MOST]
+        named, title = _first(rows, by, title)
         drawn = [(name, own, each) for name, own in series_of(rows, of).items() for each in values]
         figure = sheet(WIDE * 0.8, 0.7 + max(0.24, 0.13 * len(drawn)) * max(len(named), 2))
         axes = figure.subplots()
@@ -44,6 +44,12 @@ def intervals(by: str, *values: str, of: str = "", reference: float | None = Non
         return figure
 
     return draw
+
+
+def _first(rows: Sequence[Any], by: str, title: str) -> tuple[list[str], str]:
+    """The names of the lines of a chart, and its title, which says where it shows the first of them alone."""
+    every = list(dict.fromkeys(str(value(row, by)) for row in rows))
+    return every[:_MOST], f"{title}, the first {_MOST} of {len(every)}" if len(every) > _MOST else title
 
 
 def lines(
@@ -172,7 +178,7 @@ def bars(by: str, y: str, *, of: str = "", words: Callable[[Any], str] | None = 
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:_MOST]
+        named, title = _first(rows, by, title)
         series = series_of(rows, of)
         figure = sheet(WIDE * 0.8, 0.6 + max(0.22, 0.15 * len(series)) * max(len(named), 2))
         axes = figure.subplots()
