@@ -274,6 +274,6 @@ def _unseen(model: Model, mosaics: Sequence[Composites], kind: CompositeKind) ->
     if beyond(share, guessed) is Side.ABOVE:
         return ""
     return (
-        f"{model.alias} names {100 * share.value:.0f} % of the classes of mosaics, not shown to be more than by "
-        f"guessing ({100 * guessed:.0f} %)"
+        f"{model.alias} names {100 * share.value:.0f} % of the classes of mosaics, not significantly more than "
+        f"by guessing ({100 * guessed:.0f} %)"
     )

@@ -182,7 +182,7 @@ def _ranking(record: ExplainRecord) -> str:
     pairs = len({(row.model, *sorted((row.better, row.worse))) for row in record.swapped})
     return say(
         "{% if pairs %}{{ pairs }} pair{{ pairs|s }} of methods change{{ 's' if pairs == 1 }} places{% else %}No pair "
-        "of methods is shown to change places{% endif %} when removed patches are replaced otherwise"
+        "of methods significantly changes places{% endif %} when removed patches are replaced otherwise"
         "{% if row.methods > 2 %}; the rankings agree least with patches {{ first }} and {{ second }} (Kendall's τ "
         "{{ row.tau|value }}){% endif %}.",
         pairs=pairs, row=least, first=REPLACED[least.first], second=REPLACED[least.second],
@@ -257,7 +257,7 @@ def _composites(row: CompositeSetRow) -> str:
     found = f"{{{{ model }}}} has the explained class {number} in {{{{ recognised|alone }}}} of the {{{{ maps }}}} maps"
     if row.seen:
         return f"On {kind}, {found}, by guessing {{{{ guessed|percent }}}}."
-    return f"The {kind} judge no map: {found}, which is not shown to exceed guessing ({{{{ guessed|percent }}}})."
+    return f"The {kind} judge no map: {found}, not significantly more than by guessing ({{{{ guessed|percent }}}})."
 
 
 def _composite_sheets(record: ExplainRecord) -> Iterator[Cell]:

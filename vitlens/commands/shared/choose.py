@@ -93,8 +93,8 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 
 
 _SAYS: Final[Mapping[Outcome, str]] = {
-    "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one is shown "
-    "to lose at most {{ margin }} points{% else %}, and none is cheaper{% endif %}.",
+    "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one "
+    "surely loses at most {{ margin }} points{% else %}, and none is cheaper{% endif %}.",
     "cheaper": "Take **{{ own.name }}**: {{ what }} {{ own.value }}, {{ own.gap|alone }} from the highest, that of "
     "**{{ best.name }}**{{ price }}.",
     "no difference": "No difference is seen between {{ alike|names }}, and one of {{ detectable }} points would have "
@@ -146,8 +146,8 @@ def is_below(one: Candidate, other: Candidate) -> bool:
 def others(choice: Choice) -> str:
     """How the candidates that are not taken stand against the best: a sentence."""
     return say(
-        "{% if worse %}Lower than **{{ best }}**: {{ worse|names }}. {% endif %}{% if open %}Neither shown to be lower "
-        "nor to be within {{ margin }} points: {{ open|names }}. {% endif %}{% if within %}Within {{ margin }} points: "
+        "{% if worse %}Lower than **{{ best }}**: {{ worse|names }}. {% endif %}{% if open %}Open whether "
+        "lower or within {{ margin }} points: {{ open|names }}. {% endif %}{% if within %}Within {{ margin }} points: "
         "{{ within|names }}.{% endif %}",
         best=choice.best.name, worse=choice.worse, open=choice.open, within=choice.within, margin=MARGIN,
     )  # fmt: skip
