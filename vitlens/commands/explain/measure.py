@@ -75,16 +75,16 @@ def measure(
     if not splits:
         limit = None if options.images or options.verify else CHOICE_IMAGES if options.auto else EACH
         splits = load_splits(
-            run.models, options=run.run, data=options.data, images=options.images, limit=limit, repeat=True
-        )
-        splits = [split.starting_with(options.show) for split in splits]
+            run.models, options=run.run, data=options.data, images=options.images, limit=limit, repeat=True,
+            first=options.show,
+        )  # fmt: skip
     run.splits = splits
     works = [
         Work(model, split, chosen_targets(options.target, model, split), names, options)
         for model, split, names in zip(run.models, splits, methods)
     ]
     with run.folder("Attribution maps of") as folder:
-        drawn = min(DRAWN if options.images else EACH, len(run.split))
+        drawn = min(max(DRAWN if options.images else EACH, len(set(options.show))), len(run.split))
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
         parts: list[ExplainRecord] = []
         for work in works:

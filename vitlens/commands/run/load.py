@@ -87,6 +87,7 @@ def load_splits(
     beside: Sequence[Model] = (),
     limit: int | None = None,
     repeat: bool = False,
+    first: Sequence[str] = (),
 ) -> list[Split]:
     """The images of --images or --data, the same in the same order for each model, preprocessed for it (read once where
     preprocessing agrees); without either, digits for a model of digits.
@@ -94,8 +95,9 @@ def load_splits(
     Of a folder or .npz without a test part those are given that neither these models nor those beside them (others that
     answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit: at
     most so many where --limit says nothing; repeat: digits are shown in several scenes each where more images are
-    asked for than there are digits to test on (for what takes its intervals over source digits). Raises InputError when
-    both are given, or neither for a model of something else.
+    asked for than there are digits to test on (for what takes its intervals over source digits); first: file names of
+    images to begin with, whatever the sample. Raises InputError when both are given, or neither for a model of
+    something else.
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
@@ -108,17 +110,17 @@ def load_splits(
     def read(model: Model) -> Split:
         if images or known is None:
             split = load_images([Path(image) for image in images or ()], preprocessing=model.preprocessing)
-            return split.limit(count, seed=options.seed)
+            return split.starting_with(first, count, seed=options.seed)
         if data is None and model.classes != DIGITS:
             raise InputError(f"expected images for {model.alias}, found none; give --images PATH... or --data DATA")
-        if repeat and count is not None and named == "digits":
+        if repeat and count is not None and named == "digits" and not first:
             return scenes_of_digits(count, seed=options.seed)
         part = partial(load_data, named, preprocessing=model.preprocessing, data_dir=options.data_dir)
         if split_by_seed(named):
             split = unseen(lambda whole, seed: part(seed=seed, whole=whole), known)
         else:
             split = part(seed=options.seed)
-        return split.limit(count, seed=options.seed)
+        return split.starting_with(first, count, seed=options.seed)
 
     by_preprocessing: dict[tuple[object, ...], Split] = {}
     splits = []
