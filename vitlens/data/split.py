@@ -267,7 +267,7 @@ def _renewed(source: Source, number: int) -> Source:
 
 
 def balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:
-    """Seeded indices, sorted, drawn from the classes in turn until count is reached; all of them where they are fewer."""
+    """Seeded indices, sorted, drawn from the classes in turn until count is reached; all where they are fewer."""
     if count >= total:
         return torch.arange(total)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))

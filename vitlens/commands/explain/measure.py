@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.names import Engine
+from vitlens.record import joined
 from vitlens.shapes import Images, Labels
 from vitlens.shapes import Maps as MapsOf
 from vitlens.uncertainty import Estimate, bootstrap_mean
@@ -91,17 +92,6 @@ def measure(
             explorer = not any(part.explorer_arrays for part in parts)  # of the first model that has one
             parts.append(work.record(drawn, explorer=explorer))
         return folder.publish(lambda: joined(parts))
-
-
-def joined(parts: Sequence[ExplainRecord]) -> ExplainRecord:
-    """The rows and arrays of all models in one record."""
-    names = parts[0].tables
-    tables: dict[str, Any] = {name: tuple(row for part in parts for row in part.tables[name]) for name in names}
-    arrays: dict[str, Any] = {
-        name: {key: found for part in parts for key, found in getattr(part, name).items()}
-        for name in ("maps", "curves", "sets", "composite_maps", "explorer_arrays")
-    }
-    return ExplainRecord(**tables, **arrays)
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,11 @@ from vitlens.models.model import Model
 from vitlens.models.pretraining.reading import pretraining_of, told_objectives
 from vitlens.names import TEMPLATE_SETS, Objective, Weighting
 from vitlens.processes import share_of
+from vitlens.record import joined
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 _VOTES: Final[tuple[Weighting, ...]] = ("dino", "majority")  # by similarity, and one each
 _SHARED: Final = {"test", "bank"}  # read by all processes; of the others there may be fewer images than processes
-_OF_EACH: Final = ("features", "depth", "maps", "patches", "matches", "templates", "prompts", "notes")
 _TEMPLATES: Final = next(each.default for each in fields(FeaturesOptions) if each.name == "templates")
 
 
@@ -136,18 +136,15 @@ def _record(
     told = told_objectives(options.objective, [each.alias for each in sets])
     classified = [_classified(*each) for each in zip(sets, read)]
     parts = [_of_model(*each, told.get(each[0].alias)) for each in zip(sets, read, classified)]
-    joined: dict[str, Any] = {name: tuple(row for part in parts for row in getattr(part, name)) for name in _OF_EACH}
     layers = list(_similar([each["test"] for each in read], seed=seed))
     bank = None if own.bank is None else len(own.bank)
-    return FeaturesRecord(
+    return replace(
+        joined(parts),
         sets=(SetsRow(len(own.test), own.chance, own.test.masks is not None, bank, own.no_bank),),
         pairs=tuple(_pairs(classified, own)),
         head=tuple(_heads(classified, own)),
         within=tuple(row for row in layers if not isinstance(row, BetweenRow)),
         between=tuple(row for row in layers if isinstance(row, BetweenRow)),
-        spaces={model: arrays for part in parts for model, arrays in part.spaces.items()},
-        shown={model: arrays for part in parts for model, arrays in part.shown.items()},
-        **joined,
     )
 
 

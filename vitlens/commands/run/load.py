@@ -1,7 +1,7 @@
 """The models and images of a run, from its command line."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -122,17 +122,20 @@ def load_splits(
             split = part(seed=options.seed)
         return split.starting_with(first, count, seed=options.seed)
 
-    by_preprocessing: dict[tuple[object, ...], Split] = {}
-    splits = []
-    for model in models:
-        wanted = model.preprocessing
-        key = (wanted.size, wanted.resize, wanted.interpolation)
-        if key not in by_preprocessing:
-            by_preprocessing[key] = read(model)
-        splits.append(by_preprocessing[key])
+    splits = once_each(models, read)
     if splits:
         print_data(splits[0], options)
     return splits
+
+
+def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[Split]:
+    """What is read for each model, once for those with the same preprocessing."""
+    known: dict[object, Split] = {}
+    keys = [(each.preprocessing.size, each.preprocessing.resize, each.preprocessing.interpolation) for each in models]
+    for key, model in zip(keys, models):
+        if key not in known:
+            known[key] = read(model)
+    return [known[key] for key in keys]
 
 
 def print_data(split: Split, options: RunOptions) -> None:
