@@ -99,8 +99,13 @@ class OnObjectRow:
 
     @property
     def side(self) -> Side:
-        """Whether the maps are shown to exceed the baseline, or to stay below it."""
+        """On which side of the baseline the maps are, significantly."""
         return beyond(self.difference, 0.0)
+
+    @property
+    def above(self) -> bool:
+        """Whether they lie on the object significantly more than the baseline."""
+        return self.side is Side.ABOVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +269,7 @@ def shifts_check(model: str, method: str, steady: SteadyState, jumped: Estimate 
 
 def object_check(row: OnObjectRow) -> MapCheckRow:
     """Whether maps lie on the object more than maps that ignore the image; the verdict does not need it."""
-    state: State = "pass" if row.side is Side.ABOVE else "warn"
+    state: State = "pass" if row.above else "warn"
     return MapCheckRow(
         row.model, row.maps, ON_OBJECT, state, row.estimate, row.baseline, row.difference, needed=False
     )  # fmt: skip
