@@ -1,6 +1,5 @@
 """The attention of every head in space: a floor a layer, a plane of patches a head."""
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +35,13 @@ def attention_space(
     figure = DisplayedFigure(figsize=(WIDE, 5.4))
     figure.suptitle(text, y=0.985, va="top")
     axes: Any = figure.add_axes((0.0, 0.02, 0.86, 0.94), projection="3d", computed_zorder=False)
-    axes.plot(*_outlines(floors, planes, grid), color=GREY, linewidth=0.4)
+    square = np.array([[0, 0], [1, 0], [1, 1], [0, 1], [0, 0], [np.nan, np.nan]]) * (grid[1], grid[0]) - 0.5
+    lefts = np.arange(planes)[:, None] * (1 + _GAP) * grid[1]
+    outlines = (  # of each head's plane on each floor
+        np.tile((lefts + square[:, 0]).ravel(), len(floors)), np.tile(square[:, 1], planes * len(floors)),
+        np.repeat(np.array(floors, dtype=np.float64), planes * len(square)),
+    )  # fmt: skip
+    axes.plot(*outlines, color=GREY, linewidth=0.4)
     sizes = _SIZES[0] + (_SIZES[1] - _SIZES[0]) * np.sqrt(np.clip(shares / max(float(shares.max()), 1e-12), 0, 1))
     colours = np.log2(np.maximum(shares, _FAINTEST))  # powers of 2
     low, high = float(colours.min()), float(colours.max())
@@ -68,20 +73,3 @@ def attention_space(
     axes.set_box_aspect((1.6, 0.7, 1.1), zoom=1.2)
     axes.view_init(elev=22, azim=-72)
     return figure
-
-
-def _outlines(
-    floors: Sequence[int], planes: int, grid: tuple[int, int]
-) -> tuple[list[float], list[float], list[float]]:
-    """The outline of each head's plane on each floor: x, y and z, with NaN between two."""
-    rows, columns = grid
-    x: list[float] = []
-    y: list[float] = []
-    z: list[float] = []
-    for floor in floors:
-        for plane in range(planes):
-            left = plane * (1 + _GAP) * columns - 0.5
-            x += [left, left + columns, left + columns, left, left, np.nan]
-            y += [-0.5, -0.5, rows - 0.5, rows - 0.5, -0.5, np.nan]
-            z += [*[float(floor)] * 5, np.nan]
-    return x, y, z

@@ -157,13 +157,13 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
 
     A constant map has no ranks: its correlation with any other counts as 0.
     """
-    grid, groups = removal_grid(checked.model), checked.groups
+    grid = removal_grid(checked.model)
     maps = {checks.name: on_grid(checks.maps, grid) for checks in checked.results if checks.name not in BASELINES}
     pairs = list(combinations(maps, 2))
     columns = [
-        estimates(
+        checked.means(
             torch.stack([measured(maps[first], maps[second]).nan_to_num(0.0) for first, second in pairs]),
-            groups=groups, unit="" if measured is spearman else "fraction",
+            unit="" if measured is spearman else "fraction",
         )
         for measured in (spearman, top_overlap, map_iou) if pairs
     ]  # fmt: skip
@@ -173,15 +173,14 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
 
 def _order_rows(checked: CheckedMaps, searched: Counterfactuals) -> Iterator[kept.OrderRow]:
     """With how many patches the prediction changes, in the order of each map and in that of the greedy search."""
-    groups, count, by_map = checked.groups, len(searched.prediction), _by_map(checked)
-    first = None if groups is None else groups[:count]
+    count, by_map = len(searched.prediction), _by_map(checked)
     shares = {  # of the patches; all of them where no removal changes the prediction
         name: own.sizes.float() / own.removed[0].numel() for name, own in (by_map | {kept.SEARCH: searched}).items()
     }
-    sizes = estimates(torch.stack([shares[name] for name in by_map]), groups=groups)
-    few = estimates(torch.stack([own[:count] for own in shares.values()]), groups=first)
+    sizes = checked.means(torch.stack([shares[name] for name in by_map]), unit="fraction")
+    few = checked.means(torch.stack([own[:count] for own in shares.values()]), unit="fraction")
     for (name, own), size, some in zip(by_map.items(), sizes, few):
-        yield kept.OrderRow(checked.model.alias, name, size, accuracy(own.found, groups=groups), some)
+        yield kept.OrderRow(checked.model.alias, name, size, accuracy(own.found, groups=checked.groups), some)
     yield kept.OrderRow(checked.model.alias, kept.SEARCH, searched=few[-1])
 
 
@@ -221,7 +220,7 @@ def _substrate_rows(checked: CheckedMaps) -> dict[str, object]:
     gaps = {name: {method: own[:count] for method, own in found.items()} for name, found in checked.removals[0].items()}
     rows, rankings, swapped = [], [], []
     for substrate, by_method in gaps.items() if len(gaps) > 1 else ():
-        means = estimates(torch.stack(list(by_method.values())), groups=groups, seed=seed, unit="")
+        means = checked.means(torch.stack(list(by_method.values())), seed=seed)
         rows += [
             kept.SubstrateRow(alias, name, name in BASELINES, substrate, own) for name, own in zip(by_method, means)
         ]

@@ -215,6 +215,11 @@ class JudgedMap:
     margin: Estimate | None = col("above the hardest baseline", default=None)
     alike: bool = col("not told from the best", default=False)
 
+    @property
+    def because(self) -> str:
+        """Why its maps are judged as they are."""
+        return say("{{ m }} {{ lacks|whole if lacks else 'passes every check' }}", m=self.method, lacks=self.lacks)
+
 
 def judged_by(known: Collection[str]) -> list[str]:
     """The replacements of removed patches by which maps are judged, of those that are known."""

@@ -46,12 +46,9 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
     given = {"best": best, "alias": alias, "judged": judged, "passing": passing, "several": len(passing) > 1,
              "alike": alike}  # fmt: skip
     which = best.state if best.state in _SAYS else ""
-    because = say(
-        "{{ best.method }} {% if best.lacks %}{{ best.lacks|whole }}{% else %}passes every check{% endif %}", best=best
-    )
-    yield Claim(
-        "maps", alias, say(_SAYS[which], **given), say(_TITLES[which], **given), state=best.state, effect=best.margin,
-        evidence="intervened", place=place, kind="answer", because=because,
+    yield found(
+        "maps", alias, _SAYS[which], best.margin, given=given, headline=_TITLES[which], state=best.state,
+        evidence="intervened", place=place, kind="answer", because=best.because,
     )  # fmt: skip
     yield from _weights(alias, [row for row in rows if row.check == WEIGHTS and row.state == "fail"], place)
     yield from _below(alias, rows, place)
