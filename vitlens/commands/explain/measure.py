@@ -216,8 +216,8 @@ def choice_rows(alias: str, choice: MethodChoice) -> dict[str, object]:
     )  # fmt: skip
     return {
         "chosen": (row,),
-        "choice_scores": tuple(kept.ScoreRow(alias, **vars(each)) for each in choice.scores),
-        "choice_margins": tuple(kept.MarginRow(alias, **vars(each)) for each in choice.margins),
+        "choice_scores": tuple(replace(each, model=alias) for each in choice.scores),
+        "choice_margins": tuple(replace(each, model=alias) for each in choice.margins),
         "checks": (removal_check(alias, choice.method, REPLACED, value, known, usable=1),) if value and known else (),
     }
 
