@@ -21,7 +21,7 @@ from vitlens.commands.shared.maps.report import FEWEST, checks_chart, in_order
 from vitlens.commands.shared.sheets import EACH, file_names
 from vitlens.record import by, col
 from vitlens.report.explorer import Explorer
-from vitlens.report.prose import counts, say
+from vitlens.report.prose import Marked, counts, finalize, say
 from vitlens.report.sections import ROWS, Chart, Overview, Report, Section, other_sheets
 
 _METHODS: Final = 7  # on a sheet; more are divided among several
@@ -31,15 +31,7 @@ _TARGETS: Final = {"predicted": ", the predicted class", "true": ", the true cla
 _GREY: Final = 0.8  # share of grey in a removed patch
 
 
-@dataclass(frozen=True)
-class Cell(Picture):
-    """A picture of the sheet of one model; target: which class the maps explain."""
-
-    model: str = ""
-    target: str = ""
-
-
-def sheets(record: ExplainRecord) -> Iterator[Cell]:
+def sheets(record: ExplainRecord) -> Iterator[Picture]:
     """The drawn images of each model, a sheet for at most EACH images and _METHODS methods; none without a map."""
     number, judged = 0, judged_of(record)
     for alias in [alias for alias in record.aliases if alias in record.maps]:
@@ -48,6 +40,7 @@ def sheets(record: ExplainRecord) -> Iterator[Cell]:
         faults = {each.method: each.fault for each in judged.get(alias, ())}
         explained = any(row.target is not None for row in shown)
         target = _TARGETS.get(record.options.get("target", ""), ", the class of --target") if explained else ""
+        of = Marked(finalize(alias) + target)
         if not any(is_drawable(own) for maps in arrays.maps.values() for own in maps[: len(arrays.images)]):
             continue
         names = [f"{name}: {_below(row)}" if row.target is not None else name
@@ -56,13 +49,13 @@ def sheets(record: ExplainRecord) -> Iterator[Cell]:
             for columns in _evenly(len(methods), _METHODS):
                 for at in range(len(arrays.images))[some]:
                     mask = None if arrays.masks is None else arrays.masks[at]
-                    given: dict[str, Any] = {"row": names[at], "mask": mask, "sheet": number, "model": alias}
+                    given: dict[str, Any] = {"row": names[at], "mask": mask, "sheet": number, "of": of}
                     image = arrays.images[at] / np.float32(255)
-                    yield Cell(image, column="image", target=target, **given)
+                    yield Picture(image, column="image", **given)
                     for index in range(len(methods))[columns]:
                         row, fault = methods[index], faults.get(methods[index].method, "")
-                        yield Cell(
-                            image, np.asarray(arrays.maps[index][at], float), signed=row.signed, target=target,
+                        yield Picture(
+                            image, np.asarray(arrays.maps[index][at], float), signed=row.signed,
                             column=f"{row.title} ({fault})" if fault else row.title,
                             crossed="failed" if fault not in ("", JUMPS) else "", **given,
                         )  # fmt: skip
@@ -228,7 +221,7 @@ def _composites(row: CompositeSetRow) -> str:
     return f"The {kind} judge no map: {found}, not significantly more than by guessing ({{{{ guessed|percent }}}})."
 
 
-def _composite_sheets(record: ExplainRecord) -> Iterator[Cell]:
+def _composite_sheets(record: ExplainRecord) -> Iterator[Picture]:
     """The first composites of each kind with the maps of the methods that have most mass in the right place."""
     methods = {row.method: row for row in record.methods}
     for sheet, row in enumerate(row for row in record.composite_sets if not row.refused):
@@ -237,11 +230,11 @@ def _composite_sheets(record: ExplainRecord) -> Iterator[Cell]:
         shown, known = [each.method for each in rows if not each.baseline][: _METHODS - 2], arrays.methods.tolist()
         for at, pixels in enumerate(arrays.images / np.float32(255)):
             given: dict[str, Any] = {"row": f"{at}: explained: {arrays.targets[at]}", "mask": arrays.masks[at],
-                                     "sheet": sheet, "model": row.model}  # fmt: skip
-            yield Cell(pixels, column="image", **given)
+                                     "sheet": sheet, "of": row.model}  # fmt: skip
+            yield Picture(pixels, column="image", **given)
             for name in shown:
                 own, method = np.asarray(arrays.maps[known.index(name)][at], float), methods[name]
-                yield Cell(pixels, own, column=method.title, signed=method.signed, **given)
+                yield Picture(pixels, own, column=method.title, signed=method.signed, **given)
 
 
 def _slowest(record: ExplainRecord) -> str:
@@ -265,7 +258,7 @@ _PICTURE: Final = Chart(
     "explain", images(under=True),
     "Maps over their images: red for the class, blue against it; unsigned maps begin at their minimum. Compare places, "
     "not amounts. Outline: object. Crossed out: uniform or failed.",
-    title="Maps of {{ first.model }}{{ first.target }}",
+    title="Maps of {{ first.of }}",
     rows=lambda record: list(sheets(record)),
 )  # fmt: skip
 
@@ -378,7 +371,7 @@ REPORT: Final = Report(
                 Chart(
                     "composite_maps", images(under=True),
                     "Composite images with maps of the outlined class, of the methods with most mass there.",
-                    title="Maps of the outlined class, {{ first.model }}", each="sheet",
+                    title="Maps of the outlined class, {{ first.of }}", each="sheet",
                     rows=lambda record: list(_composite_sheets(record)),
                 ),
             ),

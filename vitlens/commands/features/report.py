@@ -1,7 +1,7 @@
 """The report of `vitlens features`: what the layers of models hold, and whose features serve best."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -143,13 +143,6 @@ def _patch_maps(record: FeaturesRecord) -> Iterator[PatchMap]:
             )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Shown(Picture):
-    """A picture of the figure of one model."""
-
-    of: str = ""
-
-
 def _colours(record: FeaturesRecord) -> Iterator[Picture]:
     """The images, and below them the colours of their patches by every model."""
     known = [(row.model, record.shown[row.model]) for row in record.features if row.colours is not None]
@@ -161,7 +154,7 @@ def _colours(record: FeaturesRecord) -> Iterator[Picture]:
             yield Picture(np.moveaxis(colours, -1, 0), row=model, column=str(at))
 
 
-def _retrieved(record: FeaturesRecord) -> Iterator[Shown]:
+def _retrieved(record: FeaturesRecord) -> Iterator[Picture]:
     """Queries and their nearest images; none where so few were searched that the nearest need not be near."""
     for row in record.features:
         arrays = record.shown.get(row.model)
@@ -169,14 +162,14 @@ def _retrieved(record: FeaturesRecord) -> Iterator[Shown]:
             continue
         names = file_names([str(name) for name in arrays.query_names])  # type: ignore[union-attr]
         for at, name in enumerate(names):
-            yield Shown(arrays.queries[at] / 255, row=name, column="query", of=row.model)
+            yield Picture(arrays.queries[at] / 255, row=name, column="query", of=row.model)
             for place, pixels in enumerate(arrays.near[at]):  # type: ignore[index]
                 word, frame = f"{arrays.near_names[at, place]}", ""  # type: ignore[index]
                 if arrays.same is not None:
                     same = bool(arrays.same[at, place])
                     word, frame = f"{RIGHT_SYMBOL if same else WRONG_SYMBOL} {word}", RIGHT if same else WRONG
                 below = f"{word}\n{arrays.similarity[at, place]:.3f}"  # type: ignore[index]
-                yield Shown(pixels / 255, row=name, column=str(place + 1), below=below, frame=frame, of=row.model)
+                yield Picture(pixels / 255, row=name, column=str(place + 1), below=below, frame=frame, of=row.model)
 
 
 def _near(record: FeaturesRecord) -> str:
@@ -201,7 +194,7 @@ def _matched(record: FeaturesRecord) -> Iterator[Matches]:
                 )  # fmt: skip
 
 
-def _prompted(record: FeaturesRecord) -> Iterator[Shown]:
+def _prompted(record: FeaturesRecord) -> Iterator[Picture]:
     """The relevance of each prompt over the images."""
     for model, rows in by(record.prompts, "model").items():
         arrays = record.shown[model]
@@ -209,7 +202,7 @@ def _prompted(record: FeaturesRecord) -> Iterator[Shown]:
             prompts = list(dict.fromkeys(row.prompt for row in rows))
             names = file_names([str(name) for name in arrays.names])
             for at, number in np.ndindex(arrays.prompts.shape[:2]):
-                yield Shown(arrays.pixels[at] / 255, arrays.prompts[at, number], names[at], prompts[number], of=model)
+                yield Picture(arrays.pixels[at] / 255, arrays.prompts[at, number], names[at], prompts[number], of=model)
 
 
 def _gap(record: FeaturesRecord, classifier: str) -> Estimate | None:
