@@ -248,8 +248,10 @@ def read_record(kind: type[R], run: RunRecord) -> R:
 
 def joined(parts: Sequence[R]) -> R:
     """Several records of a command in one: the rows of all, and the arrays of all by their names."""
-    tables = {name: tuple(row for part in parts for row in part.tables[name]) for name in parts[0].tables}
-    arrays = {
+    tables: dict[str, Any] = {
+        name: tuple(row for each in parts for row in each.tables[name]) for name in parts[0].tables
+    }
+    arrays: dict[str, Any] = {
         name: {key: value for part in parts for key, value in getattr(part, name).items()}
         for name, (pattern, _) in _array_files(type(parts[0])).items() if "{" in pattern
     }  # fmt: skip

@@ -143,14 +143,14 @@ def _curves(record: ExplainRecord) -> list[CurvePoint]:
     found = []
     for alias, rows in by(record.league, "model").items():
         arrays, best = record.curves[alias], [row.method for row in rows if not row.baseline][:_CURVES]
-        shown = [*best, *(row.method for row in rows if row.baseline)]
+        known = arrays.methods.tolist()
         for panel, shares, curves in (
             ("removed: lower is better", arrays.shares, arrays.deletion),
             ("inserted: higher is better", arrays.inserted, arrays.insertion),
         ):
-            for name in shown:
-                own = curves[arrays.methods.tolist().index(name)]
-                found += [CurvePoint(alias, name, panel, *map(float, pair)) for pair in zip(shares, own)]
+            for name in (*best, *(row.method for row in rows if row.baseline)):
+                points = zip(shares.tolist(), curves[known.index(name)].tolist())
+                found += [CurvePoint(alias, name, panel, *point) for point in points]
     return found
 
 

@@ -196,10 +196,9 @@ def draw(own: FeatureSets, read: Mapping[str, Features]) -> tuple[ShownArrays, d
         among, where, bank = own.bank, "training images", read["bank"]
     itself = among is images
     count = min(RETRIEVED, len(bank) - itself)
-    nearest_images = None
     if count > 0:
         neighbours = nearest(features.at(-1)[chosen], bank.at(-1), k=count, leave_out=chosen if itself else None)
-        nearest_images = neighbours.indices[:, 0].long()
+        theirs = neighbours.indices[:_PAIRS, 0].long()
         queries, places = images, chosen
         if own.query is not None:
             neighbours = nearest(read["query"].at(-1), bank.at(-1), k=min(RETRIEVED, len(bank)))
@@ -221,19 +220,14 @@ def draw(own: FeatureSets, read: Mapping[str, Features]) -> tuple[ShownArrays, d
         components = patch_components(tokens)
         arrays["colours"] = components.colours().numpy().astype(np.float32)
         columns["colours"] = float(components.explained.sum())
-        if nearest_images is not None:
-            ours, theirs = chosen[:_PAIRS], nearest_images[:_PAIRS]
+        if count > 0:
             pairs = list(map(correspond, tokens, patch_tokens(model, batch_of(among, theirs, model))))
-            arrays |= {
-                "first": pixels(images, ours).numpy(),
-                "second": pixels(among, theirs).numpy(),
-                "sources": {number: pair.sources.numpy() for number, pair in enumerate(pairs)},
-                "targets": {number: pair.targets.numpy() for number, pair in enumerate(pairs)},
-                "alike": {number: pair.similarity.double().numpy() for number, pair in enumerate(pairs)},
-            }
+            arrays |= {"first": pixels(images, chosen[:_PAIRS]).numpy(), "second": pixels(among, theirs).numpy()}
+            for column, found in (("sources", "sources"), ("targets", "targets"), ("alike", "similarity")):
+                arrays[column] = {number: getattr(pair, found).numpy() for number, pair in enumerate(pairs)}
             matches = [
                 MatchRow(own.alias, one, two, len(pair.similarity), (tokens.shape[1], tokens.shape[2]))
-                for one, two, pair in zip(names_of(images, ours), names_of(among, theirs), pairs)
+                for one, two, pair in zip(names_of(images, chosen), names_of(among, theirs), pairs)
             ]
     shown = ShownArrays(pixels(images, chosen).numpy(), np.array(names_of(images, chosen)), **arrays)
     return shown, columns, matches

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -90,20 +90,20 @@ def _clouds(of: str, record: FeaturesRecord) -> list[Cloud]:
     masked, several = record.sets[0].masked and of == "patches", len(record.features) > 1
     clouds: dict[tuple[str, str], Cloud] = {}
     for row in [row for row in record.maps if row.of == of and (masked or _groups(record))]:
-        arrays = record.spaces[row.model]
+        arrays, known = record.spaces[row.model], {model for model, _ in clouds}
+        if len(record.features) > 2 and row.model in known:
+            continue
         points, classes = arrays.points[f"{row.method}_{of}"], [str(name) for name in arrays.classes]
         title = f"{row.model}: {_map_title(row)}" if several else _map_title(row)
         if of == "patches":
             classes = ["background", "object"] if masked else classes
-            cloud = Cloud(title, points, classes, arrays.labels_patches, named=False)
-        else:
-            by_whom = next(each.errors for each in record.features if each.model == row.model)
-            cloud = Cloud(title, points, classes, arrays.labels_images, arrays.wrong_images, by_whom)
-        if len(record.features) <= 2 or row.model not in {model for model, _ in clouds}:
-            clouds[row.model, row.method] = cloud
-            drawn, pixels = arrays.pictures, arrays.pixels
-            if of == "images" and drawn is not None and pixels is not None and (row.model, "pictures") not in clouds:
-                clouds[row.model, "pictures"] = cloud.with_thumbnails(drawn, pixels / 255)
+            clouds[row.model, row.method] = Cloud(title, points, classes, arrays.labels_patches, named=False)
+            continue
+        by_whom = next(each.errors for each in record.features if each.model == row.model)
+        cloud = Cloud(title, points, classes, arrays.labels_images, arrays.wrong_images, by_whom)
+        clouds[row.model, row.method] = cloud
+        if row.model not in known and arrays.pictures is not None and arrays.pixels is not None:
+            clouds[row.model, "pictures"] = cloud.with_thumbnails(arrays.pictures, arrays.pixels / 255)
     return list(clouds.values())
 
 
@@ -132,15 +132,11 @@ def _map_title(row: MapRow) -> str:
 def _patch_maps(record: FeaturesRecord) -> Iterator[PatchMap]:
     for model, rows in by([row for row in record.maps if row.of in ("embedding", "content")], "model").items():
         method = "tsne" if any(row.method == "tsne" for row in rows) else "pca"
-        shown, arrays = [row for row in rows if row.method == method], record.spaces[model]
-        if len(shown) == 2 and arrays.places is not None and arrays.grid is not None:
-            whole, content = shown
-            yield PatchMap(
-                model, arrays.points[f"{method}_embedding"], arrays.points[f"{method}_content"],
-                (_map_title(whole).split("\n")[0], _map_title(content).split("\n")[0]), arrays.places,
-                (int(arrays.grid[0]), int(arrays.grid[1])), arrays.cut,
-                None if arrays.cut_pixels is None else arrays.cut_pixels / 255,
-            )  # fmt: skip
+        titles, found = [_map_title(row).split("\n")[0] for row in rows if row.method == method], record.spaces[model]
+        if len(titles) == 2 and found.places is not None and found.grid is not None:
+            whole, content = (found.points[f"{method}_{of}"] for of in ("embedding", "content"))
+            pixels = None if found.cut_pixels is None else found.cut_pixels / 255
+            yield PatchMap(model, whole, content, titles, found.places, found.grid.tolist(), found.cut, pixels)
 
 
 def _colours(record: FeaturesRecord) -> Iterator[Picture]:
@@ -157,19 +153,18 @@ def _colours(record: FeaturesRecord) -> Iterator[Picture]:
 def _retrieved(record: FeaturesRecord) -> Iterator[Picture]:
     """Queries and their nearest images; none where so few were searched that the nearest need not be near."""
     for row in record.features:
-        arrays = record.shown.get(row.model)
-        if arrays is None or arrays.queries is None or (row.searched < SEARCHED and not record.options.get("query")):
+        found: Any = record.shown.get(row.model)  # its arrays of one search are there together
+        if found is None or found.queries is None or (row.searched < SEARCHED and not record.options.get("query")):
             continue
-        names = file_names([str(name) for name in arrays.query_names])  # type: ignore[union-attr]
-        for at, name in enumerate(names):
-            yield Picture(arrays.queries[at] / 255, row=name, column="query", of=row.model)
-            for place, pixels in enumerate(arrays.near[at]):  # type: ignore[index]
-                word, frame = f"{arrays.near_names[at, place]}", ""  # type: ignore[index]
-                if arrays.same is not None:
-                    same = bool(arrays.same[at, place])
-                    word, frame = f"{RIGHT_SYMBOL if same else WRONG_SYMBOL} {word}", RIGHT if same else WRONG
-                below = f"{word}\n{arrays.similarity[at, place]:.3f}"  # type: ignore[index]
-                yield Picture(pixels / 255, row=name, column=str(place + 1), below=below, frame=frame, of=row.model)
+        for at, name in enumerate(file_names([str(name) for name in found.query_names])):
+            yield Picture(found.queries[at] / 255, row=name, column="query", of=row.model)
+            for place, (pixels, word) in enumerate(zip(found.near[at], found.near_names[at])):
+                same = None if found.same is None else bool(found.same[at, place])
+                symbol = "" if same is None else f"{RIGHT_SYMBOL if same else WRONG_SYMBOL} "
+                yield Picture(
+                    pixels / 255, row=name, column=str(place + 1), frame={None: "", True: RIGHT, False: WRONG}[same],
+                    below=f"{symbol}{word}\n{found.similarity[at, place]:.3f}", of=row.model,
+                )  # fmt: skip
 
 
 def _near(record: FeaturesRecord) -> str:

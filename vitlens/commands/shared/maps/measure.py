@@ -36,6 +36,7 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
+_BESIDE: Final = ("baseline", "of_baseline", "difference")  # columns of a score beside that of a baseline
 Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
 
 
@@ -169,23 +170,21 @@ class CheckedMaps:
 
 def map_rows(alias: str, maps: Sequence[tuple[str, Maps]], split: Split) -> list[MapRow]:
     """The row of each kind of map of the split's images, by its name; the pointing game where masks are known."""
-    groups = None if split.groups is None else split.groups.numpy()
+    groups, hits = None if split.groups is None else split.groups.numpy(), list[OnObjectRow]()
+    if split.masks is not None:
+        sources, masks = same_photograph(split), split.masks.cpu()
+        hits = on_object_rows(alias, maps, "pointing", masks, groups=split.groups, sources=sources)
     rows = []
-    for name, own in maps:
+    for at, (name, own) in enumerate(maps):
         bits = student_mean(map_bits(own).numpy(), groups=groups, unit="bits", least=0.0)
         few = len(own) < FEWEST
         fixed = None if few else student_mean(fixed_share(own).numpy(), groups=groups, least=0.0, most=1.0)
-        rows.append(MapRow(model=alias, maps=name, information=bits, by_place=fixed))
-    if split.masks is None:
-        return rows
-    of = same_photograph(split)
-    hits = on_object_rows(alias, maps, "pointing", split.masks.cpu(), groups=split.groups, sources=of)
-    return [
-        replace(
-            row, pointing=hit.estimate, baseline=hit.baseline, of_baseline=hit.of_baseline, difference=hit.difference
-        )
-        for row, hit in zip(rows, hits)
-    ] or rows
+        row = MapRow(model=alias, maps=name, information=bits, by_place=fixed)
+        if hits:
+            hit = hits[at]
+            row = replace(row, pointing=hit.estimate, **{each: getattr(hit, each) for each in _BESIDE})
+        rows.append(row)
+    return rows
 
 
 def on_object_rows(

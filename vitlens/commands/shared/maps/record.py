@@ -297,7 +297,10 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
     untested = [CHECKS[name] for name in (WEIGHTS, SHIFTS) if name not in known]
     if len(removals) < REMOVALS:
         untested = ["a second replacement of removed patches" if removals else "removed patches", *untested]
-    state = max([*(row.state for row in rows), *(["inconclusive"] if untested else [])], key=_BEST_FIRST.index)
+    states: list[State] = [row.state for row in rows]
+    if untested:
+        states.append("inconclusive")
+    state = max(states, key=_BEST_FIRST.index)
     reasons = [
         f"does not beat {listed([BASELINES[base] for base in lacks], 'or')} with patches "
         f"{' and '.join(REPLACED[row.check] for row in own)}" if lacks[0] in BASELINES else _LACKS[lacks[0]]
@@ -310,8 +313,8 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
     return JudgedMap(
         rows[0].model, method, state, str(listed(reasons)) if reasons else "", faults[0] if state == "fail" else "",
         (*(CHECKS[row.check] for row in rows if row.state != "pass"), *untested),
-        *((first.value, first.baseline, first.margin) if first else ()),
-        alike=first is not None and first.behind is not None and beyond(first.behind, 0.0) is not Side.ABOVE,
+        *((first.value, first.baseline, first.margin) if first else (None, "", None)),
+        first is not None and first.behind is not None and beyond(first.behind, 0.0) is not Side.ABOVE,
     )  # fmt: skip
 
 
