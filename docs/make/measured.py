@@ -71,12 +71,19 @@ def _environment() -> Environment:
     """Reports' own words and numbers, with the functions of this page."""
     known = prose.environment()
     made_here = Environment(
-        undefined=StrictUndefined, finalize=prose.finalize, trim_blocks=True, lstrip_blocks=True, autoescape=False
+        undefined=StrictUndefined, finalize=_put_in, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
-    made_here.filters |= {**known.filters, "score": score}
+    made_here.filters |= {**known.filters, "score": score, "text": Marked}
     functions = (value, rows, row, judged, line, took, made)
     made_here.globals |= {each.__name__: each for each in functions} | {"limits": LIMITS}
     return made_here
+
+
+def _put_in(put: Any) -> str:
+    """A value as reports write it, which shortens names; lines of a macro are text of ours: `{{ table()|text }}`."""
+    if "\n" in str(put) and not isinstance(put, Marked):
+        raise UnknownNumberError(f"expected a value, found lines of text; write |text after the macro: {put!s:.60}")
+    return prose.finalize(put)
 
 
 def value(report: str, metric: str) -> Estimate:

@@ -64,7 +64,7 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
             row.gap, given={"row": row, "leans": _leans(row.gap), "rows": rows, "leaning": leaning},
             kind="hidden fault", p=row.p_holm, place="calibration",
         )  # fmt: skip
-    elif (gap.n or 0) >= ENOUGH and 100 * abs(gap.value) >= SMALLEST:
+    elif (gap.n or 0) >= ENOUGH and 100 * abs(gap.value) >= SMALLEST and clear(gap, 0.0):
         yield found(
             "confidence", score.model,
             "**{{ model }}** is {{ leans }}: mean confidence minus accuracy is {{ effect|points }}.",

@@ -9,6 +9,7 @@ import numpy as np
 
 from vitlens.commands.shared.maps.record import ATTENTION, OnObjectRow
 from vitlens.record import col
+from vitlens.report.claims import above
 from vitlens.report.sections import Section
 from vitlens.uncertainty import Estimate
 
@@ -47,8 +48,8 @@ class StageRow:
 
     @property
     def matters(self) -> bool:
-        """Whether the loss rises without it."""
-        return self.loss is not None and self.loss.value > 0
+        """Whether the loss rises without it, as far as the images decide."""
+        return above(self.loss, 0.0)
 
 
 def stages(
@@ -105,8 +106,9 @@ HOW: Final = Section(
     "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of {{ "
     "heads }} heads follows a single pattern"
     "{% endif %}{% if row.range is not none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
-    "{% endif %}{% if row.matters %}; without {{ row.block and 'block' or 'head' }} {{ row.block or row.head }} the "
-    "loss rises by {{ row.loss|alone }}{% endif %}{% if row.lens %}; after them the classifier reads {{ "
+    "{% endif %}{% if row.matters %}; without {{ row.block or row.head }} the loss rises by {{ row.loss|alone }}"
+    "{% elif row.loss %}; removed alone, no {{ row.block and 'block' or 'head' }} of them raises the loss "
+    "significantly{% endif %}{% if row.lens %}; after them the classifier reads {{ "
     "row.lens|value }} of the labels{% endif %}.",
     columns=("layers", "attends", "object", "baseline", "loss", "lens"),
 )
