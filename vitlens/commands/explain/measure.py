@@ -225,14 +225,11 @@ def choice_rows(alias: str, choice: MethodChoice) -> dict[str, object]:
 def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[str, ...]]:
     """The methods of each model, with --auto the candidates. Raises as `chosen_methods`, and InputError for fewer than
     two candidates."""
-    refinement, engine = refinement_of(options.refine), options.engine
-    named: Sequence[tuple[str, ...] | None] = [None] * len(models)
-    if options.method or not options.auto:
-        given = (ALL,) if options.verify and not options.method else options.method
-        named = methods = chosen_methods(models, given, engine=engine, refinement=refinement)
-        if not options.auto:
-            return methods
-    return [candidates_for(model, own, engine=engine, refinement=refinement) for model, own in zip(models, named)]
+    how: dict[str, Any] = {"refinement": refinement_of(options.refine), "engine": options.engine}
+    if not options.auto:
+        return chosen_methods(models, options.method or ((ALL,) if options.verify else ()), **how)
+    named = chosen_methods(models, options.method, **how) if options.method else [None] * len(models)
+    return [candidates_for(model, own, **how) for model, own in zip(models, named)]
 
 
 def refinement_of(options: RefineOptions) -> Refinement:

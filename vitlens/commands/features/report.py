@@ -57,20 +57,13 @@ def _layers(record: FeaturesRecord) -> list[LayersRow]:
     return [row for row in (*record.between, *record.within) if row.cka is not None and row.rank is not None]
 
 
-def _alike(record: FeaturesRecord) -> str:
-    """The first and the last layer of each model, and the last layers of each pair."""
-    said = []
+def _ends(record: FeaturesRecord) -> list[LayersRow]:
+    """The last layers of each pair of models, and the first and the last layer of each model."""
+    found = []
     for own in by(_layers(record), "models").values():
-        ends = [own[-1]] if own[0].first != own[0].second else [
-            row for row in own if row.layer == "0" and row.other == own[-1].other
-        ]  # fmt: skip
-        for row in ends:
-            said.append(say(
-                "{% if r.first == r.second %}The first and the last layer of **{{ r.first }}** have{% else %}The last "
-                "layers of **{{ r.first }}** and **{{ r.second }}** have{% endif %} a CKA of {{ r.cka|alone }}; their "
-                "distances between images have a rank correlation of {{ r.rank|number }}.", r=row,
-            ))  # fmt: skip
-    return " ".join(said[:_SAID])
+        same = own[0].first == own[0].second
+        found += [row for row in own if row.layer == "0" and row.other == own[-1].other] if same else own[-1:]
+    return found
 
 
 def _shared(record: FeaturesRecord) -> str:
@@ -253,11 +246,14 @@ REPORT: Final = Report(
             order=lambda row: (row.better == UNDECIDED, row.p_holm),
         ),
         Section(
-            "Which layers are alike?", _layers, opening=_alike, about=("last layers",),
+            "Which layers are alike?", _ends, about=("last layers",),
+            says="{% if first == second %}The first and the last layer of **{{ first }}** have{% else %}The last "
+            "layers of **{{ first }}** and **{{ second }}** have{% endif %} a CKA of {{ cka|alone }}; their distances "
+            "between images have a rank correlation of {{ rank|number }}.",
             charts=(Chart(
                 "cka", matrix("layer", "other", "cka", panel="models"),
                 "Linear CKA of every two layers; dark is alike. Blocks of dark cells are layers with similar features.",
-                title="Linear CKA of the layers",
+                title="Linear CKA of the layers", rows=_layers,
             ),),
         ),
         Section(
