@@ -58,10 +58,9 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
         "The maps of **{{ row.model }}** by {{ method }} are not to be believed: it {{ row.lacks|whole }}.",
         row=row, method=Marked(ATTRIBUTIONS[row.method].title),
     )  # fmt: skip
-    because = say("{{ best.method }} {{ best.lacks|whole if best.lacks else 'passes every check' }}", best=best)
     told = says if row.state == "fail" and record.images >= FEWEST else ""
     return Claim(
-        "explanation", model, told, state=best.state, effect=best.margin, because=because,
+        "explanation", model, told, state=best.state, effect=best.margin, because=best.because,
         evidence="intervened", place="panels",
     )  # fmt: skip
 
