@@ -254,7 +254,8 @@ SECTIONS: Final = (
         "What mends their errors?",
         "interventions",
         opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} change{{ rows|s }} of all "
-        "images {{ k or 'none' }} mend{{ 's' if k <= 1 }} significantly more errors than a control as large.",
+        "images {{ k or 'none' }} significantly mend{{ 's' if k <= 1 }} more errors, and leave{{ 's' if k <= 1 }} more "
+        "images correct, than a control as large.",
         columns=("model", "change", "mended", "broken", "control_mended", "control_broken"),
         order=lambda row: row.p_holm,
         charts=(
