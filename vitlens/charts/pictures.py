@@ -33,7 +33,7 @@ class Picture:
     column: their names; below: a line under it; frame: the colour around it; mask (height, width): of an object,
     outlined; hit: whether the map's highest point, which is marked, lies on it; crossed: why the map says nothing,
     crossed out; sheet: the number of its figure, where there are several; signed: None, or whether a map that is drawn
-    as a share of its largest value has signs.
+    as a share of its largest value has signs; of: what the title of its figure names.
     """
 
     image: NDArray[np.floating] | None
@@ -47,6 +47,7 @@ class Picture:
     crossed: str = ""
     sheet: int = 0
     signed: bool | None = None
+    of: str = ""
 
     @classmethod
     def predicted(

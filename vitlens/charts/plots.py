@@ -26,7 +26,7 @@ def intervals(
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:_MOST]
+        named, title = _first(rows, by, title)
         drawn = [(name, own, each) for name, own in series_of(rows, of).items() for each in values]
         figure = sheet(WIDE * 0.8, 0.7 + max(0.24, 0.13 * len(drawn)) * max(len(named), 2))
         axes, tall = figure.subplots(), (0.8 if filled else 0.6) / len(drawn)
@@ -53,6 +53,12 @@ def intervals(
         return figure
 
     return draw
+
+
+def _first(rows: Sequence[Any], by: str, title: str) -> tuple[list[str], str]:
+    """The names of the lines of a chart, and its title, which says where it shows the first of them alone."""
+    every = list(dict.fromkeys(str(value(row, by)) for row in rows))
+    return every[:_MOST], f"{title}, the first {_MOST} of {len(every)}" if len(every) > _MOST else title
 
 
 bars = partial(intervals, filled=True)

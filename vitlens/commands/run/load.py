@@ -1,7 +1,7 @@
 """The models and images of a run, from its command line."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,7 @@ def load_splits(
     beside: Sequence[Model] = (),
     limit: int | None = None,
     repeat: bool = False,
+    first: Sequence[str] = (),
 ) -> list[Split]:
     """The images of --images or --data, the same in the same order for each model, preprocessed for it (read once where
     preprocessing agrees); without either, digits for a model of digits.
@@ -75,8 +76,9 @@ def load_splits(
     Of a folder or .npz without a test part those are given that neither these models nor those beside them (others that
     answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit: at
     most so many where --limit says nothing; repeat: digits are shown in several scenes each where more images are
-    asked for than there are digits to test on (for what takes its intervals over source digits). Raises InputError when
-    both are given, or neither for a model of something else.
+    asked for than there are digits to test on (for what takes its intervals over source digits); first: file names of
+    images to begin with, whatever the sample. Raises InputError when both are given, or neither for a model of
+    something else.
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
@@ -86,29 +88,32 @@ def load_splits(
     def read(model: Model) -> Split:
         if images or known is None:
             split = load_images([Path(image) for image in images or ()], preprocessing=model.preprocessing)
-            return split.limit(count, seed=options.seed)
+            return split.starting_with(first, count, seed=options.seed)
         if data is None and model.classes != DIGITS:
             raise InputError(f"expected images for {model.alias}, found none; give --images PATH... or --data DATA")
-        if repeat and count is not None and named == "digits":
+        if repeat and count is not None and named == "digits" and not first:
             return scenes_of_digits(count, seed=options.seed)
         part = partial(load_data, named, preprocessing=model.preprocessing, data_dir=options.data_dir)
         if split_by_seed(named):
             split = unseen(lambda whole, seed: part(seed=seed, whole=whole), known)
         else:
             split = part(seed=options.seed)
-        return split.limit(count, seed=options.seed)
+        return split.starting_with(first, count, seed=options.seed)
 
-    by_preprocessing: dict[tuple[object, ...], Split] = {}
-    splits = []
-    for model in models:
-        wanted = model.preprocessing
-        key = (wanted.size, wanted.resize, wanted.interpolation)
-        if key not in by_preprocessing:
-            by_preprocessing[key] = read(model)
-        splits.append(by_preprocessing[key])
+    splits = once_each(models, read)
     if splits:
         print_data(splits[0], options)
     return splits
+
+
+def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[Split]:
+    """What is read for each model, once for those with the same preprocessing."""
+    known: dict[object, Split] = {}
+    keys = [(each.preprocessing.size, each.preprocessing.resize, each.preprocessing.interpolation) for each in models]
+    for key, model in zip(keys, models):
+        if key not in known:
+            known[key] = read(model)
+    return [known[key] for key in keys]
 
 
 def print_data(split: Split, options: RunOptions) -> None:

@@ -8,16 +8,23 @@ from typing import Annotated, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.failures import properties
+from vitlens.analysis.failures.properties import (
+    CovariateRow,
+    DifferenceRow,
+    InterventionRow,
+    QuarterRow,
+    causes,
+)
 from vitlens.archives import Form
 from vitlens.arrays import ClassNames, Pixels
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.commands.shared.comparison import signed
-from vitlens.record import Record, arrays, by, table
+from vitlens.record import Record, arrays, by, col, table
 from vitlens.report.claims import ASKED, Claim
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
+from vitlens.uncertainty import Estimate
 
 FEWEST: Final = 10  # errors, and correct predictions, from which on they are asked for a reason
 QUARTERS: Final = 4
@@ -48,10 +55,10 @@ class MendedArrays:
 class FailuresRecord(Record):
     """The tables and arrays of a command that asks why models fail."""
 
-    covariates: tuple[properties.CovariateRow, ...] = table()
-    covariate_differences: tuple[properties.DifferenceRow, ...] = table()
-    quarters: tuple[properties.QuarterRow, ...] = table()
-    interventions: tuple[properties.InterventionRow, ...] = table()
+    covariates: tuple[CovariateRow, ...] = table()
+    covariate_differences: tuple[DifferenceRow, ...] = table()
+    quarters: tuple[QuarterRow, ...] = table()
+    interventions: tuple[InterventionRow, ...] = table()
     covariate_values: Mapping[str, CovariateArrays] = arrays("covariates-{model}")
     failure_examples: Mapping[str, MendedArrays] = arrays("mended-{model}")
 
@@ -59,7 +66,7 @@ class FailuresRecord(Record):
 def claims(record: FailuresRecord) -> Iterator[Claim]:
     """Why each model fails: a cause where errors differ in it and its change mends them, else what is not known."""
     for model in by(record.covariates, "model"):
-        found = properties.causes(model, record.covariates, record.interventions)[:1]
+        found = causes(model, record.covariates, record.interventions)[:1]
         if not found:
             yield Claim("why it fails", model, says=_not_known(record, model))
         for row, test in found:
@@ -86,7 +93,7 @@ def unknown(record: FailuresRecord) -> Iterator[str]:
         yield say("Too few errors to ask why a model fails: {{ own }}.", own=own)
 
 
-def _fails_on(record: FailuresRecord, row: properties.CovariateRow, test: properties.InterventionRow) -> str:
+def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) -> str:
     """The sentence that only a property may have in which errors differ and whose change mends them."""
     parts = [each for each in record.quarters if (each.model, each.covariate) == (row.model, row.covariate)]
     most = row.area.value > 0.5
@@ -113,52 +120,49 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     if differs is None:  # what a change mends all the same
         test = next((each for each in record.interventions if each.model == model and each.supported), None)
         row = next((each for each in rows if test and _same(test, each)), None)
-    if errors < FEWEST or total - errors < FEWEST:
-        few = "to ask why. The next test would be more images."
-        left = "are left to compare them with. The next test would be images that it knows."
-        words = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few "
-        words += few if errors < FEWEST else left
-    elif differs is None and row is not None:
-        words = (
-            "We do not know why **{{ model }}** fails: "
-            + _CHANGED
-            + ", {{ test.mended }} of its {{ errors }} errors are mended (control, {{ test.control|whole }}: "
-            "{{ test.control_mended }}), but errors are not significantly more frequent on {{ row.where|whole }}. The "
-            "next test would be more images."
-        )
+    few = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few "
+    more = "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }} (AUC "
+    more += "{{ row.area|alone }}), but "
+    if errors < FEWEST:
+        words, following = few + "to ask why", "more images"
+    elif total - errors < FEWEST:
+        words, following = few + "are left to compare them with", "images that it knows"
     elif row is None:
         words = (
             "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from correct predictions in no "
-            "property that was measured. The next test would be a property that is found by looking at them."
+            "property that was measured"
         )
+        following = "a property that is found by looking at them"
+    elif differs is None:
+        words = (
+            "We do not know why **{{ model }}** fails: " + _CHANGED + ", {{ test.mended }} of its {{ errors }} errors "
+            "are mended (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors are not shown to be "
+            "more frequent on {{ row.where|whole }}"
+        )
+        following = "more images"
+    elif test is not None:
+        words = more + _CHANGED + (
+            ", {{ test.mended }} of {{ errors }} are mended and {{ test.broken }} correct predictions broken (control: "
+            "{{ test.control_mended }} and {{ test.control_broken }})"
+        )  # fmt: skip
+        gains = test.gain.value > 0 and test.mended > test.broken
+        following = "more images" if gains else "a property that goes with it"
+    elif row.known.outcome:
+        words, following = more + "that follows from its own predictions", row.next_test
     else:
-        words = _BUT
-        if test is not None:
-            words += _CHANGED + (
-                ", {{ test.mended }} of {{ errors }} are mended and {{ test.broken }} correct predictions broken "
-                "(control, {{ test.control|whole }}: {{ test.control_mended }} and {{ test.control_broken }}). The "
-                "next test would be {% if gain %}more images{% else %}a property that goes with it{% endif %}."
-            )
-        elif row.known.outcome:
-            words += "that follows from its own predictions. The next test would be {{ row.next_test|whole }}."
-        else:
-            words += "no change tests it here. The next test would be images with masks of their objects."
-    gain = test is not None and test.gain.value > 0 and test.mended > test.broken
-    return say(words, model=model, row=row, test=test, errors=errors, total=total, gain=gain)
+        words, following = more + "no change tests it here", "images with masks of their objects"
+    words += ". The next test would be {{ following|whole }}."
+    return say(words, model=model, row=row, test=test, errors=errors, total=total, following=following)
 
 
 _CHANGED: Final = "with all {{ row.known.thing }} {{ test.change|whole }}"
-_BUT: Final = (
-    "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }} (AUC "
-    "{{ row.area|alone }}), but "
-)
 
 
-def _same(test: properties.InterventionRow, row: properties.CovariateRow) -> bool:
+def _same(test: InterventionRow, row: CovariateRow) -> bool:
     return (test.model, test.covariate) == (row.model, row.covariate)
 
 
-def _strongest(rows: Sequence[properties.CovariateRow]) -> properties.CovariateRow | None:
+def _strongest(rows: Sequence[CovariateRow]) -> CovariateRow | None:
     """What one model's errors differ in most: of the images given all others, else of its predictions."""
     known = [row for row in rows if row.differs and (not row.known.outcome or row.next_test)]
     return min(known, key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p), default=None)
@@ -171,8 +175,8 @@ def _answer(record: FailuresRecord) -> str:
     if apart is not None and apart.p_holm <= ASKED:
         said.append(
             say(
-                "The models differ most in how the {{ row.title }} separates their errors: its AUC is {{ size }} "
-                "{{ side }} for **{{ row.first }}** than for **{{ row.second }}**.",
+                "The models differ most in how **{{ row.title }}** separates their errors: its AUC is {{ size }} "
+                "{{ side }} for **{{ row.first }}**.",
                 row=apart, size=signed(apart.difference, apart.difference.value >= 0),
                 side="higher" if apart.difference.value > 0 else "lower",
             )
@@ -180,7 +184,7 @@ def _answer(record: FailuresRecord) -> str:
     return " ".join(said)
 
 
-def _two_strongest(record: FailuresRecord) -> list[properties.QuarterRow]:
+def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
     """Quarters by the two properties of images that separate the errors of each model in turn best."""
     rows = [row for row in record.covariates if row.p is not None and not row.known.outcome]
     ranked = [
@@ -194,7 +198,7 @@ def _two_strongest(record: FailuresRecord) -> list[properties.QuarterRow]:
 def _examples(record: FailuresRecord) -> Iterator[Picture]:
     """Errors that a change mends: the image, and it after the change and after the control."""
     for model, own in record.failure_examples.items():
-        (_, test), *_ = properties.causes(model, record.covariates, record.interventions)
+        (_, test), *_ = causes(model, record.covariates, record.interventions)
         shown = {"image": own.pixels, "after the change": own.changed, "after the control": own.control}
         for at, image in enumerate(own.image.tolist()):
             for (column, pixels), told in zip(shown.items(), own.predictions[:, at].tolist()):
@@ -204,6 +208,26 @@ def _examples(record: FailuresRecord) -> Iterator[Picture]:
                     pixels[at].astype(np.float32) / 255, row=f"{shortened(model, 12)} {image}: {test.change}",
                     column=column, below=below, frame=RIGHT if right else WRONG,
                 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _After:
+    """The accuracy of a model after a change or its control, minus that before."""
+
+    model: str
+    change: str
+    accuracy: Estimate = col("change of accuracy")
+
+
+def _after(record: FailuresRecord) -> Iterator[_After]:
+    """Each change beside its control."""
+    for row in record.interventions:
+        for words, mended, broken in (
+            (row.change, row.mended, row.broken),
+            (f"control: {row.change}", row.control_mended, row.control_broken),
+        ):
+            n = row.gain.n or 1
+            yield _After(row.model, words, Estimate(100 * (mended - broken) / n, n=n, unit="points"))
 
 
 SECTIONS: Final = (
@@ -229,16 +253,17 @@ SECTIONS: Final = (
     Section(
         "What mends their errors?",
         "interventions",
-        opening="All images are changed, beside a control as large; a property is changed where errors differ in it, "
-        "towards what correct predictions have.",
-        columns=("model", "change", "mended", "control_mended", "gain", "p_holm"),
+        opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} change{{ rows|s }} of all "
+        "images {{ k or 'none' }} significantly mend{{ 's' if k <= 1 }} more errors, and leave{{ 's' if k <= 1 }} more "
+        "images correct, than a control as large.",
+        columns=("model", "change", "mended", "broken", "control_mended", "control_broken"),
         order=lambda row: row.p_holm,
         charts=(
             Chart(
-                "interventions", intervals("change", "gain", of="model", reference=0.0),
-                "Accuracy after each change minus that after its control. Right of the dashed line the change mends "
-                "more than a control as large.",
-                title="What a change mends beyond its control",
+                "interventions", intervals("change", "accuracy", of="model", reference=0.0),
+                "Accuracy after each change, and after its control, minus that before. Right of the dashed line more "
+                "errors are mended than made. Tests: tables/interventions.csv.",
+                title="What changes mend and break", rows=lambda record: list(_after(record)),
             ),
             Chart(
                 "failure_examples", images(),
