@@ -66,18 +66,9 @@ class Column:
     keys: Callable[[], Collection[str]] | None = None
 
 
-def col(
-    title: str,
-    *,
-    unit: str = "",
-    term: str = "",
-    better: Better | None = None,
-    metric: str = "",
-    keys: Callable[[], Collection[str]] | None = None,
-    default: Any = MISSING,
-) -> Any:
-    """A field of a row, declared as a `Column`."""
-    return field(default=default, metadata={_COLUMN: Column(title, unit, term, better, metric, keys)})
+def col(title: str, *, default: Any = MISSING, **more: Any) -> Any:
+    """A field of a row, declared as a `Column`; more: the other fields of Column."""
+    return field(default=default, metadata={_COLUMN: Column(title, **more)})
 
 
 def table() -> Any:
@@ -342,6 +333,9 @@ def flat(row: Any) -> dict[str, Any]:
             else:
                 found[name] = part
     return found
+
+
+head_name: Final = property(lambda row: f"L{row.layer}.H{row.head}", doc="A head as it is written, L3.H7.")
 
 
 def by(rows: Sequence[Any], name: str) -> Mapping[Any, tuple[Any, ...]]:

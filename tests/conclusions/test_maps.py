@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.kit.contradictions import contradictions
 from tests.kit.map_rows import FALLING, STAYING, checks
 from vitlens import load_data
 from vitlens.analysis.faithfulness import league
@@ -26,7 +27,7 @@ from vitlens.commands.shared.maps.record import (
     shifts_check,
 )
 from vitlens.commands.shared.maps.report import map_claims, uniform_claim
-from vitlens.report.claims import contradictions, shown
+from vitlens.report.claims import shown
 from vitlens.uncertainty import Estimate, student_mean
 
 

@@ -59,7 +59,7 @@ def _layers(record: FeaturesRecord) -> list[LayersRow]:
 
 def _ends(record: FeaturesRecord) -> list[LayersRow]:
     """The last layers of each pair of models, and the first and the last layer of each model."""
-    found = list[LayersRow]()
+    found: list[LayersRow] = []
     for own in by(_layers(record), "models").values():
         same = own[0].first == own[0].second
         found += [row for row in own if row.layer == "0" and row.other == own[-1].other] if same else own[-1:]

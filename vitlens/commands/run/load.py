@@ -40,36 +40,17 @@ def load_models(
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
-    names = _parsed(models)
-    device = resolve_device(options.device)
-    classes = None if model_options.classes is None else _read_classes(model_options.classes)
-    loaded = tuple(
-        load(
-            name,
-            weights=model_options.weights,
-            random_weights=model_options.random_weights,
-            arch=model_options.arch,
-            image_size=model_options.image_size,
-            mean=model_options.mean,
-            std=model_options.std,
-            classes=classes,
-            device=device,
-            seed=options.seed,
-            code_files=model_options.model_file,
-        )
-        for name in names
-    )
-    for model in loaded:
-        if command is not None:
+    given = dict(vars(model_options))
+    given |= {"code_files": given.pop("model_file"), "device": resolve_device(options.device), "seed": options.seed}
+    given["classes"] = None if model_options.classes is None else _read_classes(model_options.classes)
+    typed = [model for model in models if isinstance(model, str)]
+    require_rule(typed)
+    names = iter(parse_models(typed))
+    loaded = tuple(load(next(names) if isinstance(model, str) else model, **given) for model in models)
+    if command is not None:
+        for model in loaded:
             require_supported(model, command)
     return loaded
-
-
-def _parsed(models: Sequence[str | ModelName]) -> tuple[ModelName, ...]:
-    texts = [model for model in models if isinstance(model, str)]
-    require_rule(texts)
-    names = iter(parse_models(texts))
-    return tuple(next(names) if isinstance(model, str) else model for model in models)
 
 
 def load_split(model: Model, **given: Any) -> Split:
@@ -101,9 +82,6 @@ def load_splits(
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
-    for name in (data, *(images or ())):
-        if name is not None and not str(name).strip():  # as a path it would be the current folder
-            raise InputError(f"expected a name or a path for --data and --images, found {name!r}; see vitlens data")
     known = None if images else training_images_of((*models, *beside), seed=options.seed)
     count, named = options.limit or limit, data or "digits"
 
