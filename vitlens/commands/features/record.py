@@ -167,9 +167,14 @@ class LayersRow:
     rank: float | None = col("rank correlation of distances")
 
     @property
+    def alone(self) -> bool:
+        """Whether the layers are of one model."""
+        return self.first == self.second
+
+    @property
     def models(self) -> str:
         """ "a" or "a (down), b (across)"."""
-        return self.first if self.first == self.second else f"{self.first} (down), {self.second} (across)"
+        return self.first if self.alone else f"{self.first} (down), {self.second} (across)"
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ def _ends(record: FeaturesRecord) -> list[LayersRow]:
     """The last layers of each pair of models, and the first and the last layer of each model."""
     found: list[LayersRow] = []
     for own in by(_layers(record), "models").values():
-        same = own[0].first == own[0].second
-        found += [row for row in own if row.layer == "0" and row.other == own[-1].other] if same else own[-1:]
+        first = [row for row in own if row.layer == "0" and row.other == own[-1].other]
+        found += first if own[-1].alone else own[-1:]
     return found
 
 
@@ -247,7 +247,7 @@ REPORT: Final = Report(
         ),
         Section(
             "Which layers are alike?", _ends, about=("last layers",),
-            says="{% if first == second %}The first and the last layer of **{{ first }}** have{% else %}The last "
+            says="{% if row.alone %}The first and the last layer of **{{ first }}** have{% else %}The last "
             "layers of **{{ first }}** and **{{ second }}** have{% endif %} a CKA of {{ cka|alone }}; their distances "
             "between images have a rank correlation of {{ rank|number }}.",
             charts=(Chart(
