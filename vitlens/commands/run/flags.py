@@ -100,7 +100,10 @@ def require_bounds(options: Any, *, source: str, hint: str) -> None:
     """Raise InputError for a number in an options dataclass outside the bounds of its option."""
     for field, _, flag in flags_of(type(options)):
         value = getattr(options, field.name)
-        if flag is None or not isinstance(value, int | float) or isinstance(value, bool):
+        if flag is None:
+            require_bounds(value, source=source, hint=hint)
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool):
             continue
         if (flag.low is not None and value < flag.low) or (flag.high is not None and value > flag.high):
             bounds = f"from {flag.low}" if flag.high is None else f"from {flag.low} to {flag.high}"

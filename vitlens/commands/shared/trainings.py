@@ -120,15 +120,15 @@ def training_run(model: "Model") -> RunRecord | None:
 
 def budget_of_run(alias: str, run: RunRecord) -> Budget:
     """How the model of a run of `vitlens train` was trained, from its config.json and results.json."""
-    plan, data, recipe = (_mapping(run.config.get(name)) for name in ("plan", "data", "recipe"))
+    options, data, recipe = (_mapping(run.config.get(name)) for name in ("options", "data", "recipe"))
     history = _mapping(run.results["tables"]).get("history")
     last = _mapping(history[-1]) if isinstance(history, list) and history else {}
-    name, teacher = plan.get("model"), _mapping(plan.get("teaching")).get("teacher")
-    scratch = name in PRESETS and not _mapping(plan.get("tuning")).get("weights")
+    name, teacher = options.get("model"), _mapping(options.get("teaching")).get("teacher")
+    scratch = name in PRESETS and not _mapping(options.get("tuning")).get("weights")
     return Budget(
         alias,
         start="random weights" if scratch else _as(str, name),
-        data=_as(str, plan.get("data")),
+        data=_as(str, options.get("data")) or "digits",  # the default
         images=_as(int, data.get("images")),
         epochs=len(history) if isinstance(history, list) and history else _as(int, recipe.get("epochs")),
         steps=_as(int, last.get("step")),
