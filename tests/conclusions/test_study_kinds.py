@@ -8,17 +8,17 @@ import pytest
 from vitlens.analysis.answers.seeds import accuracy_over_seeds
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.measure import compared
-from vitlens.commands.study.kinds.record import (
+from vitlens.commands.study.kinds.report import REPORT, caught_up, decision, reasons
+from vitlens.commands.study.kinds.transfer import reached
+from vitlens.commands.study.record import (
     ComparisonRow,
     CurveRow,
     DesignRow,
     PointRow,
     PositionRow,
     RecipeRow,
+    StudyRecord,
 )
-from vitlens.commands.study.kinds.report import REPORT, caught_up, decision, reasons
-from vitlens.commands.study.kinds.transfer import reached
-from vitlens.commands.study.record import StudyRecord
 from vitlens.report.claims import contradictions
 from vitlens.uncertainty import Estimate
 
@@ -57,7 +57,7 @@ def record_of(kind, shares, *, seeds=3, seed=0, spread=0.01, gain=(30.0, 20.0, 4
     rows = [
         *compared(points, correct, "difference", [pair for pair in pairs if points[pair[0]].candidate]),
         *compared(points, correct, "share", [pair for pair in pairs if not points[pair[0]].candidate]),
-        *compared(points, correct, "step", KINDS[kind].changes if KINDS[kind].steps else []),
+        *compared(points, correct, "step", KINDS[kind].steps),
         *compared(
             points,
             correct,

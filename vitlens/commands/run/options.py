@@ -1,7 +1,7 @@
 """The options that commands share, one definition each; free of torch."""
 
 from collections.abc import Collection
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,18 +130,23 @@ def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] 
         raise InputError(f"expected the folder of vitlens {command} to resume, found one of vitlens {record.command}")
     begun = read_as(type(options), record.config.get("options"), source=source, hint=_ANEW)
     require_bounds(begun, source=source, hint=_ANEW)
-    kept = {"resume": resume, "run": replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})}
+    run = replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})
+    kept = _begun(options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its ")
+    return replace(kept, run=run, resume=resume)
+
+
+def _begun(options: Any, begun: Any, typed: Collection[str], expected: str) -> Any:
+    """The options that a run began with, those in bundles, too, but for those that hold as they are typed now."""
+    kept = {}
     for each in fields(options):
         value, before = getattr(options, each.name), getattr(begun, each.name)
         if each.name in typed:
             kept[each.name] = value
-        elif each.name not in kept and value not in (_unset(each), before):
-            raise InputError(f"expected to resume {resume} with its {each.name}, {before}, found {value}; leave it out")
+        elif is_dataclass(value):
+            kept[each.name] = _begun(value, before, typed, f"{expected}{each.name}.")
+        elif value not in (each.default, before):
+            raise InputError(f"{expected}{each.name}, {before}, found {value}; leave it out")
     return replace(begun, **kept)
-
-
-def _unset(field: Any) -> Any:
-    return field.default if field.default is not MISSING else field.default_factory()
 
 
 def one_model() -> Any:

@@ -24,8 +24,8 @@ class Point:
     MODEL); shape: the differences from the preset's; start: its first weights; trained: the part that is trained;
     teacher: the point from whose outputs it learns, too; share: of the training images, fixed and repeated (None: all,
     as in training); line: of a chart over the number of images; against: the labels of the points that it is compared
-    with ((): the first); variant: in a kind with steps, another form of the point before it, on which the following
-    points do not build; candidate: whether the decision may take it.
+    with ((): the first); base: the label of the point from which it differs in one factor, with which it is compared,
+    too; candidate: whether the decision may take it.
     """
 
     label: str
@@ -38,7 +38,7 @@ class Point:
     share: float | None = None
     line: str = ""
     against: tuple[str, ...] = ()
-    variant: bool = False
+    base: str = ""
     candidate: bool = True
 
 
@@ -46,27 +46,20 @@ class Point:
 class Kind:
     """A study: its title, its points in order, what it leaves open, and notes on its design.
 
-    steps: whether each point changes one factor of the one before it (variants left out), so that these two are
-    compared, too; also: what is measured beside accuracies: receptive fields, an image cut into patches, the order of
-    position embeddings, what changed inside a model that is adapted.
+    also: what is measured beside accuracies: receptive fields, an image cut into patches, the order of position
+    embeddings, what changed inside a model that is adapted.
     """
 
     title: str
     points: tuple[Point, ...]
     untried: str
     notes: tuple[str, ...] = ()
-    steps: bool = False
     also: Also | None = None
 
     @property
-    def changes(self) -> tuple[tuple[str, str], ...]:
-        """The labels of each point after the first and of the one that it changes: the last before it that is no
-        variant."""
-        pairs, base = [], self.points[0].label
-        for point in self.points[1:]:
-            pairs.append((point.label, base))
-            base = base if point.variant else point.label
-        return tuple(pairs)
+    def steps(self) -> tuple[tuple[str, str], ...]:
+        """The labels of each point that differs from another in one factor, and of that one."""
+        return tuple((point.label, point.base) for point in self.points if point.base)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
@@ -103,15 +96,15 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "A vision transformer, one part at a time",
             (
                 Point("no-attention", "no attention (an MLP)", shape={**_BARE, "attention": False, "mlp": True}),
-                Point("one-head", "attention, one head", shape={**_BARE, "heads": 1}),
-                Point("four-heads", "four heads", shape=_BARE),
-                Point("residual", "+ residual connection", shape={**_BARE, "residual": True}),
-                Point("norm", "+ norm", shape={**_BARE, "residual": True, "norm": True}),
-                Point("mlp", "+ MLP: a whole block", shape=_BLOCK),
-                Point("post-norm", "the block post-norm", shape={**_BLOCK, "norm_first": False}, variant=True),
-                Point("depth-2", "depth 2", shape={**_BLOCK, "depth": 2}),
-                Point("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}),
-                Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}),
+                Point("one-head", "attention, one head", shape={**_BARE, "heads": 1}, base="no-attention"),
+                Point("four-heads", "four heads", shape=_BARE, base="one-head"),
+                Point("residual", "+ residual connection", shape={**_BARE, "residual": True}, base="four-heads"),
+                Point("norm", "+ norm", shape={**_BARE, "residual": True, "norm": True}, base="residual"),
+                Point("mlp", "+ MLP: a whole block", shape=_BLOCK, base="norm"),
+                Point("post-norm", "the block post-norm", shape={**_BLOCK, "norm_first": False}, base="mlp"),
+                Point("depth-2", "depth 2", shape={**_BLOCK, "depth": 2}, base="mlp"),
+                Point("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}, base="depth-2"),
+                Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}, base="depth-4"),
             ),
             "other widths and patch sizes, other orders of adding the parts, a learning rate of its own for each "
             "point, longer training, and more data",
@@ -123,7 +116,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "Norms stand before attention and MLP (pre-norm) and once before the classifier; a post-norm block has "
                 "them after each addition, without that last norm, and the points after it change the pre-norm block.",
             ),
-            steps=True,
         ),
         "patch-size": Kind(
             "Patch size",
@@ -272,10 +264,3 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-
-KIND_NAMES: Final = tuple(KINDS)
-
-
-def epochs_for(kind: Kind, data: str) -> int:
-    """Epochs on a data set without --epochs."""
-    return ADAPTING_EPOCHS if kind.adapts else EPOCHS.get(data, OTHER_EPOCHS)

@@ -11,8 +11,7 @@ from vitlens.charts.pictures import cut, mosaic
 from vitlens.commands.shared.choose import Candidate, Choice, choose, claims_of, missed, others
 from vitlens.commands.shared.receptive import field_charts
 from vitlens.commands.study.kinds.kinds import KINDS
-from vitlens.commands.study.kinds.record import ComparisonRow, PointRow
-from vitlens.commands.study.record import StudyRecord
+from vitlens.commands.study.record import ComparisonRow, PointRow, StudyRecord
 from vitlens.record import by, col
 from vitlens.report.claims import SMALLEST, Claim
 from vitlens.report.numbers import in_time, in_words, number
