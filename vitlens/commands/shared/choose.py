@@ -146,9 +146,9 @@ def is_below(one: Candidate, other: Candidate) -> bool:
 def others(choice: Choice) -> str:
     """How the candidates that are not taken stand against the best: a sentence."""
     return say(
-        "{% if worse %}Lower than **{{ best }}**: {{ worse|names }}. {% endif %}{% if open %}Neither shown to be lower "
-        "nor to be within {{ margin }} points: {{ open|names }}. {% endif %}{% if within %}Within {{ margin }} points: "
-        "{{ within|names }}.{% endif %}",
+        "**{{ best }}** is the highest.{% if worse %} Lower: {{ worse|names }}.{% endif %}{% if within %} At most "
+        "{{ margin }} points lower: {{ within|names }}.{% endif %}{% if open %} Not decided: "
+        "{{ open|names }}.{% endif %}",
         best=choice.best.name, worse=choice.worse, open=choice.open, within=choice.within, margin=MARGIN,
     )  # fmt: skip
 

@@ -248,14 +248,12 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                     for label, words, start, trained in _ADAPTED
                 ),
             ),
-            "more training images, other models, longer training, other learning rates than the one of each way, other "
-            "augmentation than mirroring, another number of last blocks, other teachers than the fully trained model, "
-            "and test images from another source",
+            "more images, other models and teachers, longer training, other augmentation than mirroring, another "
+            "number of last blocks, and test images from another source",
             (
-                "Frozen: only a new head is trained, on features of the unchanged model. Last blocks: the last quarter "
-                "of the blocks and a new head. Full: all weights, from those of the model. From scratch: the same "
-                "architecture from random weights. Distilled: from random weights, on the labels and on the outputs of "
-                "the fully trained model.",
+                "Frozen: a new head alone, on features of the unchanged model. Last blocks: the last quarter of the "
+                "blocks and a new head. Full: all weights. From scratch: the same architecture from random weights. "
+                "Distilled: from scratch, but learning from the outputs of the fully trained model, too.",
                 "Learning rates are fixed, from trials on other images: training from random weights takes larger "
                 "steps. All ways but the frozen one have the same epochs and the same augmentation; the frozen one "
                 "computes its features once. Fewer images are repeated, so that the steps are the same.",
