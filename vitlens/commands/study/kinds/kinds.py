@@ -192,9 +192,9 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "Position embeddings",
             (
                 Point("none", "none", shape={**_SMALL, "positions": "none"}),
-                Point("sine", "fixed, 1-D sine-cosine", shape={**_SMALL, "positions": "sine"}),
-                Point("sine-2d", "fixed, 2-D sine-cosine", shape={**_SMALL, "positions": "sine-2d"}),
-                Point("learned", "learned, 1-D", shape={**_SMALL, "positions": "learned"}),
+                Point("sine", "fixed 1-D sine-cosine", shape={**_SMALL, "positions": "sine"}),
+                Point("sine-2d", "fixed 2-D sine-cosine", shape={**_SMALL, "positions": "sine-2d"}),
+                Point("learned", "learned 1-D", shape={**_SMALL, "positions": "learned"}),
             ),
             "relative and rotary positions, images of another size than in training (where learned embeddings are "
             "interpolated and fixed ones computed again), longer training, and data in which places matter more or "

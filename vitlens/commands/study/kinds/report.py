@@ -285,7 +285,7 @@ def _ordered(record: StudyRecord) -> str:
                 order = f"nearer patches are {'more' if row.all.value > 0 else 'less'} similar"
             fixed = row.before is not None and abs(row.before - row.all.value) < 1e-9
             parts.append(say("{{ row.all|alone }} for **{{ row.words }}** ({{ order }})", row=row,
-                             order="fixed, so the same before training" if fixed else order))  # fmt: skip
+                             order="fixed" if fixed else order))  # fmt: skip
     return say("The similarity of two patches' embeddings follows their nearness with a rank correlation of "
                "{{ parts }}.", parts=listed(parts))  # fmt: skip
 
@@ -317,12 +317,12 @@ def _before_and_after(record: StudyRecord) -> Iterator[Picture]:
 def _learned(record: StudyRecord) -> str:
     """When each point came near the best of all."""
     done = [
-        say("**{{ r.words }}** after {{ r.epochs }} epoch{{ r.epochs|s }} ({{ time }})", r=row, time=in_time(row.seconds))
+        say("**{{ r.words }}** after {{ r.epochs }} epoch{{ r.epochs|s }} ({{ t }})", r=row, t=in_time(row.seconds))
         for row in record.reached if row.seconds is not None
     ]  # fmt: skip
     return say(
-        "Mean accuracy over seeds first reached {{ wanted|percent(1) }}, 95 % of the best of all points, with {{ done }}"
-        "{% if never %}; never with {{ never|names }}{% endif %}.",
+        "Mean accuracy over seeds first reached {{ wanted|percent(1) }}, 95 % of the best of all points, with "
+        "{{ done }}{% if never %}; never with {{ never|names }}{% endif %}.",
         wanted=record.reached[0].accuracy, done=listed(done),
         never=[row.words for row in record.reached if row.seconds is None],
     )  # fmt: skip
@@ -340,9 +340,9 @@ def _attended(record: StudyRecord) -> str:
         ))  # fmt: skip
     return say(
         "Full training moved {{ row.moved|alone }} of the attention, most in {{ top.name }} ({{ top.moved|value }}); "
-        "training of the last blocks alone {{ last.moved|alone }}.{% if row.between is not none %} Two full trainings with other seeds "
-        "are {{ row.between|percent }} apart; {{ row.beyond }} of {{ row.heads }} heads moved more than that."
-        "{% endif %}{% if shifts %} Full training significantly changed {{ shifts }}.{% endif %}",
+        "training of the last blocks alone {{ last.moved|alone }}.{% if row.between is not none %} Two full trainings "
+        "with other seeds are {{ row.between|percent }} apart; {{ row.beyond }} of {{ row.heads }} heads moved more "
+        "than that.{% endif %}{% if shifts %} Full training significantly changed {{ shifts }}.{% endif %}",
         row=full, last=last, shifts=listed(shifts) if shifts else "",
         top=max((row for row in record.heads_moved if row.label == full.label), key=lambda row: row.moved.value),
     )  # fmt: skip
@@ -353,8 +353,8 @@ def _featured(record: StudyRecord) -> str:
     full = [row for row in record.layer_similarity if row.label == "full"]
     return say(
         "{% if least %}After full training layer {{ least.layer }} is the least similar to itself before (CKA "
-        "{{ least.cka|alone }}). {% endif %}Accuracy of a linear probe on the last layer: pretrained minus random weights "
-        "{{ gains[0].difference|alone }}, after full training minus before {{ gains[1].difference|alone }}.",
+        "{{ least.cka|alone }}). {% endif %}Accuracy of a linear probe on the last layer: pretrained minus random "
+        "weights {{ gains[0].difference|alone }}, after full training minus before {{ gains[1].difference|alone }}.",
         least=min(full, key=lambda row: row.cka.value, default=None), gains=of_family(record, "probe_gain"),
     )  # fmt: skip
 
@@ -392,7 +392,8 @@ REPORT: Final = Report(
         ),
         Section(
             "Which points differ from their base?", _changes,
-            opening="Significant are {{ rows|selectattr('winner')|list|length }} of {{ rows|length }} differences.",
+            opening="{{ rows|selectattr('winner')|list|length }} of {{ rows|length }} differences "
+                    "{{ rows|selectattr('winner')|list|are }} significant.",
             columns=("words", "against_words", "difference", "p_holm"),
             charts=(Chart(
                 "changes", intervals("words", "difference", reference=0.0),
