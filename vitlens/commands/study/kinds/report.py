@@ -8,8 +8,8 @@ import numpy as np
 
 from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.charts.pictures import cut, mosaic
-from vitlens.commands.shared.choose import Candidate, Choice, choose, claims_of, missed, others
 from vitlens.commands.shared.receptive import field_charts
+from vitlens.commands.study.kinds.choose import Candidate, Choice, choose, claim_of, missed, others
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.record import ComparisonRow, PointRow, StudyRecord
 from vitlens.record import by
@@ -61,9 +61,11 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     """The choice and its range, whether transfer wins, and every other difference that is significant."""
     choice, design = decision(record), record.design[0]
     unsure = doubt(record, choice)
-    yield from claims_of(
-        choice, design.kind, what="top-1 accuracy", doubt=unsure, within=_range(record), place="points"
-    )
+    if any(unsure):
+        yield Claim("choice", design.kind, unsure[1], unsure[0], "inconclusive", kind="answer", place="points")
+    else:
+        yield claim_of(choice, design.kind)
+    yield Claim("range", design.kind, _range(record), kind="answer")
     if any(unsure):
         return
     steps, found = of_family(record, "step"), of_family(record, "difference")
