@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -40,11 +40,6 @@ class Budget:
     augmentation: str | None = col("augmentation", default=None)
     seed: int | None = col("seed", default=None)
     teacher: str | None = col("teacher", default=None)
-
-    @property
-    def known(self) -> bool:
-        """Whether anything but the name is known."""
-        return any(value is not None for name, value in asdict(self).items() if name != "model")
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ def trained(budgets: Sequence[Budget]) -> Iterator[str]:
     ]  # fmt: skip
     if parts:
         yield f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this."
-    unknown = [budget.model for budget in budgets if not budget.known]
+    unknown = [budget.model for budget in budgets if budget == Budget(budget.model)]
     if unknown and len(budgets) > 1:
         yield say(
             "How {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained is not known here, so "

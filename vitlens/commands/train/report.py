@@ -137,8 +137,8 @@ def _pairs(record: TrainRecord, *, asked: str) -> Iterator[Claim]:
                 "comparison", f"{row.first} and {row.second}",
                 "{% if row.decided %}{{ one }} classifies more held-out images correctly than {{ other }}: "
                 "{{ a|value }} against {{ b|value }}, {{ effect }} more (McNemar's exact test, p = "
-                "{{ row.p_holm|number }}).{% else %}The accuracy of {{ one }}, {{ a|value }}, and of {{ other }}, "
-                "{{ b|value }}, does not differ significantly: {{ effect }}, p = {{ row.p_holm|number }}.{% endif %}",
+                "{{ row.p_holm|number }}).{% else %}The accuracies of {{ one }}, {{ a|value }}, and {{ other }}, "
+                "{{ b|value }}, do not differ significantly: {{ effect }}, p = {{ row.p_holm|number }}.{% endif %}",
                 row.gain(one.model), p=row.p_holm, kind="answer" if answer else "comparison", place="beside",
                 given={"one": _named(one), "other": _named(other), "a": one.accuracy, "b": other.accuracy, "row": row},
             )  # fmt: skip
