@@ -51,7 +51,7 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     f"relevance,gradcam,gradient-rollout,rollout,attention,legrad --show {','.join(SHOWN)}",
     "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50 --steps pgd=10,cw=20 --self-checks few",
     "architecture-digits": "study --kind architecture",
-    "patch-size-digits": "study --kind patch-size",
+    "patch-size-digits": "study --kind patch-size --epochs 6 --batch-size 32",
     "positions-digits": "study --kind positions",
     "pooling-digits": "study --kind pooling",
     "data-digits": "study --kind data",

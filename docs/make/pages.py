@@ -12,13 +12,14 @@ from vitlens.commands.registry import COMMANDS
 
 DOCS: Final = Path(__file__).parents[1]
 PARTS: Final = DOCS / "parts"
+_OUTSIDE: Final = {"README.md": "../README.md", "reports.md": "../reports/README.md"}  # of docs/
 
 
 def generated() -> dict[str, str]:
     """Every generated page. Raises MissingPartError for a command whose hand-written parts are missing, and
     UnknownNumberError for a number that no committed report has."""
     commands = {f"commands/{word}.md": command_page(command, PARTS) for word, command in COMMANDS.items()}
-    places = {path: "../README.md" if path.name == "README.md" else path.name for path in TEMPLATES.glob("*.md")}
+    places = {path: _OUTSIDE.get(path.name, path.name) for path in TEMPLATES.glob("*.md")}
     return {
         **{place: filled(path, DOCS / place) for path, place in sorted(places.items())},
         "commands/index.md": list_of_commands(COMMANDS.values()),

@@ -1,11 +1,13 @@
 """Numbers in words: the one place where a report formats them."""
 
 from collections.abc import Sequence
+from math import floor, log10
 from typing import Final
 
 from vitlens.report.document import Cell
 from vitlens.uncertainty import Estimate
 
+_LONG: Final = 100  # seconds from which a time is said in minutes
 COUNTED: Final = {"bytes": "B", "FLOPs": "FLOPs"}  # units of large counts, which are shown with a prefix
 
 
@@ -18,19 +20,29 @@ def in_words(cell: Cell, *, with_n: bool = True) -> str:
         return "–"
     if isinstance(cell, Estimate) and cell.unit in COUNTED:
         return f"{in_thousands(cell.value)}{COUNTED[cell.unit]}"
+    if isinstance(cell, Estimate) and cell.unit == "s" and cell.low is None and cell.value >= _LONG:
+        return in_time(cell.value)
     if isinstance(cell, Estimate):
         scale, unit = (100.0, "%") if cell.unit == "fraction" else (1.0, cell.unit)
-        digits = 1 if cell.unit in ("fraction", "points") else None
-        value = f"{number(cell.value * scale, digits)} {unit}".rstrip()
-        notes = []
-        if cell.low is not None and cell.high is not None:
-            notes.append(f"{number(cell.low * scale, digits)} to {number(cell.high * scale, digits)}")
+        known = [each * scale for each in (cell.value, cell.low, cell.high) if each is not None]
+        digits = 1 if cell.unit in ("fraction", "points") else _decimals(known) if len(known) > 1 else None
+        value, *ends = [number(each, digits) for each in known]
+        value, notes = f"{value} {unit}".rstrip(), []
+        if len(ends) == 2:
+            notes.append(" to ".join(ends))
         if with_n and cell.n is not None:
             notes.append(f"n = {cell.n:,}")
         return f"{value} ({', '.join(notes)})" if notes else value
     if isinstance(cell, float):
         return number(cell)
     return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+
+
+def _decimals(values: Sequence[float]) -> int | None:
+    """The decimals of an estimate and the ends of its interval: three significant digits of the largest. None, which is
+    three of each, for those with a prefix or a power of ten."""
+    largest = max(map(abs, values))
+    return max(0, 2 - floor(log10(largest))) if 1e-4 <= largest < 999.5 else None
 
 
 def number(value: float, digits: int | None = None) -> str:

@@ -12,7 +12,7 @@ from vitlens.charts import Picture, bars, images, lines, pixels
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow, ImageRow
 from vitlens.commands.shared import failures
 from vitlens.commands.shared.calibration import DRAWN, FEW, calibration_claim, reliability
-from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
+from vitlens.commands.shared.comparison import FEWEST, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections
@@ -151,7 +151,8 @@ def _disagreed(record: CompareRecord) -> list[Picture]:
         row for cell in ("only-first-wrong", "only-second-wrong")
         for row in [each for each in examples if each.cell == cell][: _PICTURED // 2]
     ]  # fmt: skip
-    return _pictures(record, alone or _panels(record)[:_PICTURED])
+    drawn = _pictures(record, alone or _panels(record)[:_PICTURED])
+    return [replace(each, row=each.column, column=each.row) for each in drawn]
 
 
 def _panels(record: CompareRecord) -> list[ImageRow]:
@@ -202,14 +203,6 @@ def agreement_words(agreement: float | None) -> str:
     return f"{_LITTLE} to {_MUCH}" if agreement < _MUCH else f"at least {_MUCH}"
 
 
-def _mean_maps(record: CompareRecord) -> list[Picture]:
-    """Both mean maps, as times a uniform map."""
-    if record.mean_maps is None or not record.agreement:
-        return []
-    both = (record.mean_maps.first, record.mean_maps.second)
-    return [Picture(None, mean * mean.size, column=alias) for alias, mean in zip(record.aliases, both)]
-
-
 def _relation(correlation: Estimate) -> str:
     """How far two maps agree by their mean rank correlation."""
     if beyond(correlation, 0.0) is Side.UNDECIDED:
@@ -227,10 +220,14 @@ def _alike(record: CompareRecord) -> str:
     if (row.spearman.n or 0) < FEWEST:
         return say("{{ n }} image{{ n|s }} {{ n|are }} too few to compare the maps.", n=row.spearman.n)
     if one.method != other.method and any(each.state != "pass" for each in _judged(record)):
-        return (
-            "The maps of the two models are not compared: they are by two methods that do not both pass their checks, "
-            "and a difference between them may come from the methods."
-        )
+        return say(
+            "The maps are by two methods that do not both pass their checks, so a difference may come from the "
+            "methods: {{ verdicts }}.",
+            verdicts=listed([
+                say("{{ row.method }} of **{{ row.model }}** {{ row.lacks|whole or 'passes' }}", row=row)
+                for row in _judged(record)
+            ]),
+        )  # fmt: skip
     gap = row.half_difference
     narrower, wider = (row.first, row.second) if gap.value < 0 else (row.second, row.first)
     return say(
@@ -315,23 +312,15 @@ REPORT: Final = Report(
         Glance("shape_bias", "bias"),
     ),
     sections=(
-        SECTION,
         Section(
             "Which errors do they share?", lambda record: record.cells if record.images >= FEWEST else (),
-            opening=_errors, columns=("name", "count", "share"),
-            charts=(Chart(
-                "errors", bars("name", "count"), "Number of images by which of the two models is wrong.",
-                title="Which model is wrong", only=lambda row: row.cell != "both-right",
-            ),),
+            opening=_errors, columns=("name", "count", "share"), about=("accuracy",),
         ),
-        class_sections()[0],
+        replace(class_sections()[0], columns=()),
         Section(
             "Which classes are confused?",
             lambda record: [row for row in record.confusions if row.count > 1 and record.images >= FEWEST],
-            order=lambda row: -row.count,
-            opening="Most often **{{ first.model }}** predicts {{ first.prediction }} for {{ first.truth }}: "
-            "{{ first.count }} images.",
-            columns=("model", "truth", "prediction", "count"),
+            order=lambda row: -row.count, columns=("model", "truth", "prediction", "count"),
         ),
         *failures.SECTIONS,
         Section(
@@ -341,8 +330,8 @@ REPORT: Final = Report(
         ),
         Section(
             "Do both models mark the same places?", "methods",
-            opening=_alike,
-            columns=("model", "method", "half", "central", "row", "column"),
+            opening=_alike, about=("explanation",),
+            columns=("model", "method", "half", "central"),
             charts=(
                 Chart(
                     "panels", images(),
@@ -350,18 +339,8 @@ REPORT: Final = Report(
                     "maps, each in its own colours.",
                     title="Input and both maps", rows=_spread,
                 ),
-                Chart(
-                    "mean_maps", images(scale="joint", label="times a uniform map", largest=2.2),
-                    "Mean of each model's maps. It depends on where objects stand as much as on what the model uses.",
-                    title="Mean maps", rows=_mean_maps,
-                ),
             ),
             panels=_shown_one_by_one,
-        ),
-        Section(
-            "May these maps be believed?", _judged,
-            says="{{ method }} of **{{ model }}** ({{ state }}){% if lacks %}: it {{ lacks|whole }}{% endif %}.",
-            about=("explanation",),
         ),
         Section(
             "Do the maps lie on the objects?", lambda record: record.on_object if record.images >= FEWEST else (),

@@ -80,7 +80,13 @@ def unknown(record: FailuresRecord) -> Iterator[str]:
     """The models of whose failures no cause is known."""
     rows = by(record.covariates, "model")
     few = {model: own[0].errors for model, own in rows.items() if own[0].errors < FEWEST}
-    yield from (each.says for each in claims(record) if each.evidence == "observed" and each.subject not in few)
+    open_ = [each.subject for each in claims(record) if each.evidence == "observed" and each.subject not in few]
+    if open_:
+        yield say(
+            "We do not know why {{ names|names }} {% if several %}fail{% else %}fails{% endif %}: no change of the "
+            "images mends more errors than it makes, beside its control.",
+            names=open_, several=open_[1:],
+        )  # fmt: skip
     if few:
         own = listed([say("**{{ model }}** {{ n }}", model=model, n=n) for model, n in few.items()])
         yield say("Too few errors to ask why a model fails: {{ own }}.", own=own)
@@ -148,7 +154,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
             words += "that follows from its own predictions. The next test would be {{ row.next_test|whole }}."
         else:
             words += "no change tests it here. The next test would be images with masks of their objects."
-    gain = test is not None and test.gain.value > 0
+    gain = test is not None and test.gain.value > 0 and test.mended > test.broken
     return say(words, model=model, row=row, test=test, errors=errors, total=total, gain=gain)
 
 
@@ -216,14 +222,12 @@ SECTIONS: Final = (
         "Why do the models fail?",
         lambda record: [row for row in record.covariates if row.p is not None],
         opening=_answer,
-        columns=("model", "title", "area", "p_holm", "p_joint_holm"),
-        order=lambda row: row.p,
         about=("why it fails",),
         charts=(
             Chart(
                 "failure_properties", intervals("title", "area", of="model", reference=0.5),
-                "Probability that an error has more of a property than a correct prediction. Right of the dashed line "
-                "errors have more of it, left less.",
+                "Probability that an error has more of a property than a correct prediction (AUC). Right of the dashed "
+                "line errors have more of it, left less. Tests: tables/covariates.csv.",
                 title="What errors have more or less of",
             ),
             Chart(
