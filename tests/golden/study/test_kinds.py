@@ -230,7 +230,7 @@ def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, done):
 
 def test_another_study_is_not_resumed(done, tmp_path):
     RunFolder.create("study", out=tmp_path / "whole", config={"options": {}})
-    refuses("folder of vitlens study --kind to resume", resume=tmp_path / "whole")
+    refuses("folder of vitlens study --kind to resume", resume=tmp_path / "whole", kind=None)
     config = json.loads((done / "config.json").read_text())
     recipes = {name: {**recipe, "batch_size": 7} for name, recipe in config["recipes"].items()}
     for name, own in (("points", config["points"][:1]), ("recipes", recipes)):

@@ -478,9 +478,9 @@ REPORT: Final = Report(
             "How far does a patch see?",
             lambda record: [rows[-1] for rows in by(record.receptive_fields, "model").values()],
             columns=("words", "title", "distance", "half", "seen"),
-            opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer the mean distance from a "
-                    "patch to the pixels that move it is from {{ far[0].distance|alone }} (**{{ far[0].words }}**) to "
-                    "{{ far[-1].distance|alone }} (**{{ far[-1].words }}**).",
+            opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer the mean distance from "
+                    "a patch to the pixels that move it is from {{ far[0].distance|alone }} (**{{ far[0].words }}**) "
+                    "to {{ far[-1].distance|alone }} (**{{ far[-1].words }}**).",
             charts=field_charts(),
         ),
         Section(
