@@ -107,7 +107,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}, base="depth-4"),
             ),
             "other widths and patch sizes, other orders of adding the parts, a learning rate of its own for each "
-            "point, longer training, and more data",
+            "point, and more data",
             (
                 "All points have dim 64, patch 4 and position embeddings, and classify by the mean of the patches: "
                 "without attention a CLS token would receive nothing from them.",
@@ -138,7 +138,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("cls", "CLS token", shape={**_SMALL, "pooling": "cls"}),
                 Point("mean", "mean of the patches", shape={**_SMALL, "pooling": "mean"}),
             ),
-            "larger models, longer training, attention pooling, both poolings together, and uses of the features "
+            "larger models, attention pooling, both poolings together, and uses of the features "
             "other than classification",
             (_BASE,),
         ),
@@ -149,7 +149,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("vit-micro", "vit-micro", "vit-micro"),
                 Point("vit-tiny", "vit-tiny", "vit-tiny"),
             ),
-            "a recipe of its own for each size, longer training, more data, and sizes other than these presets",
+            "a recipe of its own for each size, more data, and sizes other than these presets",
             ("The unchanged presets: dim 128, depth 4; dim 128, depth 6; dim 192, depth 6.",),
         ),
         "data": Kind(
@@ -167,7 +167,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                     for share in _SHARES
                 ),
             ),
-            "pretrained weights, a recipe of its own for each share, larger models, longer training, and more "
+            "pretrained weights, a recipe of its own for each share, larger models, and more "
             "images than there were",
             (
                 "The ViT is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4), the CNN is `resnet20`.",
@@ -197,7 +197,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("learned", "learned 1-D", shape={**_SMALL, "positions": "learned"}),
             ),
             "relative and rotary positions, images of another size than in training (where learned embeddings are "
-            "interpolated and fixed ones computed again), longer training, and data in which places matter more or "
+            "interpolated and fixed ones computed again), and data in which places matter more or "
             "less",
             (
                 _BASE,
@@ -218,7 +218,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("cnn", "CNN", "resnet20"),
             ),
             "larger images, where the ViT's attention grows with the square of the number of patches and Swin's "
-            "with the number (`vitlens profile vit-micro swin-micro --sizes 32,64,128`); longer training and a "
+            "with the number (`vitlens profile vit-micro swin-micro --sizes 32,64,128`); a "
             "recipe of its own for each; pretrained weights; tasks that need maps, such as segmentation",
             (
                 "About equal parameters: the ViT is `vit-mini` with dim 72, patch 4; the Swin is `swin-micro` with dim "
@@ -248,7 +248,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                     for label, words, start, trained in _ADAPTED
                 ),
             ),
-            "more images, other models and teachers, longer training, other augmentation than mirroring, another "
+            "more images, other models and teachers, other augmentation than mirroring, another "
             "number of last blocks, and test images from another source",
             (
                 "Frozen: a new head alone, on features of the unchanged model. Last blocks: the last quarter of the "

@@ -355,9 +355,9 @@ def _featured(record: StudyRecord) -> str:
     full = [row for row in record.layer_similarity if row.label == "full"]
     return say(
         "{% if least %}After full training layer {{ least.layer }} is the least similar to itself before (CKA "
-        "{{ least.cka|alone }}). {% endif %}Accuracy of a linear probe on the last layer: pretrained minus random "
-        "weights {{ gains[0].difference|alone }}, after full training minus before {{ gains[1].difference|alone }}.",
-        least=min(full, key=lambda row: row.cka.value, default=None), gains=of_family(record, "probe_gain"),
+        "{{ least.cka|alone }}). {% endif %}Accuracy of a linear probe on the last layer, after full training minus "
+        "before: {{ gain.difference|alone }}.",
+        least=min(full, key=lambda row: row.cka.value, default=None), gain=_pair(record, "full", "pretrained"),
     )  # fmt: skip
 
 
