@@ -24,25 +24,34 @@ _SHORT: Final = 30  # epochs below which a training says little of an architectu
 _PICTURED: Final = 6  # images of the first batch
 _LEAST: Final = 0.005  # share of a class in a target that is named
 _TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wandb sync FOLDER/wandb/*"))
-_STATES: Final = {  # how a training ended: the end of the title, and the sentence
+_LONGER: Final = "train longer, for example with `--epochs {{ more }}`."
+_USE: Final = (
+    "`vitlens evaluate FOLDER` shows errors and calibration, `vitlens explain FOLDER` what the model looks at; this "
+    "folder is a MODEL for every command."
+)
+_STATES: Final = {  # how a training ended: the end of the title, the sentence, and what to do next
     "chance": (
         ", no better than chance",
         "This is not significantly better than always predicting the most frequent class, {{ chance|percent(1) }}.",
+        "`vitlens train ... --check` looks for what stands in the way of this training.",
     ),
     "rising": (
         " and was still improving",
         "It had not converged: in the last {{ span }} of {{ n }} its accuracy rose from "
-        "{{ pair[0].test_accuracy|percent(1) }} to {{ pair[1].test_accuracy|percent(1) }}, by {{ rise }}.",
+        "{{ pair[0].test_accuracy|percent(1) }} to {{ pair[1].test_accuracy|percent(1) }}, by {{ effect }}.",
+        _LONGER,
     ),
     "level": (
         " and had levelled off",
-        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ rise }}: it had levelled off.",
+        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ effect }}: it had levelled off.",
+        _USE,
     ),
     "open": (
         "; whether it had converged is open",
-        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ rise }}: whether it had converged is open.",
+        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ effect }}: whether it had converged is open.",
+        _LONGER,
     ),
-    "": (" on held-out images", ""),
+    "": (" on held-out images", "", _USE),
 }
 
 
@@ -58,7 +67,7 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
         return
     score, setup = record.scores[0], record.setup[0]
     state, pair, n = _state(record), last_tenth(record.history), len(record.history)
-    end, words = _STATES[state]
+    end, words, advice = _STATES[state]
     yield found(
         "accuracy", score.model,
         "**{{ m }}** classifies {{ effect }} of the held-out images correctly, after {{ n }} epoch{{ n|s }} on "
@@ -70,10 +79,10 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
     span = _span(pair[1].epoch - pair[0].epoch if pair else 0)
     yield found(
         "convergence", score.model, words, score.gain, kind="answer", place="training",
-        given={"span": span, "n": n, "rise": score.gain, "pair": pair, "chance": _chance(record)},
+        given={"span": span, "n": n, "pair": pair, "chance": _chance(record)},
     )  # fmt: skip
     yield from _pairs(record, asked="without a teacher")
-    yield Claim("next", score.model, _next(record, state), kind="answer")
+    yield found("next", score.model, f"Next: {advice}", given={"more": 2 * n}, kind="answer")
     if score.gap is not None and (score.gap.low or 0.0) >= SMALLEST:
         yield found(
             "overfitting", score.model,
@@ -110,18 +119,6 @@ def _state(record: TrainRecord) -> str:
 def _chance(record: TrainRecord) -> float:
     """The share of the most frequent class among the test images."""
     return max(row.n for row in record.per_class) / sum(row.n for row in record.per_class)
-
-
-def _next(record: TrainRecord, state: str) -> str:
-    """What to do next."""
-    if state == "chance":
-        return "Next: `vitlens train ... --check` looks for what stands in the way of this training."
-    if state in ("rising", "open"):
-        return say("Next: train longer, for example with `--epochs {{ n }}`.", n=2 * len(record.history))
-    return (
-        "Next: `vitlens evaluate FOLDER` shows errors and calibration, `vitlens explain FOLDER` what the model looks "
-        "at; this folder is a MODEL for every command."
-    )
 
 
 def _pairs(record: TrainRecord, *, asked: str) -> Iterator[Claim]:
@@ -164,12 +161,12 @@ def _ways(record: TrainRecord) -> Iterator[Claim]:
     yield replace(comparison, title=title, place="training")
     if frozen.seconds_per_epoch is not None and full.seconds_per_epoch is not None:
         times = full.seconds_per_epoch.value / frozen.seconds_per_epoch.value
-        yield Claim(
+        yield found(
             "time", "the two trainings",
-            say("An epoch of the head alone takes {{ frozen.seconds_per_epoch }}, of all weights "
-                "{{ full.seconds_per_epoch }}, {{ times|number }} times as long; the whole trainings took "
-                "{{ frozen.seconds }} and {{ full.seconds }}.", frozen=frozen, full=full, times=times),
-            kind="answer",
+            "An epoch of the head alone takes {{ frozen.seconds_per_epoch }}, of all weights "
+            "{{ full.seconds_per_epoch }}, {{ times|number }} times as long; the whole trainings took "
+            "{{ frozen.seconds }} and {{ full.seconds }}.",
+            given={"frozen": frozen, "full": full, "times": times}, kind="answer",
         )  # fmt: skip
     order = max(frozen, full, key=lambda score: score.accuracy.value), frozen, full
     better = order[0] if differ else min(order[1:], key=lambda score: score.seconds.value if score.seconds else 0.0)
@@ -184,14 +181,13 @@ def _checked(record: TrainRecord) -> Iterator[Claim]:
     """How many checks pass, and each as a verdict; what does not pass with what to try."""
     alias, states = record.checked[0].model, [row.state for row in record.checks]
     failed = [row.name for row in record.checks if row.state == "fail"]
-    yield Claim(
+    told = counts({state: states.count(state) for state in ORDER if state in states})
+    yield found(
         "check", alias,
-        say("Of {{ n }} checks of this training, {{ told }}.{% if not failed %} Nothing that they can see stands in "
-            "its way.{% endif %}", n=len(states), failed=failed,
-            told=counts({state: states.count(state) for state in ORDER if state in states})),
-        title=say("{% if failed %}A training of {{ m }} fails at: {{ failed[:3]|join(', ') }}{% else %}A training of "
-                  "{{ m }} can begin: no check fails{% endif %}", m=alias, failed=failed),
-        kind="answer",
+        "Of {{ n }} checks of this training, {{ told }}.{% if not failed %} Nothing that they can see stands in its "
+        "way.{% endif %}", given={"m": alias, "n": len(states), "failed": failed, "told": told}, kind="answer",
+        headline="{% if failed %}A training of {{ m }} fails at: {{ failed[:3]|join(', ') }}{% else %}A training of "
+        "{{ m }} can begin: no check fails{% endif %}",
     )  # fmt: skip
     for row in record.checks:
         says = "**{{ row.name }}** ({{ row.state }}): {{ row.found|whole }}. {{ row.advice|whole }}"
