@@ -140,8 +140,8 @@ def missed(choice: Choice) -> str:
     """The smallest differences to the best that would have been seen; "" where they are not known."""
     found = sorted(each.detectable for each in (*choice.alike, *choice.worse) if each.detectable is not None)
     return say(
-        "{% if ends %}A difference to **{{ best }}** below {{ ends|join(' to ') }} points may have been missed (a "
-        "larger one is found with a probability of {{ power|percent }}).{% endif %}",
+        "{% if ends %}A difference to **{{ best }}** below {{ ends|join(' to ') }} points may have been missed "
+        "(power: {{ power|percent }}).{% endif %}",
         best=choice.best.name, ends=list(dict.fromkeys(in_points(each) for each in found[:: max(1, len(found) - 1)])),
         power=POWER,
     )  # fmt: skip

@@ -80,7 +80,7 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
         if row.winner and abs(row.difference.value) >= SMALLEST:
             yield Claim(
                 "difference", f"{row.words} and {row.against_words}",
-                say("The accuracy of **{{ words }}** minus that of **{{ against_words }}** is {{ difference }}.",
+                say("The accuracy of **{{ words }}** minus that of **{{ against_words }}** is {{ difference|alone }}.",
                     **vars(row)),
                 effect=row.difference, p=row.p_holm, place="points", kind="comparison",
             )  # fmt: skip
@@ -124,7 +124,7 @@ def _transfer(record: StudyRecord) -> Claim:
     gap = _pair(record, "full", "scratch")
     says = say(
         "{% if outcome %}Transfer {{ outcome }}{% else %}It is not decided whether transfer wins{% endif %}: the "
-        "accuracy of full training minus that of training from scratch is {{ gap }}.",
+        "accuracy of full training minus that of training from scratch is {{ gap|alone }}.",
         outcome=outcome, gap=gap.difference,
     )  # fmt: skip
     return Claim(
@@ -407,8 +407,8 @@ REPORT: Final = Report(
             "Does the number of images decide?", _by_images, opening=_over_images,
             charts=(Chart(
                 "by_images", intervals("words", "difference", reference=0.0),
-                "Accuracy minus that of {{ record.points[0].line }} on as many images, with 95 % intervals.",
-                title="What each gains with as many images",
+                "What each point gains, by the number of training images, with 95 % intervals.",
+                title="Accuracy minus that of {{ record.points[0].line }} on as many images",
             ),),
         ),
         Section("Why does transfer win, or not?", reasons, about=("transfer",), opening=_reasoned),
@@ -426,13 +426,13 @@ REPORT: Final = Report(
                 Chart(
                     "attention_moved", board("moved", "between"),
                     "Share of each head's attention that moved to other keys in full training, and between two "
-                    "trainings with other seeds.",
+                    "seeds.",
                     title="Moved attention of every head", rows="heads_moved", only=lambda row: row.label == "full",
                 ),
                 Chart(
                     "maps_before_after", images(),
                     "The first image of each class, with the attention of the last layer and the rollout before and "
-                    "after full training (first seed); below: the prediction.",
+                    "after full training; below: the prediction.",
                     title="Maps before and after full training", rows=lambda record: list(_before_and_after(record)),
                 ),
             ),
