@@ -407,7 +407,7 @@ REPORT: Final = Report(
             "Does the number of images decide?", _by_images, opening=_over_images,
             charts=(Chart(
                 "by_images", intervals("words", "difference", reference=0.0),
-                "What each point gains, by the number of training images, with 95 % intervals.",
+                "What each point gains, by its training images, with 95 % intervals.",
                 title="Accuracy minus that of {{ record.points[0].line }} on as many images",
             ),),
         ),
