@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitlens.commands.run.flags import argument, choices, option, require_bounds
+from vitlens.commands.run.flags import argument, choices, option
 from vitlens.commands.run.parsing import numbers, side_lengths
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, read_run
@@ -129,7 +129,6 @@ def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] 
     if record.command != command:
         raise InputError(f"expected the folder of vitlens {command} to resume, found one of vitlens {record.command}")
     begun = read_as(type(options), record.config.get("options"), source=source, hint=_ANEW)
-    require_bounds(begun, source=source, hint=_ANEW)
     run = replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})
     kept = _begun(options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its ")
     return replace(kept, run=run, resume=resume)

@@ -88,8 +88,8 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 
 
 _SAYS: Final[Mapping[Outcome, str]] = {
-    "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one is shown "
-    "to lose at most {{ margin }} points{% else %}, and none is cheaper{% endif %}.",
+    "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one "
+    "surely loses at most {{ margin }} points{% else %}, and none is cheaper{% endif %}.",
     "cheaper": "Take **{{ own.name }}**: {{ what }} {{ own.value }}, {{ own.gap|alone }} from the highest, that of "
     "**{{ best.name }}**{{ price }}.",
     "no difference": "No difference is seen between {{ alike|names }}, and one of {{ detectable }} points would have "
@@ -138,11 +138,11 @@ def others(choice: Choice) -> str:
 
 def missed(choice: Choice) -> str:
     """The smallest differences to the best that would have been seen; "" where they are not known."""
-    found = sorted(each.detectable for each in (*choice.alike, *choice.worse) if each.detectable is not None)
+    known = sorted(each.detectable for each in (*choice.alike, *choice.worse) if each.detectable is not None)
     return say(
         "{% if ends %}A difference to **{{ best }}** below {{ ends|join(' to ') }} points may have been missed "
         "(power: {{ power|percent }}).{% endif %}",
-        best=choice.best.name, ends=list(dict.fromkeys(in_points(each) for each in found[:: max(1, len(found) - 1)])),
+        best=choice.best.name, ends=list(dict.fromkeys(in_points(each) for each in known[:: max(1, len(known) - 1)])),
         power=POWER,
     )  # fmt: skip
 
