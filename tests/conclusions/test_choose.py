@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitlens.commands.shared.choose import SEEN, Candidate, choose, claims_of, missed, others
+from vitlens.commands.study.kinds.choose import SEEN, Candidate, choose, claim_of, missed, others
 from vitlens.uncertainty import Estimate
 
 HIGH = Estimate(0.9, 0.88, 0.92, 450)
@@ -27,9 +27,7 @@ def candidates(gaps, *, detectable=None, costs=COSTS, parameters=()):
 
 
 def said(choice):
-    claim, within = claims_of(choice, "swin", what="accuracy", within="Here alone.", place="points")
-    assert within.says == "Here alone."
-    return claim
+    return claim_of(choice, "swin")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +46,7 @@ def said(choice):
 def test_the_cheapest_within_the_margin_unless_another_is_open(gaps, outcome, chosen, within, left):
     choice = choose(candidates(gaps))
     assert (choice.outcome, choice.best.name) == (outcome, "cnn")
-    assert (choice.chosen.name if choice.chosen else None) == chosen
+    assert chosen is None or choice.cheapest.name == chosen
     assert [each.name for each in choice.within] == within.split()
     assert [each.name for each in choice.open] == left.split()
     assert [each.name for each in choice.worse] == [name for name, gap in zip(COSTS, gaps) if gap == WORSE]
@@ -71,17 +69,11 @@ def test_candidates_are_alike_only_where_a_difference_would_have_been_seen(detec
 def test_of_equal_costs_the_next_decides_and_then_the_order():
     costs = dict.fromkeys(COSTS, 80)
     fewer = choose(candidates((OPEN, OPEN, WORSE), detectable=4.0, costs=costs, parameters={"swin": 90}))
-    assert fewer.chosen.name == "swin"
+    assert fewer.cheapest.name == "swin"
     assert "0.9 times the parameters of **cnn**" in said(fewer).says
     same = choose(candidates((OPEN, OPEN, WORSE), detectable=4.0, costs=costs))
-    assert same.chosen.name == "vit"
+    assert same.cheapest.name == "vit"
     assert "times" not in said(same).says
-
-
-def test_doubt_stands_above_every_choice():
-    choice = choose(candidates((WITHIN, WORSE, WORSE)))
-    claim, _ = claims_of(choice, "s", what="a", within="w", place="", doubt=("One seed", "One seed decides nothing."))
-    assert (claim.title, claim.says, claim.state) == ("One seed", "One seed decides nothing.", "inconclusive")
 
 
 @pytest.mark.parametrize(("detectable", "says"), [(14.94, "below 14.9 points"), (523.0, "below over 100 points")])

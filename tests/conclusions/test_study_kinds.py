@@ -9,17 +9,17 @@ from tests.kit.contradictions import contradictions
 from vitlens.analysis.answers.seeds import accuracy_over_seeds
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.measure import compared
-from vitlens.commands.study.kinds.record import (
+from vitlens.commands.study.kinds.report import REPORT, caught_up, decision, reasons
+from vitlens.commands.study.kinds.transfer import reached
+from vitlens.commands.study.record import (
     ComparisonRow,
     CurveRow,
     DesignRow,
     PointRow,
     PositionRow,
     RecipeRow,
+    StudyRecord,
 )
-from vitlens.commands.study.kinds.report import REPORT, caught_up, decision, reasons
-from vitlens.commands.study.kinds.transfer import reached
-from vitlens.commands.study.record import StudyRecord
 from vitlens.uncertainty import Estimate
 
 IMAGES = 450
@@ -57,7 +57,7 @@ def record_of(kind, shares, *, seeds=3, seed=0, spread=0.01, gain=(30.0, 20.0, 4
     rows = [
         *compared(points, correct, "difference", [pair for pair in pairs if points[pair[0]].candidate]),
         *compared(points, correct, "share", [pair for pair in pairs if not points[pair[0]].candidate]),
-        *compared(points, correct, "step", KINDS[kind].changes if KINDS[kind].steps else []),
+        *compared(points, correct, "step", KINDS[kind].steps),
         *compared(
             points,
             correct,
@@ -111,7 +111,7 @@ def test_one_seed_and_guessing_decide_nothing():
     one = said(record_of("pooling", {"cls": 0.5, "mean": 0.9}, seeds=1))
     assert (one.title, [claim.state for claim in one.claims]) == ("One seed decides nothing", ["inconclusive", ""])
     guessing = said(record_of("pooling", {"cls": 0.2, "mean": 0.2}))
-    assert guessing.title == "No point is shown to be above guessing"
+    assert guessing.title == "It is open whether any point is better than guessing"
 
 
 def test_differences_within_the_spread_of_seeds_are_no_claim():

@@ -56,10 +56,10 @@ def test_every_command_that_is_resumed_is_here(stopped):
 # what is sure to be used, so that damage cannot be harmless
 USED = {
     "train": [
-        ("config.json", ("plan", "model"), []),
-        ("config.json", ("plan", "image_size"), [0]),
+        ("config.json", ("options", "model"), []),
+        ("config.json", ("options", "shape", "image_size"), [0]),
         ("config.json", ("options", "run", "seed"), "x"),
-        ("config.json", ("plan", "tuning"), 3),
+        ("config.json", ("options", "tuning"), 3),
         ("config.json", ("options", "run", "data_dir"), None),
         ("config.json", ("recipe",), {}),
         ("config.json", ("models",), "MISSING!"),

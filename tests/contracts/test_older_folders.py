@@ -15,7 +15,7 @@ from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.load import load_split
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.shared.trainings import budget_of
+from vitlens.commands.shared.trainings import Budget, budget_of
 
 LINE = "vitlens train vit-micro --epochs 1 --dim 8"
 OPTIONS = RunOptions(device="cpu", quiet=True, limit=20, command=LINE)
@@ -62,7 +62,7 @@ def test_no_command_goes_on_in_it(older, tmp_path, capsys, word, tiny_vit):
 def test_as_a_model_it_still_serves(older, file):
     model = vitlens.load(str(older / file))
     assert model(torch.zeros(1, 3, *model.input_size)).shape == (1, 10)
-    assert not budget_of(model).known
+    assert budget_of(model) == Budget(model.alias)
     assert len(load_split(model, options=OPTIONS, data="digits")) == 20
 
 

@@ -40,7 +40,7 @@ def test_the_bundled_pair_is_known():
 
 
 def test_what_nobody_knows_is_not_made_up(tiny_vit):
-    assert not budget_of(vitlens.load(str(tiny_vit))).known
+    assert budget_of(vitlens.load(str(tiny_vit))) == Budget(tiny_vit.stem)
     assert budget_of(vitlens.load("timm:resnet10t@random", image_size=(32, 32))).epochs == 0
 
 

@@ -22,8 +22,9 @@ def train(
     **more: object,
 ) -> Path | None:
     """recipe, shape: numbers by field; more: other fields of TrainOptions."""
-    changes, sides = RecipeChanges(other=recipe or {}), Shape(image_size, other=shape or {})
-    return measure(TrainOptions(model, recipe=changes, shape=sides, run=options, **more))  # type: ignore[arg-type]
+    changes = RecipeChanges(settings=tuple(f"{name}={value}" for name, value in (recipe or {}).items()))
+    sides = Shape(image_size, **(shape or {}))  # type: ignore[arg-type]
+    return measure(TrainOptions(model or "", recipe=changes, shape=sides, run=options, **more))  # type: ignore[arg-type]
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,10 +41,10 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_kind(incomplete: str) -> list[str]:
     """The kinds of study."""
-    from vitlens.commands.study.kinds.kinds import KIND_NAMES
+    from vitlens.commands.study.kinds.kinds import KINDS
     from vitlens.commands.study.options import WHOLE
 
-    return [name for name in (WHOLE, *KIND_NAMES) if name.startswith(incomplete)]
+    return [name for name in (WHOLE, *KINDS) if name.startswith(incomplete)]
 
 
 def complete_data(incomplete: str) -> list[str]:

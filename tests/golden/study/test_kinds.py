@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -78,18 +77,18 @@ def test_each_point_of_the_architecture_differs_in_one_thing_from_the_one_that_i
     configs = {label: replace(base, **shape) for label, shape in shapes.items()}
     changed = [
         {name for name, value in vars(configs[one]).items() if value != getattr(configs[other], name)}
-        for one, other in kind.changes
+        for one, other in kind.steps
     ]
     assert changed == [
         {"attention", "mlp", "heads"}, {"heads"}, {"residual"}, {"norm"}, {"mlp"}, {"norm_first"}, {"depth"}, {"depth"},
         {"depth"},
     ]  # fmt: skip
-    assert kind.changes[5:7] == (("post-norm", "mlp"), ("depth-2", "mlp"))  # depth builds on the pre-norm block
+    assert kind.steps[5:7] == (("post-norm", "mlp"), ("depth-2", "mlp"))  # depth builds on the pre-norm block
 
 
-def test_without_variants_each_point_changes_the_one_before():
-    points = tuple(Point(label, label) for label in ("a", "b", "c"))
-    assert Kind("three", points, "", steps=True).changes == tuple((one, other) for other, one in pairwise("abc"))
+def test_without_others_named_each_point_is_compared_with_the_first():
+    points = (Point("a", "a"), Point("b", "b", base="a"), Point("c", "c", base="b"))
+    assert Kind("three", points, "").steps == (("b", "a"), ("c", "b"))
     assert Kind("three", points, "").pairs == (("b", "a"), ("c", "a"))
 
 
@@ -231,7 +230,7 @@ def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, done):
 
 def test_another_study_is_not_resumed(done, tmp_path):
     RunFolder.opened("study", RunOptions(out=tmp_path / "whole"), {"options": {}})
-    refuses("folder of vitlens study --kind to resume", resume=tmp_path / "whole")
+    refuses("folder of vitlens study --kind to resume", resume=tmp_path / "whole", kind=None)
     config = json.loads((done / "config.json").read_text())
     recipes = {name: {**recipe, "batch_size": 7} for name, recipe in config["recipes"].items()}
     for name, own in (("points", config["points"][:1]), ("recipes", recipes)):

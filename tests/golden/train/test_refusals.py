@@ -7,13 +7,12 @@ import pytest
 
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.train.measure import measure
-from vitlens.commands.train.options import Shape, TeacherOptions, TrainOptions, Tuning
-from vitlens.commands.train.start import TrainPlan, require_trainable
+from vitlens.commands.train.options import Shape, TeacherOptions, TrainOptions, Tuning, require_compatible
 from vitlens.errors import InputError
 
 NAN = float("nan")
 TEACHER = TeacherOptions("cnn-digits")
-PLAN = TrainPlan("runs/mine")
+PLAN = TrainOptions("runs/mine")
 FROZEN, COMPARED = Tuning(freeze=True), Tuning(compare=True)
 ALONE = (  # settings that need a teacher
     ({"kind": "soft"}, "--distill"),
@@ -34,14 +33,14 @@ REFUSED: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "a preset both ways": (lambda: COMPARED.require_learned("vit-tiny"), ("--compare-frozen", "'vit-tiny'")),
     "a hard label's temperature": (lambda: TeacherOptions("m", temperature=2.0), ("--temperature", "--distill soft")),
     "a taught head": (
-        lambda: require_trainable(replace(PLAN, tuning=FROZEN, teaching=TEACHER)),
+        lambda: require_compatible(replace(PLAN, tuning=FROZEN, teaching=TEACHER)),
         ("--freeze-backbone", "--distill-from"),
     ),
     "both ways taught": (
-        lambda: require_trainable(replace(PLAN, tuning=COMPARED, teaching=TEACHER)),
+        lambda: require_compatible(replace(PLAN, tuning=COMPARED, teaching=TEACHER)),
         ("--compare-frozen", "--distill-from"),
     ),
-    "a head at each epoch": (lambda: require_trainable(replace(PLAN, tuning=FROZEN, keep_every=3)), ("--keep-every",)),
+    "a head at each epoch": (lambda: require_compatible(replace(PLAN, tuning=FROZEN, keep_every=3)), ("--keep-every",)),
 } | {
     f"{option} without a teacher {fields}": (lambda fields=fields: TeacherOptions(**fields), ("--distill-from", option))
     for fields, option in ALONE
@@ -63,8 +62,8 @@ def test_what_goes_together_is_taken():
     for tuning in (FROZEN, COMPARED, Tuning(last=1)):
         tuning.require_learned("timm:vit_tiny_patch16_224")
     Tuning("vit.safetensors", freeze=True).require_learned("vit-tiny-224")
-    require_trainable(replace(PLAN, tuning=COMPARED, keep_every=3))
-    require_trainable(replace(PLAN, tuning=Tuning(last=1), teaching=TEACHER, keep_every=3, recompute=True))
+    require_compatible(replace(PLAN, tuning=COMPARED, keep_every=3))
+    require_compatible(replace(PLAN, tuning=Tuning(last=1), teaching=TEACHER, keep_every=3, recompute=True))
 
 
 @pytest.mark.parametrize(

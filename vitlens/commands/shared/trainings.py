@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -40,11 +40,6 @@ class Budget:
     augmentation: str | None = col("augmentation", default=None)
     seed: int | None = col("seed", default=None)
     teacher: str | None = col("teacher", default=None)
-
-    @property
-    def known(self) -> bool:
-        """Whether anything but the name is known."""
-        return any(value is not None for name, value in asdict(self).items() if name != "model")
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ def trained(budgets: Sequence[Budget]) -> Iterator[str]:
     ]  # fmt: skip
     if parts:
         yield f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this."
-    unknown = [budget.model for budget in budgets if not budget.known]
+    unknown = [budget.model for budget in budgets if budget == Budget(budget.model)]
     if unknown and len(budgets) > 1:
         yield say(
             "How {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained is not known here, so "
@@ -120,15 +115,15 @@ def training_run(model: "Model") -> RunRecord | None:
 
 def budget_of_run(alias: str, run: RunRecord) -> Budget:
     """How the model of a run of `vitlens train` was trained, from its config.json and results.json."""
-    plan, data, recipe = (_mapping(run.config.get(name)) for name in ("plan", "data", "recipe"))
+    options, data, recipe = (_mapping(run.config.get(name)) for name in ("options", "data", "recipe"))
     history = _mapping(run.results["tables"]).get("history")
     last = _mapping(history[-1]) if isinstance(history, list) and history else {}
-    name, teacher = plan.get("model"), _mapping(plan.get("teaching")).get("teacher")
-    scratch = name in PRESETS and not _mapping(plan.get("tuning")).get("weights")
+    name, teacher = options.get("model"), _mapping(options.get("teaching")).get("teacher")
+    scratch = name in PRESETS and not _mapping(options.get("tuning")).get("weights")
     return Budget(
         alias,
         start="random weights" if scratch else _as(str, name),
-        data=_as(str, plan.get("data")),
+        data=_as(str, options.get("data")) or "digits",  # the default
         images=_as(int, data.get("images")),
         epochs=len(history) if isinstance(history, list) and history else _as(int, recipe.get("epochs")),
         steps=_as(int, last.get("step")),

@@ -20,7 +20,6 @@ from vitlens.commands.study.record import LeftOutRow, StudyRecord
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.assembly import default_classes
 from vitlens.models.loading import untrained
-from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.support import require_supported
 from vitlens.names import BUNDLED
@@ -51,24 +50,21 @@ def measure(options: StudyOptions) -> Path:
 
 def _measure_whole(options: StudyOptions) -> Path:
     """Run all chapters, each a run folder of its own; returns the report's path."""
-    names = options.models or BUNDLED
+    names, run = options.models or BUNDLED, options.run
     require_rule(names)
     named = parse_models(names)
     if options.images and options.data:
         raise InputError("expected --images or --data, found both; leave one out")
-    studied = _studied(named, options)
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, options.predicted)
-    labelled = not (options.images or options.predicted) or _are_labelled(named, images, options)
-    data_name = options.data or ("images" if options.images else "digits")
-    run = options.run
-    aliases = [model.alias for model in named]
+    presets = [model.name for model in named if trained_first(model, options.model_options)]
+    studied, labelled = _checked(named, presets, images, options)
+    aliases, data_name = [model.alias for model in named], data or "images"
     title = f"Study of {' and '.join(aliases)} on {Path(data_name).name}"
     with RunFolder.opened(
         "study", run, settings(options, run), name_parts=(*aliases, data_name), title=title
     ) as folder:
         chapters = Chapters(folder.path, images, options)
-        presets = [model.name for model in named if trained_first(model, options.model_options)]
         budgets = equal_budgets(presets, str(data), epochs=options.epochs, batch_size=run.batch_size)
         ready = [chapters.trained(model, budgets[model.name]) if model.name in budgets else model for model in named]
         vits = [name for name, model in zip(ready, named) if model in studied]
@@ -83,43 +79,35 @@ def _measure_whole(options: StudyOptions) -> Path:
         return publish(folder)
 
 
-def _studied(named: Sequence[ModelName], options: StudyOptions) -> list[ModelName]:
-    """The models that are analysed; the others are compared with them.
+def _checked(
+    named: Sequence[ModelName], presets: Sequence[str], images: ChapterImages, options: StudyOptions
+) -> tuple[list[ModelName], bool]:
+    """The models that are analysed, with which the others are compared, and whether the images have labels.
 
-    Raises UnsupportedError where there is none, and for a model that cannot be compared.
+    presets: those that are trained first. Raises, before anything is written, UnsupportedError where no model can be
+    analysed or one cannot be compared, InputError for a preset that would have to be trained on images without labels,
+    DataError for such images without --predicted.
     """
-    models = [_unloaded_or_untrained(model, options) for model in named]
+    models = [
+        untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
+        if trained_first(model, options.model_options)
+        else load_models([model], model_options=options.model_options, options=options.run)[0]
+        for model in named
+    ]
     for model in models:
         require_supported(model, "compare")
     reasons = [model.supports("study") for model in models]
     if all(reasons):
         raise UnsupportedError(str(reasons[0]))
-    return [model for model, reason in zip(named, reasons) if reason is None]
-
-
-def _unloaded_or_untrained(model: ModelName, options: StudyOptions) -> Model:
-    """The model (of a preset: untrained), to ask which commands it supports."""
-    if trained_first(model, options.model_options):
-        return untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
-    return load_models([model], model_options=options.model_options, options=options.run)[0]
-
-
-def _are_labelled(named: Sequence[ModelName], images: ChapterImages, options: StudyOptions) -> bool:
-    """Whether the images have labels, checked before anything is written.
-
-    Raises InputError for a preset that would have to be trained on images without labels, DataError for such images
-    without --predicted.
-    """
-    presets = [model.name for model in named if trained_first(model, options.model_options)]
-    if presets:
-        if not images.images:
-            return True  # trained on them, so labelled
+    if presets and images.images:
         raise InputError(
             f"expected trained models with --images, found {' and '.join(presets)}, trained on labelled data; try "
             "vitlens study vit-digits --images ..., timm:NAME or a run folder"
         )
-    (first,) = load_models([named[0]], model_options=options.model_options, options=options.run)
-    split = load_split(first, options=replace(options.run, quiet=True), **images.options)
-    if not images.predicted:
-        require_labelled(split, doing="study")
-    return split.labels is not None
+    labelled = bool(presets) or not (images.images or images.predicted)
+    if not labelled:
+        split = load_split(models[0], options=replace(options.run, quiet=True), **images.options)
+        if not images.predicted:
+            require_labelled(split, doing="study")
+        labelled = split.labels is not None
+    return [model for model, reason in zip(named, reasons) if reason is None], labelled

@@ -12,7 +12,7 @@ from vitlens.commands.run.options import (
     images_option,
     predicted_option,
 )
-from vitlens.commands.study.kinds.kinds import KIND_NAMES
+from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.errors import UnknownNameError
 
 WHOLE: Final = "whole"  # the kind that runs every analysis
@@ -40,7 +40,7 @@ class StudyOptions:
     epochs: int | None = option("--epochs", "Epochs of the models that it trains.", metavar="N", low=1)
     kind: str | None = option(
         "--kind",
-        f"Kind of study: {', '.join((WHOLE, *KIND_NAMES))}; transfer compares ways of adapting MODEL to --data, "
+        f"Kind of study: {', '.join((WHOLE, *KINDS))}; transfer compares ways of adapting MODEL to --data, "
         "the others train small models that differ in one factor.",
         metavar="WORD",
         panel=_KIND,
@@ -63,5 +63,5 @@ class StudyOptions:
     run: RunOptions = bundle(RunOptions)
 
     def __post_init__(self) -> None:
-        if self.kind not in (None, WHOLE, *KIND_NAMES):
-            raise UnknownNameError("kind of study", str(self.kind), (WHOLE, *KIND_NAMES), hint="vitlens study --help")
+        if self.kind not in (None, WHOLE, *KINDS):
+            raise UnknownNameError("kind of study", str(self.kind), (WHOLE, *KINDS), hint="vitlens study --help")

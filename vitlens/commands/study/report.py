@@ -16,13 +16,10 @@ from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import listed, say
-from vitlens.report.sections import Report, made
+from vitlens.report.sections import ORDER, Report, made
 from vitlens.uncertainty import LEVEL, in_points
 
 _TITLED: Final = 18  # words of a title of two claims
-_ORDER: Final = ("fail", "warn", "inconclusive", "pass", None)
-
-
 _BEFORE: Final = (
     Question("Which model classifies better?", ("evaluate",), "surest_errors"),
     Question("Is the confidence right?", ("evaluate",), "calibration"),
@@ -128,7 +125,8 @@ def glance(record: StudyRecord) -> Table | None:
     names = ("metric", *record.studied, *(["difference"] if len(record.studied) == 2 else []), "status")
     judged = {*_GLANCED["evaluate"], *_GLANCED["attack"]}  # the state of a latency is that of the timing
     kept = [line if line["metric"] in judged else {**line, "status": None} for line in lines]
-    rows = sorted((tuple(line.get(name) for name in names) for line in kept), key=_urgency)
+    kept = sorted(kept, key=lambda line: ORDER.index(str(line.get("status") or "")))
+    rows = [tuple(line.get(name) for name in names) for line in kept]
     return Table("", names, tuple(rows)) if rows else None
 
 
@@ -142,10 +140,6 @@ def _apart(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
             own = {r.model: r.accuracy for r in chapter.record.curves if (r.attack, r.norm, r.epsilon) == at}
             yield {"metric": say("accuracy under {{ r.title }} at {{ r.at }}", r=row), **own,
                    "difference": in_points(row.difference) if row.first == record.studied[0] else None}  # fmt: skip
-
-
-def _urgency(line: tuple[Cell, ...]) -> int:
-    return _ORDER.index(line[-1]) if line[-1] in _ORDER else len(_ORDER)
 
 
 def picture(record: StudyRecord) -> FigureSpec | None:

@@ -14,7 +14,7 @@ from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, e
 from vitlens.commands.run.conclusion import UNMET, Conclusion
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
-from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.options import resumed
 from vitlens.commands.run.progress import progress, training_progress
 from vitlens.commands.run.publish import publish, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
@@ -25,20 +25,9 @@ from vitlens.commands.shared.comparison import PairRow, in_pairs
 from vitlens.commands.shared.trainings import augmentation_words, budget_of, budget_of_run
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.commands.train import record as rows
-from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions, require_checkable
+from vitlens.commands.train.options import RecipeChanges, TrainOptions, require_compatible
 from vitlens.commands.train.record import TrainRecord, last_tenth
-from vitlens.commands.train.start import (
-    Start,
-    Teaching,
-    TrainPlan,
-    base_recipe,
-    part_of,
-    plan_of,
-    prepare,
-    require_trainable,
-    resumed,
-    teaching_of,
-)
+from vitlens.commands.train.start import Start, base_recipe, compute_outputs, part_of, prepare, taught
 from vitlens.errors import InputError
 from vitlens.files import read_run
 from vitlens.models.loading import load
@@ -48,6 +37,7 @@ from vitlens.processes import Processes
 from vitlens.training.check.rows import TrainingCheck
 from vitlens.training.check.run import check_training
 from vitlens.training.checkpoint import require_interval
+from vitlens.training.distill import Distillation, cacheable_views
 from vitlens.training.finetune import trained_share
 from vitlens.training.first_batch import first_batch
 from vitlens.training.head import fit_head
@@ -62,79 +52,73 @@ _PRINTED: Final = 60  # layers
 
 
 def measure(options: TrainOptions) -> Path | Conclusion | None:
-    """Train (`train`), or with --check only look whether that can succeed (`check`)."""
-    return check(options) if options.check else train(options)
-
-
-def train(options: TrainOptions) -> Path | None:
-    """Train, and write the run's folder: weights, checkpoint, metrics.jsonl, report.
+    """Train and write the run's folder: weights, checkpoint, metrics.jsonl, report; with --check only look whether that
+    can succeed.
 
     Returns the report's path, or None in all processes but the first of several. Raises InputError, NonFiniteError and
     StorageError.
     """
     require_interval(options.keep_every)
     require_trackers(options.track)
-    plan, run = (plan_of(options), options.run) if options.resume is None else resumed(options.resume, options)
-    require_trainable(plan)
-    processes, run = join_run(run)
-    options = replace(options, run=run)  # of a resumed run those that it began with, so that it can be resumed again
-    if plan.tuning.compare:
-        return _compare_ways(plan, options, processes)
+    if options.resume is not None and not options.check:
+        options = resumed(options, options.resume, "train", typed=("track", "model_file"))
+    require_compatible(options)
+    processes, run = join_run(options.run)
+    options = replace(options, data=options.data or "digits", run=run)
+    if options.check:
+        return _check(options, processes)
+    return _compare_ways(options, processes) if options.tuning.compare else _train(options, processes)
+
+
+def _train(options: TrainOptions, processes: Processes) -> Path | None:
     with processes.main_process_first():
-        start = prepare(plan, options, processes.count)
-        teaching = teaching_of(start)
-    if teaching is not None:
-        teaching.compute_outputs(start.train, quiet=run.quiet)
+        start = taught(prepare(options, processes.count))
+    if start.objective is not None:
+        compute_outputs(start.objective, start.train, start.recipe, quiet=start.run.quiet)
     if not processes.is_first:  # the others train without writing
-        start = replace(start, options=replace(options, track=()))
-        _fit(start, options.resume or Path("runs"), teaching)
+        _fit(replace(start, options=replace(options, track=())), options.resume or Path("runs"))
         return None
-    print_data(start.train, run)
-    with _folder(start, teaching) as folder:
-        keep_training_images(folder.path, start.train, data=plan.data, start=None if start.fresh else start.model)
+    print_data(start.train, start.run)
+    with _folder(start) as folder:
+        before = None if options.fresh else start.model
+        keep_training_images(folder.path, start.train, data=str(options.data), start=before)
         folder.keep(TrainRecord())
         setup, arrays = _setup(start)
-        result = _fit(start, folder.path, teaching)
-        setup = replace(setup, computed=result.notes)
-        record = replace(_recorded(start, result, teaching), setup=(setup,), first_batch=arrays)
+        result = _fit(start, folder.path)
+        record = replace(_recorded(start, result), setup=(replace(setup, computed=result.notes),), first_batch=arrays)
         folder.keep(record)
-        if teaching is not None and teaching.plain is not None:
-            plain = replace(budget_of(teaching.plain), model=record.scores[-1].model)
-            folder.keep(replace(record, training=(budget_of_run(start.model.alias, folder.record()), plain)))
+        for plain in start.others[1:]:
+            budgets = budget_of_run(start.model.alias, folder.record()), budget_of(plain)
+            folder.keep(replace(record, training=(budgets[0], replace(budgets[1], model=record.scores[-1].model))))
         return publish(folder)
 
 
-def _folder(start: Start, teaching: Teaching | None = None) -> RunFolder:
+def _folder(start: Start) -> RunFolder:
     """The run's folder: new, or that of --resume."""
-    plan, options, split, recipe = start.plan, start.options, start.train, start.recipe
-    models = [start.model, *(teaching.models if teaching else ())]
-    config = {
-        **settings(options, start.run, models=models, split=split),
-        "plan": asdict(plan),
-        "recipe": {**recipe.numbers(), "source": recipe.source},
-    }
+    options, split, alias = start.options, start.train, start.model.alias
+    recipe = json.loads(json.dumps({**start.recipe.numbers(), "source": start.recipe.source}))
+    config = settings(options, start.run, models=[start.model, *start.others], split=split, recipe=recipe)
     return RunFolder.opened(
         "train",
         start.run,
         config,
-        name_parts=(start.model.alias, plan.data, *(["check"] if options.check else [])),
-        title=f"{'Check of training' if options.check else 'Training'} {start.model.alias} on "
-        f"{split.title or split.name}",
+        name_parts=(alias, str(options.data), *(["check"] if options.check else [])),
+        title=f"{'Check of training' if options.check else 'Training'} {alias} on {split.title or split.name}",
         resume=options.resume,
-        needs={"data": None, "recipe": json.loads(json.dumps(config["recipe"]))},
+        needs={"data": None, "recipe": recipe},
     )
 
 
 def _setup(start: Start) -> tuple[rows.SetupRow, rows.FirstBatchArrays | None]:
     """Images, batch size and augmentation, with the first batch where the recipe augments images in every step."""
-    plan, recipe, usual = start.plan, start.recipe, base_recipe(start.plan)
-    chosen = start.run.batch_size is not None or "batch_size" in plan.recipe
+    options, recipe, usual = start.options, start.recipe, base_recipe(start.options)
+    chosen = start.run.batch_size is not None or "batch_size" in options.recipe.numbers
     setup = rows.SetupRow(
         len(start.train), len(start.test), recipe.batch_size, recipe.learning_rate, usual.batch_size,
-        usual.learning_rate, chosen, (), plan.keep_every,
+        usual.learning_rate, chosen, (), options.keep_every,
     )  # fmt: skip
     words = augmentation_words(recipe.numbers())
-    if plan.tuning.freeze or words == "none":
+    if options.tuning.freeze or words == "none":
         return setup, None
     batch = first_batch(start.model, start.train, recipe, seed=start.run.seed, processes=start.processes)
     trained, targets = (255 * batch.trained).round().byte().numpy(), batch.targets.numpy()
@@ -143,10 +127,10 @@ def _setup(start: Start) -> tuple[rows.SetupRow, rows.FirstBatchArrays | None]:
     return replace(setup, augmentation=words, shown=len(targets), mixed=mixed), arrays
 
 
-def _fit(start: Start, directory: Path, teaching: Teaching | None) -> TrainingResult:
+def _fit(start: Start, directory: Path) -> TrainingResult:
     """Train the model, or its head."""
-    plan, options, run, model, recipe = start.plan, start.options, start.run, start.model, start.recipe
-    logged = {**asdict(plan), "recipe": recipe.numbers(), "seed": run.seed}
+    options, run, model, recipe = start.options, start.run, start.model, start.recipe
+    logged = {**asdict(options), "recipe": recipe.numbers(), "seed": run.seed}
     watchers = [TrackerWatcher(each, directory, start.test, config=logged, seed=run.seed) for each in options.track]
     with training_progress(f"training {model.alias}", quiet=run.quiet) as on_progress:
         common: dict[str, Any] = {
@@ -154,28 +138,28 @@ def _fit(start: Start, directory: Path, teaching: Teaching | None) -> TrainingRe
             "precision": run.precision, "resume": options.resume is not None, "watchers": watchers,
             "on_progress": on_progress,
         }  # fmt: skip
-        if plan.tuning.freeze:
-            views = plan.tuning.views or 1
+        if options.tuning.freeze:
+            views = options.tuning.views or 1
             images = views * len(start.train) + len(start.test)
             reading = progress(f"{model.alias}: features of each image, once", images, quiet=run.quiet)
             return fit_head(model, start.train, start.test, **common, views=views, reading=reading)
         return fit(
             model, start.train, start.test, **common,
-            keep_every=plan.keep_every,
-            objective=None if teaching is None else teaching.objective,
-            train_last=plan.tuning.trained, compiling=plan.compiling, recompute=plan.recompute,
+            keep_every=options.keep_every, objective=start.objective, train_last=options.tuning.trained,
+            compiling=options.compiling, recompute=options.recompute,
         )  # fmt: skip
 
 
-def _recorded(start: Start, result: TrainingResult, teaching: Teaching | None) -> TrainRecord:
+def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
     """What a training came to, on the test images."""
     split, recipe, seed = start.test, start.recipe, start.run.seed
     own = evaluate(start.model, split, batch_size=start.run.batch_size)
     alias, numbers, names = own.alias, {**recipe.numbers(), "source": recipe.source}, own.classes
     score = _score(own, None, seed)
+    gap = generalisation_gap(result.history, score.accuracy, images=len(start.train))
     score = replace(
         score,
-        gap=None if _is_mixed(numbers) else generalisation_gap(result.history, score.accuracy, images=len(start.train)),
+        gap=None if recipe.mixup or recipe.cutmix else gap,  # accuracy on mixed images is not that on one class
         gain=gain(result.history, tested=len(split)),
         best=Estimate(result.best_accuracy, n=len(split)),
         seconds=Estimate(result.seconds, unit="s"),
@@ -194,9 +178,9 @@ def _recorded(start: Start, result: TrainingResult, teaching: Teaching | None) -
             for truth, prediction in counts.nonzero().tolist()
         ),
         recipe=tuple(rows.SettingRow(name, str(value)) for name, value in numbers.items()),
-        started=() if start.fresh else (_fine_tuned(start),),
+        started=() if start.options.fresh else (_fine_tuned(start),),
     )
-    return record if teaching is None else _taught(record, own, teaching, start)
+    return record if start.objective is None else _taught(record, own, start.objective.how, start)
 
 
 def _score(evaluation: Evaluation, role: str | None, seed: int, **more: Estimate | None) -> rows.ScoreRow:
@@ -206,15 +190,10 @@ def _score(evaluation: Evaluation, role: str | None, seed: int, **more: Estimate
 
 def _fine_tuned(start: Start) -> rows.FineTunedRow:
     """The model that is fine-tuned, and which part of it."""
-    last, origin = start.plan.tuning.trained, start.model.provenance
+    last, origin = start.options.tuning.trained, start.model.provenance
     trained, whole = trained_share(start.model, last=last)
     notes = "; ".join(origin.notes)
     return rows.FineTunedRow(Path(origin.name).name, Path(origin.weights).name, last, trained, whole, notes)
-
-
-def _is_mixed(recipe: dict[str, Any]) -> bool:
-    """Whether training images were mixed, so that accuracy on them is not that on images of one class."""
-    return any(float(recipe.get(name) or 0.0) > 0 for name in ("mixup", "cutmix"))
 
 
 def generalisation_gap(history: Sequence[EpochMetrics], tested: Estimate, *, images: int) -> Estimate | None:
@@ -239,10 +218,10 @@ def gain(history: Sequence[EpochMetrics], *, tested: int) -> Estimate | None:
     return difference_of(last, before)
 
 
-def _taught(record: TrainRecord, own: Evaluation, teaching: Teaching, start: Start) -> TrainRecord:
+def _taught(record: TrainRecord, own: Evaluation, how: Distillation, start: Start) -> TrainRecord:
     """The record of a student with its distillation, compared with its teacher and the model trained without one."""
-    how, seed = teaching.objective.how, start.run.seed
-    others = [predictions_of(model, start.plan.data, start.run) for model in teaching.models]
+    seed = start.run.seed
+    others = [predictions_of(model, start.options) for model in start.others]
     roles = ("teacher", "without a teacher")[: len(others)]
     aliases = [own.alias, *(each.alias for each in others)]
     others = [
@@ -257,13 +236,15 @@ def _taught(record: TrainRecord, own: Evaluation, teaching: Teaching, start: Sta
 
     student = replace(record.scores[0], role="student", agreement=agreement(own))
     beside = (_score(each, role, seed, agreement=agreement(each)) for each, role in zip(others, roles))
-    row = rows.DistillationRow(teaching.teacher.alias, how.kind, how.weight, how.temperature, how.token, teaching.forms)
+    forms = cacheable_views(start.recipe, start.train)
+    row = rows.DistillationRow(start.others[0].alias, how.kind, how.weight, how.temperature, how.token, forms)
     return replace(record, scores=(student, *beside), taught=(row,), pairs=_pairs([own, *others], seed))
 
 
-def predictions_of(model: Model, data: str, run: RunOptions) -> Evaluation:
+def predictions_of(model: Model, options: TrainOptions) -> Evaluation:
     """A model's predictions on the test part of the data, preprocessed for it."""
-    return evaluate(model, part_of(data, "test", model.preprocessing, run), batch_size=run.batch_size)
+    split = part_of(str(options.data), "test", model.preprocessing, options.run)
+    return evaluate(model, split, batch_size=options.run.batch_size)
 
 
 def _pairs(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, ...]:
@@ -271,69 +252,58 @@ def _pairs(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, ...]:
     return in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed)
 
 
-def _compare_ways(plan: TrainPlan, options: TrainOptions, processes: Processes) -> Path | None:
-    """Train a model's head alone, then all its weights, each with its own folder, and one report of both.
-
-    The recipe's settings of the plan are those of the full training; the head alone keeps its own.
-    """
+def _compare_ways(options: TrainOptions, processes: Processes) -> Path | None:
+    """Train a model's head alone, then all its weights, each with its own folder, and one report of both."""
     run = options.run
     if not processes.is_first:
         for way in WAYS:
-            _train_one_way(way, options.resume or run.out or Path("runs"), plan, options, processes)
+            _train_one_way(way, options.resume or run.out or Path("runs"), options, processes)
         return None
-    alias = parse_model(plan.model).alias
+    alias, data = parse_model(options.model).alias, str(options.data)
     with RunFolder.opened(
         "train",
         run,
-        {**settings(options, run), "plan": asdict(plan)},
-        name_parts=(alias, plan.data, "compared"),
-        title=f"{alias} on {Path(plan.data).name}: frozen against full",
+        settings(options, run),
+        name_parts=(alias, data, "compared"),
+        title=f"{alias} on {Path(data).name}: frozen against full",
         resume=options.resume,
         needs={},
     ) as folder:
         folder.keep(TrainRecord())
         for way in WAYS:
-            _train_one_way(way, folder.path, plan, options, processes)
-        folder.keep(_ways_recorded(folder.path, plan.data, options))
+            _train_one_way(way, folder.path, options, processes)
+        folder.keep(_ways_recorded(folder.path, options))
         return publish(folder)
 
 
-def _train_one_way(way: str, parent: Path, plan: TrainPlan, typed: TrainOptions, processes: Processes) -> None:
-    """Train in one way: resume it if it has begun, skip it if it is done. The first process decides for all."""
-    place, run, status = parent / way, typed.run, "new"
-    if processes.is_first and typed.resume is not None and (place / "results.json").is_file():
+def _train_one_way(way: str, parent: Path, options: TrainOptions, processes: Processes) -> None:
+    """Train in one way: resume it if it has begun, skip it if it is done. The first process decides for all.
+
+    The recipe's settings are those of the full training; the head alone keeps its own.
+    """
+    place, run, status = parent / way, options.run, "new"
+    if processes.is_first and options.resume is not None and (place / "results.json").is_file():
         status = read_run(place).status
     done, begun = (
         bool(processes.total(torch.tensor(int(each))).item()) for each in (status == "done", status != "new")
     )
     if begun and not done:
-        train(TrainOptions(resume=place, model_file=typed.model_file, run=replace(run, out=None)))
+        measure(TrainOptions(resume=place, model_file=options.model_file, run=replace(run, out=None)))
     if begun:
         return
-    frozen = way == "frozen"
-    line = f"vitlens train {plan.model} --data {plan.data}" + (" --freeze-backbone" if frozen else "")
-    options = TrainOptions(
-        plan.model,
-        plan.data,
-        tuning=replace(plan.tuning, compare=False, freeze=frozen, views=plan.tuning.views if frozen else None),
-        shape=Shape(image_size=plan.image_size, other=plan.shape),
-        model_file=typed.model_file,
-        run=replace(run, out=place, command=line),
-    )
-    if not frozen:
-        options = replace(
-            options,
-            recipe=RecipeChanges(plan.named, other=plan.recipe),
-            keep_every=plan.keep_every,
-            compiling=plan.compiling,
-            recompute=plan.recompute,
-        )
-    train(options)
+    line = f"vitlens train {options.model} --data {options.data}"
+    own = replace(options, resume=None, track=(), run=replace(run, out=place, command=line))
+    if way == "full":
+        measure(replace(own, tuning=replace(options.tuning, compare=False, views=None)))
+        return
+    head = replace(options.tuning, compare=False, freeze=True)
+    own = replace(own, tuning=head, recipe=RecipeChanges(), keep_every=None, compiling="auto", recompute=False)
+    measure(replace(own, run=replace(own.run, command=f"{line} --freeze-backbone")))
 
 
-def _ways_recorded(folder: Path, data: str, options: TrainOptions) -> TrainRecord:
+def _ways_recorded(folder: Path, options: TrainOptions) -> TrainRecord:
     """Accuracies, their paired difference, times, and the time to shares of the best accuracy of both."""
-    found, scores, points, run = {}, [], [], options.run
+    found, scores, points, seed = {}, [], [], options.run.seed
     for way, words in WAYS.items():
         place = folder / way
         history = read_folder(place).history
@@ -342,19 +312,19 @@ def _ways_recorded(folder: Path, data: str, options: TrainOptions) -> TrainRecor
             raise InputError(
                 f"expected epochs with a test accuracy in {place}, found none; begin anew without --resume"
             )
-        found[way] = predictions_of(load(f"{way}={place}", code_files=options.model_file), data, run)
+        found[way] = predictions_of(load(f"{way}={place}", code_files=options.model_file), options)
         images = history[-1].images - (history[-2].images if len(history) > 1 else 0)
         epoch = images / history[-1].images_per_second  # of its training, without evaluations and files
         scores.append(
             _score(
-                found[way], words, run.seed, seconds=Estimate(own[-1].seconds, unit="s"),
+                found[way], words, seed, seconds=Estimate(own[-1].seconds, unit="s"),
                 seconds_per_epoch=Estimate(float(epoch), unit="s"),
             )
         )  # fmt: skip
         points += own
     return TrainRecord(
         scores=tuple(scores),
-        pairs=_pairs([found["full"], found["frozen"]], run.seed),
+        pairs=_pairs([found["full"], found["frozen"]], seed),
         training=tuple(budget_of_run(way, read_run(folder / way)) for way in WAYS),
         points=tuple(points),
         reached=tuple(_reached(points)),
@@ -371,24 +341,17 @@ def _reached(points: Sequence[rows.PointRow]) -> Iterator[rows.ReachedRow]:
             yield rows.ReachedRow(way, share, share * best, epochs, seconds)
 
 
-def check(options: TrainOptions) -> Conclusion | None:
-    """Check, and write the folder of the check; None in all processes but the first of several.
-
-    Raises InputError where model, data and options do not fit together.
-    """
-    require_checkable(options)
-    plan = plan_of(options)
-    plan.tuning.require_learned(plan.model)
-    requirements = requirements_of(options.run.at_least, options.run.at_most)
-    processes, run = join_run(options.run)
+def _check(options: TrainOptions, processes: Processes) -> Conclusion | None:
+    """Check, and write the folder of the check."""
+    run, requirements = options.run, requirements_of(options.run.at_least, options.run.at_most)
     if not processes.is_first:
         return None
-    start = prepare(plan, replace(options, run=run), processes.count)
+    start = prepare(options, processes.count)
     print_data(start.train, run)
     with _folder(start) as folder:
         found = check_training(
             start.model, start.train, start.test, recipe=start.recipe, seed=run.seed,
-            train_last=plan.tuning.trained, fresh=start.fresh,
+            train_last=options.tuning.trained, fresh=options.fresh,
         )  # fmt: skip
         folder.keep(_checked(start.model.alias, found))
         path = publish(folder)

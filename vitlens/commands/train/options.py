@@ -1,7 +1,6 @@
 """The options of `vitlens train`."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -33,8 +32,7 @@ def _window(name: str, text: str) -> list[int]:
 class Shape:
     """Changes to the preset's shape: the image's (height, width) in px, and sizes by field.
 
-    window: in patches; dropout: the fraction, in [0, 1), of activations set to zero in training; other: further fields
-    of the shape, for callers in Python.
+    window: in patches; dropout: the fraction, in [0, 1), of activations set to zero in training.
     """
 
     image_size: tuple[int, int] | None = _shape(
@@ -55,21 +53,16 @@ class Shape:
     pooling: Pooling | None = _shape(
         "--pooling", "The classifier's input of a ViT: the CLS token or the mean of the patches."
     )
-    other: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sides(self) -> dict[str, Any]:
         """The changed sizes by field of the preset."""
-        own = {name: value for name, value in asdict(self).items() if name not in ("image_size", "other")}
-        return {name: value for name, value in {**own, **self.other}.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if name != "image_size" and value is not None}
 
 
 @dataclass(frozen=True)
 class RecipeChanges:
-    """Changes to the preset's recipe: a named recipe in its place, and settings by field.
-
-    settings: "NAME=VALUE" each; other: further settings, for callers in Python.
-    """
+    """Changes to the preset's recipe: a named recipe in its place, and settings by field, "NAME=VALUE" each."""
 
     named: RecipeName | None = _recipe("--recipe", "A recipe for any model.", shown=False)
     settings: tuple[str, ...] = _recipe(
@@ -86,14 +79,12 @@ class RecipeChanges:
         "--layer-decay", "Layer-wise decay: a layer's learning rate as a share of the next layer's.", metavar="X",
     )  # fmt: skip
     average: float | None = _number("--average", "Decay of the moving average of the weights (0: none).")
-    other: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def numbers(self) -> dict[str, Any]:
         """The changed settings by field of the recipe. Raises InputError for a setting that cannot be read."""
-        named = {name: value for name, value in asdict(self).items() if name not in ("named", "settings", "other")}
-        whole = {**named, **recipe_settings(self.settings), **self.other}
-        return {name: value for name, value in whole.items() if value is not None}
+        own = {name: value for name, value in vars(self).items() if name not in ("named", "settings")}
+        return {name: value for name, value in own.items() if value is not None} | recipe_settings(self.settings)
 
 
 @dataclass(frozen=True)
@@ -198,11 +189,11 @@ class TrainOptions:
     """resume: the folder of a run to continue; keep_every: epochs between the copies of the weights in kept/;
     compiling, recompute: see training.loop.fit; model_file: each FILE.py:FUNCTION whose code may be run."""
 
-    model: str | None = argument(
+    model: str = argument(
         "MODEL",
         f"The model: a preset (trained from scratch), or a trained one: {describe_names()}; see vitlens models. "
         "Left out with --resume.",
-        default=None, complete="model",
+        default="", complete="model",
     )  # fmt: skip
     data: str | None = data_option()
     resume: Path | None = option(
@@ -236,18 +227,33 @@ class TrainOptions:
     teaching: TeacherOptions = bundle(TeacherOptions)
     run: RunOptions = bundle(RunOptions)
 
+    @property
+    def fresh(self) -> bool:
+        """Whether the weights are random when training begins."""
+        return self.model in PRESETS and self.tuning.weights is None
 
-def require_checkable(options: TrainOptions) -> None:
-    """Refuse options that --check has no use for. Raises InputError."""
-    others = {
-        "--resume": options.resume,
-        "--compare-frozen": options.tuning.compare,
+
+def require_compatible(options: TrainOptions) -> None:
+    """Raise InputError without a model, for options that exclude each other, and for freezing what was not learned."""
+    if not options.model:
+        raise InputError("expected a preset to train, found none; e.g. vitlens train vit-micro; see vitlens models")
+    tuning = options.tuning
+    given = {
         "--distill-from": options.teaching.teacher,
         "--keep-every": options.keep_every,
-        "--track": options.track,
         "--recompute": options.recompute,
         "--compile on": options.compiling == "on",
+        "--resume": options.resume,
+        "--compare-frozen": tuning.compare,
+        "--track": options.track,
     }
-    excluded = next((name for name, value in others.items() if value), None)
-    if excluded is not None:
-        raise InputError(f"expected --check without {excluded}, found both; leave one out")
+    excluded = {
+        "--check": (options.check, tuple(given)),
+        "--freeze-backbone": (tuning.freeze, ("--distill-from", "--keep-every", "--recompute", "--compile on")),
+        "--compare-frozen": (tuning.compare, ("--distill-from",)),
+    }
+    for way, (is_given, others) in excluded.items():
+        other = next((name for name in others if is_given and given[name]), None)
+        if other is not None:
+            raise InputError(f"expected {way} without {other}, found both; leave one out")
+    tuning.require_learned(options.model)

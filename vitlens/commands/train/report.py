@@ -12,19 +12,10 @@ from vitlens.commands.shared.comparison import FEWEST, not_equal
 from vitlens.commands.shared.comparison import SECTION as COMPARED
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
-from vitlens.commands.train.record import (
-    DistillationRow,
-    FineTunedRow,
-    PointRow,
-    ScoreRow,
-    SetupRow,
-    TrainRecord,
-    last_tenth,
-)
+from vitlens.commands.train.record import PointRow, ScoreRow, TrainRecord, last_tenth
 from vitlens.report.claims import SMALLEST, Claim, above, clear, found
 from vitlens.report.prose import Marked, counts, listed, say
-from vitlens.report.sections import Chart, Overview, Report, Section
-from vitlens.training.check.rows import CheckRow
+from vitlens.report.sections import ORDER, Chart, Overview, Report, Section
 from vitlens.training.defaults import KEPT_FOLDER, LEAST_STEPS
 
 RISING: Final = 1.0  # points in the last tenth of the epochs, from which on a training had not converged
@@ -33,27 +24,35 @@ _SHORT: Final = 30  # epochs below which a training says little of an architectu
 _PICTURED: Final = 6  # images of the first batch
 _LEAST: Final = 0.005  # share of a class in a target that is named
 _TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wandb sync FOLDER/wandb/*"))
-_STATES: Final = {  # how a training ended: the end of the title, and the sentence
+_LONGER: Final = "train longer, for example with `--epochs {{ more }}`."
+_USE: Final = (
+    "`vitlens evaluate FOLDER` shows errors and calibration, `vitlens explain FOLDER` what the model looks at; this "
+    "folder is a MODEL for every command."
+)
+_STATES: Final = {  # how a training ended: the end of the title, the sentence, and what to do next
     "chance": (
         ", no better than chance",
         "This is not significantly better than always predicting the most frequent class, {{ chance|percent(1) }}.",
+        "`vitlens train ... --check` looks for what stands in the way of this training.",
     ),
     "rising": (
         " and was still improving",
         "It had not converged: in the last {{ span }} of {{ n }} its accuracy rose from "
-        "{{ pair[0].test_accuracy|percent(1) }} to {{ pair[1].test_accuracy|percent(1) }}, by {{ rise }}.",
+        "{{ pair[0].test_accuracy|percent(1) }} to {{ pair[1].test_accuracy|percent(1) }}, by {{ effect }}.",
+        _LONGER,
     ),
     "level": (
         " and had levelled off",
-        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ rise }}: it had levelled off.",
+        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ effect }}: it had levelled off.",
+        _USE,
     ),
     "open": (
         "; whether it had converged is open",
-        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ rise }}: whether it had converged is open.",
+        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ effect }}: whether it had converged is open.",
+        _LONGER,
     ),
-    "": (" on held-out images", ""),
+    "": (" on held-out images", "", _USE),
 }
-_ORDER: Final = ("fail", "warn", "inconclusive", "pass")
 
 
 def claims(record: TrainRecord) -> Iterator[Claim]:
@@ -68,20 +67,22 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
         return
     score, setup = record.scores[0], record.setup[0]
     state, pair, n = _state(record), last_tenth(record.history), len(record.history)
-    k = pair[1].epoch - pair[0].epoch if pair else 0
-    end, words = _STATES[state]
-    yield Claim(
+    end, words, advice = _STATES[state]
+    yield found(
         "accuracy", score.model,
-        say("**{{ m }}** classifies {{ score.accuracy }} of the held-out images correctly, after {{ n }} "
-            "epoch{{ n|s }} on {{ setup.training }} images in {{ score.seconds }}.",
-            m=score.model, score=score, n=n, setup=setup),
-        title=say("{{ m }} reaches {{ a|value }} accuracy{{ end }}", m=score.model, a=score.accuracy, end=Marked(end)),
-        effect=score.accuracy, kind="answer", place="training",
+        "**{{ m }}** classifies {{ effect }} of the held-out images correctly, after {{ n }} epoch{{ n|s }} on "
+        "{{ setup.training }} images in {{ time }}.",
+        score.accuracy, headline="{{ m }} reaches {{ effect|value }} accuracy{{ end }}",
+        given={"m": score.model, "time": score.seconds, "n": n, "setup": setup, "end": Marked(end)},
+        kind="answer", place="training",
     )  # fmt: skip
-    told = say(words, span=_span(k), n=n, rise=score.gain, pair=pair, chance=_chance(record))
-    yield Claim("convergence", score.model, told, effect=score.gain, kind="answer", place="training")
+    span = _span(pair[1].epoch - pair[0].epoch if pair else 0)
+    yield found(
+        "convergence", score.model, words, score.gain, kind="answer", place="training",
+        given={"span": span, "n": n, "pair": pair, "chance": _chance(record)},
+    )  # fmt: skip
     yield from _pairs(record, asked="without a teacher")
-    yield Claim("next", score.model, _next(record, state), kind="answer")
+    yield found("next", score.model, f"Next: {advice}", given={"more": 2 * n}, kind="answer")
     if score.gap is not None and (score.gap.low or 0.0) >= SMALLEST:
         yield found(
             "overfitting", score.model,
@@ -120,18 +121,6 @@ def _chance(record: TrainRecord) -> float:
     return max(row.n for row in record.per_class) / sum(row.n for row in record.per_class)
 
 
-def _next(record: TrainRecord, state: str) -> str:
-    """What to do next."""
-    if state == "chance":
-        return "Next: `vitlens train ... --check` looks for what stands in the way of this training."
-    if state in ("rising", "open"):
-        return say("Next: train longer, for example with `--epochs {{ n }}`.", n=2 * len(record.history))
-    return (
-        "Next: `vitlens evaluate FOLDER` shows errors and calibration, `vitlens explain FOLDER` what the model looks "
-        "at; this folder is a MODEL for every command."
-    )
-
-
 def _pairs(record: TrainRecord, *, asked: str) -> Iterator[Claim]:
     """Models that differ significantly, and by more than is too small to matter; that of which it was asked, always."""
     scores = {score.model: score for score in record.scores}
@@ -140,22 +129,15 @@ def _pairs(record: TrainRecord, *, asked: str) -> Iterator[Claim]:
         if row.gain(row.first).value < 0:
             one, other = other, one
         answer = asked in (one.role, other.role) and "teacher" not in (one.role, other.role)
-        size, known = row.gain(one.model), {"a": one, "b": other, "row": row}
-        if row.decided:
-            says = (
-                "{{ one }} classifies more held-out images correctly than {{ other }}: {{ a.accuracy|value }} against "
-                "{{ b.accuracy|value }}, {{ size }} more (McNemar's exact test, p = {{ row.p_holm|number }})."
-            )
-        else:
-            says = (
-                "The accuracy of {{ one }}, {{ a.accuracy|value }}, and of {{ other }}, {{ b.accuracy|value }}, does "
-                "not differ significantly: {{ size }}, p = {{ row.p_holm|number }}."
-            )
         if row.decided or answer:
-            yield Claim(
+            yield found(
                 "comparison", f"{row.first} and {row.second}",
-                say(says, one=_named(one), other=_named(other), size=size, **known),
-                effect=size, p=row.p_holm, kind="answer" if answer else "comparison", place="beside",
+                "{% if row.decided %}{{ one }} classifies more held-out images correctly than {{ other }}: "
+                "{{ a|value }} against {{ b|value }}, {{ effect }} more (McNemar's exact test, p = "
+                "{{ row.p_holm|number }}).{% else %}The accuracies of {{ one }}, {{ a|value }}, and {{ other }}, "
+                "{{ b|value }}, do not differ significantly: {{ effect }}, p = {{ row.p_holm|number }}.{% endif %}",
+                row.gain(one.model), p=row.p_holm, kind="answer" if answer else "comparison", place="beside",
+                given={"one": _named(one), "other": _named(other), "a": one.accuracy, "b": other.accuracy, "row": row},
             )  # fmt: skip
 
 
@@ -179,22 +161,19 @@ def _ways(record: TrainRecord) -> Iterator[Claim]:
     yield replace(comparison, title=title, place="training")
     if frozen.seconds_per_epoch is not None and full.seconds_per_epoch is not None:
         times = full.seconds_per_epoch.value / frozen.seconds_per_epoch.value
-        yield Claim(
+        yield found(
             "time", "the two trainings",
-            say("An epoch of the head alone takes {{ frozen.seconds_per_epoch }}, of all weights "
-                "{{ full.seconds_per_epoch }}, {{ times|number }} times as long; the whole trainings took "
-                "{{ frozen.seconds }} and {{ full.seconds }}.", frozen=frozen, full=full, times=times),
-            kind="answer",
+            "An epoch of the head alone takes {{ frozen.seconds_per_epoch }}, of all weights "
+            "{{ full.seconds_per_epoch }}, {{ times|number }} times as long; the whole trainings took "
+            "{{ frozen.seconds }} and {{ full.seconds }}.",
+            given={"frozen": frozen, "full": full, "times": times}, kind="answer",
         )  # fmt: skip
-    if differ:
-        better = max(frozen, full, key=lambda score: score.accuracy.value)
-    else:
-        better = min(frozen, full, key=lambda score: score.seconds.value if score.seconds else 0.0)
-    yield Claim(
+    order = max(frozen, full, key=lambda score: score.accuracy.value), frozen, full
+    better = order[0] if differ else min(order[1:], key=lambda score: score.seconds.value if score.seconds else 0.0)
+    yield found(
         "next", "the two trainings",
-        say("Next: take `{{ better.model }}/` as the MODEL of other commands{% if not differ %}, as it was cheaper"
-            "{% endif %}; this folder itself is none.", better=better, differ=differ),
-        kind="answer",
+        "Next: take `{{ better.model }}/` as the MODEL of other commands{% if not differ %}, as it was cheaper"
+        "{% endif %}; this folder itself is none.", given={"better": better, "differ": differ}, kind="answer",
     )  # fmt: skip
 
 
@@ -202,14 +181,13 @@ def _checked(record: TrainRecord) -> Iterator[Claim]:
     """How many checks pass, and each as a verdict; what does not pass with what to try."""
     alias, states = record.checked[0].model, [row.state for row in record.checks]
     failed = [row.name for row in record.checks if row.state == "fail"]
-    yield Claim(
+    told = counts({state: states.count(state) for state in ORDER if state in states})
+    yield found(
         "check", alias,
-        say("Of {{ n }} checks of this training, {{ told }}.{% if not failed %} Nothing that they can see stands in "
-            "its way.{% endif %}", n=len(states), failed=failed,
-            told=counts({state: states.count(state) for state in _ORDER if state in states})),
-        title=say("{% if failed %}A training of {{ m }} fails at: {{ failed[:3]|join(', ') }}{% else %}A training of "
-                  "{{ m }} can begin: no check fails{% endif %}", m=alias, failed=failed),
-        kind="answer",
+        "Of {{ n }} checks of this training, {{ told }}.{% if not failed %} Nothing that they can see stands in its "
+        "way.{% endif %}", given={"m": alias, "n": len(states), "failed": failed, "told": told}, kind="answer",
+        headline="{% if failed %}A training of {{ m }} fails at: {{ failed[:3]|join(', ') }}{% else %}A training of "
+        "{{ m }} can begin: no check fails{% endif %}",
     )  # fmt: skip
     for row in record.checks:
         says = "**{{ row.name }}** ({{ row.state }}): {{ row.found|whole }}. {{ row.advice|whole }}"
@@ -250,9 +228,13 @@ def unknown(record: TrainRecord) -> Iterator[str]:
     n = len(record.history)
     if record.history and last_tenth(record.history) is None:
         yield "The test images were evaluated once, so it is not known whether accuracy still rose."
-    if 0 < n < _SHORT:
-        yield say("{{ n }} epoch{{ n|s }} {{ n|are }} few: models that learn more slowly would gain most by a longer "
-                  "training.", n=n)  # fmt: skip
+    elif 0 < n < _SHORT and _enough(record) and record.setup:
+        yield say(
+            "{% if level %}Accuracy levelled off as the learning rate fell to {{ end|number }}, from {{ peak|number }}"
+            "{% else %}{{ n }} epochs are few{% endif %}; a longer training was not tried.",
+            n=n, level=_state(record) == "level", end=record.history[-1].learning_rate,
+            peak=max(row.learning_rate for row in record.history),
+        )  # fmt: skip
 
 
 def _curves(rows: Sequence[Any], title: str) -> Figure:
@@ -262,67 +244,36 @@ def _curves(rows: Sequence[Any], title: str) -> Figure:
     return lines("epochs", "train_accuracy", "test_accuracy")(rows, title)
 
 
-def _converged(record: TrainRecord) -> str:
-    """How far training and test accuracy are apart, and what the curves cannot show."""
-    if not record.scores:
-        return "The training has not ended."
-    return say(
-        "{% if gap %}Accuracy on the training images of the last epoch, as the model saw them, minus that on the test "
-        "images is {{ gap }}, a lower bound of overfitting.{% else %}Training images were mixed, so that accuracy on "
-        "them does not show overfitting.{% endif %}", gap=record.scores[0].gap,
-    )  # fmt: skip
-
-
-def _teaching(row: DistillationRow) -> str:
-    head = "through a distillation token with its own head" if row.token else "through the head of the labels"
-    target = (
-        "the teacher's prediction as a second label"
-        if row.kind == "hard"
-        else "the teacher's probabilities at temperature {{ temperature }}"
-    )
-    once = {1: "Its outputs on each training image", 2: "Its outputs on each training image and its mirror image"}
-    seen = (
-        f"{once[row.forms]} were computed once."
-        if row.forms
-        else "The teacher saw the same augmented images as the student, in every step."
-    )
-    return (
-        f"**{{{{ teacher }}}}** is the teacher: the student learns {target}, with weight {{{{ weight }}}} in the loss, "
-        f"{head}. {seen}"
-    )
-
-
 def _how(record: TrainRecord) -> str:
     """Images, batches, what was fine-tuned, kept and logged."""
-    attends = any(model.family != "cnn" for model in record.models[:1])
-    parts = [*(_of_setup(row, attends) for row in record.setup), *map(_fine_tuned, record.started)]
+    parts = [
+        say(
+            "It was trained on {{ row.training }} images and tested on {{ row.test }} others{% if row.computed %}, "
+            "with {{ row.computed|join(', ')|whole }}{% endif %}. {% if smaller %}As there are fewer than {{ least }} "
+            "batches of {{ row.usual_batch_size }}, the recipe's size, batches of {{ row.batch_size }} are used, and "
+            "the learning rate is {{ row.learning_rate|number }} in place of {{ row.usual_learning_rate|number }}; "
+            "`--batch-size` and `--learning-rate` set others. {% endif %}{% if row.keep_every %}Copies of the weights, "
+            "from before training and after every {{ every }}, are in `{{ kept }}/`{% if attends %}; `vitlens stats "
+            "FOLDER --over-training` reads them{% endif %}.{% endif %}",
+            row=row, smaller=row.batch_size < row.usual_batch_size and not row.chosen, least=LEAST_STEPS,
+            kept=KEPT_FOLDER, every=_span(row.keep_every or 0),
+            attends=any(model.family != "cnn" for model in record.models[:1]),
+        )
+        for row in record.setup
+    ]  # fmt: skip
+    named = {None: "all weights", 0: "its head alone", 1: "its last block and its head"}
+    parts += [
+        say(
+            "**{{ row.model }}** (weights: {{ row.weights }}) was fine-tuned, {{ part }}: {{ row.trained }} of "
+            "{{ row.parameters }} parameters{% if row.notes %}; {{ row.notes|whole }}{% endif %}.",
+            row=row, part=named.get(row.last, f"its last {row.last} blocks and its head"),
+        )
+        for row in record.started
+    ]  # fmt: skip
     logs = [(place, command) for place, command in _TRACKED if (record.folder / place).is_dir()]
-    parts += [f"The log of the training is in `{place}/`; `{command}` shows it." for place, command in logs]
-    return " ".join(parts)
-
-
-def _of_setup(row: SetupRow, attends: bool) -> str:
-    smaller = row.batch_size < row.usual_batch_size and not row.chosen
-    return say(
-        "It was trained on {{ row.training }} images and tested on {{ row.test }} others{% if row.computed %}, with "
-        "{{ row.computed|join(', ')|whole }}{% endif %}. {% if smaller %}As there are fewer than {{ least }} batches "
-        "of {{ row.usual_batch_size }}, the recipe's size, batches of {{ row.batch_size }} are used, and the learning "
-        "rate is {{ row.learning_rate|number }} in place of {{ row.usual_learning_rate|number }}; `--batch-size` and "
-        "`--learning-rate` set others. {% endif %}{% if row.keep_every %}Copies of the weights, from before training "
-        "and after every {{ every }}, are in `{{ kept }}/`{% if attends %}; `vitlens stats FOLDER --over-training` "
-        "reads them{% endif %}.{% endif %}",
-        row=row, smaller=smaller, least=LEAST_STEPS, kept=KEPT_FOLDER, every=_span(row.keep_every or 0),
-        attends=attends,
-    )  # fmt: skip
-
-
-def _fine_tuned(row: FineTunedRow) -> str:
-    part = {None: "all weights", 0: "its head alone", 1: "its last block and its head"}.get(row.last)
-    return say(
-        "**{{ row.model }}** (weights: {{ row.weights }}) was fine-tuned, {% if part %}{{ part }}{% else %}its last "
-        "{{ row.last }} blocks and its head{% endif %}: {{ row.trained }} of {{ row.parameters }} parameters"
-        "{% if row.notes %}; {{ row.notes|whole }}{% endif %}.", row=row, part=part,
-    )  # fmt: skip
+    return " ".join(
+        [*parts, *(f"The log of the training is in `{place}/`; `{command}` shows it." for place, command in logs)]
+    )
 
 
 def _batch(record: TrainRecord) -> list[Picture]:
@@ -336,19 +287,13 @@ def _batch(record: TrainRecord) -> list[Picture]:
         mixed = len(present) > 1
         return "\n".join(f"{names[index]}: {shares[index]:.2f}" if mixed else names[index] for index in present)
 
-    shown = range(min(_PICTURED, len(arrays.given)))
-    given = [
-        Picture(arrays.given[at] / np.float32(255), row="as given", below=names[arrays.labels[at]]) for at in shown
+    given = [names[label] for label in arrays.labels]
+    taken = list(map(target, arrays.targets))
+    return [
+        Picture(pixels[at] / np.float32(255), row=row, below=below[at])
+        for row, pixels, below in (("as given", arrays.given, given), ("trained on", arrays.trained, taken))
+        for at in range(min(_PICTURED, len(pixels)))
     ]
-    trained = [
-        Picture(arrays.trained[at] / np.float32(255), row="trained on", below=target(arrays.targets[at]))
-        for at in shown
-    ]
-    return [*given, *trained]
-
-
-def _first_failing(row: CheckRow) -> int:
-    return _ORDER.index(row.state)
 
 
 REPORT: Final = Report(
@@ -366,12 +311,16 @@ REPORT: Final = Report(
     glance=Overview("scores", ("model", "role", "accuracy", "agreement", "gain", "seconds", "seconds_per_epoch")),
     sections=(
         Section(
-            "What do the checks say?", "checks", order=_first_failing,
+            "What do the checks say?", "checks", order=lambda row: ORDER.index(row.state),
             opening="What does not pass stands first, in the order of causes: an earlier failure can cause later ones.",
             columns=("name", "state", "found", "expected", "advice"),
         ),
         Section(
-            "Did it converge, and does it overfit?", "history", opening=_converged,
+            "Did it converge, and does it overfit?", "history",
+            opening="{% if not record.scores %}The training has not ended.{% elif record.scores[0].gap %}Accuracy on "
+                    "the training images of the last epoch, as the model saw them, minus that on the test images is "
+                    "{{ record.scores[0].gap }}, a lower bound of overfitting.{% else %}Training images were mixed, "
+                    "so that accuracy on them does not show overfitting.{% endif %}",
             charts=(Chart(
                 "loss", lines("epochs", "train_loss", "test_loss"),
                 "Loss after each epoch. A test loss that rises while the training loss falls is overfitting; strong "
@@ -391,7 +340,13 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "What does the teacher change?", "taught", says=_teaching,
+            "What does the teacher change?", "taught",
+            says="**{{ teacher }}** is the teacher: the student learns {% if kind == 'hard' %}the teacher's prediction "
+                 "as a second label{% else %}the teacher's probabilities at temperature {{ temperature }}{% endif %}, "
+                 "with weight {{ weight }} in the loss, through {% if token %}a distillation token with its own head"
+                 "{% else %}the head of the labels{% endif %}. {% if forms %}Its outputs on each training image"
+                 "{% if forms > 1 %} and its mirror image{% endif %} were computed once.{% else %}The teacher saw the "
+                 "same augmented images as the student, in every step.{% endif %}",
             charts=(Chart(
                 "beside", intervals("model", "accuracy", "agreement"),
                 "Accuracy on the same test images, and agreement with the teacher's predictions, correct or not, with "
@@ -403,8 +358,9 @@ REPORT: Final = Report(
         *class_sections(),
         Section(
             "What does the model see in training?", lambda record: [row for row in record.setup if row.augmentation],
-            opening="The images are augmented anew in every epoch: {{ first.augmentation }}. Of the {{ first.shown }} "
-            "first images of the first batch, {{ first.mixed }} {{ first.mixed|have }} a target of several classes.",
+            opening="The images are augmented anew in every epoch: {{ first.augmentation }}.{% if first.mixed %} Of "
+                    "the {{ first.shown }} first images of the first batch, {{ first.mixed }} {{ first.mixed|have }} a "
+                    "target of several classes.{% endif %}",
             charts=(Chart(
                 "first_batch", images(),
                 "Images of the first batch as given, and as the model takes them, with the shares of the classes in "

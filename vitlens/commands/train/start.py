@@ -1,20 +1,18 @@
-"""The start of a training: the settings that decide its result, a preset with random weights or a trained model with a
-head for the data's classes, and the teacher of a distillation."""
+"""The start of a training: a preset with random weights or a trained model with a head for the data's classes, the
+images, the recipe, and the teacher of a distillation."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import asdict, dataclass, replace
+from typing import Final
 
 from vitlens.analysis.answers.classes import match_classes
-from vitlens.commands.run.options import RunOptions, begun_with
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import progress
-from vitlens.commands.train.options import TeacherOptions, TrainOptions, Tuning
+from vitlens.commands.train.options import TrainOptions
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
-from vitlens.files import CONFIG, read_run
 from vitlens.models.assembly import Overrides
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
@@ -22,8 +20,8 @@ from vitlens.models.new_head import for_classes
 from vitlens.models.support import require_supported
 from vitlens.models.swin_config import SWIN_PRESETS
 from vitlens.models.vit_config import VIT_PRESETS
-from vitlens.names import PRESETS, Compile, Part, RecipeName
-from vitlens.preprocessing import Preprocessing, Side
+from vitlens.names import Part, Precision
+from vitlens.preprocessing import Preprocessing
 from vitlens.training.distill import (
     TEMPERATURE,
     WEIGHTS,
@@ -39,138 +37,62 @@ from vitlens.training.finetune import require_last, require_learned
 from vitlens.training.head import require_cacheable
 from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
 from vitlens.training.speed import choose
-from vitlens.typed import Text, read_as
 
-_PARTS: Final[tuple[Part, ...]] = ("train", "test")
-_HINT: Final = "begin anew without --resume"
-DEFAULT_DATA: Final = "digits"
 OF_DIGITS: Final = ("digits", "mnist", "svhn")  # data sets of digits, which mirroring would change
 
 
 @dataclass(frozen=True)
-class TrainPlan:
-    """The settings that decide the result besides the run options; a resumed run continues with its own.
-
-    recipe, shape: changes to the preset's; image_size: (height, width) in pixels, None for the preset's;
-    keep_every: epochs between copies of the weights in kept/, None for none; named: a recipe for any model,
-    None for the preset's own; compiling, recompute: see training.loop.fit; tuning: which part of a trained model is
-    fine-tuned; teaching: the teacher of a distillation.
-    """
-
-    model: Text
-    data: Text = DEFAULT_DATA
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    shape: Mapping[str, Any] = field(default_factory=dict)
-    image_size: tuple[Side, Side] | None = None
-    keep_every: int | None = None
-    named: RecipeName | None = None
-    compiling: Compile = "auto"
-    recompute: bool = False
-    tuning: Tuning = field(default_factory=Tuning)
-    teaching: TeacherOptions = field(default_factory=TeacherOptions)
-
-
-def plan_of(options: TrainOptions) -> TrainPlan:
-    """The plan of the options. Raises InputError without a model."""
-    if options.model is None:
-        raise InputError("expected a preset to train, found none; e.g. vitlens train vit-micro; see vitlens models")
-    return TrainPlan(
-        options.model, options.data or DEFAULT_DATA, options.recipe.numbers, options.shape.sides,
-        options.shape.image_size, options.keep_every, options.recipe.named, options.compiling, options.recompute,
-        options.tuning, options.teaching,
-    )  # fmt: skip
-
-
-def resumed(resume: Path, options: TrainOptions) -> tuple[TrainPlan, RunOptions]:
-    """The plan and the run options that a run began with. Raises InputError when the options name another."""
-    if options.run.out is not None:
-        raise InputError(
-            f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run keeps its folder"
-        )
-    record = read_run(resume)
-    if record.command != "train":
-        raise InputError(f"expected the folder of vitlens train to resume, found one of vitlens {record.command}")
-    source = str(resume / CONFIG)
-    plan = read_as(TrainPlan, record.config.get("plan"), source=source, hint=_HINT)
-    requested = plan_of(replace(options, model=options.model or plan.model, data=options.data or plan.data))
-    unset = TrainPlan(plan.model, plan.data)
-    for name in (entry.name for entry in fields(TrainPlan)):
-        value, begun = getattr(requested, name), getattr(plan, name)
-        if value not in (begun, getattr(unset, name)):
-            raise InputError(f"expected to resume {resume} with its {name}, {begun}, found {value}; leave it out")
-    return plan, begun_with(record.config, options.run, source, hint=_HINT)
-
-
-def require_trainable(plan: TrainPlan) -> None:
-    """Refuse options that exclude training a head on cached features. Raises InputError."""
-    tuning = plan.tuning
-    tuning.require_learned(plan.model)
-    others = {"--keep-every": plan.keep_every, "--recompute": plan.recompute, "--compile on": plan.compiling == "on"}
-    excluded = ["--distill-from"] * (plan.teaching.teacher is not None and (tuning.freeze or tuning.compare))
-    excluded += [name for name, value in others.items() if value and tuning.freeze]
-    if excluded:
-        way = "--freeze-backbone" if tuning.freeze else "--compare-frozen"
-        raise InputError(f"expected {way} without {excluded[0]}, found both; leave one out, or take --train-last 1")
-
-
-@dataclass(frozen=True)
 class Start:
-    """A training before its first step. options: as typed, with the run options that it began with and that hold in
-    this process; processes: how many; model: on its device; train, test: the data."""
+    """A training before its first step. options: with the run options that hold in this process; processes: how many;
+    model: on its device; train, test: the data; objective: of a distillation; others: its teacher, and a model trained
+    without one to compare with, where it is given."""
 
-    plan: TrainPlan
     options: TrainOptions
     processes: int
     model: Model
     train: Split
     test: Split
     recipe: Recipe
+    objective: DistillationObjective | None = None
+    others: tuple[Model, ...] = ()
 
     @property
     def run(self) -> RunOptions:
         """The run options."""
         return self.options.run
 
-    @property
-    def fresh(self) -> bool:
-        """Whether its weights are random."""
-        return _from_scratch(self.plan)
 
-
-def prepare(plan: TrainPlan, options: TrainOptions, processes: int) -> Start:
+def prepare(options: TrainOptions, processes: int) -> Start:
     """The model, data and recipe of a training. Raises InputError where they do not fit together."""
-    run = options.run
-    changes = dict(plan.recipe) if run.batch_size is None else {**plan.recipe, "batch_size": run.batch_size}
-    recipe = override(base_recipe(plan), changes)
-    if not _from_scratch(plan):
-        model, train, test = _trained(plan, recipe, options)
-        return Start(plan, options, processes, model, train, test, _for_images(recipe, changes, train, processes))
+    name, data, run, size = options.model, str(options.data), options.run, options.shape.image_size
+    changes = options.recipe.numbers | ({} if run.batch_size is None else {"batch_size": run.batch_size})
+    recipe = override(base_recipe(options), changes)
+    if not options.fresh:
+        model, train, test = _trained(options, recipe)
+        return Start(options, processes, model, train, test, _for_images(recipe, changes, train, processes))
     # the classes follow from the data, and the size of its images from the model
-    size = untrained(plan.model, classes=("0",), image_size=plan.image_size, overrides=plan.shape).preprocessing
-    train, test = (part_of(plan.data, part, size, run) for part in _PARTS)
+    shape: Overrides = options.shape.sides
+    preprocessing = untrained(name, classes=("0",), image_size=size, overrides=shape).preprocessing
+    train, test = both_parts(data, preprocessing, run)
     recipe = _for_images(recipe, changes, train, processes)
-    drops = recipe.drop_path and plan.model in (*VIT_PRESETS, *SWIN_PRESETS)
-    shape: Overrides = {"drop_path": recipe.drop_path, **plan.shape} if drops else plan.shape
+    if recipe.drop_path and name in (*VIT_PRESETS, *SWIN_PRESETS):
+        shape = {"drop_path": recipe.drop_path, **shape}
     # ViTs that read CLS have a distillation token unless --no-distill-token
-    has_cls = plan.model in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
-    if plan.teaching.teacher is not None and plan.teaching.token is not False and has_cls:
+    has_cls = name in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
+    if options.teaching.teacher is not None and options.teaching.token is not False and has_cls:
         shape = {**shape, "distillation": True}
-    model = untrained(plan.model, classes=train.classes, image_size=plan.image_size, seed=run.seed, overrides=shape)
-    return Start(plan, options, processes, model.to(resolve_device(run.device)), train, test, recipe)
+    model = untrained(name, classes=train.classes, image_size=size, seed=run.seed, overrides=shape)
+    return Start(options, processes, model.to(resolve_device(run.device)), train, test, recipe)
 
 
-def _from_scratch(plan: TrainPlan) -> bool:
-    """Whether a plan's model stands for a preset with random weights."""
-    return plan.model in PRESETS and plan.tuning.weights is None
-
-
-def base_recipe(plan: TrainPlan) -> Recipe:
+def base_recipe(options: TrainOptions) -> Recipe:
     """The recipe before changes: the preset's, the named one, or that of fine-tuning."""
-    if plan.named is not None or _from_scratch(plan):
-        return recipe_for(plan.model, plan.data, named=plan.named)
-    if plan.tuning.freeze:
+    data, named = str(options.data), options.recipe.named
+    if named is not None or options.fresh:
+        return recipe_for(options.model, data, named=named)
+    if options.tuning.freeze:
         return FROZEN
-    return replace(FINE_TUNING, flip=False) if plan.data in OF_DIGITS else FINE_TUNING
+    return replace(FINE_TUNING, flip=False) if data in OF_DIGITS else FINE_TUNING
 
 
 def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, processes: int) -> Recipe:
@@ -186,69 +108,46 @@ def part_of(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions
     return split.limit(run.limit, seed=run.seed)
 
 
-def _trained(plan: TrainPlan, recipe: Recipe, options: TrainOptions) -> tuple[Model, Split, Split]:
+def both_parts(data: str, preprocessing: Preprocessing, run: RunOptions) -> tuple[Split, Split]:
+    """The images to train on, and those to test on."""
+    return part_of(data, "train", preprocessing, run), part_of(data, "test", preprocessing, run)
+
+
+def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split]:
     """A trained model with a head for the data's classes, and both parts of the data preprocessed for it.
 
     Raises InputError for options of shape, for more blocks than it has, for freezing a model with random weights, and
     for a recipe whose images cannot be cached.
     """
-    tuning, run = plan.tuning, options.run
-    if plan.shape:
+    tuning, run = options.tuning, options.run
+    for name in options.shape.sides:
         raise InputError(
-            f"expected a trained model as it is, found --{next(iter(plan.shape)).replace('_', '-')} for {plan.model}; "
-            "leave it out, or train a preset from scratch"
+            f"expected a trained model as it is, found --{name.replace('_', '-')} for {options.model}; leave it out, "
+            "or train a preset from scratch"
         )
     if tuning.freeze:
         require_cacheable(recipe, views=tuning.views or 1)
     model = load(
-        plan.model, device=resolve_device(run.device), seed=run.seed, weights=tuning.weights,
-        image_size=plan.image_size, code_files=options.model_file,
+        options.model, device=resolve_device(run.device), seed=run.seed, weights=tuning.weights,
+        image_size=options.shape.image_size, code_files=options.model_file,
     )  # fmt: skip
     require_supported(model, "train")
     require_last(model, tuning.trained)
     if tuning.trained is not None:
         require_learned(model, option="--freeze-backbone" if tuning.freeze else "--train-last")
-    train, test = (part_of(plan.data, part, model.preprocessing, run) for part in _PARTS)
+    train, test = both_parts(str(options.data), model.preprocessing, run)
     return for_classes(model, train.classes), train, test
 
 
-@dataclass(frozen=True)
-class Teaching:
-    """The teacher and the objective of a distillation.
-
-    plain: a model to compare with, or None; forms: how many versions of each training image the teacher's outputs are
-    computed on, once (0: computed on the student's images in every step).
-    """
-
-    teacher: Model
-    objective: DistillationObjective
-    plain: Model | None
-    forms: int
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        """The models of the run other than the student."""
-        return (self.teacher,) if self.plain is None else (self.teacher, self.plain)
-
-    def compute_outputs(self, train: Split, *, quiet: bool) -> None:
-        """Compute the teacher's outputs on the training images, where they are computed once."""
-        cached, device = self.objective.teacher, self.teacher.device
-        if not isinstance(cached, CachedTeacher):
-            return
-        what = f"{self.teacher.alias}: outputs on each image, once"
-        with progress(what, self.forms * len(train), quiet=quiet) as advance:
-            cached.remember(train, mirrored=self.forms == 2, device=device, advance=advance)
-
-
-def teaching_of(start: Start) -> Teaching | None:
-    """The distillation of the options, or None without a teacher.
+def taught(start: Start) -> Start:
+    """A training with its teacher, where the options name one.
 
     Raises InputError where the teacher, or the model to compare with, has other classes than the student, and for a
     number out of range.
     """
-    teaching, student, code_files = start.plan.teaching, start.model, start.options.model_file
+    teaching, student, code_files = start.options.teaching, start.model, start.options.model_file
     if teaching.teacher is None:
-        return None
+        return start
     kind = teaching.kind or "hard"
     how = Distillation(
         kind,
@@ -257,14 +156,30 @@ def teaching_of(start: Start) -> Teaching | None:
         has_distillation_token(student) if teaching.token is None else teaching.token,
     )
     Student(student, token=how.token)  # refuses a token that the student does not have
-    model = load(teaching.teacher, device=student.device, code_files=code_files)
-    precision = choose(student.device, precision=start.run.precision, compiling="off", steps=1).precision
-    teacher = Teacher(model, classes=student.classes, precision=precision)
-    plain = None if teaching.beside is None else load(teaching.beside, device=student.device, code_files=code_files)
-    if plain is not None:
+    names = [name for name in (teaching.teacher, teaching.beside) if name is not None]
+    others = tuple(load(name, device=student.device, code_files=code_files) for name in names)
+    objective = objective_of(others[0], how, start.train, start.recipe, start.run.precision)
+    for plain in others[1:]:
         plain.require_classifier()
         match_classes(plain.classes, student.classes)
+    return replace(start, objective=objective, others=others)
+
+
+def objective_of(
+    model: Model, how: Distillation, images: Split, recipe: Recipe, precision: Precision
+) -> DistillationObjective:
+    """Learning from the labels and from a trained model, whose outputs are computed once where that is worth it."""
+    chosen = choose(model.device, precision=precision, compiling="off", steps=1).precision
+    teacher = Teacher(model, classes=images.classes, precision=chosen)
+    cached = cacheable_views(recipe, images)
     identity = {**asdict(how), "teacher": teacher.identity()}
-    forms = cacheable_views(start.recipe, start.train)
-    objective = DistillationObjective(CachedTeacher(teacher) if forms else teacher, how, identity=identity)
-    return Teaching(model, objective, plain, forms)
+    return DistillationObjective(CachedTeacher(teacher) if cached else teacher, how, identity=identity)
+
+
+def compute_outputs(objective: DistillationObjective, images: Split, recipe: Recipe, *, quiet: bool) -> None:
+    """Compute a teacher's outputs on the training images, where they are computed once."""
+    cached, views = objective.teacher, cacheable_views(recipe, images)
+    if isinstance(cached, CachedTeacher):
+        model = cached.teacher.model
+        with progress(f"{model.alias}: outputs on each image, once", views * len(images), quiet=quiet) as advance:
+            cached.remember(images, mirrored=views == 2, device=model.device, advance=advance)

@@ -24,8 +24,8 @@ class Point:
     MODEL); shape: the differences from the preset's; start: its first weights; trained: the part that is trained;
     teacher: the point from whose outputs it learns, too; share: of the training images, fixed and repeated (None: all,
     as in training); line: of a chart over the number of images; against: the labels of the points that it is compared
-    with ((): the first); variant: in a kind with steps, another form of the point before it, on which the following
-    points do not build; candidate: whether the decision may take it.
+    with ((): the first); base: the label of the point from which it differs in one factor, with which it is compared,
+    too; candidate: whether the decision may take it.
     """
 
     label: str
@@ -38,7 +38,7 @@ class Point:
     share: float | None = None
     line: str = ""
     against: tuple[str, ...] = ()
-    variant: bool = False
+    base: str = ""
     candidate: bool = True
 
 
@@ -46,27 +46,20 @@ class Point:
 class Kind:
     """A study: its title, its points in order, what it leaves open, and notes on its design.
 
-    steps: whether each point changes one factor of the one before it (variants left out), so that these two are
-    compared, too; also: what is measured beside accuracies: receptive fields, an image cut into patches, the order of
-    position embeddings, what changed inside a model that is adapted.
+    also: what is measured beside accuracies: receptive fields, an image cut into patches, the order of position
+    embeddings, what changed inside a model that is adapted.
     """
 
     title: str
     points: tuple[Point, ...]
     untried: str
     notes: tuple[str, ...] = ()
-    steps: bool = False
     also: Also | None = None
 
     @property
-    def changes(self) -> tuple[tuple[str, str], ...]:
-        """The labels of each point after the first and of the one that it changes: the last before it that is no
-        variant."""
-        pairs, base = [], self.points[0].label
-        for point in self.points[1:]:
-            pairs.append((point.label, base))
-            base = base if point.variant else point.label
-        return tuple(pairs)
+    def steps(self) -> tuple[tuple[str, str], ...]:
+        """The labels of each point that differs from another in one factor, and of that one."""
+        return tuple((point.label, point.base) for point in self.points if point.base)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
@@ -103,18 +96,18 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "A vision transformer, one part at a time",
             (
                 Point("no-attention", "no attention (an MLP)", shape={**_BARE, "attention": False, "mlp": True}),
-                Point("one-head", "attention, one head", shape={**_BARE, "heads": 1}),
-                Point("four-heads", "four heads", shape=_BARE),
-                Point("residual", "+ residual connection", shape={**_BARE, "residual": True}),
-                Point("norm", "+ norm", shape={**_BARE, "residual": True, "norm": True}),
-                Point("mlp", "+ MLP: a whole block", shape=_BLOCK),
-                Point("post-norm", "the block post-norm", shape={**_BLOCK, "norm_first": False}, variant=True),
-                Point("depth-2", "depth 2", shape={**_BLOCK, "depth": 2}),
-                Point("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}),
-                Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}),
+                Point("one-head", "attention, one head", shape={**_BARE, "heads": 1}, base="no-attention"),
+                Point("four-heads", "four heads", shape=_BARE, base="one-head"),
+                Point("residual", "+ residual connection", shape={**_BARE, "residual": True}, base="four-heads"),
+                Point("norm", "+ norm", shape={**_BARE, "residual": True, "norm": True}, base="residual"),
+                Point("mlp", "+ MLP: a whole block", shape=_BLOCK, base="norm"),
+                Point("post-norm", "the block post-norm", shape={**_BLOCK, "norm_first": False}, base="mlp"),
+                Point("depth-2", "depth 2", shape={**_BLOCK, "depth": 2}, base="mlp"),
+                Point("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}, base="depth-2"),
+                Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}, base="depth-4"),
             ),
             "other widths and patch sizes, other orders of adding the parts, a learning rate of its own for each "
-            "point, longer training, and more data",
+            "point, and more data",
             (
                 "All points have dim 64, patch 4 and position embeddings, and classify by the mean of the patches: "
                 "without attention a CLS token would receive nothing from them.",
@@ -123,7 +116,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "Norms stand before attention and MLP (pre-norm) and once before the classifier; a post-norm block has "
                 "them after each addition, without that last norm, and the points after it change the pre-norm block.",
             ),
-            steps=True,
         ),
         "patch-size": Kind(
             "Patch size",
@@ -146,7 +138,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("cls", "CLS token", shape={**_SMALL, "pooling": "cls"}),
                 Point("mean", "mean of the patches", shape={**_SMALL, "pooling": "mean"}),
             ),
-            "larger models, longer training, attention pooling, both poolings together, and uses of the features "
+            "larger models, attention pooling, both poolings together, and uses of the features "
             "other than classification",
             (_BASE,),
         ),
@@ -157,7 +149,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("vit-micro", "vit-micro", "vit-micro"),
                 Point("vit-tiny", "vit-tiny", "vit-tiny"),
             ),
-            "a recipe of its own for each size, longer training, more data, and sizes other than these presets",
+            "a recipe of its own for each size, more data, and sizes other than these presets",
             ("The unchanged presets: dim 128, depth 4; dim 128, depth 6; dim 192, depth 6.",),
         ),
         "data": Kind(
@@ -175,7 +167,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                     for share in _SHARES
                 ),
             ),
-            "pretrained weights, a recipe of its own for each share, larger models, longer training, and more "
+            "pretrained weights, a recipe of its own for each share, larger models, and more "
             "images than there were",
             (
                 "The ViT is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4), the CNN is `resnet20`.",
@@ -200,12 +192,12 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "Position embeddings",
             (
                 Point("none", "none", shape={**_SMALL, "positions": "none"}),
-                Point("sine", "fixed, 1-D sine-cosine", shape={**_SMALL, "positions": "sine"}),
-                Point("sine-2d", "fixed, 2-D sine-cosine", shape={**_SMALL, "positions": "sine-2d"}),
-                Point("learned", "learned, 1-D", shape={**_SMALL, "positions": "learned"}),
+                Point("sine", "fixed 1-D sine-cosine", shape={**_SMALL, "positions": "sine"}),
+                Point("sine-2d", "fixed 2-D sine-cosine", shape={**_SMALL, "positions": "sine-2d"}),
+                Point("learned", "learned 1-D", shape={**_SMALL, "positions": "learned"}),
             ),
             "relative and rotary positions, images of another size than in training (where learned embeddings are "
-            "interpolated and fixed ones computed again), longer training, and data in which places matter more or "
+            "interpolated and fixed ones computed again), and data in which places matter more or "
             "less",
             (
                 _BASE,
@@ -226,7 +218,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("cnn", "CNN", "resnet20"),
             ),
             "larger images, where the ViT's attention grows with the square of the number of patches and Swin's "
-            "with the number (`vitlens profile vit-micro swin-micro --sizes 32,64,128`); longer training and a "
+            "with the number (`vitlens profile vit-micro swin-micro --sizes 32,64,128`); a "
             "recipe of its own for each; pretrained weights; tasks that need maps, such as segmentation",
             (
                 "About equal parameters: the ViT is `vit-mini` with dim 72, patch 4; the Swin is `swin-micro` with dim "
@@ -256,14 +248,12 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                     for label, words, start, trained in _ADAPTED
                 ),
             ),
-            "more training images, other models, longer training, other learning rates than the one of each way, other "
-            "augmentation than mirroring, another number of last blocks, other teachers than the fully trained model, "
-            "and test images from another source",
+            "more images, other models and teachers, other augmentation than mirroring, another "
+            "number of last blocks, and test images from another source",
             (
-                "Frozen: only a new head is trained, on features of the unchanged model. Last blocks: the last quarter "
-                "of the blocks and a new head. Full: all weights, from those of the model. From scratch: the same "
-                "architecture from random weights. Distilled: from random weights, on the labels and on the outputs of "
-                "the fully trained model.",
+                "Frozen: a new head alone, on features of the unchanged model. Last blocks: the last quarter of the "
+                "blocks and a new head. Full: all weights. From scratch: the same architecture from random weights. "
+                "Distilled: from scratch, but learning from the outputs of the fully trained model, too.",
                 "Learning rates are fixed, from trials on other images: training from random weights takes larger "
                 "steps. All ways but the frozen one have the same epochs and the same augmentation; the frozen one "
                 "computes its features once. Fewer images are repeated, so that the steps are the same.",
@@ -272,10 +262,3 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-
-KIND_NAMES: Final = tuple(KINDS)
-
-
-def epochs_for(kind: Kind, data: str) -> int:
-    """Epochs on a data set without --epochs."""
-    return ADAPTING_EPOCHS if kind.adapts else EPOCHS.get(data, OTHER_EPOCHS)

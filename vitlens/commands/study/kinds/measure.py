@@ -1,8 +1,9 @@
 """`vitlens study --kind`: every point of a kind trained with several seeds, compared, and looked into."""
 
+import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,44 +23,35 @@ from vitlens.archives import Form
 from vitlens.arrays import arrays_of, as_arrays
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
-from vitlens.commands.run.options import begun_with
+from vitlens.commands.run.options import resumed
 from vitlens.commands.run.progress import training_progress
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.unseen import keep_training_images
 from vitlens.commands.shared.receptive import field_rows
 from vitlens.commands.shared.trainings import augmentation_words
-from vitlens.commands.study.kinds.kinds import KINDS, SEEDS, Point, epochs_for
-from vitlens.commands.study.kinds.record import (
-    ComparisonRow,
-    CorrectArrays,
-    CutArrays,
-    DesignRow,
-    OrderArrays,
-    PointRow,
-    PositionRow,
-    RecipeRow,
-    TrialRow,
-)
+from vitlens.commands.study import record as rows
+from vitlens.commands.study.kinds.kinds import ADAPTING_EPOCHS, EPOCHS, KINDS, OTHER_EPOCHS, SEEDS, Point
 from vitlens.commands.study.kinds.setup import Setup, prepare
-from vitlens.commands.study.kinds.transfer import inside, objective_of
+from vitlens.commands.study.kinds.transfer import inside
 from vitlens.commands.study.options import StudyOptions
-from vitlens.commands.study.record import StudyRecord
+from vitlens.commands.train.start import compute_outputs, objective_of
 from vitlens.errors import InputError
-from vitlens.files import CONFIG, read_arrays, read_run, write_arrays
+from vitlens.files import read_arrays, write_arrays
 from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.training import checkpoint
 from vitlens.training.bookkeeping import BEST_FILE
+from vitlens.training.distill import Distillation
 from vitlens.training.finetune import trained_share
 from vitlens.training.head import fit_head
 from vitlens.training.loop import fit
 from vitlens.training.recipe import Recipe
-from vitlens.typed import read_as
 from vitlens.uncertainty import LEVEL, Estimate, holm, student_mean
 
 _STEP: Final = 2  # images in the training step whose memory is measured: batch norm needs more than one
 _FIELD_IMAGES: Final = 16  # test images of the receptive fields
-_HINT: Final = "begin anew without --resume"
+# Of a teacher trained on the same images, whose predictions on them are the labels: its probabilities say more.
+_TAUGHT: Final = Distillation(kind="soft", weight=0.5, token=False)
 
 
 @dataclass(frozen=True)
@@ -88,7 +80,7 @@ def measure_kind(options: StudyOptions) -> Path:
     """
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise InputError("expected one process for a study, found several; start vitlens study without a launcher")
-    setup = prepare(_planned(options) if options.resume is None else _resumed(options.resume, options))
+    setup = prepare(_planned(options) if options.resume is None else _begun(options.resume, options))
     print_data(setup.train, setup.run)
     with _folder(setup) as folder:
         setup = replace(setup, path=folder.path)
@@ -107,50 +99,36 @@ def _planned(options: StudyOptions) -> StudyOptions:
     if options.seeds is not None and options.seeds < 1:
         raise InputError(f"expected --seeds of at least 1, found {options.seeds}; try --seeds {SEEDS}")
     data = options.data or ("" if kind.adapts else "digits")
-    epochs = epochs_for(kind, data) if options.epochs is None else options.epochs
+    usual = ADAPTING_EPOCHS if kind.adapts else EPOCHS.get(data, OTHER_EPOCHS)
+    epochs = usual if options.epochs is None else options.epochs
     return replace(options, data=data, epochs=epochs, seeds=options.seeds or SEEDS)
 
 
-def _resumed(resume: Path, options: StudyOptions) -> StudyOptions:
-    """The options that a study began with. Raises InputError where those given name another study."""
-    if options.run.out is not None:
-        raise InputError(
-            f"expected --resume {resume} or --out {options.run.out}, found both; a resumed study keeps its folder"
-        )
-    run, source = read_run(resume), str(resume / CONFIG)
-    written = run.config.get("options")
-    if run.command != "study" or not isinstance(written, dict) or written.get("kind") not in KINDS:
+def _begun(resume: Path, options: StudyOptions) -> StudyOptions:
+    """The options that a study began with. Raises InputError for those of another study, and of a whole one."""
+    begun: StudyOptions = resumed(options, resume, "study", typed=("model_file", "cache", "full"))
+    if begun.kind not in KINDS:
         raise InputError(f"expected the folder of vitlens study --kind to resume, found another run in {resume}")
-    begun = read_as(StudyOptions, written, source=source, hint=_HINT)
-    size = options.model_options.image_size, begun.model_options.image_size
-    names = ("models", "kind", "data", "epochs", "seeds")
-    given = {name: (getattr(options, name), getattr(begun, name)) for name in names} | {"image_size": size}
-    for name, (value, before) in given.items():
-        if value not in (None, (), before):
-            raise InputError(f"expected to resume {resume} with its {name}, {before}, found {value}; leave it out")
-    return replace(begun, resume=resume, run=begun_with(run.config, options.run, source, hint=_HINT))
+    return begun
 
 
 def _folder(setup: Setup) -> RunFolder:
     """The study's folder: new, or that of --resume."""
     models = [] if setup.model is None else [setup.model]
-    points = [{**asdict(point), "against": list(point.against)} for point in setup.points]
     recipes = {point.label: setup.recipe(point) for point in setup.points}
-    config = {
-        **settings(setup.options, setup.run, models=models, split=setup.test),
-        "device": str(setup.device),
-        "points": points,
+    own = {
+        "points": json.loads(json.dumps([asdict(point) for point in setup.points])),
         "recipes": {label: {**recipe.numbers(), "source": recipe.source} for label, recipe in recipes.items()},
     }
     title = setup.kind.title if setup.model is None else f"{setup.model.alias}, adapted"
     return RunFolder.opened(
         "study",
         setup.run,
-        config,
+        settings(setup.options, setup.run, models=models, split=setup.test, device=str(setup.device), **own),
         name_parts=(str(setup.options.kind), *(model.alias for model in models), setup.data),
         title=f"{title}, on {setup.test.title or setup.test.name}",
         resume=setup.options.resume,
-        needs={"data": None, "points": points, "recipes": config["recipes"]},
+        needs={"data": None, **own},
     )
 
 
@@ -183,12 +161,14 @@ def _trained(setup: Setup, point: Point, told: str, *, seed: int) -> Trial:
     images, recipe = setup.images(point, seed=seed), setup.recipe(point)
     folder = setup.place(point.label, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    train: Any = fit_head
-    if point.trained != "head":
-        objective = objective_of(setup, point, images, recipe, seed=seed) if point.teacher else None
-        train = partial(fit, objective=objective, train_last=setup.trained_last(point))
+    objective = None
+    if point.teacher:
+        teacher = setup.trained(point.teacher, seed=seed)
+        objective = objective_of(teacher, _TAUGHT, images, recipe, setup.run.precision)
+        compute_outputs(objective, images, recipe, quiet=setup.run.quiet)
+    train: Any = partial(fit, objective=objective, train_last=setup.trained_last(point))
     with training_progress(told, quiet=setup.run.quiet) as on_progress:
-        result = train(
+        result = (fit_head if point.trained == "head" else train)(
             model, images, setup.test, recipe=recipe, directory=folder, seed=seed, device=setup.device,
             precision=setup.run.precision, resume=setup.options.resume is not None, on_progress=on_progress,
         )  # fmt: skip
@@ -202,49 +182,44 @@ def _trained(setup: Setup, point: Point, told: str, *, seed: int) -> Trial:
     )
 
 
-def _record(setup: Setup, trials: Trials) -> StudyRecord:
+def _record(setup: Setup, trials: Trials) -> rows.StudyRecord:
     """Accuracies over seeds, differences, sizes, costs and speeds, and what the kind measures beside them."""
     correct = {label: np.stack([trial.correct for trial in own]) for label, own in trials.items()}
-    points = tuple(_point_row(setup, point, trials, correct) for point in setup.points)
-    rows = {row.label: row for row in points}
-    compare = partial(compared, rows, correct)
-    asked = [pair for pair in setup.kind.pairs if pair[0] in rows]
-    candidates = {row.label: row.accuracy.value for row in points if row.candidate}
+    points = {point.label: _point_row(setup, point, trials, correct) for point in setup.points}
+    compare = partial(compared, points, correct)
+    asked = [pair for pair in setup.kind.pairs if pair[0] in points]
+    candidates = {label: row.accuracy.value for label, row in points.items() if row.candidate}
     best = max(candidates, key=lambda label: candidates[label])
-    found: dict[str, Any] = inside(setup, rows) if setup.model else {}
+    also: dict[str, Callable[[Setup], dict[str, Any]]] = {
+        "fields": _fields, "cut": _cut, "positions": _positions, "inside": partial(inside, points=points),
+    }  # fmt: skip
+    found = also[setup.kind.also](setup) if setup.kind.also else {}
     comparisons = (
-        *compare("difference", [pair for pair in asked if rows[pair[0]].candidate]),
-        *compare("share", [pair for pair in asked if not rows[pair[0]].candidate]),
-        *compare("step", setup.kind.changes if setup.kind.steps else []),
+        *compare("difference", [pair for pair in asked if pair[0] in candidates]),
+        *compare("share", [pair for pair in asked if pair[0] not in candidates]),
+        *compare("step", setup.kind.steps),
         *compare("best", [(label, best) for label in candidates if label != best]),
         *found.pop("gains", ()),
     )
-    also = {"fields": _fields, "cut": _cut, "positions": _positions}.get(setup.kind.also or "")
-    return StudyRecord(
-        design=(_design(setup),),
-        points=points,
+    sizes = len(setup.train), len(setup.test), len(setup.test.classes), setup.test.size
+    adapted = (setup.model.alias, len(setup.model.anatomy.blocks), setup.last) if setup.model else ()
+    return rows.StudyRecord(
+        design=(rows.DesignRow(str(setup.options.kind), setup.epochs, len(setup.seeds), *sizes, *adapted),),
+        points=tuple(points.values()),
         trials=tuple(
-            TrialRow(
-                label, seed, float(trial.correct.mean()), float(trial.seconds),
-                float(trial.images_per_second),
+            rows.TrialRow(
+                label, seed, float(trial.correct.mean()), float(trial.seconds), float(trial.images_per_second)
             )
             for label, own in trials.items() for seed, trial in zip(setup.seeds, own, strict=True)
         ),
         comparisons=comparisons,
         recipes=tuple(_recipe_rows(setup)),
-        correct=CorrectArrays(dict(enumerate(correct.values()))),
+        correct=rows.CorrectArrays(dict(enumerate(correct.values()))),
         **found,
-        **(also(setup) if also else {}),
     )  # fmt: skip
 
 
-def _design(setup: Setup) -> DesignRow:
-    sizes = len(setup.train), len(setup.test), len(setup.test.classes), setup.test.size
-    adapted = (setup.model.alias, len(setup.model.anatomy.blocks), setup.last) if setup.model else ()
-    return DesignRow(str(setup.options.kind), setup.epochs, len(setup.seeds), *sizes, *adapted)
-
-
-def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str, NDArray[np.bool_]]) -> PointRow:
+def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str, NDArray[np.bool_]]) -> rows.PointRow:
     """A point's accuracy, size, cost and speed; speeds are medians over seeds, robust to a busy machine."""
     own, model = trials[point.label], setup.begin(point, seed=0).to(setup.device)
     layout = model.anatomy.layout
@@ -252,7 +227,7 @@ def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str,
     def median(name: str, label: str = point.label) -> float:
         return float(np.median([getattr(trial, name) for trial in trials[label]]))
 
-    return PointRow(
+    return rows.PointRow(
         label=point.label,
         words=point.words,
         preset=point.preset,
@@ -277,17 +252,17 @@ def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str,
 
 
 def compared(
-    points: Mapping[str, PointRow],
+    points: Mapping[str, rows.PointRow],
     correct: Mapping[str, NDArray[np.bool_]],
     family: str,
     pairs: Sequence[tuple[str, str]],
-) -> Iterator[ComparisonRow]:
+) -> Iterator[rows.ComparisonRow]:
     """The paired differences of these points, their p-values corrected for their number."""
     found = [difference_over_seeds(correct[label], correct[other]) for label, other in pairs]
     for (label, other), each, p_holm in zip(pairs, found, holm([each.p for each in found]), strict=True):
         own, against = points[label], points[other]
         lines = own.line and against.line and own.line != against.line and own.train_images == against.train_images
-        yield ComparisonRow(
+        yield rows.ComparisonRow(
             family, label, other, own.words, against.words, each.estimate, each.p, p_holm,
             each.detectable(LEVEL / len(pairs)),
             (own if each.estimate.value > 0 else against).words if p_holm <= LEVEL else None,
@@ -295,14 +270,14 @@ def compared(
         )  # fmt: skip
 
 
-def _recipe_rows(setup: Setup) -> Iterator[RecipeRow]:
+def _recipe_rows(setup: Setup) -> Iterator[rows.RecipeRow]:
     """The recipes of the points, those that share one together; points with fewer images have those of all."""
     shared: dict[Recipe, list[str]] = {}
     for point in setup.points:
         if point.candidate:
             shared.setdefault(setup.recipe(point), []).append(point.words)
     for recipe, points in shared.items():
-        yield RecipeRow(
+        yield rows.RecipeRow(
             "; ".join(points) if len(shared) > 1 else "all points", recipe.optimiser, recipe.learning_rate,
             recipe.batch_size, recipe.epochs, augmentation_words(recipe.numbers()), recipe.source,
         )  # fmt: skip
@@ -312,36 +287,34 @@ def _fields(setup: Setup) -> dict[str, Any]:
     """The receptive field of every layer of every point, of the first seed's trainings."""
     images = setup.test.pick(torch.arange(min(_FIELD_IMAGES, len(setup.test))))
     (batch,) = images.batches(len(images), device=setup.device)
-    rows, maps = field_rows(
-        {
-            (point.label, point.words): receptive_field(setup.trained(point.label), batch.images)
-            for point in setup.points
-        }
-    )
-    return {"receptive_fields": rows, "field_maps": maps}
+    fields = {
+        (point.label, point.words): receptive_field(setup.trained(point.label), batch.images) for point in setup.points
+    }
+    found, maps = field_rows(fields)
+    return {"receptive_fields": found, "field_maps": maps}
 
 
 def _cut(setup: Setup) -> dict[str, Any]:
     """The first test image, which the report shows as the patches of each point."""
-    return {"cut": CutArrays(setup.test.source.read(torch.arange(1)).numpy())}
+    return {"cut": rows.CutArrays(setup.test.source.read(torch.arange(1)).numpy())}
 
 
 def _positions(setup: Setup) -> dict[str, Any]:
     """How well the position embeddings of each point follow the places of the patches, after every training."""
-    rows, maps = [], {}
+    found, maps = [], {}
     for index, point in enumerate(setup.points):
         trained = [setup.trained(point.label, seed=seed) for seed in setup.seeds]
-        similarity = position_similarity(trained[0])
-        if similarity is None:
+        first = position_similarity(trained[0])
+        if first is None:
             continue
-        maps[index] = similarity.float().numpy()
+        maps[index] = first.float().numpy()
         after = [_order(model) for model in trained]
         before = [_order(setup.begin(point, seed=seed))[0] for seed in setup.seeds]
         known = [each for each in before if each is not None]
-        mean = sum(known) / len(known) if known else None
         every, in_rows, in_columns = map(_over_seeds, zip(*after))
-        rows.append(PositionRow(point.label, point.words, len(after), every, in_rows, in_columns, mean))
-    return {"position_order": tuple(rows), "position_similarity": OrderArrays(maps) if maps else None}
+        mean = sum(known) / len(known) if known else None
+        found.append(rows.PositionRow(point.label, point.words, len(after), every, in_rows, in_columns, mean))
+    return {"position_order": tuple(found), "position_similarity": rows.OrderArrays(maps) if maps else None}
 
 
 def _order(model: Model) -> tuple[float | None, float | None, float | None]:
@@ -353,9 +326,7 @@ def _order(model: Model) -> tuple[float | None, float | None, float | None]:
 def _over_seeds(values: Sequence[float | None]) -> Estimate | None:
     """The mean over seeds with Student's interval; fixed embeddings are those of every seed and have none."""
     known = [value for value in values if value is not None]
-    if not known:
-        return None
-    if len(set(known)) == 1:
-        return Estimate(known[0], unit="")
+    if len(set(known)) < 2:
+        return Estimate(known[0], unit="") if known else None
     mean = student_mean(known, unit="")
     return replace(mean, low=max(mean.low or 0.0, -1.0), high=min(mean.high or 0.0, 1.0))

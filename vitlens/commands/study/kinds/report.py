@@ -1,19 +1,18 @@
 """The report of `vitlens study --kind`: which point to take, what differs, and what its kind shows beside."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.charts.pictures import cut, mosaic
-from vitlens.commands.shared.choose import Candidate, Choice, choose, claims_of, missed, others
 from vitlens.commands.shared.receptive import field_charts
+from vitlens.commands.study.kinds.choose import Candidate, Choice, choose, claim_of, missed, others
 from vitlens.commands.study.kinds.kinds import KINDS
-from vitlens.commands.study.kinds.record import ComparisonRow, PointRow
-from vitlens.commands.study.record import StudyRecord
-from vitlens.record import by, col
+from vitlens.commands.study.record import ComparisonRow, PointRow, StudyRecord
+from vitlens.record import by
 from vitlens.report.claims import SMALLEST, Claim
 from vitlens.report.numbers import in_time, in_words, number
 from vitlens.report.prose import listed, say
@@ -28,12 +27,13 @@ CAUGHT_UP: Final = 5.0  # points: training from scratch that is at most so much 
 
 def decision(record: StudyRecord) -> Choice:
     """The choice among the points of a study."""
-    gaps = {row.label: row for row in of_family(record, "best")}
-    found = [Candidate(row.words, row.accuracy, row.costs) for row in record.points if row.candidate]
-    for at, row in enumerate([row for row in record.points if row.candidate]):
-        if gap := gaps.get(row.label):
-            found[at] = replace(found[at], gap=gap.difference, p=gap.p_holm, detectable=gap.detectable)
-    return choose(found)
+    gaps = {row.label: (row.difference, row.p_holm, row.detectable) for row in of_family(record, "best")}
+    return choose(
+        [
+            Candidate(row.words, row.accuracy, row.costs, *gaps.get(row.label, ()))
+            for row in record.points if row.candidate
+        ]
+    )  # fmt: skip
 
 
 def of_family(record: StudyRecord, *families: str) -> list[ComparisonRow]:
@@ -49,34 +49,39 @@ def doubt(record: StudyRecord, choice: Choice) -> tuple[str, str]:
             "One seed decides nothing: how much trainings differ by chance is not known; add seeds (`--seeds`).",
         )
     if beyond(choice.best.value, record.points[0].chance) is not Side.ABOVE:
-        return "No point is shown to be above guessing", say(
-            "The highest accuracy, {{ value }} of **{{ name }}**, is not shown to be above guessing "
-            "({{ chance|percent }}): nothing was learned that could be compared; add epochs (`--epochs`) or images.",
+        return "It is open whether any point is better than guessing", say(
+            "The highest accuracy, {{ value }} of **{{ name }}**, may be that of guessing, {{ chance|percent }}: there "
+            "is nothing to compare; add epochs (`--epochs`) or images.",
             value=choice.best.value, name=choice.best.name, chance=record.points[0].chance,
         )  # fmt: skip
     return "", ""
 
 
 def claims(record: StudyRecord) -> Iterator[Claim]:
-    """The choice and its range, whether transfer wins, and every difference that is significant."""
-    choice = decision(record)
+    """The choice and its range, whether transfer wins, and every other difference that is significant."""
+    choice, design = decision(record), record.design[0]
     unsure = doubt(record, choice)
-    subject, within = record.design[0].kind, _range(record)
-    yield from claims_of(choice, subject, what="top-1 accuracy", doubt=unsure, within=within, place="points")
+    if any(unsure):
+        yield Claim("choice", design.kind, unsure[1], unsure[0], "inconclusive", kind="answer", place="points")
+    else:
+        yield claim_of(choice, design.kind)
+    yield Claim("range", design.kind, _range(record), kind="answer")
     if any(unsure):
         return
-    if record.design[0].model:
-        yield _transfer(record)
     steps, found = of_family(record, "step"), of_family(record, "difference")
     if steps:  # the largest difference in all, beside the steps that lead to it
         among = {(row.label, row.against) for row in steps}
         found = [row for row in found if (row.label, row.against) not in among]
         found = [*steps, *sorted(found, key=lambda row: -abs(row.difference.value))[:1]]
+    if design.model:
+        yield _transfer(record)
+        found.remove(_pair(record, "full", "scratch"))
     for row in found:
         if row.winner and abs(row.difference.value) >= SMALLEST:
             yield Claim(
                 "difference", f"{row.words} and {row.against_words}",
-                say("**{{ words }}** minus **{{ against_words }}**: {{ difference }} of accuracy.", **vars(row)),
+                say("The accuracy of **{{ words }}** minus that of **{{ against_words }}** is {{ difference|alone }}.",
+                    **vars(row)),
                 effect=row.difference, p=row.p_holm, place="points", kind="comparison",
             )  # fmt: skip
 
@@ -85,15 +90,16 @@ def _range(record: StudyRecord) -> str:
     """Where the decision holds: that of the trainings behind it."""
     design, points = record.design[0], [row for row in record.points if row.candidate]
 
-    def ends(values: Sequence[int]) -> str:
+    def ends(name: str) -> str:
+        values = [getattr(row, name) for row in points]
         return " to ".join(dict.fromkeys(f"{value:,}" for value in (min(values), max(values))))
 
     return say(
         "This holds for {{ images }} training images of {{ side }} px in {{ design.classes }} classes, {{ epochs }} "
         "epoch{{ design.epochs|s }}, {{ design.seeds }} seed{{ design.seeds|s }} and {% if design.model %}"
         "{{ design.model }}{% else %}models of {{ parameters }} parameters{% endif %}.",
-        design=design, images=ends([row.train_images for row in points]), side="×".join(map(str, design.image_size)),
-        epochs=ends([row.epochs for row in points]), parameters=ends([row.parameters for row in points]),
+        design=design, images=ends("train_images"), side="×".join(map(str, design.image_size)), epochs=ends("epochs"),
+        parameters=ends("parameters"),
     )  # fmt: skip
 
 
@@ -117,8 +123,8 @@ def _transfer(record: StudyRecord) -> Claim:
     outcome = "wins" if Side.ABOVE in sides else "loses" if set(sides) == {Side.BELOW} else ""
     gap = _pair(record, "full", "scratch")
     says = say(
-        "{% if outcome %}Transfer {{ outcome }}{% else %}It is not decided whether transfer wins{% endif %}: full "
-        "training minus training from scratch is {{ gap }}.",
+        "{% if outcome %}Transfer {{ outcome }}{% else %}It is not decided whether transfer wins{% endif %}: the "
+        "accuracy of full training minus that of training from scratch is {{ gap|alone }}.",
         outcome=outcome, gap=gap.difference,
     )  # fmt: skip
     return Claim(
@@ -133,10 +139,11 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     yield f"Not tried: {KINDS[design.kind].untried}."
     if design.seeds < 2:
         yield "Intervals and tests cover the choice of test images alone, not that of the seed; add `--seeds`."
-    yield from filter(None, [missed(choice)])
+    elif choice.outcome != "inconclusive":  # which says so itself
+        yield from filter(None, [missed(choice)])
     yield say(
-        "The trainings are short, {{ epochs }} epoch{{ epochs|s }}: with more, larger models and those that begin from "
-        "random weights may gain most (`--epochs`).",
+        "The trainings are short ({{ epochs }} epoch{{ epochs|s }}): larger models and random weights may need longer "
+        "ones (`--epochs`).",
         epochs=design.epochs,
     )  # fmt: skip
     if design.model:
@@ -161,11 +168,11 @@ def _lines(record: StudyRecord) -> set[str]:
 
 
 def _highest(record: StudyRecord) -> list[PointRow]:
-    return sorted((row for row in record.points if row.candidate), key=lambda row: -row.accuracy.value)
-
-
-def _against_best(record: StudyRecord) -> list[ComparisonRow]:
-    return sorted(of_family(record, "best"), key=lambda row: -row.difference.value)
+    """The points that may be taken, without what is the same for all of them."""
+    rows = sorted((row for row in record.points if row.candidate), key=lambda row: -row.accuracy.value)
+    same = [name for name in ("train_images", "trained", "flops") if len({getattr(row, name) for row in rows}) == 1]
+    left_out: dict[str, Any] = dict.fromkeys(same)
+    return [replace(row, **left_out, accuracy=replace(row.accuracy, n=None)) for row in rows]
 
 
 def _changes(record: StudyRecord) -> list[ComparisonRow]:
@@ -197,55 +204,63 @@ def caught_up(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
 def _over_images(record: StudyRecord) -> str:
     """How many of the numbers of images each line wins; of an adapted model, where training from scratch catches up."""
     rows = _by_images(record)
-    if not record.design[0].model:
-        return say(
-            "At {{ won }} of {{ rows|length }} numbers of images one is significantly better; others are undecided.",
-            won=sum(row.winner is not None for row in rows), rows=rows,
-        )  # fmt: skip
-    own = [row for row in rows if row.label.split("-")[0] == "full"]
-    if found := caught_up(own):
-        return say("Training from scratch catches up with full training at {{ images }} images.", images=found.images)
+    full = [row for row in rows if row.label.split("-")[0] == "full"]
+    last = (full or rows)[-1]
     return say(
-        "{% if behind %}Training from scratch does not catch up{% else %}It is not decided where training from scratch "
-        "catches up{% endif %} with full training: on all {{ last.images }} images it is {{ last.difference }} behind.",
-        last=own[-1], behind=beyond(own[-1].difference, 0.0) is Side.ABOVE,
+        "{% if not full %}At {{ won }} of {{ rows|length }} numbers of images one of the two is significantly better"
+        "{% elif found %}Training from scratch catches up with full training at {{ found.images }} images"
+        "{% else %}{% if behind %}Training from scratch does not catch up{% else %}It is not decided where training "
+        "from scratch catches up{% endif %} with full training: on all {{ last.images }} images it is "
+        "{{ last.difference|alone }} behind{% endif %}.",
+        rows=rows, won=sum(row.winner is not None for row in rows), full=full, found=caught_up(full),
+        last=last, behind=beyond(last.difference, 0.0) is Side.ABOVE,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ReasonRow:
-    """A possible reason for the outcome of a transfer, and the number that must be above 0."""
+class Reason(NamedTuple):
+    """A possible reason for the outcome of a transfer, supported where its number is above 0; number: what it is."""
 
-    reason: str = col("reason, and the number that must be above zero", unit="text")
-    difference: Estimate = col("points", unit="points")
-    state: str = col("the numbers say")
+    words: str
+    number: str
+    difference: Estimate
+    state: str
 
 
 _STATES: Final = {Side.ABOVE: "supported", Side.BELOW: "contradicted", Side.UNDECIDED: "not decided"}
 _REASONS: Final = (
-    ("pretrained features separate these classes better than random ones (linear probe)", "pretrained", "random"),
-    ("the unchanged features alone are enough to win (frozen minus from scratch)", "frozen", "scratch"),
-    ("adapting the features adds to it (full minus frozen)", "full", "frozen"),
-    ("a teacher's outputs help without its weights (distilled minus from scratch)", "distilled", "scratch"),
+    ("pretrained features separate the classes better than random ones", "linear probe", "pretrained", "random"),
+    ("unchanged features are enough", "frozen minus from scratch", "frozen", "scratch"),
+    ("adapting them adds to it", "full minus frozen", "full", "frozen"),
+    ("a teacher's outputs help", "distilled minus from scratch", "distilled", "scratch"),
 )
 
 
-def reasons(record: StudyRecord) -> list[ReasonRow]:
+def reasons(record: StudyRecord) -> list[Reason]:
     """Every reason that was measured: supported where its number is above 0, contradicted where it is below."""
     if not record.design[0].model:
         return []
-    found = [
-        ReasonRow(reason, row.difference, _STATES[_side(row)])
-        for reason, label, against in _REASONS
-        if (row := _pair(record, label, against))
-    ]
+    pairs = [(words, what, _pair(record, label, against)) for words, what, label, against in _REASONS]
+    found = [Reason(words, what, row.difference, _STATES[_side(row)]) for words, what, row in pairs]
     full = [row for row in _by_images(record) if row.label.split("-")[0] == "full"]
     if len(full) > 1:  # by intervals that do not overlap
         fewest, most = full[0], full[-1]
         change = Estimate(fewest.difference.value - most.difference.value, unit="points")
-        reason = f"the advantage is one of few images (on {fewest.images} minus on {most.images})"
-        found.append(ReasonRow(reason, change, _STATES[apart(fewest.difference, most.difference)]))
+        what = f"full minus from scratch, on {fewest.images} images minus on {most.images}"
+        found.append(Reason("images are few", what, change, _STATES[apart(fewest.difference, most.difference)]))
     return found
+
+
+def _reasoned(record: StudyRecord) -> str:
+    """The reasons by what the numbers say of them."""
+    states = by(reasons(record), "state")
+    return " ".join(
+        say(
+            "{{ state|capitalize }}: {% for each in own %}{{ each.words|whole }} ({{ each.number|whole }}: "
+            "{{ each.difference|alone }}){% if not loop.last %}; {% endif %}{% endfor %}.",
+            state=state, own=states[state],
+        )
+        for state in _STATES.values() if state in states
+    )  # fmt: skip
 
 
 def _cuts(record: StudyRecord) -> Iterator[Picture]:
@@ -267,17 +282,14 @@ def _ordered(record: StudyRecord) -> str:
     parts = []
     for row in record.position_order:
         if row.all is not None:
-            order = "no order by distance" if row.all.low is not None else ""
+            order = "no order by distance is seen" if row.all.low is not None else "one seed"
             if beyond(row.all, 0.0) is not Side.UNDECIDED:
                 order = f"nearer patches are {'more' if row.all.value > 0 else 'less'} similar"
-            fixed = "fixed" if row.before is not None and abs(row.before - row.all.value) < 1e-9 else order
-            parts.append(say(
-                "**{{ words }}** {{ all|alone }}{% if order %}, {{ order }}{% endif %}",
-                words=row.words, all=row.all, order=fixed,
-            ))  # fmt: skip
-    return say(
-        "Rank correlation of similarity and nearness, over all pairs of patches: {{ parts }}.", parts=listed(parts)
-    )
+            fixed = row.before is not None and abs(row.before - row.all.value) < 1e-9
+            parts.append(say("{{ row.all|alone }} for **{{ row.words }}** ({{ order }})", row=row,
+                             order="fixed" if fixed else order))  # fmt: skip
+    return say("The similarity of two patches' embeddings follows their nearness with a rank correlation of "
+               "{{ parts }}.", parts=listed(parts))  # fmt: skip
 
 
 def _similarities(record: StudyRecord) -> Iterator[Picture]:
@@ -296,30 +308,44 @@ def _before_and_after(record: StudyRecord) -> Iterator[Picture]:
         assert arrays is not None
         image = arrays.images[at].astype(np.float32) / 255
         yield Picture(image, row=row.name, column="image")
-        yield Picture(image, arrays.before[at], row.name, "attention before", row.before)
-        yield Picture(image, arrays.after[at], row.name, "attention after", row.after)
-        if arrays.rollout_before is not None and arrays.rollout_after is not None:
-            yield Picture(image, arrays.rollout_before[at], row.name, "rollout before")
-            yield Picture(image, arrays.rollout_after[at], row.name, "rollout after")
+        for column, maps, below in (
+            ("attention before", arrays.before, row.before), ("attention after", arrays.after, row.after),
+            ("rollout before", arrays.rollout_before, ""), ("rollout after", arrays.rollout_after, ""),
+        ):  # fmt: skip
+            if maps is not None:
+                yield Picture(image, maps[at], row.name, column, below)
+
+
+def _learned(record: StudyRecord) -> str:
+    """When each point came near the best of all."""
+    done = [
+        say("**{{ r.words }}** after {{ r.epochs }} epoch{{ r.epochs|s }} ({{ t }})", r=row, t=in_time(row.seconds))
+        for row in record.reached if row.seconds is not None
+    ]  # fmt: skip
+    return say(
+        "Mean accuracy over seeds first reached {{ wanted|percent(1) }}, 95 % of the best of all points, with "
+        "{{ done }}{% if never %}; never with {{ never|names }}{% endif %}.",
+        wanted=record.reached[0].accuracy, done=listed(done),
+        never=[row.words for row in record.reached if row.seconds is None],
+    )  # fmt: skip
 
 
 def _attended(record: StudyRecord) -> str:
-    """How far full training moved the attention, against other seeds, and what changed in it."""
-    full = record.moved[-1]
+    """How far training moved the attention, against other seeds, and what changed in it."""
+    last, full = record.moved
     shifts = []
     for name, rows in by(record.head_shifts, "statistic").items():
         changed = [row for row in rows if row.p_holm <= LEVEL]
-        up = sum(row.change.value > 0 for row in changed)
         shifts.append(say(
             "{{ name|replace('_', ' ') }} in {{ changed|length }} of {{ rows|length }} heads ({{ up }} upwards)",
-            name=name, changed=changed, rows=rows, up=up,
+            name=name, changed=changed, rows=rows, up=sum(row.change.value > 0 for row in changed),
         ))  # fmt: skip
     return say(
-        "Full training moved {{ row.moved }} of the attention, most in {{ top.name }} ({{ top.moved|value }})"
-        "{% if row.between is not none %}; two full trainings that differ in their seed are {{ row.between|percent }} "
-        "apart, and {{ row.beyond }} of {{ row.heads }} heads moved more than that{% endif %}.{% if shifts %} It "
-        "significantly changed the {{ shifts }}.{% endif %}",
-        row=full, shifts=listed(shifts) if shifts else "",
+        "Full training moved {{ row.moved|alone }} of the attention, most in {{ top.name }} ({{ top.moved|value }}); "
+        "training of the last blocks alone {{ last.moved|alone }}.{% if row.between is not none %} Two full trainings "
+        "with other seeds are {{ row.between|percent }} apart; {{ row.beyond }} of {{ row.heads }} heads moved more "
+        "than that.{% endif %}{% if shifts %} Full training significantly changed {{ shifts }}.{% endif %}",
+        row=full, last=last, shifts=listed(shifts) if shifts else "",
         top=max((row for row in record.heads_moved if row.label == full.label), key=lambda row: row.moved.value),
     )  # fmt: skip
 
@@ -327,13 +353,23 @@ def _attended(record: StudyRecord) -> str:
 def _featured(record: StudyRecord) -> str:
     """How similar the layers are to themselves before, and what a linear probe on the last one gained."""
     full = [row for row in record.layer_similarity if row.label == "full"]
-    gains = of_family(record, "probe_gain")
     return say(
-        "{% if least %}After full training layer {{ least.layer }} is the least similar to itself before, CKA {{ "
-        "least.cka }}. {% endif %}Accuracy of a linear probe on the last layer: pretrained minus random weights "
-        "{{ first.difference }}, after full training minus pretrained {{ second.difference }}.",
-        least=min(full, key=lambda row: row.cka.value) if full else None, first=gains[0], second=gains[1],
+        "{% if least %}After full training layer {{ least.layer }} is the least similar to itself before (CKA "
+        "{{ least.cka|alone }}). {% endif %}Accuracy of a linear probe on the last layer, after full training minus "
+        "before: {{ gain.difference|alone }}.",
+        least=min(full, key=lambda row: row.cka.value, default=None), gain=_pair(record, "full", "pretrained"),
     )  # fmt: skip
+
+
+def _design(record: StudyRecord) -> Iterator[tuple[str, str]]:
+    """What all trainings share, and their recipes."""
+    for note in KINDS[record.design[0].kind].notes[1:]:
+        yield "Design", note
+    for row in record.recipes:
+        yield "Recipe", say(
+            "{{ r.points }}: {{ r.optimiser }}, learning rate {{ r.learning_rate }}, batches of {{ r.batch_size }}, "
+            "{{ r.epochs }} epoch{{ r.epochs|s }}, augmentation: {{ r.augmentation }}.", r=row,
+        )  # fmt: skip
 
 
 REPORT: Final = Report(
@@ -341,28 +377,25 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     package=__package__,
+    definitions=_design,
     picture=Chart(
         "points", _draw_points,
         "Top-1 accuracy on the test images, mean over seeds, with 95 % intervals over seeds and images; dashed: "
-        "guessing. The tables test the differences.",
+        "guessing.",
         title="Top-1 accuracy of each point, {{ record.design[0].seeds }} seed{{ record.design[0].seeds|s }}",
         whole=True,
     ),
     glance=Overview(_highest, ("words", "accuracy", "train_images", "trained", "flops", "seconds")),
     sections=(
         Section(
-            "Which one to take?", _against_best, opening=lambda record: others(decision(record)), about=("choice",),
+            "Which one to take?", lambda record: of_family(record, "best"), order=lambda row: -row.difference.value,
+            opening=lambda record: others(decision(record)), about=("choice",),
             columns=("words", "difference", "p_holm"),
-            charts=(Chart(
-                "against_best", intervals("words", "difference", reference=0.0),
-                "Accuracy of each point minus that of the best, on the same images, with 95 % intervals.",
-                title="Accuracy minus that of {{ first.against_words }}",
-            ),),
         ),
         Section(
             "Which points differ from their base?", _changes,
-            opening="{{ rows|selectattr('winner')|list|length }} of {{ rows|length }} differences are significant; "
-                    "the others are undecided.",
+            opening="{{ rows|selectattr('winner')|list|length }} of {{ rows|length }} differences "
+                    "{{ rows|selectattr('winner')|list|are }} significant.",
             columns=("words", "against_words", "difference", "p_holm"),
             charts=(Chart(
                 "changes", intervals("words", "difference", reference=0.0),
@@ -372,39 +405,34 @@ REPORT: Final = Report(
         ),
         Section(
             "Does the number of images decide?", _by_images, opening=_over_images,
-            columns=("images", "words", "against_words", "difference", "p_holm", "winner"),
+            charts=(Chart(
+                "by_images", intervals("words", "difference", reference=0.0),
+                "What each point gains, by its training images, with 95 % intervals.",
+                title="Accuracy minus that of {{ record.points[0].line }} on as many images",
+            ),),
         ),
+        Section("Why does transfer win, or not?", reasons, about=("transfer",), opening=_reasoned),
         Section(
-            "Why does transfer win, or not?", reasons, about=("transfer",),
-            columns=("reason", "difference", "state"),
-            opening="{{ rows|map(attribute='state')|select('equalto', 'supported')|list|length }} of {{ rows|length }} "
-                    "possible reasons are supported by the numbers.",
-        ),
-        Section(
-            "How fast does each point learn?", "reached", columns=("words", "epochs", "seconds"),
-            opening="The epoch at which the mean accuracy over seeds first reached {{ first.accuracy|percent }}, near "
-                    "the best of all.",
+            "How fast does each point learn?", "reached", opening=_learned,
             charts=(Chart(
                 "convergence", lines("epochs", "accuracy", of="words"),
-                "Test accuracy after every epoch: dots are seeds, lines their means. Frozen features are computed "
-                "once, so its epochs cost little.",
+                "Test accuracy after every epoch: dots are seeds, lines their means.",
                 title="Test accuracy by epoch", rows="curves",
             ),),
         ),
         Section(
             "How did the attention of each head change?", "moved", opening=_attended,
-            columns=("words", "moved", "between", "beyond", "heads"),
             charts=(
                 Chart(
                     "attention_moved", board("moved", "between"),
                     "Share of each head's attention that moved to other keys in full training, and between two "
-                    "trainings with other seeds.",
+                    "seeds.",
                     title="Moved attention of every head", rows="heads_moved", only=lambda row: row.label == "full",
                 ),
                 Chart(
                     "maps_before_after", images(),
-                    "Attention of the last layer and rollout, before and after full training (first seed), each map "
-                    "scaled to its maximum; below: the prediction. The first image of each class.",
+                    "The first image of each class, with the attention of the last layer and the rollout before and "
+                    "after full training; below: the prediction.",
                     title="Maps before and after full training", rows=lambda record: list(_before_and_after(record)),
                 ),
             ),
@@ -414,8 +442,7 @@ REPORT: Final = Report(
             charts=(
                 Chart(
                     "layer_similarity", lines("layer", "cka", of="words"),
-                    "CKA of each layer with itself before training, mean over seeds; near the top the features are "
-                    "kept.",
+                    "CKA of each layer with itself before training, mean over seeds.",
                     title="Similarity of the layers to those of the model", rows="layer_similarity",
                 ),
                 Chart(
@@ -451,13 +478,13 @@ REPORT: Final = Report(
             "How far does a patch see?",
             lambda record: [rows[-1] for rows in by(record.receptive_fields, "model").values()],
             columns=("words", "title", "distance", "half", "seen"),
-            opening="The table is of the last layer of each point; the figures are of all layers.",
+            opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer the mean distance from "
+                    "a patch to the pixels that move it is from {{ far[0].distance|alone }} (**{{ far[0].words }}**) "
+                    "to {{ far[-1].distance|alone }} (**{{ far[-1].words }}**).",
             charts=field_charts(),
         ),
         Section(
-            "How were the points trained?", "recipes",
-            opening=lambda record: " ".join(KINDS[record.design[0].kind].notes),
-            columns=("points", "optimiser", "learning_rate", "batch_size", "epochs", "augmentation"),
+            "How were the points trained?", "recipes", opening=lambda record: KINDS[record.design[0].kind].notes[0]
         ),
     ),
 )  # fmt: skip

@@ -10,8 +10,7 @@ from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.study.kinds.kinds import KINDS, Kind, Point
 from vitlens.commands.study.options import StudyOptions
-from vitlens.commands.train.start import OF_DIGITS
-from vitlens.data.catalogue import load_data
+from vitlens.commands.train.start import OF_DIGITS, both_parts
 from vitlens.data.shares import images_in, share_of
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
@@ -22,14 +21,12 @@ from vitlens.models.naming import ModelName
 from vitlens.models.new_head import for_classes
 from vitlens.models.rebuilding.untrained import untrained_like
 from vitlens.models.support import require
-from vitlens.names import Part
 from vitlens.training.finetune import require_learned
 from vitlens.training.recipe import FINE_TUNING, FROZEN, NAMED, Recipe, fitted, override, recipe_for, with_batch_size
 
 POINTS_FOLDER: Final = "points"
 FEWEST_TRAINED: Final = 20  # training images, below which an adapted model has nothing to learn from
 FEWEST_TESTED: Final = 10  # test images: 16 or fewer do not even separate 70 % from guessing among five classes
-_PARTS: Final[tuple[Part, ...]] = ("train", "test")
 _LAST_PART: Final = 4  # one in so many blocks is trained where the last blocks are
 _SHORT: Final = NAMED["short"]
 # Fine-tuning's own rate hardly moves a new head of zeros within ten short epochs.
@@ -168,12 +165,7 @@ def prepare(options: StudyOptions) -> Setup:
         preprocessing = untrained(kind.points[0].preset, classes=("0",), image_size=size).preprocessing
     else:
         preprocessing = model.preprocessing
-    train, test = (
-        load_data(
-            str(options.data), part=part, preprocessing=preprocessing, data_dir=run.data_dir, seed=run.seed
-        ).limit(run.limit, seed=run.seed)
-        for part in _PARTS
-    )
+    train, test = both_parts(str(options.data), preprocessing, run)
     if model is not None:
         _require_enough(train, test)
     device = resolve_device(run.device) if model is None else model.device

@@ -1,7 +1,6 @@
 """What training changed inside a model that is adapted: the attention of its heads, its features and its maps."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -19,30 +18,14 @@ from vitlens.analysis.features.probe import Probe, probe
 from vitlens.analysis.features.similarity import similarity
 from vitlens.analysis.heads.measure import measure as measure_heads
 from vitlens.analysis.heads.registry import STATISTICS
-from vitlens.commands.study.kinds.kinds import Point
-from vitlens.commands.study.kinds.record import (
-    ComparisonRow,
-    CurveRow,
-    HeadMovedRow,
-    MapArrays,
-    MapRow,
-    MovedRow,
-    PointRow,
-    ProbeRow,
-    ReachedRow,
-    ShiftRow,
-    SimilarityRow,
-)
+from vitlens.commands.study import record as rows
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.models.rebuilding.untrained import untrained_like
 from vitlens.models.support import meets
 from vitlens.record import by
-from vitlens.training.distill import CachedTeacher, Distillation, DistillationObjective, Teacher, cacheable_views
 from vitlens.training.metrics import read_metrics
-from vitlens.training.recipe import Recipe
-from vitlens.training.speed import choose
 from vitlens.uncertainty import Estimate, accuracy_difference, bootstrap_mean, holm, student_test
 
 REACHED: Final = 0.95  # share of the best accuracy whose time is reported
@@ -52,27 +35,14 @@ _MAPPED: Final = 6  # images whose maps are shown, one a class
 _AT_ONCE: Final = 16  # images
 _SHIFTED: Final = ("distance", "normalised_entropy", "prefix_mass")  # statistics of heads
 _FULL: Final = "full"
-# Of a teacher trained on the same images, whose predictions on them are the labels: its probabilities say more.
-_HOW: Final = Distillation(kind="soft", weight=0.5, token=False)
 Rows: TypeAlias = dict[str, Any]  # of the record, by field
 
 
-def objective_of(setup: Setup, point: Point, images: Split, recipe: Recipe, *, seed: int) -> DistillationObjective:
-    """Learning from the labels and from a trained point, whose outputs are computed once where possible."""
-    precision = choose(setup.device, precision=setup.run.precision, compiling="off", steps=1).precision
-    teacher = Teacher(setup.trained(point.teacher, seed=seed), classes=setup.train.classes, precision=precision)
-    views, cached = cacheable_views(recipe, images), CachedTeacher(teacher)
-    if views:
-        cached.remember(images, mirrored=views == 2, device=setup.device)
-    identity = {**asdict(_HOW), "teacher": teacher.identity()}
-    return DistillationObjective(cached if views else teacher, _HOW, identity=identity)
-
-
-def inside(setup: Setup, points: Mapping[str, PointRow]) -> Rows:
+def inside(setup: Setup, points: Mapping[str, rows.PointRow]) -> Rows:
     """How fast the points learned, and what changed inside the model, as fields of the record; "gains": of probes."""
     words = {label: row.words for label, row in points.items()}
     curves = tuple(
-        CurveRow(
+        rows.CurveRow(
             row.label, row.words, seed, epoch.epoch + 1, epoch.seconds, epoch.train_loss,
             float(epoch.test_accuracy),  # type: ignore[arg-type]  # tested after every epoch
         )
@@ -84,7 +54,7 @@ def inside(setup: Setup, points: Mapping[str, PointRow]) -> Rows:
     return learned | _attention(setup, words) | _features(setup, words) | _maps(setup)
 
 
-def reached(curves: Sequence[CurveRow]) -> Iterator[ReachedRow]:
+def reached(curves: Sequence[rows.CurveRow]) -> Iterator[rows.ReachedRow]:
     """When each point's mean accuracy over seeds first reached REACHED times the best mean of all points."""
     means = {
         label: [
@@ -97,7 +67,7 @@ def reached(curves: Sequence[CurveRow]) -> Iterator[ReachedRow]:
     wanted = REACHED * max(accuracy for own in means.values() for _, _, accuracy in own)
     for label, own in means.items():
         first = next(((epochs, seconds) for epochs, seconds, accuracy in own if accuracy >= wanted), (None, None))
-        yield ReachedRow(label, words[label], wanted, *first)
+        yield rows.ReachedRow(label, words[label], wanted, *first)
 
 
 def _attention(setup: Setup, words: Mapping[str, str]) -> Rows:
@@ -109,7 +79,7 @@ def _attention(setup: Setup, words: Mapping[str, str]) -> Rows:
         moved = _over_seeds(attention_moved(before, after, images))
         between = _over_seeds(attention_moved(after[0], after[1:], images)) if len(after) > 1 else None
         own = [
-            HeadMovedRow(
+            rows.HeadMovedRow(
                 label, words[label], layer, head, bootstrap_mean(values[:, head].numpy(), groups=groups),
                 None if between is None else float(between[layer][:, head].mean()),
             )
@@ -118,7 +88,7 @@ def _attention(setup: Setup, words: Mapping[str, str]) -> Rows:
         overall = torch.cat(moved, 1).mean(1)
         known = [row for row in own if row.between is not None and row.moved.low is not None]
         moved_rows.append(
-            MovedRow(
+            rows.MovedRow(
                 label, words[label], bootstrap_mean(overall.numpy(), groups=groups), len(own),
                 float(np.mean([row.between for row in known])) if known else None,
                 sum(row.moved.low > row.between for row in known) if known else None,  # type: ignore[operator]
@@ -138,7 +108,7 @@ def _groups(images: Split) -> NDArray[np.int64] | None:
     return None if images.groups is None else images.groups.cpu().numpy()
 
 
-def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterator[ShiftRow]:
+def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterator[rows.ShiftRow]:
     """The change of each statistic of each head where it is defined, paired by image and averaged over seeds."""
     first, groups = _statistics(before, images), _groups(images)
     others = [_statistics(model, images) for model in after]
@@ -156,7 +126,7 @@ def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterato
         for ((layer, head), change), p_holm in zip(changes.items(), corrected, strict=True):
             level = float(first[name, layer][:, head].double().mean())
             mean = bootstrap_mean(change, groups=groups, unit=STATISTICS[name].unit)
-            yield ShiftRow(name, layer, head, level, mean, p_holm)
+            yield rows.ShiftRow(name, layer, head, level, mean, p_holm)
 
 
 def _statistics(model: Model, images: Split) -> Mapping[tuple[str, int], Tensor]:
@@ -171,7 +141,7 @@ def _statistics(model: Model, images: Split) -> Mapping[tuple[str, int], Tensor]
 
 def _features(setup: Setup, words: Mapping[str, str]) -> Rows:
     """CKA between the layers before and after, and how well a linear classifier does on each layer."""
-    images, rows = setup.test.limit(_SIMILAR, seed=setup.run.seed), list[SimilarityRow]()
+    images, alike = setup.test.limit(_SIMILAR, seed=setup.run.seed), list[rows.SimilarityRow]()
     start, seed = setup.start(), setup.seeds[0]
     before = _read(start, images)
     for label in ("last-blocks", _FULL, "scratch", "distilled"):  # the frozen point keeps all features
@@ -185,24 +155,22 @@ def _features(setup: Setup, words: Mapping[str, str]) -> Rows:
             if np.isfinite(value):  # a layer that does not vary has no CKA
                 ends = [None if end is None else end[layer] for end in (low, high)]
                 cka = Estimate(value, ends[0], ends[1], len(images), unit="")
-                rows.append(SimilarityRow(label, words[label], layer, cka))
-    models = {
-        "pretrained": start, "random": untrained_like(start, seed=seed), _FULL: setup.trained(_FULL),
-    }  # fmt: skip
+                alike.append(rows.SimilarityRow(label, words[label], layer, cka))
     told = {"pretrained": "pretrained", "random": "random weights", _FULL: "after full training"}
-    probes, chance, last = list[ProbeRow](), 1 / len(setup.test.classes), dict[str, Probe]()
-    for label, model in models.items():
+    models = start, untrained_like(start, seed=seed), setup.trained(_FULL)
+    probes, chance, last = list[rows.ProbeRow](), 1 / len(setup.test.classes), dict[str, Probe]()
+    for label, model in zip(told, models):
         for layer, each in enumerate(_probed(setup, model)):
-            probes.append(ProbeRow(label, told[label], layer, each.accuracy, chance))
+            probes.append(rows.ProbeRow(label, told[label], layer, each.accuracy, chance))
             last[label] = each
     gains = (
-        ComparisonRow(
+        rows.ComparisonRow(
             "probe_gain", label, other, told[label], told[other],
             accuracy_difference(last[label].correct, last[other].correct, groups=_groups(setup.test), seed=seed),
         )
         for label, other in (("pretrained", "random"), (_FULL, "pretrained"))
     )  # fmt: skip
-    return {"layer_similarity": tuple(rows), "probes": tuple(probes), "gains": tuple(gains)}
+    return {"layer_similarity": tuple(alike), "probes": tuple(probes), "gains": tuple(gains)}
 
 
 def _read(model: Model, images: Split) -> Features:
@@ -234,35 +202,24 @@ def _maps(setup: Setup) -> Rows:
     assert images.labels is not None
     labels = images.labels.tolist()
     chosen = images.pick(torch.tensor([labels.index(label) for label in sorted(set(labels))[:_MAPPED]]))
-    both = (model, setup.trained(_FULL))
     assert chosen.labels is not None
-    names = [chosen.classes[label] for label in chosen.labels.tolist()]
     files = chosen.files or tuple(f"image {number}" for number in range(len(chosen)))
-    told = (_predictions(each, chosen) for each in both)
+    names = [chosen.classes[label] for label in chosen.labels.tolist()]
+    both = [_shown_by(each, chosen) for each in (model, setup.trained(_FULL))]
+    (before, after), (rollout_before, rollout_after), told = zip(*both)
     pixels = chosen.source.read(torch.arange(len(chosen))).cpu().numpy()
     return {
-        "maps": tuple(MapRow(*row) for row in zip(files, names, *told, strict=True)),
-        "map_arrays": MapArrays(
-            pixels, *(_last_layer(each, chosen) for each in both), *(_rollout(each, chosen) for each in both)
-        ),
+        "maps": tuple(rows.MapRow(*row) for row in zip(files, names, *told, strict=True)),
+        "map_arrays": rows.MapArrays(pixels, before, after, rollout_before, rollout_after),
     }
 
 
-def _last_layer(model: Model, images: Split) -> NDArray[np.floating]:
-    """The attention of the last layer that is a map, (images, rows, columns), mean over heads."""
-    batches = images.batches(_AT_ONCE, device=model.device)
-    return torch.cat([attention_maps(model, batch.images)[-1].maps.mean(1).cpu() for batch in batches]).float().numpy()
-
-
-def _rollout(model: Model, images: Split) -> NDArray[np.floating] | None:
-    if not meets(model, "chain"):
-        return None
-    batches = images.batches(_AT_ONCE, device=model.device)
-    return torch.cat([rollout(model, batch.images).cpu() for batch in batches]).float().numpy()
-
-
-def _predictions(model: Model, images: Split) -> list[str]:
-    """The most probable class of each image, by the model's own names; "" for a model without a classifier."""
-    if not model.has_classifier:
-        return [""] * len(images)
-    return [model.classes[index] for index in answers(model, images).argmax(1).tolist()]
+def _shown_by(model: Model, images: Split) -> tuple[rows.Floats, rows.Floats | None, list[str]]:
+    """The attention of the last layer that is a map, mean over heads, and the rollout, where there is one, as maps; and
+    the most probable class of each image by the model's own names, "" for a model without a classifier."""
+    batches = [batch.images for batch in images.batches(_AT_ONCE, device=model.device)]
+    last = torch.cat([attention_maps(model, each)[-1].maps.mean(1).cpu() for each in batches])
+    rolled = torch.cat([rollout(model, each).cpu() for each in batches]) if meets(model, "chain") else None
+    best = answers(model, images).argmax(1).tolist() if model.has_classifier else []
+    told = [model.classes[index] for index in best] or [""] * len(images)
+    return last.float().numpy(), None if rolled is None else rolled.float().numpy(), told

@@ -1,4 +1,4 @@
-"""Which of several to take: one rule for all commands that choose among candidates; free of torch.
+"""Which of several points to take: one rule, and its words; free of torch.
 
 Of the candidates that are shown to lose at most MARGIN points against the best (the whole interval of the paired
 difference), the cheapest. One that is neither shown to be within the margin nor significantly worse is open. Where an
@@ -6,7 +6,7 @@ open one is cheaper, or may be better by more than the margin, there is no diffe
 would have seen one of SEEN points with every open one, and the cheapest of them all is taken; else it is inconclusive.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -61,11 +61,6 @@ class Choice:
     detectable: float | None
 
     @property
-    def chosen(self) -> Candidate | None:
-        """The one to take; None where nothing is decided."""
-        return None if self.outcome == "inconclusive" else self.cheapest
-
-    @property
     def alike(self) -> tuple[Candidate, ...]:
         """Those between which no difference is shown."""
         return (self.best, *self.open, *self.within)
@@ -111,37 +106,32 @@ _TITLES: Final[Mapping[Outcome, str]] = {
 }
 
 
-def claims_of(
-    choice: Choice, subject: str, *, what: str, within: str, place: str, doubt: tuple[str, str] = ("", "")
-) -> Iterator[Claim]:
-    """What is to be taken, and the range of the numbers behind it.
-
-    subject: among what is chosen; what: the name of the value; within: the range, a finished sentence; place: the
-    figure that shows it; doubt: why nothing is decided at all, a title and a sentence.
-    """
+def claim_of(choice: Choice, subject: str) -> Claim:
+    """What is to be taken, with what it costs against the best by the first cost in which they differ."""
     own, best, more = choice.cheapest, choice.best, len(choice.alike) - _FEW
+    costs, undecided = tuple(own.costs.values()), choice.outcome == "inconclusive"
+    cost = next((name for name in own.costs if own.costs[name] != best.costs[name]), "")
+    price = ", for {{ ratio|number }} times the {{ name }} of **{{ best }}**" if cost else ""
+    ratio = own.costs[cost] / best.costs[cost] if cost else 1.0
     given = {
         "named": listed([finalize(each.name) for each in choice.alike[:_FEW]] + ([f"{more} more"] if more > 0 else [])),
-        "cheaper": any([*each.costs.values()] < [*own.costs.values()] for each in (*choice.alike, *choice.worse)),
-        "own": own, "best": best, "what": what, "margin": MARGIN, "alike": choice.alike, "price": price(own, best),
+        "cheaper": any(tuple(each.costs.values()) < costs for each in (*choice.alike, *choice.worse)),
+        "own": own, "best": best, "what": "top-1 accuracy", "margin": MARGIN, "alike": choice.alike,
+        "price": Marked(say(price, ratio=ratio, name=cost, best=best.name)),
         "detectable": in_points(choice.detectable) if choice.detectable and choice.detectable < _MOST else None,
     }  # fmt: skip
-    if any(doubt):
-        yield Claim("choice", subject, doubt[1], doubt[0], "inconclusive", kind="answer", place=place)
-    else:
-        yield found(
-            "choice", subject, _SAYS[choice.outcome], own.gap, given=given, headline=_TITLES[choice.outcome],
-            state="inconclusive" if choice.outcome == "inconclusive" else "", p=own.p, place=place, kind="answer",
-        )  # fmt: skip
-    yield Claim("range", subject, within, kind="answer")
+    return found(
+        "choice", subject, _SAYS[choice.outcome], own.gap, given=given, headline=_TITLES[choice.outcome],
+        state="inconclusive" if undecided else "", p=own.p, kind="answer", place="points",
+    )  # fmt: skip
 
 
 def others(choice: Choice) -> str:
     """How the candidates that are not taken stand against the best: a sentence."""
     return say(
-        "{% if worse %}Lower than **{{ best }}**: {{ worse|names }}. {% endif %}{% if open %}Open whether "
-        "lower or within {{ margin }} points: {{ open|names }}. {% endif %}{% if within %}Within {{ margin }} points: "
-        "{{ within|names }}.{% endif %}",
+        "**{{ best }}** is the highest.{% if worse %} Lower: {{ worse|names }}.{% endif %}{% if within %} At most "
+        "{{ margin }} points lower: {{ within|names }}.{% endif %}{% if open %} Not decided: "
+        "{{ open|names }}.{% endif %}",
         best=choice.best.name, worse=choice.worse, open=choice.open, within=choice.within, margin=MARGIN,
     )  # fmt: skip
 
@@ -150,22 +140,11 @@ def missed(choice: Choice) -> str:
     """The smallest differences to the best that would have been seen; "" where they are not known."""
     known = sorted(each.detectable for each in (*choice.alike, *choice.worse) if each.detectable is not None)
     return say(
-        "{% if ends %}A difference to **{{ best }}** below {{ ends|join(' to ') }} points may have been missed: larger "
-        "ones are found with a probability of {{ power|percent }}.{% endif %}",
+        "{% if ends %}A difference to **{{ best }}** below {{ ends|join(' to ') }} points may have been missed "
+        "(power: {{ power|percent }}).{% endif %}",
         best=choice.best.name, ends=list(dict.fromkeys(in_points(each) for each in known[:: max(1, len(known) - 1)])),
         power=POWER,
     )  # fmt: skip
-
-
-def price(own: Candidate, best: Candidate) -> Marked:
-    """What one costs against the best, by the first cost in which they differ."""
-    for name, cost in own.costs.items():
-        if cost != best.costs[name]:
-            return Marked(say(
-                ", for {{ ratio|number }} times the {{ name }} of **{{ best }}**",
-                ratio=cost / best.costs[name], name=name, best=best.name,
-            ))  # fmt: skip
-    return Marked("")
 
 
 def in_points(detectable: float) -> Marked:
