@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.kit.contradictions import contradictions
 from tests.kit.planted_heads import write
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import AblateRecord, judged, smallest_effect
 from vitlens.commands.ablate.report import REPORT, images_needed, without_effect
 from vitlens.commands.run import publish
 from vitlens.commands.run.publish import read_folder
-from vitlens.report.claims import Claim, contradictions
+from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate
 
 PLAIN = [("red", 2.0), ("green", 2.0)]

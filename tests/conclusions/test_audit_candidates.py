@@ -7,11 +7,13 @@ from vitlens.commands.attack.record import AttackRow
 from vitlens.commands.attack.sweep import CHECKED
 from vitlens.commands.audit.measure import (
     CANDIDATES,
+    EXPLAINED,
     FEWEST,
     budget_row,
     checked_passes,
     chosen,
     considered,
+    fitting_methods,
     pass_seconds,
     swept_passes,
 )
@@ -110,3 +112,16 @@ def test_a_fifth_of_the_budget_is_kept_for_the_attack():
     assert budget_row(3.0, 60.0, PASS).left == pytest.approx(2.0)
     assert budget_row(3.0, 170.0, PASS).left == pytest.approx(0.6)
     assert budget_row(1.0, 1200.0, PASS).left == pytest.approx(0.2)
+
+
+def test_maps_that_are_checked_fit_their_share():
+    """The preferred method on few images in any case, then more images and the costlier methods."""
+    costs = {"gradcam": 2 * PASS, "rollout": PASS, "occlusion": 65 * PASS}
+    found = [fitting_methods(costs, PASS, seconds, 1000) for seconds in (0, 8, 18, 25, 1e6)]
+    assert found[0] == (("gradcam",), EXPLAINED[-1])
+    assert found[-1] == (tuple(costs), EXPLAINED[0])
+    sizes = [(len(names), images) for names, images in found]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == len(sizes)
+    assert all(names == tuple(costs)[: len(names)] for names, _ in found)
+    assert fitting_methods(costs, PASS, 0, 3) == (("gradcam",), 3)

@@ -48,7 +48,7 @@ NEW = {
         "High: one key bears most of the weight.",
         f"{__name__}:greatest_weight",
         input="row",
-        views=("overview", "maps", "depth", "table", "differences", "training", "each head"),
+        views=("overview", "maps", "depth", "table", "differences", "training", "attack", "each head"),
     ),
     "received_most": Statistic(
         "most received",
@@ -141,6 +141,10 @@ def test_two_models_are_compared_by_it(added, tiny_vit, tmp_path):
 
 def test_every_view_shows_it(added):
     assert all("greatest_weight" in shown_in(view) for view in NEW["greatest_weight"].views)
+    from vitlens.analysis.robustness.inside import shifts
+
+    batch = images((32, 48))
+    assert "greatest_weight" in [one.name for one in shifts(ours(), batch, 1 - batch)]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.kit.making import save
 from tests.kit.simulated_processes import run_in_processes
 from vitlens import load
 from vitlens.commands.attack import sweep as sweep_module
-from vitlens.commands.attack.measure import measure
+from vitlens.commands.attack.measure import measure, with_noise
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import AttackRecord
 from vitlens.commands.attack.report import REPORT
@@ -101,8 +101,24 @@ def test_the_sample_is_attacked_where_the_curve_fell(folder):
             assert row.accuracy.value == pytest.approx(1 - fooled[row.made_for] / 4)
 
 
-def test_examples_lie_within_the_budget(folder):
-    arrays = recorded(folder).examples["vit-digits"]
+def test_what_changes_inside_is_recorded(folder):
+    record = recorded(folder)
+    for name in (
+        "vit-digits/spearman/best-for-the-true-class", "vit-digits/spearman/rollout",
+        "cnn-digits/top/gradcam-for-each-prediction",
+    ):  # fmt: skip
+        assert f"map_agreement/{name}" in record.metrics
+    assert {(row.model, row.layer) for row in record.shifts} == {("vit-digits", layer) for layer in range(6)}
+    assert all(0 <= row.distance.low <= row.distance.value <= 2 for row in record.blocks)
+    for row in record.overall:  # the first block at which the attack changes half as much as another image
+        own = {(each.kind, each.block): each.distance.value for each in record.blocks if each.model == row.model}
+        halfway = [
+            block
+            for kind, block in own
+            if kind == "noise" and 2 * own["adversarial", block] >= own["another image", block]
+        ]
+        assert (None if row.halfway is None else row.halfway.value) == min(halfway, default=None)
+    arrays = record.examples["vit-digits"]
     assert np.abs(arrays.change).max() <= 32 / 255 + 1e-3
     assert 0 <= arrays.before.min() < arrays.before.max()
 
@@ -252,3 +268,12 @@ def test_one_image_without_a_label(tmp_path, tiny_vit, pictures):
     options = replace(FEW, attacks=("fgsm",), epsilons=(1.0, 200.0), inside=True)
     run(tmp_path / "run", [str(tiny_vit)], options, images=[pictures / "0.png"], limit=None)
     assert recorded(tmp_path / "run").curves[0].accuracy.value == 1  # of its own prediction
+
+
+def test_noise_has_the_norm_of_the_perturbation():
+    clean = torch.full((3, 3, 8, 8), 0.5)
+    changed = clean + 0.05 * torch.rand(clean.shape, generator=torch.Generator().manual_seed(0))
+    change = changed - clean
+    noise = {norm: with_noise(clean, changed, norm, seed=0) - clean for norm in ("linf", "l2")}
+    torch.testing.assert_close(noise["linf"].flatten(1).abs().amax(1), change.flatten(1).abs().amax(1))
+    torch.testing.assert_close(noise["l2"].flatten(1).norm(dim=1), change.flatten(1).norm(dim=1))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.contradictions import contradictions
 from tests.kit.making import save, untrained
 from vitlens import load, load_data, rollout
 from vitlens.analysis.attention.map_checks import alike, map_bits, similarity
@@ -24,7 +25,6 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, OnObjectRow
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.recorded import Config, Data, ModelEntry
-from vitlens.report.claims import contradictions
 from vitlens.uncertainty import Estimate
 
 OPTIONS = RunOptions(device="cpu", quiet=True)

@@ -40,6 +40,7 @@ from vitlens.analysis.heads.statistics import statistics
 from vitlens.analysis.patching.contribution import contributions, logits_by_depth
 from vitlens.analysis.patching.patching import mlp_outputs, patch_parts
 from vitlens.analysis.patching.public import direct_logit_attribution, logit_lens
+from vitlens.analysis.robustness.inside import cosines, shifts
 from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
@@ -49,7 +50,7 @@ from vitlens.attribution.look import look
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.shared.explorer_measure import explorer
 from vitlens.data.split import InMemory, Split
-from vitlens.lens.capture import capture_attention, watching_stream
+from vitlens.lens.capture import capture_attention, watching_outputs, watching_stream
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched
 from vitlens.lens.observe import observe
@@ -185,6 +186,7 @@ def run_watchers(model: Model, batch: Tensor) -> None:
     seen: list[object] = []
     with (
         watching_stream(model, lambda *block: seen.append(block)),
+        watching_outputs(model, lambda *block: seen.append(block)),
         watching_stages(model, stages(model), lambda *stage: seen.append(stage)),
         torch.no_grad(),
     ):
@@ -294,6 +296,8 @@ _LISTED = (
     Use("features", features, EVERYWHERE),
     Use("patch-tokens", patch_tokens, PLAIN),
     Use("embedding", lambda model, batch: features(model, batch, embedding=True), EVERYWHERE),
+    Use("cosines", lambda model, batch: cosines(model, batch, {"other": batch.flip(0)}), EVERYWHERE),
+    Use("shifts", lambda model, batch: shifts(model, batch, batch.flip(0))),
     Use("answers-without", answers_with_half, EVERYWHERE),
     Use("randomised", run_randomised, EVERYWHERE),
     Use("contributions", contributions, PLAIN),

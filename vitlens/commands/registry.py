@@ -159,7 +159,7 @@ _ENTRIES: Final = (
     ),
     Command(
         "attack",
-        "Robust accuracy over epsilon, of one or several models, and under corruptions; with self-checks, resumable.",
+        "Robust accuracy over epsilon, of one or several models; what changes inside; with self-checks, resumable.",
         "vitlens attack vit-digits cnn-digits --limit 100",
         "Explain and test",
         needs=("classifier",),

@@ -189,7 +189,7 @@ def write_record(record: kept.DemoRecord, job: Job) -> Path:
     options = DemoOptions(models=(job.name,), images=(file,), device=str(model.device))
     run = job.typed("demo", job.name, "--images", file)
     config = settings(options, run, models=(model,), split=job.picture.split(model))
-    with RunFolder.create("demo", out=run.out, config=config, formats=run.formats) as folder:
+    with RunFolder.opened("demo", run, config) as folder:
         folder.keep(record)
         return publish(folder)
 

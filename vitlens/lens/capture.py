@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import mode
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlens.lens.call import AttentionCall
@@ -53,15 +54,28 @@ def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Ite
     Maps, (batch, rows, columns, dim) or (batch, dim, rows, columns), are flattened row by row; the channel axis is the
     one of the block's width. Blocks whose output is neither tokens nor such a map are skipped.
     """
-    numbers = {name: number for number, name in enumerate(model.anatomy.blocks)}
 
-    def after(name: str, _arguments: Arguments, output: Any) -> None:
-        tensor = first_tensor(output)
-        tokens = None if tensor is None else _as_tokens(tensor, stream_width(model.module.get_submodule(name)))
+    def after(number: int, output: Tensor) -> None:
+        tokens = _as_tokens(output, stream_width(model.module.get_submodule(model.anatomy.blocks[number])))
         if tokens is not None:
-            reducer(numbers[name], tokens)
+            reducer(number, tokens)
 
-    with watching(model.module, numbers, after):
+    with _watching_blocks(model, after):
+        yield
+
+
+@contextmanager
+def watching_outputs(model: Model, reducer: Callable[[int, Float[Tensor, "batch numbers"]], None]) -> Iterator[None]:
+    """Hand each block's output, tokens or a map, flattened per image, to the reducer with the block's number.
+
+    Blocks whose output is not a tensor are skipped.
+    """
+
+    def after(number: int, output: Tensor) -> None:
+        if output.dim() > 1:
+            reducer(number, output.flatten(1))
+
+    with _watching_blocks(model, after):
         yield
 
 
@@ -80,6 +94,19 @@ def watching_mlps(model: Model, layers: Iterable[Layer]) -> Iterator[dict[int, T
 
     with watching(model.module, indices, after):
         yield outputs
+
+
+@contextmanager
+def _watching_blocks(model: Model, reducer: Callable[[int, Tensor], None]) -> Iterator[None]:
+    numbers = {name: number for number, name in enumerate(model.anatomy.blocks)}
+
+    def after(name: str, _arguments: Arguments, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            reducer(numbers[name], tensor)
+
+    with watching(model.module, numbers, after):
+        yield
 
 
 def _as_tokens(output: Tensor, width: int | None) -> Tokens | None:

@@ -1,16 +1,65 @@
-"""Comparison of two models' predictions on the same labelled images."""
+"""Two models' predictions on the same labelled images: the errors of both, of one alone, and whether they are alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from vitlens.analysis.answers.classes import require_shared
-from vitlens.analysis.answers.evaluate import Evaluation, answers, require_labels
-from vitlens.analysis.failures.errors import Comparison, compare_answers
+from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate
 from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels
+from vitlens.summary import Line, Summary
+from vitlens.uncertainty import Estimate, accuracy_difference, mcnemar
+
+CELLS: Final = ("both right", "only first wrong", "only second wrong", "both wrong, alike", "both wrong, differently")
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Summary):
+    """Two models on the same n labelled images: their evaluations in the classes of both, the data's first."""
+
+    first: Evaluation
+    second: Evaluation
+
+    def summary(self) -> Iterator[Line]:
+        """The number of images in every cell, and the fields."""
+        yield from (Line(cell, count, "images") for cell, count in self.counts.items())
+        yield from super().summary()
+
+    @property
+    def cells(self) -> Int[Tensor, " batch"]:
+        """For each image an index into CELLS."""
+        wrong, also = ~self.first.correct, ~self.second.correct
+        both = torch.where(self.first.predictions == self.second.predictions, 3, 4)
+        return torch.where(wrong & also, both, wrong.long() + 2 * also.long())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of images in every cell; they sum to all images."""
+        return dict(zip(CELLS, torch.bincount(self.cells, minlength=len(CELLS)).tolist()))
+
+    @property
+    def p(self) -> float:
+        """McNemar's exact two-sided p-value of equal accuracy."""
+        counts = self.counts
+        return mcnemar(counts["only second wrong"], counts["only first wrong"])
+
+    def accuracies(self, *, seed: int = 0) -> tuple[Estimate, Estimate]:
+        """The accuracy of each, with its interval."""
+        first, second = (accuracy(each.correct, groups=each.groups, seed=seed) for each in (self.first, self.second))
+        return first, second
+
+    def difference(self, *, seed: int = 0) -> Estimate:
+        """Accuracy of the first minus that of the second in points, with its paired interval."""
+        return accuracy_difference(self.first.correct, self.second.correct, groups=self.first.groups, seed=seed)
 
 
 @takes_splits
@@ -39,35 +88,31 @@ def compare(
     20
     """
     split = as_split(images)
-    evaluated = evaluations(
-        (first, second),
-        (split, split if second_images is None else as_split(second_images)),
-        batch_size=batch_size,
-        precision=precision,
-        advance=advance,
-    )
-    return compare_answers(*evaluated)
-
-
-def evaluations(
-    models: tuple[Model, Model],
-    splits: tuple[Split, Split],
-    *,
-    batch_size: int | None = None,
-    precision: str = "fp32",
-    advance: Callable[[int], object] = lambda _: None,
-) -> tuple[Evaluation, Evaluation]:
-    """The evaluations of both models in the data's classes; raises as `compare`."""
-    for model in models:
+    for model in (first, second):
         require(model, *needs_of("compare"))
-    if len(splits[0]) != len(splits[1]) or splits[0].classes != splits[1].classes:
-        raise InputError(f"expected the same images for both models, found {len(splits[0])} and {len(splits[1])}")
-    for model in models:
-        model.require_classifier()
-    readings = require_shared(models[0].classes, models[1].classes, splits[0].classes)
-    evaluated = []
-    for model, split, read in zip(models, splits, readings):
-        labels = require_labels(split).cpu().long()
-        logits = answers(model, split, batch_size=batch_size, precision=precision, advance=advance)
-        evaluated.append(Evaluation(model.alias, read.classes, read.read(logits), labels, split.groups))
-    return evaluated[0], evaluated[1]
+    require_shared(first.classes, second.classes, split.classes)
+    splits: tuple[Split, Split] = split, split if second_images is None else as_split(second_images)
+    one, two = (
+        evaluate(model, own, batch_size=batch_size, precision=precision, advance=advance)
+        for model, own in zip((first, second), splits)
+    )
+    return compare_answers(one, two)
+
+
+def compare_answers(first: Evaluation, second: Evaluation) -> Comparison:
+    """The comparison of two evaluations on the same labelled images; classes are matched by name, with a logit of minus
+    infinity for those that a model does not have.
+
+    Raises InputError where the labels differ, by number or by name.
+    """
+    classes = tuple(dict.fromkeys((*first.classes, *second.classes)))
+    both = []
+    for each in (first, second):
+        columns = torch.tensor([classes.index(name) for name in each.classes])
+        logits = torch.full((len(each.logits), len(classes)), -torch.inf)
+        logits[:, columns] = each.logits
+        both.append(replace(each, classes=classes, logits=logits, labels=columns[each.labels]))
+    if not torch.equal(both[0].labels, both[1].labels):
+        labels = [len(each.labels) for each in both]
+        raise InputError(f"expected both models on the same images, found {labels[0]} and {labels[1]} labels")
+    return Comparison(*both)

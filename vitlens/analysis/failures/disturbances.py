@@ -1,89 +1,69 @@
-"""Disturbances of images at several levels, free of torch: low-pass, high-pass, shuffled tiles, covered squares."""
+"""Disturbances of images at several levels, free of torch: common corruptions, and filters, shuffles and coverings.
+
+Each is one operation of operations.py, called as function(images, level, keys); lengths are shares of the shorter side.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 Size = tuple[int, int]
 
-_CUTOFFS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0)
-_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
-_MOST_TILES = 16  # along a side
-_COVERED = 8  # squares along a side, nearly
-_OPERATIONS: Final = "vitlens.analysis.failures.disturbed"
+SEVERITIES: Final = (1, 2, 3, 4, 5)
+_MOST_TILES: Final = 16  # along a side
+_OPERATIONS: Final = "vitlens.analysis.failures.operations"
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """One disturbance.
-
-    title, axis: for figures; description: what it does, in a sentence; levels: for images of a size (height, width),
-    the first of which changes nothing; function: "module:function", called as function(images, level, keys), returns
-    images in [0, 1].
-    """
+    """One disturbance. description: what it does, or what its level is; function: "module:function"; levels: of a
+    common corruption its strengths at severities 1 to 5, of the others those of which the first changes nothing (none:
+    tiles, which depend on the size)."""
 
     title: str
-    axis: str
     description: str
-    levels: Callable[[Size], tuple[float, ...]]
     function: str
+    levels: tuple[float, ...] = ()
+
+    def at(self, size: Size) -> tuple[float, ...]:
+        """The levels for images of this size; of tiles 1 and numbers that divide the sides, each at least 1.7 times the
+        one before."""
+        if self.levels:
+            return self.levels
+        chosen = [1]
+        for parts in range(2, _MOST_TILES + 1):
+            if math.gcd(*size) % parts == 0 and parts >= 1.7 * chosen[-1]:
+                chosen.append(parts)
+        return tuple(float(parts) for parts in chosen)
 
 
-def _divisors(size: Size, most: int) -> tuple[int, ...]:
-    common = math.gcd(*size)
-    return tuple(parts for parts in range(1, most + 1) if common % parts == 0)
+def _table(rows: Mapping[str, tuple[str, str, str, tuple[float, ...]]]) -> Mapping[str, Disturbance]:
+    return MappingProxyType({
+        name: Disturbance(title, description, f"{_OPERATIONS}:{function}", levels)
+        for name, (title, description, function, levels) in rows.items()
+    })  # fmt: skip
 
 
-def square_side(size: Size) -> int:
-    """The side of covered squares, px: about an eighth of the image, no multiple or part of any patch."""
-    return _coprime(max(2, -(-min(size) // _COVERED)), size)
-
-
-def square_offset(size: Size) -> int:
-    """How far the first squares stick out above and to the left of the image, px: about half their side."""
-    return _coprime(square_side(size) // 2, size)
-
-
-def _coprime(least: int, size: Size) -> int:
-    """The smallest number from `least` on that has no divisor in common with a side, as patches that divide it have."""
-    while any(math.gcd(least, whole) > 1 for whole in size):
-        least += 1
-    return least
-
-
-def _shuffles(size: Size) -> tuple[float, ...]:
-    """1 and numbers that divide the sides, each at least 1.7 times the one before."""
-    chosen = [1]
-    for parts in _divisors(size, _MOST_TILES):
-        if parts >= 1.7 * chosen[-1]:
-            chosen.append(parts)
-    return tuple(float(parts) for parts in chosen)
-
-
-DISTURBANCES: Final[Mapping[str, Disturbance]] = MappingProxyType(
-    {
-        "low-pass": Disturbance(
-            "only coarse detail (low-pass)", "kept up to (% of Nyquist's frequency)",
-            "detail finer than the cut-off removed",
-            lambda _size: (1.5, *_CUTOFFS[::-1]), f"{_OPERATIONS}:without_fine_detail",
-        ),
-        "high-pass": Disturbance(
-            "only fine detail (high-pass)", "removed up to (% of Nyquist's frequency)",
-            "detail coarser than the cut-off removed, the mean colour kept",
-            lambda _size: (0.0, *_CUTOFFS[:-1]), f"{_OPERATIONS}:without_coarse_detail",
-        ),
-        "shuffle": Disturbance(
-            "tiles shuffled", "tiles along a side",
-            "cut into tiles in random order, which destroys shape before texture",
-            _shuffles, f"{_OPERATIONS}:in_shuffled_tiles",
-        ),
-        "occlusion": Disturbance(
-            "squares covered", "squares covered (%)",
-            "squares off the grid of a ViT's patches (5 px wide and shifted by 3 px in images of 32 px, 29 and 15 in "
-            "224 px), as whole patches would favour it, filled with the image's mean colour at random places",
-            lambda _size: _SHARES, f"{_OPERATIONS}:covered",
-        ),
-    }
-)  # fmt: skip
+# after Hendrycks & Dietterich 2019; occlusion is none of theirs
+CORRUPTIONS: Final = _table({
+    "noise": ("noise", "Gaussian noise of this standard deviation", "gaussian_noise", (0.04, 0.06, 0.08, 0.12, 0.18)),
+    "blur": ("blur", "a Gaussian blur of this share of the shorter side", "gaussian_blur",
+             (0.01, 0.015, 0.02, 0.03, 0.045)),
+    "brightness": ("brightness", "pixels multiplied by 1 plus this, and clipped", "brightness",
+                   (0.2, 0.4, 0.6, 0.8, 1.0)),
+    "contrast": ("contrast", "this share of the contrast is left", "contrast", (0.6, 0.45, 0.3, 0.2, 0.1)),
+    "jpeg": ("JPEG", "JPEG of this quality", "jpeg", (60.0, 40.0, 25.0, 15.0, 8.0)),
+    "pixelate": ("pixelate", "shown in this share of the pixels of a side", "pixelate", (0.75, 0.6, 0.4, 0.3, 0.25)),
+    "occlusion": ("occlusion", "a square of this share of the shorter side filled with the mean colour", "occlusion",
+                  (0.15, 0.25, 0.35, 0.45, 0.55)),
+})  # fmt: skip
+DISTURBANCES: Final = _table({
+    "low-pass": ("only coarse detail (low-pass)", "kept up to (share of Nyquist's frequency)", "low_pass",
+                 (1.5, 1.0, 0.7, 0.45, 0.3, 0.2, 0.1, 0.05)),
+    "high-pass": ("only fine detail (high-pass)", "removed up to (share of Nyquist's frequency)", "high_pass",
+                  (0.0, 0.05, 0.1, 0.2, 0.3, 0.45, 0.7)),
+    "shuffle": ("tiles shuffled", "tiles along a side", "shuffled", ()),
+    "occlusion": ("squares covered", "squares covered (share)", "covered", (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)),
+})  # fmt: skip

@@ -1,1 +1,1 @@
-"""`vitlens attack`: accuracy under adversarial attack over epsilon, and under common corruptions."""
+"""`vitlens attack`: accuracy under adversarial attack over epsilon, and what changes inside the models."""

@@ -1,23 +1,25 @@
-"""Accuracy of models under attack over epsilon and under common corruptions, and examples with their maps."""
+"""Accuracy of models under attack over epsilon and under common corruptions, and the changes inside the models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import accuracy
-from vitlens.analysis.failures.common_corruptions import Corrupted, on_corrupted
-from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.failures.disturbed import Corrupted, correct_after
+from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.robustness.curve import paired
+from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement, shifts
 from vitlens.analysis.robustness.transfer import transfer
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of
-from vitlens.attribution.explain import explain, preferred_method
+from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.sweep import AttackSample, ModelAttack, attack_sample, checked, evenly_spaced, sweep_all
@@ -29,8 +31,13 @@ from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError
 from vitlens.models.model import Model
 from vitlens.processes import share_of
+from vitlens.uncertainty import Estimate, bootstrap_mean
 
-SHOWN: Final = 5  # fooled images with their maps in the figure
+MEASURED: Final = 64  # fooled images whose maps, attention and blocks are compared
+SHOWN: Final = 5  # of them with their maps in the figure
+_DRAWS: Final = 2000  # of a bootstrap: there is one for every block and layer
+_INSIDE: Final = ("agreements", "blocks", "shifts")  # tables of what changes inside the models
+_ALSO: Final = "rollout"  # compared too where the model has attention, as a method that explains no class
 
 
 def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split | None = None) -> Path | None:
@@ -79,15 +86,17 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
         split = replace(split, labels=work.labels.cpu(), classes=work.model.classes)
     share = share_of(split, processes)
     keys = torch.arange(processes.index, len(split), processes.count) + (run.run.seed << 20)
-    total = len(share) * len(CORRUPTIONS) * len(SEVERITIES)
-    with run.progress(f"{work.model.alias} on corruptions", total) as advance:
-        part = on_corrupted(work.model, share, keys=keys, **run.passes, advance=advance)
-    return Corrupted(work.model.alias, processes.gathered(part).permute(1, 2, 0).contiguous(), split.groups)
+    changes = [(known.function, strength) for known in CORRUPTIONS.values() for strength in known.levels]
+    with run.progress(f"{work.model.alias} on corruptions", len(share) * len(changes)) as advance:
+        part = correct_after(work.model, share, changes, keys=keys, **run.passes, advance=advance)
+    correct = processes.gathered(part.T.contiguous()).T.contiguous()
+    return Corrupted(work.model.alias, correct.view(len(CORRUPTIONS), len(SEVERITIES), -1), split.groups)
 
 
 def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseline: str) -> rows.AttackRecord:
     """The record of the first process, after all images have been attacked."""
     sample, seed = attack_sample(works), works[0].run.run.seed
+    insides = [_inside(work, sample, index) for index, work in enumerate(works)]
     curves = tuple(row for work in works for row in _curve_rows(work))
     checks = tuple(
         rows.AttackCheckRow(
@@ -97,7 +106,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         for work in works for check in checked(work)
     )  # fmt: skip
     of_corrupted, overall = {each.alias: each for each in corrupted}, []
-    for work, fooled in zip(works, sample.fooled):
+    for work, inside, fooled in zip(works, insides, sample.fooled):
         alias, norm, own = work.model.alias, sample.attack.norm, of_corrupted.get(work.model.alias)
         judged = rows.strongest((row for row in curves if row.model == alias), rows.JUDGED)
         row = rows.AttackedModelRow(
@@ -105,13 +114,14 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
             None if judged is None else judged.accuracy,
             sum((check.model, check.state) == (alias, "failed") for check in checks),
             f"{title_of(sample.attack)} at {rows.epsilon_words(rows.typed_epsilon(sample.epsilon, norm), norm)}",
-            int(fooled.sum()),
+            int(fooled.sum()), inside.get("halfway"),
         )  # fmt: skip
         if own is not None:  # its errors are relative where the baseline makes errors of every kind
             relative = own.relative_error(of_corrupted[baseline], seed=seed) if len(corrupted) > 1 else None
             mean, lost = own.mean_error(seed=seed), own.lost(work.clean, seed=seed)
             row = replace(row, mean_error=mean, lost=lost, baseline=baseline, relative_error=relative)
         overall.append(row)
+    within: dict[str, Any] = {name: tuple(row for each in insides for row in each.get(name, ())) for name in _INSIDE}
     return rows.AttackRecord(
         overall=tuple(overall),
         curves=curves,
@@ -119,9 +129,10 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         pairs=tuple(_pair_rows(works)),
         transfer=tuple(_transfer_rows(works, sample)),
         checks=checks,
+        **within,
         corruptions=tuple(
             rows.CorruptionRow(
-                found.alias, name, kind.title, kind.description, severity, kind.strengths[severity - 1],
+                found.alias, name, kind.title, kind.description, severity, kind.levels[severity - 1],
                 found.accuracy(name, severity, seed=seed),
             )
             for found in corrupted for (name, kind), severity in product(CORRUPTIONS.items(), SEVERITIES)
@@ -134,9 +145,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
             )
             for work in works
         },
-        examples={
-            work.model.alias: found for index, work in enumerate(works) if (found := _examples(work, sample, index))
-        },
+        examples={work.model.alias: each["examples"] for work, each in zip(works, insides) if each},
     )  # fmt: skip
 
 
@@ -208,25 +217,100 @@ def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterat
         )  # fmt: skip
 
 
-def _examples(work: ModelAttack, sample: AttackSample, index: int) -> rows.AttackExampleArrays | None:
-    """Pixels, perturbations, maps of the true class and predictions of images that fool a model; None without any."""
-    places = evenly_spaced(sample.fooled[index].nonzero().flatten(), SHOWN)
+def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, Any]:
+    """What changes inside one model for images that fool it: rows, examples, and halfway, the block from which on its
+    outputs are halfway to those for another image; nothing where there are no such images."""
+    places = evenly_spaced(sample.fooled[index].nonzero().flatten(), MEASURED)
     if not len(places) or not work.run.options.inside:
-        return None
-    run, clean, changed = work.run.run, sample.clean[places], sample.adversarial[index][places]
-    image = sample.indices[places]
-    before, after = (
-        explain(
-            work.model, images, targets=work.labels[image], method=preferred_method(work.model),
-            batch_size=run.batch_size, seed=run.seed,
-        ).detach().cpu().float().nan_to_num(0.0, 0.0, 0.0).clamp_min(0).numpy()
-        for images in (clean, changed)
-    )  # fmt: skip
+        return {}
+    model, seed, size = work.model, work.run.run.seed, work.run.run.batch_size
+    clean, changed = sample.clean[places], sample.adversarial[index][places]
+    truth, wrong = work.labels[sample.indices[places]], work.logits(changed).argmax(-1)
+    method = preferred_method(model)
+
+    def maps(images: Tensor, targets: Tensor, name: str) -> Tensor:
+        return explain(model, images, targets=targets, method=name, batch_size=size, seed=seed).detach().cpu()
+
+    before, after = (maps(images, truth, method) for images in (clean, changed))
+    pairs = {
+        f"{method} for the true class": (before, after),
+        f"{method} for each prediction": (before, maps(changed, wrong, method)),
+    }
+    if _ALSO in methods_for(model) and method != _ALSO:
+        pairs[_ALSO] = maps(clean, truth, _ALSO), maps(changed, truth, _ALSO)
+    noise = with_noise(clean, changed, sample.attack.norm, seed=seed)
+    others: dict[rows.Counterpart, Tensor] = {"adversarial": changed, "noise": noise}
+    if len(places) > 1:
+        others["another image"] = clean.roll(len(places) // 2, 0)  # half the sample away, so mostly of another class
+    found = cosines(model, clean, {str(kind): images for kind, images in others.items()}, batch_size=size)
+    block = halfway_block(found["adversarial"], found["another image"]) if len(places) > 1 else None
+    return {
+        "agreements": _agreement_rows(model.alias, pairs, seed),
+        "blocks": [
+            rows.BlockDistanceRow(model.alias, at, kind, _distance(values, seed))
+            for kind in others for at, values in enumerate(found[kind])
+        ],
+        "shifts": _shift_rows(work, clean, changed),
+        "examples": _examples(work, sample.indices[places], clean, changed, before, after),
+        "halfway": None if block is None else Estimate(float(block), n=len(places), unit=""),
+    }  # fmt: skip
+
+
+def _agreement_rows(
+    alias: str, pairs: Mapping[str, tuple[Tensor, Tensor]], seed: int
+) -> Iterator[rows.MapAgreementRow]:
+    for title, both in pairs.items():
+        agreement = map_agreement(*both)
+        if bool(agreement.usable.any()):
+            spearman, top = (
+                bootstrap_mean(values[agreement.usable].double().numpy(), seed=seed, unit=unit)
+                for values, unit in ((agreement.spearman, ""), (agreement.top, "fraction"))
+            )
+            yield rows.MapAgreementRow(alias, title.replace(" ", "-"), title, spearman, top)
+
+
+def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tensor:
+    """The clean images with random noise of each perturbation's norm, as a baseline for the effect of its size."""
+    generator = torch.Generator().manual_seed(seed)
+    change = changed - clean
+    if norm == "linf":
+        signs = torch.randint(0, 2, clean.shape, generator=generator) * 2.0 - 1
+        return (clean + signs * change.flatten(1).abs().amax(1)[:, None, None, None]).clamp(0, 1)
+    noise = torch.randn(clean.shape, generator=generator)
+    target, drawn = (values.flatten(1).norm(dim=1)[:, None, None, None] for values in (change, noise))
+    noisy: Tensor = (clean + noise * target / drawn).clamp(0, 1)
+    return noisy
+
+
+def _distance(values: Tensor, seed: int) -> Estimate:
+    """One minus the mean cosine, with its interval; at least 0."""
+    mean = bootstrap_mean(values.double().numpy(), seed=seed, unit="", draws=_DRAWS)
+    low, high = (None if end is None else max(0.0, 1 - end) for end in (mean.high, mean.low))
+    return Estimate(max(0.0, 1 - mean.value), low, high, len(values), "")
+
+
+def _shift_rows(work: ModelAttack, clean: Tensor, changed: Tensor) -> Iterator[rows.AttentionShiftRow]:
+    alias, run = work.model.alias, work.run.run
+    for shift in shifts(work.model, clean, changed, batch_size=run.batch_size):
+        statistic = STATISTICS[shift.name]
+        for layer, (before, after) in enumerate(zip(shift.before, shift.after)):
+            if bool(before.isfinite().all() and after.isfinite().all()):
+                values = (after - before).double().numpy()
+                change = bootstrap_mean(values, seed=run.seed, unit=statistic.unit, draws=_DRAWS)
+                yield rows.AttentionShiftRow(alias, shift.name, statistic.title, layer, float(before.mean()), change)
+
+
+def _examples(
+    work: ModelAttack, image: Tensor, clean: Tensor, changed: Tensor, *maps: Tensor
+) -> rows.AttackExampleArrays:
+    """Pixels, perturbations, maps (before, after) and predictions of a few images; image: their numbers."""
+    shown, names = evenly_spaced(torch.arange(len(clean)), SHOWN), work.model.classes
+    clean, changed = clean[shown], changed[shown]
+    before, after = (each[shown].float().nan_to_num(0.0, 0.0, 0.0).clamp_min(0).numpy() for each in maps)
     probabilities = [work.logits(images).softmax(-1) for images in (clean, changed)]
     return rows.AttackExampleArrays(
         (clean * 255).round().byte().numpy(), (changed - clean).half().numpy(), before, after,
-        answers=np.array(
-            [[work.model.classes[int(each)] for each in of_images.argmax(-1)] for of_images in probabilities]
-        ),
-        probability=torch.stack([of_images.amax(-1) for of_images in probabilities]).numpy(), image=image.numpy(),
+        answers=np.array([[names[int(index)] for index in of_images.argmax(-1)] for of_images in probabilities]),
+        probability=torch.stack([of_images.amax(-1) for of_images in probabilities]).numpy(),
+        image=image[shown].numpy(),
     )  # fmt: skip

@@ -16,6 +16,7 @@ from vitlens.attacks.registry import NormName
 from vitlens.record import Record, arrays, col, table
 from vitlens.uncertainty import Estimate, wilson
 
+Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 State: TypeAlias = Literal["passed", "inconclusive", "failed"]
 PerImage: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
 Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
@@ -48,9 +49,10 @@ _IN_WORDS: Final = property(lambda row: epsilon_words(row.epsilon, row.norm))
 @dataclass(frozen=True)
 class AttackedModelRow:
     """One model over all attacks. robust: under the strongest attack at 1/255, None where none was run; sample: the
-    attack with its epsilon on a sample of the images, from which examples and transfer are taken, and fooled: those of
-    them on which it succeeds; baseline: the model that errors under corruptions are relative to; lost: paired over
-    images."""
+    attack with its epsilon on a sample of the images, from which examples, transfer and changes inside are taken, and
+    fooled: those of them on which it succeeds; halfway: the first block whose outputs for a clean and an adversarial
+    image differ at least half as much as for two images; baseline: the model that errors under corruptions are relative
+    to; lost: paired over images."""
 
     model: str = col("model")
     clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
@@ -58,6 +60,7 @@ class AttackedModelRow:
     failed: int = col("failed self-checks", default=0)
     sample: str = col("attack of the sample", default="")
     fooled: int = col("fooled", default=0)
+    halfway: Estimate | None = col("block halfway to another image", metric="parting_block/{model}", default=None)
     mean_error: Estimate | None = col(
         "mean error under corruptions", better="lower", metric="mean_error_on_corruptions/{model}", default=None
     )
@@ -194,6 +197,40 @@ class AttackCheckRow:
 
 
 @dataclass(frozen=True)
+class MapAgreementRow:
+    """How much the maps of the images that fool a model agree before and after the attack. maps: the name in metrics;
+    spearman: rank correlation; top: share of the top tenth of one map among the top tenth of the other."""
+
+    model: str = col("model")
+    maps: str = col("name in metrics")
+    title: str = col("maps")
+    spearman: Estimate = col("rank correlation", metric="map_agreement/{model}/spearman/{maps}")
+    top: Estimate = col("top tenth in common", metric="map_agreement/{model}/top/{maps}")
+
+
+@dataclass(frozen=True)
+class BlockDistanceRow:
+    """How far a block's output for a clean image is from that for its counterpart: 1 minus the cosine, at least 0."""
+
+    model: str = col("model")
+    block: int = col("block")
+    kind: Counterpart = col("counterpart")
+    distance: Estimate = col("1 − cosine")
+
+
+@dataclass(frozen=True)
+class AttentionShiftRow:
+    """A statistic of one layer's attention, mean over heads and images. change: after minus before."""
+
+    model: str = col("model")
+    statistic: str = col("name")
+    title: str = col("statistic")
+    layer: int = col("layer")
+    before: float = col("before")
+    change: Estimate = col("after minus before")
+
+
+@dataclass(frozen=True)
 class CorruptionRow:
     """Accuracy of one model under one common corruption at a severity from 1 to 5; strength: in the unit that
     `operation` names."""
@@ -244,6 +281,9 @@ class AttackRecord(Record):
     pairs: tuple[RobustPairRow, ...] = table()
     transfer: tuple[TransferRow, ...] = table()
     checks: tuple[AttackCheckRow, ...] = table()
+    agreements: tuple[MapAgreementRow, ...] = table()
+    blocks: tuple[BlockDistanceRow, ...] = table()
+    shifts: tuple[AttentionShiftRow, ...] = table()
     corruptions: tuple[CorruptionRow, ...] = table()
     attacked: Mapping[str, AttackedArrays] = arrays("attack-{model}")
     examples: Mapping[str, AttackExampleArrays] = arrays("examples-{model}")

@@ -1,4 +1,4 @@
-"""The report of `vitlens attack`: which model is more robust, and whether the attacks are sound."""
+"""The report of `vitlens attack`: which model is more robust, whether the attacks are sound, what changes inside."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from vitlens.commands.shared.comparison import signed
 from vitlens.record import by
 from vitlens.report.claims import SMALLEST, Claim, clear, found
 from vitlens.report.document import State
-from vitlens.report.prose import Marked, say
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.report.verdicts import LIMITS
 from vitlens.uncertainty import LEVEL, Estimate
@@ -262,21 +262,45 @@ def unknown(record: AttackRecord) -> Iterator[str]:
             "The largest epsilon was tried first (`--downwards`): smaller ones were not tried for an image that stayed "
             "correct, and count as survived."
         )
-    if record.transfer and not _transferred(record):
-        yield "Transfer was measured on too few images to be shown; the numbers are in `tables/transfer.csv`."
+    few = [name for name, kept in _sampled(record).items() if getattr(record, name) and not kept]
+    if few:
+        yield say("Measured on too few images to be shown: {{ few }}; the numbers are in `tables/`.", few=listed(few))
     yield "One set of weights of each model was attacked: another training may be more or less robust."
 
 
-def _transferred(record: AttackRecord) -> list[rows.TransferRow]:
-    """Every other model on the adversarial images of one, where there are enough of them."""
-    other = [row for row in record.transfer if row.made_for != row.shown_to and row.rate is not None]
-    return [row for row in other if row.rate and (row.rate.n or 0) >= FEW]
+def _sampled(record: AttackRecord) -> dict[str, list[Any]]:
+    """The rows of the tables of images that fool a model, where there are enough of them."""
+    transfer = [row for row in record.transfer if row.made_for != row.shown_to]
+    return {
+        "transfer": [row for row in transfer if _enough(row.rate)],
+        "blocks": [row for row in record.blocks if _enough(row.distance)],
+    }
+
+
+def _enough(value: Estimate | None) -> bool:
+    return value is not None and (value.n or 0) >= FEW
 
 
 def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
     """The strongest attack at each epsilon of each norm, on each model, of equals the last."""
     falling = sorted(record.curves, key=lambda row: -row.accuracy.value)
     return list({(row.norm, row.epsilon, row.model): row for row in falling if row.epsilon > 0}.values())
+
+
+def _halfway(record: AttackRecord) -> str:
+    """From which block on the attack changes outputs half as much as another image does, else how much in the last."""
+    last = {(row.model, row.kind): row.distance for row in record.blocks}
+    return say(
+        "{% for row in rows %}{% if row.halfway %}From block {{ row.halfway|value }} on the attack changes the outputs "
+        "of **{{ row.model }}** at least half as much as another image does. {% else %}After the last block of "
+        "**{{ row.model }}** the attack has changed its output by {{ last[row.model, 'adversarial']|value }}, noise of "
+        "the same strength by {{ last[row.model, 'noise']|value }}, another image by "
+        "{{ last[row.model, 'another image']|value }}. {% endif %}{% endfor %}",
+        last=last, rows=[
+            row for row in record.overall
+            if _enough(row.halfway) or (row.halfway is None and (row.model, "another image") in last)
+        ],
+    )  # fmt: skip
 
 
 def _examples(record: AttackRecord) -> list[Picture]:
@@ -363,7 +387,7 @@ REPORT: Final = Report(
             columns=("model", "title", "source", "steps", "broken", "median"),
         ),
         Section(
-            "Do adversarial images of one model fool the other?", _transferred,
+            "Do adversarial images of one model fool the other?", lambda record: _sampled(record)["transfer"],
             says="Of the images that fool **{{ made_for }}**, {{ rate }} also fool **{{ shown_to }}**.",
             charts=(Chart(
                 "transfer", matrix("made_for", "shown_to", "rate", below=lambda row: f"of {row.rate.n}"),
@@ -379,6 +403,15 @@ REPORT: Final = Report(
                 "Accuracy over severity. All models get the same pixels. Severities of different kinds cannot be "
                 "compared.",
                 title="Accuracy under common corruptions, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}",
+            ),),
+        ),
+        Section(
+            "What changes inside the models?", lambda record: _sampled(record)["blocks"], opening=_halfway,
+            charts=(Chart(
+                "paths", lines("block", "distance", of="kind", panel="model", log=True),
+                "One minus the cosine between a block's outputs for a clean image and its counterpart. The gap "
+                "between attack and noise of the same strength is the attack's own effect.",
+                title="Change of the outputs of blocks, {{ first.distance.n }} images",
             ),),
         ),
         Section(

@@ -3,14 +3,19 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from vitlens.analysis.answers.classes import label_columns
-from vitlens.analysis.answers.evaluate import evaluate
+from vitlens.analysis.answers.evaluate import answers, evaluate
 from vitlens.analysis.failures.covariates import Subject
+from vitlens.analysis.faithfulness.league import BASELINES, randomised_images
+from vitlens.analysis.faithfulness.randomisation import PARTS
+from vitlens.analysis.faithfulness.steadiness import DISTURBANCES, STEADY_IMAGES
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack, members_of
 from vitlens.attribution.explain import explain, methods_for, preferred_method
@@ -47,7 +52,11 @@ from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.report.junit import junit
 
 MAPPED: Final = 200  # images with maps for the question why the model fails
-EXPLAINED: Final = 50  # images on which the methods are checked
+EXPLAINED: Final = (50, 20)  # images on which the methods are checked: if they fit, and in any case
+EXPLAIN_SHARE: Final = 0.4  # of the budget, which the maps and their checks may take
+_TIMED: Final = 8  # images of which a map is timed, one where it takes more than _COSTLY passes
+_COSTLY: Final = 20
+_REMOVALS: Final = 80  # forward passes of an image with patches removed, for each method
 KEPT: Final = 0.2  # share of the budget that is kept for the attack, however long the other chapters take
 _BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
 _RUNS: Final = 8  # runs of an attack on the images of its self-checks, four of them in one with four times the steps
@@ -91,26 +100,32 @@ class AuditChapters(ChapterRunner):
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.untested: list[UntestedRow] = []
 
-    def analyse(self) -> None:
-        """Accuracy, explanation, attention, and FGSM and corruptions on all images."""
+    def analyse(self, minutes: float) -> None:
+        """Accuracy, explanation, attention, and FGSM and corruptions on all images. minutes: of the whole audit."""
         if self.images.predicted:
             self.untested.append(UntestedRow("evaluate", "it needs labelled images"))
         else:
             options = EvaluateOptions((self.name,), self.images.data, self.model_options, self.run_options)
             self.run("evaluate", self.alias, options)
-        self._explain()
+        self._explain(60 * EXPLAIN_SHARE * minutes)
         self._stats()
         self.run("attack", self.alias, self._attack_options(FEWEST), part=CORRUPTIONS_PART)
 
-    def _explain(self) -> None:
+    def _explain(self, seconds: float) -> None:
+        """As many of the methods that are checked as take these seconds at most."""
         methods = tuple(name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied)
         if not methods:
             reason = f"none of the methods that are checked is defined for {self.alias}"
             self.untested.append(UntestedRow("explain", reason))
             return
+        kept, images = fitting_methods(*map_seconds(self.model, self.split, methods), seconds, len(self.split))
+        left_out = [name for name in methods if name not in kept]
+        if left_out:
+            reason = f"the checks of {', '.join(left_out)} do not fit the budget"
+            self.untested.append(UntestedRow("explain", reason))
         options = ExplainOptions(
-            (self.name,), method=methods, verify=True, counterfactuals=False, composites=("none",),
-            other_substrates=("none",), stability=False, run=self.at_most(EXPLAINED), **self.common,
+            (self.name,), method=tuple(name for name in methods if name in kept), verify=True, counterfactuals=False,
+            composites=("none",), other_substrates=("none",), stability=False, run=self.at_most(images), **self.common,
         )  # fmt: skip
         self.run("explain", self.alias, options)
 
@@ -155,6 +170,44 @@ class AuditChapters(ChapterRunner):
         except UnsupportedError:
             return False
         return True
+
+
+def map_seconds(model: Model, split: Split, methods: Sequence[str]) -> tuple[dict[str, float], float]:
+    """Seconds of the map of one image by each method, the preferred one of the model's family first, then the fastest;
+    and of one forward pass of one image."""
+
+    def seconds(function: Callable[[Model, Split], Tensor], images: int) -> float:
+        few = split.pick(torch.arange(min(images, len(split))))
+        start = time.perf_counter()
+        function(model, few).cpu()  # waits for an asynchronous device
+        return (time.perf_counter() - start) / len(few)
+
+    seconds(answers, _TIMED)  # what is made once for a model is made before
+    costs = {}
+    for name in methods:
+        passes = ATTRIBUTIONS[name].forwards + _BACKWARD * ATTRIBUTIONS[name].backwards
+        costs[name] = seconds(partial(explain, method=name), 1 if passes > _COSTLY else _TIMED)
+    first = preferred_method(model)
+    return {name: costs[name] for name in sorted(costs, key=lambda n: (n != first, costs[n]))}, seconds(answers, _TIMED)
+
+
+def fitting_methods(
+    costs: Mapping[str, float], one_pass: float, seconds: float, images: int
+) -> tuple[tuple[str, ...], int]:
+    """The first methods of `map_seconds`, as many as fit, and the images on which all their checks take these seconds
+    at most; the first method on few images in any case. images: that there are."""
+
+    def takes(names: Sequence[str], n: int) -> float:
+        maps = {
+            name: n + (PARTS + 2) * min(n, randomised_images(costs[name] / one_pass))
+            + len(DISTURBANCES) * min(n, STEADY_IMAGES)
+            for name in names
+        }  # fmt: skip
+        removals = _REMOVALS * n * (len(names) + len(BASELINES))
+        return sum(costs[name] * each for name, each in maps.items()) + one_pass * removals
+
+    options = [(tuple(costs)[:count], min(most, images)) for count in range(len(costs), 0, -1) for most in EXPLAINED]
+    return next((each for each in options if takes(*each) <= seconds), options[-1])
 
 
 def pass_seconds(row: AttackRow) -> float:
@@ -258,7 +311,7 @@ def measure(options: AuditOptions) -> Path:
     title = f"Audit of {model.alias} on {split.title or split.name}"
     with RunFolder.opened("audit", run, config, name_parts=(model.alias, split.name), title=title) as folder:
         chapters = AuditChapters(folder.path, name, model, split, images, options)
-        chapters.analyse()
+        chapters.analyse(options.budget)
         start = time.monotonic()
         why: dict[str, Any] = {} if predicted else failure_fields([_mapped(model, split, run)], quiet=run.quiet)
         budget, tried = chapters.attack(options.budget, others=time.monotonic() - start)

@@ -73,7 +73,7 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
             claim = claim if strong else _one_step(claim)
             yield _without_labels(record, claim) if record.predicted else claim
     (alias,) = record.aliases
-    for row in record.untested:
+    for row in [each for each in record.untested if each.part not in record.named]:
         yield from (Claim(lost, alias, state="not tested", because=row.reason) for lost in _LOST.get(row.part, ()))
 
 
@@ -134,6 +134,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
             "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break more images than "
             "{{ taken }}.", more=attack_words(stronger[0]), taken=attack_words(taken),
         )  # fmt: skip
+    yield from (say("Not tested: {{ r|whole }}.", r=row.reason) for row in record.untested if row.part in record.named)
     if record.predicted:
         yield (
             "No labels are used: accuracy and calibration are not tested, and attacks and corruptions are judged by "

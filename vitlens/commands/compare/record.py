@@ -19,7 +19,7 @@ from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import arrays, col, table
 from vitlens.uncertainty import Estimate
 
-# cells of errors, as analysis/failures/errors.py orders them (tested), with the words for two models
+# cells of errors, as analysis/failures/compare.py orders them (tested), with the words for two models
 CELLS: Final[Mapping[str, str]] = {
     "both-right": "both correct",
     "only-first-wrong": "only {first} wrong",
@@ -113,6 +113,11 @@ class ImageRow:
     panel: int | None = col("panel", default=None)
     example: bool = col("example", default=False)
 
+    @property
+    def predicted(self) -> tuple[tuple[str, float], tuple[str, float]]:
+        """Both models' predictions with their probabilities."""
+        return (self.first_prediction, self.first_probability), (self.second_prediction, self.second_probability)
+
 
 @dataclass(frozen=True)
 class HarderRow:
@@ -127,7 +132,7 @@ class HarderRow:
     @property
     def panel(self) -> str:
         """The disturbance and what its level is."""
-        return f"{self.kind}: {DISTURBANCES[self.kind].axis.replace('%', 'share')}"
+        return f"{self.kind}: {DISTURBANCES[self.kind].description}"
 
 
 @dataclass(frozen=True, kw_only=True)

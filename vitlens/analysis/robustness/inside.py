@@ -1,0 +1,139 @@
+"""What an attack changes inside a model: attention statistics, and the outputs of each block."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.faithfulness.agreement import spearman, top_overlap
+from vitlens.analysis.faithfulness.map_shares import usable
+from vitlens.analysis.heads.measure import measure
+from vitlens.analysis.heads.registry import shown_in
+from vitlens.devices import evaluating
+from vitlens.errors import InputError
+from vitlens.lens.capture import watching_outputs
+from vitlens.models.model import Model
+from vitlens.shapes import Images
+
+HALFWAY = 0.5  # of the distance (1 - cosine) between different images
+
+ByDepth = Float[Tensor, "depth batch"]
+
+
+def cosines(
+    model: Model, images: Images, others: Mapping[str, Tensor], *, batch_size: int | None = None
+) -> dict[str, ByDepth]:
+    """The cosine between each block's output for an image and for its counterpart: (blocks, n) by name of others.
+
+    images, others: (n, 3, height, width) in [0, 1], the counterparts in the same order. A block's whole output counts,
+    all tokens or the whole map. Raises InputError for another number of counterparts, or a model without blocks.
+    """
+    for name, counterparts in others.items():
+        if counterparts.shape != images.shape:
+            raise InputError(f"expected {name} of shape {tuple(images.shape)}, found {tuple(counterparts.shape)}")
+    size = batch_size or max(1, fitting_batch_size(model) // 4)
+    parts: dict[str, list[Tensor]] = {name: [] for name in others}
+    for start in range(0, len(images), size):
+        clean = _outputs(model, images[start : start + size])
+        for name, counterparts in others.items():
+            changed = _outputs(model, counterparts[start : start + size])
+            rows = [F.cosine_similarity(clean[block], changed[block], dim=1).cpu() for block in sorted(clean)]
+            parts[name].append(torch.stack(rows))
+    return {name: torch.cat(rows, 1) for name, rows in parts.items()}
+
+
+def _outputs(model: Model, images: Images) -> dict[int, Tensor]:
+    """Each block's output (batch, numbers) by the block's number."""
+    outputs: dict[int, Tensor] = {}
+
+    def take(block: int, output: Tensor) -> None:
+        if len(output) == len(images):
+            outputs[block] = output.float()
+
+    with evaluating(model), torch.no_grad(), watching_outputs(model, take):
+        model(images.to(model.device))
+    if not outputs:
+        raise InputError(f"expected blocks whose outputs can be compared, found none in {model.alias}")
+    return outputs
+
+
+def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
+    """The first block whose outputs for an image and its changed version are half as far apart as for two images.
+
+    changed: cosines with the changed image, another: with a different one; means over images are compared. None where
+    there is no such block, or where different images have equal outputs.
+    """
+    distance, between_images = 1 - changed.double().mean(1), 1 - another.double().mean(1)
+    share = torch.where(between_images > 1e-6, distance / between_images.clamp_min(1e-6), torch.zeros_like(distance))
+    blocks = (share >= HALFWAY).nonzero().flatten()
+    return int(blocks[0]) if len(blocks) else None
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A statistic of attention before and after a change, one number per layer and image: (layers, n), means over
+    heads; NaN where it is not defined for a layer."""
+
+    name: str
+    before: Float[Tensor, "layers batch"]
+    after: Float[Tensor, "layers batch"]
+
+
+def shifts(
+    model: Model,
+    images: Images,
+    changed: Images,
+    *,
+    statistics: Sequence[str] | None = None,
+    batch_size: int | None = None,
+) -> tuple[Shift, ...]:
+    """Statistics of every layer's attention before and after (None: those that the registry shows for an attack).
+
+    Empty for a model without attention.
+    """
+    if model.anatomy.family not in ("vit", "windowed"):
+        return ()
+    size = batch_size or max(1, fitting_batch_size(model) // 2)
+    names = shown_in("attack") if statistics is None else statistics
+    before, after = (_table(model, batch, names, size) for batch in (images, changed))
+    return tuple(Shift(name, before[name], after[name]) for name in names if name in before)
+
+
+def _table(model: Model, images: Images, statistics: Sequence[str], size: int) -> dict[str, Tensor]:
+    parts: dict[str, list[Tensor]] = {}
+    for batch in images.split(size):
+        measured = measure(model, batch.to(model.device))
+        for name in statistics:
+            rows = {layer: values.mean(1) for (known, layer), values in measured.values.items() if known == name}
+            if rows:
+                nothing = torch.full((len(batch),), torch.nan)
+                layers = [
+                    rows[layer].float().cpu() if layer in rows else nothing for layer in range(len(measured.sites))
+                ]
+                parts.setdefault(name, []).append(torch.stack(layers))
+    return {name: torch.cat(rows, 1) for name, rows in parts.items()}
+
+
+@dataclass(frozen=True)
+class MapAgreement:
+    """The similarity of the maps before and after. usable: (n,), whether both are (see `usable`); spearman: rank
+    correlation, -1 to 1; top: share of the top tenth of one among the top tenth of the other; 0 where unusable."""
+
+    usable: Tensor
+    spearman: Float[Tensor, " batch"]
+    top: Float[Tensor, " batch"]
+
+
+def map_agreement(before: Float[Tensor, "batch _ _"], after: Float[Tensor, "batch _ _"]) -> MapAgreement:
+    """Agreement of the maps of n images with those of the same images after a change."""
+    both = usable(before) & usable(after)
+    finite = [maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0) for maps in (before, after)]
+    return MapAgreement(
+        both,
+        torch.where(both, spearman(*finite).nan_to_num(0.0), 0.0),
+        torch.where(both, top_overlap(*finite), 0.0),
+    )
