@@ -61,20 +61,18 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
 def _judged(record: AuditRecord) -> Iterator[Claim]:
     yield _accuracy(record)
     strong = "attack" in record.named
+    twice = {("attack", "common corruptions"), *([("corruptions", "robustness")] if strong else [])}
     for name, chapter in record.named.items():
         for claim in chapter.claims:
-            if claim.question in ("accuracy", "top-1 accuracy") or (
-                strong and name == "corruptions" and claim.question == "robustness"
-            ):
-                continue
-            if name == "attack" and claim.question == "common corruptions":
+            if claim.question in ("accuracy", "top-1 accuracy") or (name, claim.question) in twice:
                 continue
             claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
             claim = claim if strong else _one_step(claim)
             yield _without_labels(record, claim) if record.predicted else claim
     (alias,) = record.aliases
     for row in record.untested:
-        yield from (Claim(lost, alias, state="not tested", because=row.reason) for lost in _LOST.get(row.part, ()))
+        for lost in _LOST.get(row.part, ()) if row.part not in record.named else ():
+            yield Claim(lost, alias, state="not tested", because=row.reason)
 
 
 def _accuracy(record: AuditRecord) -> Claim:
@@ -143,6 +141,9 @@ def unknown(record: AuditRecord) -> Iterator[str]:
         "This holds for images like these {{ n }}; the intervals cover which of them were drawn, not other sources of "
         "images and not another training of the model.", n=record.images,
     )  # fmt: skip
+    for row in record.untested:
+        if row.part in record.named:
+            yield say("Of the maps, {{ reason|whole }}.", reason=row.reason)
     if "explain" in record.named:
         yield "A map that can be believed is no explanation of what defines a class."
     yield "Images in use may change in other ways than by the corruptions that were tried."
