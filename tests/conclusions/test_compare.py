@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.kit.map_rows import STAYING, checks
 from vitlens.analysis.answers.evaluate import Evaluation
-from vitlens.analysis.failures.errors import compare_answers
+from vitlens.analysis.failures.compare import compare_answers
 from vitlens.commands.compare.measure import answered
 from vitlens.commands.compare.record import AgreementRow, CompareRecord, DisturbedPairRow, HarderRow, MapRow
 from vitlens.commands.compare.report import REPORT
@@ -52,7 +52,7 @@ def recorded(
         evaluations.append(Evaluation(alias, CLASSES, logits_of(labels, wrong, generator), labels))
     first, second = evaluations
     return replace(
-        answered(compare_answers(first, second), evaluations, seed),
+        answered(compare_answers(first, second), seed),
         config=Config(models=tuple(map(ModelEntry, PAIR)), data=Data(title="data", images=n, classes=10)),
         methods=tuple(MapRow(alias, name, around(1.0), around(0.2)) for alias, name in zip(PAIR, methods)),
         map_checks=map_checks,
@@ -95,6 +95,20 @@ def test_nothing_planted_nothing_found():
     assert not found(record)
     assert {states(record)[f"accuracy of {alias}"] for alias in PAIR} == {"pass", "inconclusive"}
     assert "no significant lead" in REPORT(record).title
+
+
+def test_classes_and_confusions_of_each_model():
+    labels = torch.tensor([0, 0, 0, 1, 2])
+    told = {"vit": [1, 1, 1, 1, 2], "cnn": [0, 1, 2, 0, 2]}
+    each = [Evaluation(alias, ("a", "b", "c"), torch.eye(3)[own], labels) for alias, own in told.items()]
+    record = answered(compare_answers(*each), 0)
+    assert {(row.model, row.truth, row.prediction, row.count) for row in record.confusions} == {
+        ("vit", "a", "b", 3), ("cnn", "a", "b", 1), ("cnn", "a", "c", 1), ("cnn", "b", "a", 1)
+    }  # fmt: skip
+    found = {(row.model, row.class_name): (row.n, row.accuracy.value) for row in record.per_class}
+    assert found["vit", "a"] == (3, 0)
+    assert found["cnn", "a"] == (3, pytest.approx(1 / 3))
+    assert found["cnn", "b"] == (1, 0)
 
 
 def test_models_that_agree_on_everything():

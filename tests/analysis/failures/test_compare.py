@@ -14,7 +14,7 @@ def test_answers_are_those_of_evaluate():
     found = compare(vit, cnn, split)
     for model, answers in ((vit, found.first), (cnn, found.second)):
         expected = evaluate(model, split)
-        assert torch.equal(answers.prediction, expected.predictions)
+        assert torch.equal(answers.predictions, expected.predictions)
         assert torch.equal(answers.correct, expected.correct)
         assert answers.alias == model.alias
     one, two = found.accuracies()

@@ -50,6 +50,11 @@ class Evaluation(Summary):
         return self.logits.softmax(-1)
 
     @property
+    def confidence(self) -> Float[Tensor, " batch"]:
+        """The probability of each prediction."""
+        return self.probabilities.amax(-1)
+
+    @property
     def predictions(self) -> Labels:
         """The most probable class of each image."""
         return self.logits.argmax(-1)

@@ -78,7 +78,7 @@ def covariates(subject: Subject) -> dict[str, PerImage]:
     found = {name: torch.cat(values) for name, values in parts.items()}
     found |= _of_maps(subject)
     found["look_alike"] = look_alike(evaluation.logits, evaluation.labels)
-    found["confidence"] = evaluation.probabilities.amax(1)
+    found["confidence"] = evaluation.confidence
     return {
         name: found[name]
         for name in PROPERTIES

@@ -129,7 +129,7 @@ class AuditChapters(ChapterRunner):
         return pass_seconds(self.quick.attacks[0]) or timed / (40 * len(self.split))
 
     def attack(self, *, others: float) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
-        """Run the strongest attack that fits the budget; returns what is left of it and the attacks that were considered.
+        """Run the strongest attack that fits the budget; returns it and the attacks that were considered.
 
         others: seconds that were spent outside the chapters.
         """

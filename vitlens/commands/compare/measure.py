@@ -1,5 +1,6 @@
 """Two models on the same labelled images: predictions, maps, failures and successes, disturbed images, shape bias."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,18 +15,18 @@ from torch import Tensor
 from vitlens.analysis.answers.classes import require_shared
 from vitlens.analysis.answers.evaluate import (
     BACKWARD,
-    Evaluation,
     accuracy,
     answers,
     calibration,
     calibration_error,
+    evaluate,
     fitting_batch_size,
+    per_class,
     require_labels,
 )
-from vitlens.analysis.failures.compare import evaluations
+from vitlens.analysis.failures.compare import Comparison, compare_answers
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.disturbed import passes, robustness
-from vitlens.analysis.failures.errors import Comparison, by_class, compare_answers, confusions
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
 from vitlens.analysis.faithfulness.league import Settings, checks_in, league
 from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, as_shares, map_overlap, map_shares
@@ -113,11 +114,11 @@ def _recorded(
     run: Run[CompareOptions], named: Sequence[Sequence[str]], conflicts: Sequence[Split]
 ) -> rows.CompareRecord:
     """All rows of the comparison."""
-    options, split, (first, second) = run.options, run.split, run.models
+    options, split = run.options, run.split
     checks = [checked(run, *each) if options.checked else () for each in zip(run.models, run.splits, named)]
     methods = tuple(best_method(own) if own else names[0] for own, names in zip(checks, named))
     with run.progress(f"predicting{quicker(run)}", 2 * len(split)) as advance:
-        evaluated = evaluations((first, second), (run.splits[0], run.splits[1]), **run.passes, advance=advance)
+        evaluated = [evaluate(*each, **run.passes, advance=advance) for each in zip(run.models, run.splits)]
     comparison = compare_answers(*evaluated)
     sampled, by_cell = sample(split, options.maps, seed=run.run.seed), _examples(comparison)
     maps = maps_of_both(run, methods, torch.cat([sampled, *by_cell]).unique(), sampled)
@@ -129,7 +130,7 @@ def _recorded(
         for model, own, each, values in zip(run.models, run.splits, evaluated, maps.values)
     ]
     return replace(
-        answered(comparison, evaluated, run.run.seed),
+        answered(comparison, run.run.seed),
         **described(run, methods, maps),
         **failure_fields(subjects, quiet=run.run.quiet),
         map_checks=(*checks[0], *checks[1]),
@@ -143,38 +144,40 @@ def _recorded(
     )
 
 
-def answered(comparison: Comparison, evaluated: Sequence[Evaluation], seed: int) -> rows.CompareRecord:
+def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
     """The rows of the predictions: accuracy, the paired test, cells of errors, classes, confusions, calibration."""
-    first, second = comparison.first, comparison.second
-    aliases, groups = (first.alias, second.alias), comparison.groups
-    correct = {each.alias: each.correct.numpy() for each in (first, second)}
-    words = {"first": first.alias, "second": second.alias}
+    both = comparison.first, comparison.second
+    (first, second), groups, names = [each.alias for each in both], both[0].groups, both[0].classes
     return rows.CompareRecord(
         scores=tuple(
             rows.ScoreRow(
                 each.alias, own, calibration_error(each.probabilities, each.labels, groups=groups, seed=seed)
             )
-            for each, own in zip(evaluated, comparison.accuracies(seed=seed))
+            for each, own in zip(both, comparison.accuracies(seed=seed))
         ),
-        pairs=in_pairs(correct, groups=None if groups is None else groups.numpy(), seed=seed),
+        pairs=in_pairs(
+            {each.alias: each.correct.numpy() for each in both}, groups=None if groups is None else groups.numpy(),
+            seed=seed,
+        ),
         cells=tuple(
             rows.CellRow(
-                *aliases, cell, name.format(**words), int((comparison.cells == at).sum()),
+                first, second, cell, name.format(first=first, second=second), int((comparison.cells == at).sum()),
                 accuracy(comparison.cells == at, groups=groups, seed=seed),
             )
             for at, (cell, name) in enumerate(rows.CELLS.items())
         ),
         per_class=tuple(
-            ClassRow(alias, part.name, part.n, own)
-            for part in by_class(comparison, seed=seed) for alias, own in zip(aliases, (part.first, part.second))
+            ClassRow(each.alias, own.name, own.n, own.accuracy)
+            for each in both for own in per_class(each, count=len(names), seed=seed) if own.n
         ),
         confusions=tuple(
-            ConfusionRow(alias, each.truth, each.prediction, count)
-            for each in confusions(comparison) for alias, count in zip(aliases, (each.first, each.second)) if count
+            ConfusionRow(each.alias, names[truth], names[other], count)
+            for each in both
+            for (truth, other), count in Counter(zip(each.labels.tolist(), each.predictions.tolist())).most_common()
+            if truth != other
         ),
         calibration=tuple(
-            row for each in evaluated
-            for row in calibration_rows(each.alias, calibration(each.probabilities, each.labels))
+            row for each in both for row in calibration_rows(each.alias, calibration(each.probabilities, each.labels))
         ),
     )  # fmt: skip
 
@@ -210,16 +213,16 @@ def _images(
     examples = [index for indices in by_cell for index in indices.tolist()]
     agreement = dict(zip(maps.indices.tolist(), maps.overlap.spearman.tolist()))
     known = set(maps.indices[maps.overlap.usable].tolist())
-    first, second, names = comparison.first, comparison.second, comparison.classes
+    first, second, names = comparison.first, comparison.second, comparison.first.classes
     return [
         rows.ImageRow(
             index,
             split.files[index] if split.files else f"{split.name} {index}",
-            names[comparison.labels[index]],
+            names[first.labels[index]],
             list(rows.CELLS)[comparison.cells[index]],
-            names[first.prediction[index]],
+            names[first.predictions[index]],
             round(float(first.confidence[index]), 4),
-            names[second.prediction[index]],
+            names[second.predictions[index]],
             round(float(second.confidence[index]), 4),
             round(agreement[index], 4) if index in known else None,
             places.get(index),

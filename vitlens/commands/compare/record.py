@@ -19,7 +19,7 @@ from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import arrays, col, table
 from vitlens.uncertainty import Estimate
 
-# cells of errors, as analysis/failures/errors.py orders them (tested), with the words for two models
+# cells of errors, as analysis/failures/compare.py orders them (tested), with the words for two models
 CELLS: Final[Mapping[str, str]] = {
     "both-right": "both correct",
     "only-first-wrong": "only {first} wrong",
