@@ -11,7 +11,7 @@ from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
 from vitlens import load
 from vitlens.analysis.failures.compare import CELLS as ANALYSED
-from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.disturbed import DISTURBANCES
 from vitlens.cli.main import run as vitlens
 from vitlens.commands.compare.measure import measure
 from vitlens.commands.compare.options import CompareOptions

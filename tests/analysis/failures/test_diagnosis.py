@@ -14,7 +14,7 @@ from tests.analysis.failures.planted import (
     squares,
 )
 from vitlens.analysis.answers.evaluate import evaluate
-from vitlens.analysis.failures.covariates import Subject, covariates
+from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.diagnosis import Diagnosis, diagnose, failures, outcomes, paired_test, planned
 from vitlens.data.split import Split
 from vitlens.errors import DataError, UnsupportedError
@@ -77,7 +77,7 @@ def test_only_what_separates_errors_is_changed_towards_correct_predictions():
     split = squares(seed=0)
     own = subject(low_contrast, split)
     found = diagnose([own])
-    signs = {name: sign for _, name, sign in planned([own], found.covariates)}
+    signs = planned(own, found.covariates)
     assert signs.keys() == {row.covariate for row in found.covariates if row.p <= 0.05 and not row.known.outcome}
     assert signs["object_contrast"] == 1
     counted = []
@@ -105,8 +105,9 @@ def test_two_models_and_their_difference():
     assert differences["border"].p_holm < 1e-6
     assert differences["object_contrast"].difference.high > 0.2
     assert found.causes[0] == "border"
-    values = covariates(each[0])
-    assert diagnose(each, values=[values, values]).interventions == found.interventions
+    assert set(planned(each[0], found.covariates)) == {
+        row.covariate for row in found.interventions if row.model == "first"
+    }
 
 
 def test_no_failure_and_every_image_misclassified():

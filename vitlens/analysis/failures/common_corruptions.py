@@ -1,35 +1,32 @@
 """Accuracy under common corruptions (after Hendrycks & Dietterich 2019), and their operations on images.
 
-Each is one operation of torchvision (JPEG: of Pillow); corruptions.py lists them with their strengths. Random numbers
-depend on an image's own key, not on its index in a batch.
+Each is one operation of torchvision (JPEG: of Pillow) at five severities, whose strengths are set for images of any
+size: lengths are shares of the shorter side. Random numbers depend on an image's own key, not on its index in a batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from PIL import Image
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import accuracy
-from vitlens.analysis.answers.paired import resampled_means
-from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
-from vitlens.analysis.failures.disturbed import correct_after
+from vitlens.analysis.answers.paired import estimates, resampled_means
+from vitlens.analysis.failures.disturbed import Change, Keys, correct_after
 from vitlens.data.draws import uniform
 from vitlens.data.split import Split
-from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
-from vitlens.references import resolved
 from vitlens.shapes import Images
 from vitlens.startup import import_without_compiler
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 transforms = import_without_compiler("torchvision.transforms.v2.functional")
-
-Keys = Int[Tensor, " batch"]
 
 
 def gaussian_noise(images: Images, strength: float, keys: Keys) -> Tensor:
@@ -93,18 +90,42 @@ def occlusion(images: Images, strength: float, keys: Keys) -> Tensor:
     return torch.stack(erased)
 
 
-def corrupted(images: Images, kind: str, severity: int, keys: Keys) -> Images:
-    """Images with one corruption at a severity from 1 to 5, in [0, 1].
+@dataclass(frozen=True)
+class CommonCorruption:
+    """One corruption. description: of the operation and its strength; strengths: of severities 1 to 5; function: gives
+    images before they are clamped to [0, 1]."""
 
-    Raises UnknownNameError for another kind, InputError for another severity.
-    """
-    if kind not in CORRUPTIONS:
-        raise UnknownNameError("corruption", kind, CORRUPTIONS)
-    if severity not in SEVERITIES:
-        raise InputError(f"expected a severity from 1 to 5, found {severity}")
-    known = CORRUPTIONS[kind]
-    changed: Tensor = resolved(known.function)(images, known.strengths[severity - 1], keys)
-    return changed.clamp(0, 1)
+    title: str
+    description: str
+    strengths: tuple[float, float, float, float, float]
+    function: Change
+
+
+SEVERITIES: Final = (1, 2, 3, 4, 5)
+CORRUPTIONS: Final[Mapping[str, CommonCorruption]] = MappingProxyType(
+    {
+        "noise": CommonCorruption(
+            "noise", "Gaussian noise of this standard deviation", (0.04, 0.06, 0.08, 0.12, 0.18), gaussian_noise
+        ),
+        "blur": CommonCorruption(
+            "blur", "a Gaussian blur of this share of the shorter side", (0.01, 0.015, 0.02, 0.03, 0.045), gaussian_blur
+        ),
+        "brightness": CommonCorruption(
+            "brightness", "pixels multiplied by 1 plus this, and clipped", (0.2, 0.4, 0.6, 0.8, 1.0), brightness
+        ),
+        "contrast": CommonCorruption(
+            "contrast", "this share of the contrast is left", (0.6, 0.45, 0.3, 0.2, 0.1), contrast
+        ),
+        "jpeg": CommonCorruption("JPEG", "JPEG of this quality", (60.0, 40.0, 25.0, 15.0, 8.0), jpeg),
+        "pixelate": CommonCorruption(
+            "pixelate", "shown in this share of the pixels of a side", (0.75, 0.6, 0.4, 0.3, 0.25), pixelate
+        ),
+        "occlusion": CommonCorruption(
+            "occlusion", "a square of this share of the shorter side filled with the mean colour",
+            (0.15, 0.25, 0.35, 0.45, 0.55), occlusion,
+        ),
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,9 +144,7 @@ class Corrupted:
     def mean_error(self, *, seed: int = 0) -> Estimate:
         """The mean of the errors of all kinds and severities, a fraction, with its bootstrap interval over images."""
         errors = 1 - self.correct.double().mean((0, 1))
-        means = resampled_means(errors[None], groups=self.groups, seed=seed)[:, 0].numpy()
-        low, high = np.quantile(means, [0.025, 0.975])
-        return Estimate(float(errors.mean()), float(low), float(high), errors.numel())
+        return estimates(errors[None], groups=self.groups, seed=seed)[0]
 
     def lost(self, clean: Bool[Tensor, " batch"], *, seed: int = 0) -> Estimate:
         """Clean accuracy minus the mean accuracy of all kinds and severities, points, with its interval paired over
@@ -152,18 +171,8 @@ class Corrupted:
         return Estimate(value, min(float(low), value), max(float(high), value), own.shape[1])
 
 
-def on_corrupted(
-    model: Model,
-    split: Split,
-    *,
-    keys: Keys,
-    batch_size: int | None = None,
-    precision: str = "fp32",
-    advance: Callable[[int], object] = lambda _: None,
-) -> Bool[Tensor, "batch kinds severities"]:
-    """Which images are classified correctly under each corruption at each severity; as `correct_after`."""
-    changes = [(resolved(known.function), level) for known in CORRUPTIONS.values() for level in known.strengths]
-    right = correct_after(
-        model, split, changes, keys=keys, batch_size=batch_size, precision=precision, advance=advance
-    )  # fmt: skip
+def on_corrupted(model: Model, split: Split, *, keys: Keys, **passes: Any) -> Bool[Tensor, "batch kinds severities"]:
+    """Which images are classified correctly under each corruption at each severity; passes: as `correct_after`."""
+    changes = [(known.function, level) for known in CORRUPTIONS.values() for level in known.strengths]
+    right = correct_after(model, split, changes, keys=keys, **passes)
     return right.view(len(CORRUPTIONS), len(SEVERITIES), len(split)).permute(2, 0, 1).contiguous()

@@ -48,6 +48,11 @@ class Subject:
     seed: int = 0
 
     @cached_property
+    def values(self) -> Values:
+        """Every property (n,) that differs between these images, NaN where it is not known."""
+        return covariates(self)
+
+    @cached_property
     def mapped(self) -> dict[str, Tensor]:
         """Of every image's map, NaN where it is not known: the centre of mass (row, column), shares of the sides; the
         share on the object; the share of the image that holds half of it, and the share off the middle quarter."""
@@ -179,20 +184,19 @@ def look_alike(logits: Logits, labels: Labels) -> PerImage:
     return found
 
 
-def covariate_rows(each: Sequence[tuple[Subject, Values]]) -> tuple[CovariateRow, ...]:
+def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
     """How each property separates the errors of each model, alone and given the others."""
     rows: list[CovariateRow] = []
-    for subject, values in each:
+    for subject in subjects:
         evaluation = subject.evaluation
-        alone = separations(values, evaluation.correct, groups=evaluation.groups)
-        joint = regression(values, evaluation.correct, groups=evaluation.groups)
-        rows += [
-            CovariateRow(
-                evaluation.alias, one.name, PROPERTIES[one.name].title, one.area, one.failures, one.median_failure,
-                one.median_success, one.p, None, *joint.get(one.name, (None, None)),
-            )
-            for one in alone
-        ]  # fmt: skip
+        joint = regression(subject.values, evaluation.correct, groups=evaluation.groups)
+        for one in separations(subject.values, evaluation.correct, groups=evaluation.groups):
+            rows.append(
+                CovariateRow(
+                    evaluation.alias, one.name, PROPERTIES[one.name].title, one.area, one.failures, one.median_failure,
+                    one.median_success, one.p, None, *joint.get(one.name, (None, None)),
+                )
+            )  # fmt: skip
     p_alone, p_joint = (_holm([getattr(row, name) for row in rows]) for name in ("p", "p_joint"))
     return tuple(replace(row, p_holm=one, p_joint_holm=two) for row, one, two in zip(rows, p_alone, p_joint))
 
@@ -252,35 +256,33 @@ def deviance(columns: NDArray[np.float64], wrong: NDArray[np.bool_]) -> float:
     return 2 * (loss(weights) - float(weights @ penalty @ weights) / 2)
 
 
-def difference_rows(each: Sequence[tuple[Subject, Values]]) -> tuple[DifferenceRow, ...]:
+def difference_rows(subjects: Sequence[Subject]) -> tuple[DifferenceRow, ...]:
     """For two models, how much better each property separates the errors of the first."""
-    if len(each) != 2:
+    if len(subjects) != 2:
         return ()
-    (first, own), (second, others) = each
-    rows = []
-    for name in own:
-        if name in others:
-            correct = first.evaluation.correct, second.evaluation.correct
-            found = area_difference(own[name], others[name], *correct, groups=first.evaluation.groups)
-            if found is not None:
-                rows.append((name, *found))
+    first, second = subjects
+    one, two = first.evaluation, second.evaluation
+    found = {
+        name: area_difference(own, second.values[name], one.correct, two.correct, groups=one.groups)
+        for name, own in first.values.items() if name in second.values
+    }  # fmt: skip
+    known = {name: apart for name, apart in found.items() if apart is not None}
     return tuple(
-        DifferenceRow(first.evaluation.alias, second.evaluation.alias, name, PROPERTIES[name].title, gap, p)
-        for (name, gap, _), p in zip(rows, holm([p for *_, p in rows]))
+        DifferenceRow(one.alias, two.alias, name, PROPERTIES[name].title, gap, p)
+        for (name, (gap, _)), p in zip(known.items(), holm([p for _, p in known.values()]))
     )
 
 
-def quarter_rows(each: Sequence[tuple[Subject, Values]]) -> Iterator[QuarterRow]:
+def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
     """The accuracy in each quarter of the images by every property; equal values are never separated."""
-    for subject, values in each:
+    inner = torch.linspace(0, 1, PARTS + 1, dtype=torch.float64)[1:-1]
+    for subject in subjects:
         evaluation = subject.evaluation
-        for name, own in values.items():
+        for name, own in subject.values.items():
             known = own.isfinite()
-            inner = torch.linspace(0, 1, PARTS + 1, dtype=torch.float64)[1:-1]
             edges = torch.quantile(own[known].double(), inner).unique()
             member = torch.where(known, torch.bucketize(own.double(), edges), -1)
-            present = [part for part in range(len(edges) + 1) if bool((member == part).any())]
-            for number, part in enumerate(present, 1):
+            for number, part in enumerate(member[known].unique(), 1):
                 inside = member == part
                 groups = None if evaluation.groups is None else evaluation.groups[inside]
                 right = accuracy(evaluation.correct[inside], groups=groups, seed=subject.seed)

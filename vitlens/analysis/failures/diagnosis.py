@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 from jaxtyping import Bool, Int
@@ -10,14 +9,7 @@ from torch import Tensor
 
 from vitlens.analysis.answers.classes import reading
 from vitlens.analysis.answers.evaluate import evaluate, fitting_batch_size
-from vitlens.analysis.failures.covariates import (
-    Subject,
-    Values,
-    covariate_rows,
-    covariates,
-    difference_rows,
-    quarter_rows,
-)
+from vitlens.analysis.failures.covariates import Subject, Values, covariate_rows, difference_rows, quarter_rows
 from vitlens.analysis.failures.interventions import CHANGES, Pictures
 from vitlens.analysis.failures.properties import (
     PROPERTIES,
@@ -35,8 +27,6 @@ from vitlens.references import resolved
 from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import LEVEL, accuracy_difference, holm, mcnemar
-
-EXAMPLES: Final = 3  # errors that a change mends, shown beside their control
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,38 +99,34 @@ def failures(
     return diagnose(subjects, advance=advance)
 
 
-def diagnose(
-    subjects: Sequence[Subject],
-    *,
-    values: Sequence[Values] = (),
-    advance: Callable[[int], object] = lambda _: None,
-) -> Diagnosis:
-    """The diagnosis of one or two models. values: of `covariates`, where they are known already."""
-    each = list(zip(subjects, values or map(covariates, subjects)))
-    rows = covariate_rows(each)
-    tested: list[InterventionRow] = []
+def diagnose(subjects: Sequence[Subject], *, advance: Callable[[int], object] = lambda _: None) -> Diagnosis:
+    """The diagnosis of one or two models."""
+    rows, tested = covariate_rows(subjects), []
     for subject in subjects:
-        signs = {name: sign for own, name, sign in planned(subjects, rows) if own is subject}
+        signs = planned(subject, rows)
         for name, after in outcomes(subject, signs, advance).items():
             tested.append(_intervened(subject, name, signs[name], *after))
     found = [replace(row, p_holm=p) for row, p in zip(tested, holm([row.p for row in tested]))]
     first = subjects[0].evaluation
     return Diagnosis(
-        first.alias, tuple(own for _, own in each), first.correct, rows, difference_rows(each),
-        tuple(quarter_rows(each)), tuple(found),
+        first.alias, tuple(subject.values for subject in subjects), first.correct, rows, difference_rows(subjects),
+        tuple(quarter_rows(subjects)), tuple(found),
     )  # fmt: skip
 
 
-def planned(subjects: Sequence[Subject], rows: Sequence[CovariateRow]) -> Iterator[tuple[Subject, str, int]]:
-    """The properties that are changed, and whether they are lowered (-1) or raised (1), towards what correct
-    predictions have: those that separate errors before any correction, as no others can be shown to be a cause."""
-    of = {subject.evaluation.alias: subject for subject in subjects}
+def planned(subject: Subject, rows: Sequence[CovariateRow]) -> dict[str, int]:
+    """The properties of one model's images that are changed, and whether they are lowered (-1) or raised (1), towards
+    what correct predictions have: those that separate errors before any correction, as no others can be shown to be a
+    cause."""
+    signs = {}
     for row in rows:
-        subject, sign = of[row.model], -1 if row.area.value > 0.5 else 1
-        words = PROPERTIES[row.covariate].lowered if sign < 0 else PROPERTIES[row.covariate].raised
+        sign = -1 if row.area.value > 0.5 else 1
+        words = row.known.lowered if sign < 0 else row.known.raised
         unknown = row.covariate == "clutter" and subject.split.masks is None and subject.split.scenes is None
-        if row.p is not None and row.p <= LEVEL and words and not unknown:
-            yield subject, row.covariate, sign
+        own = row.model == subject.evaluation.alias
+        if own and row.p is not None and row.p <= LEVEL and words and not unknown:
+            signs[row.covariate] = sign
+    return signs
 
 
 @torch.no_grad()

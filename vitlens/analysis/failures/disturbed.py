@@ -5,55 +5,60 @@ also covered at higher levels.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import reading
-from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size, require_labels
-from vitlens.analysis.failures.disturbances import DISTURBANCES, square_offset, square_side
-from vitlens.analysis.failures.spectrum import high_pass, low_pass
+from vitlens.analysis.answers.evaluate import fitting_batch_size, require_labels
+from vitlens.analysis.failures.spectrum import frequency_bands
 from vitlens.data.draws import uniform
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.references import resolved
 from vitlens.shapes import Images
-from vitlens.uncertainty import Estimate
 
 Keys = Int[Tensor, " batch"]
-
-KINDS = tuple(DISTURBANCES)
+Size = tuple[int, int]
 Change = Callable[[Images, float, Keys], Tensor]
 
-
-def without_fine_detail(images: Images, cutoff: float, _keys: Keys) -> Images:
-    """Only the frequencies up to the cut-off."""
-    return low_pass(images, cutoff=cutoff)
-
-
-def without_coarse_detail(images: Images, cutoff: float, _keys: Keys) -> Images:
-    """Only the frequencies above the cut-off, added to the mean colour."""
-    return high_pass(images, cutoff=cutoff)
+_CUTOFFS: Final = (0.05, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0)
+_MOST_TILES: Final = 16  # along a side
+_COVERED: Final = 8  # squares along a side, nearly
 
 
-def in_shuffled_tiles(images: Images, level: float, keys: Keys) -> Images:
-    """Shuffled tiles; level: tiles along each side."""
-    return shuffled(images, int(level), keys)
+def low_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
+    """The images without frequencies above the cut-off, clipped to [0, 1]; from sqrt(2) on, the images themselves."""
+    return frequency_bands(images, cutoff=cutoff)[0].clamp(0, 1)
 
 
-def shuffled(images: Images, parts: int, keys: Keys) -> Images:
+def high_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
+    """The images without frequencies up to the cut-off, plus their mean colour, clipped to [0, 1].
+
+    A cut-off of 0 changes nothing, as the mean is added again.
+    """
+    return (frequency_bands(images, cutoff=cutoff)[1] + images.mean((-2, -1), keepdim=True)).clamp(0, 1)
+
+
+def shuffled(images: Images, parts: float, keys: Keys) -> Images:
     """Each image cut into parts x parts equal tiles in random order (a different order for each key).
 
     Raises InputError when the sides are not multiples of parts.
     """
-    tiles = _tiles(images, parts)
+    side, (height, width) = int(parts), images.shape[-2:]
+    if side < 1 or height % side or width % side:
+        raise InputError(f"expected sides that {side} tiles divide, found images of {height}x{width} px")
+    cut = images.unflatten(2, (side, height // side)).unflatten(4, (side, width // side))
+    tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (batch, tiles, 3, rows, columns)
     order = uniform(keys.to(images.device), tiles.shape[1], stream=1).argsort(1)
-    return _joined(tiles[torch.arange(len(images), device=images.device)[:, None], order], images)
+    mixed = tiles[torch.arange(len(images), device=images.device)[:, None], order]
+    laid: Tensor = mixed.unflatten(1, (side, side)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
+    return laid
 
 
 def covered(images: Images, share: float, keys: Keys) -> Images:
@@ -74,20 +79,46 @@ def covered(images: Images, share: float, keys: Keys) -> Images:
     return torch.where(gone[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
-def _tiles(images: Images, parts: int) -> Tensor:
-    """(batch, parts * parts, 3, rows, columns)."""
-    height, width = images.shape[-2:]
-    if parts < 1 or height % parts or width % parts:
-        raise InputError(f"expected sides that {parts} tiles divide, found images of {height}x{width} px")
-    cut = images.unflatten(2, (parts, height // parts)).unflatten(4, (parts, width // parts))
-    tiles: Tensor = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    return tiles
+def square_side(size: Size) -> int:
+    """The side of covered squares, px: about an eighth of the image, no multiple or part of any patch."""
+    return _coprime(max(2, -(-min(size) // _COVERED)), size)
 
 
-def _joined(tiles: Tensor, images: Images) -> Images:
-    parts = math.isqrt(tiles.shape[1])
-    laid: Tensor = tiles.unflatten(1, (parts, parts)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
-    return laid
+def square_offset(size: Size) -> int:
+    """How far the first squares stick out above and to the left of the image, px: about half their side."""
+    return _coprime(square_side(size) // 2, size)
+
+
+def _coprime(least: int, size: Size) -> int:
+    """The smallest number from `least` on that has no divisor in common with a side, as patches that divide it have."""
+    while any(math.gcd(least, whole) > 1 for whole in size):
+        least += 1
+    return least
+
+
+def _tiles(size: Size) -> tuple[float, ...]:
+    """1 and numbers that divide the sides, each at least 1.7 times the one before."""
+    chosen = [1.0]
+    for parts in range(2, _MOST_TILES + 1):
+        if math.gcd(*size) % parts == 0 and parts >= 1.7 * chosen[-1]:
+            chosen.append(float(parts))
+    return tuple(chosen)
+
+
+# function and levels, for images of a size (height, width), of which the first changes nothing
+DISTURBANCES: Final[Mapping[str, tuple[Change, Callable[[Size], tuple[float, ...]]]]] = MappingProxyType(
+    {
+        "low-pass": (low_pass, lambda _size: (1.5, *_CUTOFFS[::-1])),
+        "high-pass": (high_pass, lambda _size: (0.0, *_CUTOFFS[:-1])),
+        "shuffle": (shuffled, _tiles),
+        "occlusion": (covered, lambda _size: (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)),
+    }
+)
+
+
+def levels_of(size: Size) -> list[tuple[str, float]]:
+    """Every disturbance at every one of its levels, for images of a size."""
+    return [(kind, level) for kind, (_, levels) in DISTURBANCES.items() for level in levels(size)]
 
 
 def correct_after(
@@ -120,50 +151,10 @@ def correct_after(
     return right
 
 
-@dataclass(frozen=True)
-class DisturbedOutcomes:
-    """A model's correct predictions under one disturbance.
+def robustness(model: Model, split: Split, *, seed: int = 0, **passes: Any) -> Bool[Tensor, "levels batch"]:
+    """Which images of a labelled split are classified correctly at each of `levels_of` its size.
 
-    kind: a name of DISTURBANCES; levels: in order; correct: (levels, n), which images are classified correctly;
-    groups: (n,) of images that share a source, or None.
+    Images have their index in the split as key. passes: as `correct_after`, which also says what is raised.
     """
-
-    kind: str
-    levels: tuple[float, ...]
-    correct: Tensor
-    groups: Tensor | None = None
-
-    def accuracies(self, *, seed: int = 0) -> list[Estimate]:
-        """The accuracy at each level, with its interval over images (or over groups of them)."""
-        return [accuracy(row, groups=self.groups, seed=seed) for row in self.correct]
-
-
-def robustness(
-    model: Model,
-    split: Split,
-    *,
-    kinds: Sequence[str] = KINDS,
-    batch_size: int | None = None,
-    precision: str = "fp32",
-    seed: int = 0,
-    advance: Callable[[int], object] = lambda _: None,
-) -> tuple[DisturbedOutcomes, ...]:
-    """The model on a labelled split under each of these disturbances, at each of their levels.
-
-    Images have their index in the split as key. Raises UnknownNameError for an unknown kind, and as `correct_after`.
-    """
-    for kind in kinds:
-        if kind not in DISTURBANCES:
-            raise UnknownNameError("disturbance", kind, KINDS)
-    levels = [DISTURBANCES[kind].levels(split.size) for kind in kinds]
-    changes = [(resolved(DISTURBANCES[kind].function), level) for kind, own in zip(kinds, levels) for level in own]
-    right = correct_after(
-        model, split, changes, keys=torch.arange(len(split)) + (seed << 20), batch_size=batch_size,
-        precision=precision, advance=advance,
-    ).split([len(own) for own in levels])  # fmt: skip
-    return tuple(DisturbedOutcomes(*each, split.groups) for each in zip(kinds, levels, right))
-
-
-def passes(split: Split, *, kinds: Sequence[str] = KINDS) -> int:
-    """The total number of forward passes over an image, for a progress bar."""
-    return len(split) * sum(len(DISTURBANCES[kind].levels(split.size)) for kind in kinds)
+    changes = [(DISTURBANCES[kind][0], level) for kind, level in levels_of(split.size)]
+    return correct_after(model, split, changes, keys=torch.arange(len(split)) + (seed << 20), **passes)

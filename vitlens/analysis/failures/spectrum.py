@@ -5,7 +5,7 @@ of all (along the diagonal). As in the discrete Fourier transform, the image is 
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.errors import InputError
@@ -31,32 +31,9 @@ def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
 
     cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped; the high part has mean 0.
     """
-    low = _filtered(images, radius((images.shape[-2], images.shape[-1]), device=images.device) <= _checked(cutoff))
-    return low, images - low
-
-
-def low_pass(images: Images, *, cutoff: float) -> Images:
-    """The images without frequencies above the cut-off, clipped to [0, 1]; from sqrt(2) on, the images themselves."""
-    low, _ = frequency_bands(images, cutoff=cutoff)
-    return low.clamp(0, 1)
-
-
-def high_pass(images: Images, *, cutoff: float) -> Images:
-    """The images without frequencies up to the cut-off, plus their mean colour, clipped to [0, 1].
-
-    A cut-off of 0 changes nothing, as the mean is added again.
-    """
-    _, high = frequency_bands(images, cutoff=cutoff)
-    return (high + images.mean((-2, -1), keepdim=True)).clamp(0, 1)
-
-
-def _filtered(images: Images, inside: Bool[Tensor, "height half_width"]) -> Images:
-    components = torch.fft.rfft2(images.float()) * inside
-    filtered: Tensor = torch.fft.irfft2(components, s=images.shape[-2:])
-    return filtered
-
-
-def _checked(cutoff: float) -> float:
     if not cutoff >= 0:
         raise InputError(f"expected a cut-off of 0 or more (a share of Nyquist's frequency), found {cutoff}")
-    return cutoff + 1e-6  # components on the circle are inside despite rounding
+    size = images.shape[-2], images.shape[-1]
+    inside = radius(size, device=images.device) <= cutoff + 1e-6  # components on the circle despite rounding
+    low: Tensor = torch.fft.irfft2(torch.fft.rfft2(images.float()) * inside, s=size)
+    return low, images - low

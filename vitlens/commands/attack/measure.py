@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import accuracy
-from vitlens.analysis.failures.common_corruptions import Corrupted, on_corrupted
-from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES, Corrupted, on_corrupted
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.robustness.curve import paired
 from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement, shifts

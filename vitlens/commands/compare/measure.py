@@ -1,7 +1,7 @@
 """Two models on the same labelled images: predictions, maps, failures and successes, disturbed images, shape bias."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import require_shared
@@ -26,10 +25,10 @@ from vitlens.analysis.answers.evaluate import (
 )
 from vitlens.analysis.failures.compare import Comparison, compare_answers
 from vitlens.analysis.failures.covariates import Subject
-from vitlens.analysis.failures.disturbed import passes, robustness
+from vitlens.analysis.failures.disturbed import levels_of, robustness
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
 from vitlens.analysis.faithfulness.league import Settings, checks_in, league
-from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, as_shares, map_overlap, map_shares
+from vitlens.analysis.faithfulness.map_shares import MapOverlap, as_shares, map_overlap, map_shares
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution.explain import explain, preferred_methods, require_method
@@ -43,7 +42,7 @@ from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import compared, in_pairs
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
-from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow, judged_maps
+from vitlens.commands.shared.maps.record import MapCheckRow, judged_maps
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.catalogue import load_data
@@ -54,7 +53,7 @@ from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
+from vitlens.uncertainty import Estimate, bootstrap_mean
 
 EXAMPLES: Final = 6  # images of each cell that are shown with their maps
 CANDIDATES: Final = 2  # methods of a model of which the best is taken
@@ -64,14 +63,12 @@ STEPS: Final = 8  # of the removal curves; vitlens explain has 20
 @dataclass(frozen=True)
 class Maps:
     """Maps of some images: indices (m,) into the split, sorted; sampled: (m,), those of the random subset over which
-    statistics are averaged, the others are examples; values: raw maps of each model (m, rows, columns); shares,
-    overlap: their position, concentration and overlap, all (m,); grid: of cells, and size in px, on which these were
-    computed."""
+    statistics are averaged, the others are examples; values: raw maps of each model (m, rows, columns); overlap: of
+    both, (m,); grid: of cells, and size in px, on which it was computed."""
 
     indices: Tensor
     sampled: Tensor
     values: tuple[Tensor, ...]
-    shares: tuple[MapShares, ...]
     overlap: MapOverlap
     grid: tuple[int, int]
     size: tuple[int, int]
@@ -244,19 +241,21 @@ def _shown(images: Sequence[rows.ImageRow], split: Split, maps: Maps) -> rows.Sh
 def _disturbed(run: Run[CompareOptions]) -> tuple[tuple[rows.HarderRow, ...], tuple[rows.DisturbedPairRow, ...]]:
     """Accuracy of each model by level of every disturbance, on the same seeded, class-balanced subset of at most
     --disturbed images; and the differences of the two, all tests corrected together (Holm)."""
-    seed, found, (first, second) = run.run.seed, [], run.aliases
-    correct: list[list[NDArray[np.bool_]]] = []  # of each model, at all levels
+    seed, found, correct = run.run.seed, [], []
     for model, split in zip(run.models, run.splits):
         subset = split.limit(run.options.disturbed, seed=seed)
-        with run.progress(f"{model.alias} on disturbed images{quicker(run)}", passes(subset)) as advance:
-            disturbed = robustness(model, subset, **run.passes, seed=seed, advance=advance)
+        levels = levels_of(subset.size)
+        with run.progress(f"{model.alias} on disturbed images{quicker(run)}", len(subset) * len(levels)) as advance:
+            right = robustness(model, subset, **run.passes, seed=seed, advance=advance)
         found.append([
-            rows.HarderRow(model.alias, each.kind, level, estimate, 1 / len(split.classes))
-            for each in disturbed for level, estimate in zip(each.levels, each.accuracies(seed=seed))
+            rows.HarderRow(
+                model.alias, *level, accuracy(each, groups=subset.groups, seed=seed), 1 / len(split.classes)
+            )
+            for level, each in zip(levels, right)
         ])  # fmt: skip
-        correct.append([right.numpy() for each in disturbed for right in each.correct])
-    groups = None if disturbed[0].groups is None else disturbed[0].groups.numpy()
-    pairs = compared([(first, second, *both) for both in zip(*correct)], groups=groups, seed=seed)
+        correct.append(right.numpy())
+    groups = None if subset.groups is None else subset.groups.numpy()
+    pairs = compared([(*run.aliases, *both) for both in zip(*correct)], groups=groups, seed=seed)
     tested = tuple(
         rows.DisturbedPairRow(**vars(pair), kind=row.kind, level=row.level) for row, pair in zip(found[0], pairs)
     )
@@ -363,8 +362,8 @@ def quicker(run: Run[CompareOptions]) -> str:
 
 
 def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tensor, sampled: Tensor) -> Maps:
-    """Both models' maps of the images at these indices, of the target class's logit, with their properties on the
-    patches of the first model that has patches (else about 14 cells a side)."""
+    """Both models' maps of the images at these indices, of the target class's logit, with their overlap on the patches
+    of the first model that has patches (else about 14 cells a side)."""
     options, both = run.run, []
     for model, split, method in zip(run.models, run.splits, methods):
         targets = chosen_targets(run.options.target, model, split)
@@ -380,67 +379,53 @@ def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tens
     reference = next((model for model in run.models if model.anatomy.layout is not None), run.model)
     grid, (height, width) = removal_grid(reference), reference.input_size
     size = (grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1]))
-    masks = None if run.split.masks is None else run.split.masks[indices]
-    shares = tuple(map_shares(values, size=size, grid=grid, masks=masks) for values in both)
     overlap = map_overlap(*both, size=size, grid=grid)
-    return Maps(indices, torch.isin(indices, sampled), tuple(both), shares, overlap, grid, size)
+    return Maps(indices, torch.isin(indices, sampled), tuple(both), overlap, grid, size)
 
 
 def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> dict[str, Any]:
     """The fields of the record that describe the maps: means over those of the sampled images that are usable."""
-    split, seed, known = run.split, run.run.seed, []
-    on_object: list[OnObjectRow] = []
-    agreement: tuple[rows.AgreementRow, ...] = ()
+    seed, split = run.run.seed, run.split.pick(maps.indices[maps.sampled])
+    photographs, cells = sources(split), {"size": maps.size, "grid": maps.grid}
 
-    def groups_of(members: Tensor) -> NDArray[Any] | None:
-        return None if split.groups is None else split.groups[maps.indices][members].numpy()
+    def mean(values: Tensor, usable: Tensor, unit: str = "fraction") -> Estimate:
+        groups = None if split.groups is None else split.groups[usable].numpy()
+        return bootstrap_mean(values[usable].numpy(), groups=groups, seed=seed, unit=unit)
 
-    def mean(values: Tensor, members: Tensor, unit: str = "fraction") -> Estimate:
-        return bootstrap_mean(values[members].numpy(), groups=groups_of(members), seed=seed, unit=unit)
-
-    for at, (alias, method, shares) in enumerate(zip(run.aliases, methods, maps.shares)):
-        usable, means = shares.usable & maps.sampled, {}
+    known, on_object, averages, halves = [], [], [], []
+    for alias, method, every in zip(run.aliases, methods, maps.values):
+        own, means = every[maps.sampled], {}
+        shares = map_shares(own, **cells, masks=split.masks)
+        usable, average = shares.usable, np.full(maps.grid, 1 / np.prod(maps.grid))  # where there is none
         if usable.any():
-            own = {each.score: each for each in _on_object(maps, at, run, usable)}
-            on_object += own.values()
             means = {
                 name: mean(getattr(shares, name), usable) for name in ("half", "spread", "central", "row", "column")
             }
-            names = {"mass": "inside", "pointing": "pointing"}
-            means |= {names[score]: each.estimate for score, each in own.items()}
-        known.append(rows.MapRow(alias, method, accuracy(shares.usable[maps.sampled]), **means))
-    usable, overlap = maps.overlap.usable & maps.sampled, maps.overlap
+            average = np.asarray(as_shares(own[usable], **cells).mean(0).numpy())
+        if usable.any() and split.masks is not None:
+            groups = None if split.groups is None else split.groups[usable]
+            for score, name in (("mass", "inside"), ("pointing", "pointing")):
+                for found in on_object_rows(
+                    alias, [(alias, own[usable])], score, split.masks[usable], groups=groups,
+                    sources=photographs[usable], seed=seed,
+                ):  # fmt: skip
+                    on_object.append(found)
+                    means[name] = found.estimate
+        known.append(rows.MapRow(alias, method, accuracy(usable), **means))
+        averages.append(average)
+        halves.append(shares.half)
+    usable = maps.overlap.usable[maps.sampled]
+    agreement: tuple[rows.AgreementRow, ...] = ()
     if usable.any():
-        one, two = (each.half[usable].numpy() for each in maps.shares)
-        gap = bootstrap_difference(one, two, groups=groups_of(usable), seed=seed)
         first, second = run.aliases
-        alike = (mean(overlap.spearman, usable, ""), mean(overlap.top, usable), mean(overlap.shared, usable))
-        agreement = (rows.AgreementRow(first, second, *alike, gap),)
+        spearman, top, shared = (
+            mean(getattr(maps.overlap, name)[maps.sampled], usable, "" if name == "spearman" else "fraction")
+            for name in ("spearman", "top", "shared")
+        )
+        agreement = (rows.AgreementRow(first, second, spearman, top, shared, mean(halves[0] - halves[1], usable)),)
     return {
         "methods": tuple(known),
         "on_object": tuple(on_object),
         "agreement": agreement,
-        "mean_maps": rows.MeanMapArrays(_mean_map(maps, 0), _mean_map(maps, 1)),
+        "mean_maps": rows.MeanMapArrays(*averages),
     }
-
-
-def _on_object(maps: Maps, at: int, run: Run[CompareOptions], usable: Tensor) -> Iterator[OnObjectRow]:
-    """Where the usable maps of one model lie on the objects, by score; none without masks."""
-    split, members = run.split, maps.indices[usable]
-    if split.masks is None:
-        return
-    groups = None if split.groups is None else split.groups[members]
-    photographs, named = sources(split.pick(maps.indices))[usable], [(run.aliases[at], maps.values[at][usable])]
-    for score in ("mass", "pointing"):
-        yield from on_object_rows(
-            run.aliases[at], named, score, split.masks[members], groups=groups, sources=photographs, seed=run.run.seed
-        )
-
-
-def _mean_map(maps: Maps, at: int) -> NDArray[np.float64]:
-    """The mean of one model's usable maps, each divided by its sum; uniform where there is none."""
-    usable = maps.shares[at].usable & maps.sampled
-    if not usable.any():
-        return np.full(maps.grid, 1 / np.prod(maps.grid))
-    mean = as_shares(maps.values[at][usable], size=maps.size, grid=maps.grid).mean(0)
-    return np.asarray(mean.numpy())

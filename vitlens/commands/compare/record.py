@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.archives import Form
 from vitlens.arrays import Masks, Pixels
 from vitlens.commands.shared.calibration import CalibrationRow
@@ -26,6 +25,14 @@ CELLS: Final[Mapping[str, str]] = {
     "only-second-wrong": "only {second} wrong",
     "both-wrong-alike": "both wrong, the same class",
     "both-wrong-differently": "both wrong, different classes",
+}
+
+
+_LEVELS: Final = {  # what the level of a disturbance is
+    "low-pass": "kept up to (share of Nyquist's frequency)",
+    "high-pass": "removed up to (share of Nyquist's frequency)",
+    "shuffle": "tiles along a side",
+    "occlusion": "squares covered (share)",
 }
 
 
@@ -127,7 +134,7 @@ class HarderRow:
     @property
     def panel(self) -> str:
         """The disturbance and what its level is."""
-        return f"{self.kind}: {DISTURBANCES[self.kind].axis.replace('%', 'share')}"
+        return f"{self.kind}: {_LEVELS[self.kind]}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,67 +1,64 @@
 """Measuring why models fail: the rows and arrays of shared/failures.py, as fields of a record."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from vitlens.analysis.failures.covariates import Subject, covariate_rows, covariates
-from vitlens.analysis.failures.diagnosis import EXAMPLES, Diagnosis, diagnose, planned, predictions
+from vitlens.analysis.failures.covariates import Subject, covariate_rows
+from vitlens.analysis.failures.diagnosis import Diagnosis, diagnose, planned, predictions
 from vitlens.analysis.failures.interventions import CHANGES, Pictures
 from vitlens.analysis.failures.properties import causes
 from vitlens.commands.run.progress import progress
 from vitlens.commands.shared.failures import CovariateArrays, MendedArrays
 
-_TRIED = 100  # errors among which examples are looked for
+EXAMPLES: Final = 3  # errors that a change mends, shown beside their control
+_TRIED: Final = 100  # errors among which examples are looked for
 
 
 def failure_fields(subjects: Sequence[Subject], *, quiet: bool) -> dict[str, Any]:
     """The tables and arrays of one or of two models' failures, as keyword arguments of a record."""
-    values = [covariates(subject) for subject in subjects]
-    changes = list(planned(subjects, covariate_rows(list(zip(subjects, values)))))
-    passes = 2 * sum(len(subject.split) for subject, *_ in changes)
+    rows = covariate_rows(subjects)
+    passes = sum(2 * len(subject.split) * len(planned(subject, rows)) for subject in subjects)
     with progress("changing images", passes, quiet=quiet or not passes) as advance:
-        found = diagnose(subjects, values=values, advance=advance)
+        found = diagnose(subjects, advance=advance)
+    values = {
+        subject.evaluation.alias: CovariateArrays(
+            {name: own.cpu().float().numpy() for name, own in subject.values.items()},
+            subject.evaluation.correct.cpu().numpy(),
+        )
+        for subject in subjects
+    }
+    examples = {subject.evaluation.alias: own for subject in subjects if (own := _examples(subject, found)) is not None}
     return {
         "covariates": found.covariates,
         "covariate_differences": found.differences,
         "quarters": found.quarters,
         "interventions": found.interventions,
-        "covariate_values": {
-            subject.evaluation.alias: CovariateArrays(
-                {name: own.cpu().float().numpy() for name, own in values_of.items()},
-                subject.evaluation.correct.cpu().numpy(),
-            )
-            for subject, values_of in zip(subjects, values)
-        },
-        "failure_examples": _examples(subjects, found),
+        "covariate_values": values,
+        "failure_examples": examples,
     }
 
 
-def _examples(subjects: Sequence[Subject], found: Diagnosis) -> Mapping[str, MendedArrays]:
-    """Errors that the change of each model's first cause mends and its control does not."""
-    examples = {}
-    for subject in subjects:
-        evaluation = subject.evaluation
-        for row, _ in causes(evaluation.alias, found.covariates, found.interventions)[:1]:
-            wrong = (~evaluation.correct).nonzero().flatten()[:_TRIED]
-            after = CHANGES[row.covariate](Pictures(subject, wrong), -1 if row.area.value > 0.5 else 1)
-            answers = [predictions(subject, images) for images in after]
-            labels = evaluation.labels[wrong]
-            chosen = ((answers[0] == labels) & (answers[1] != labels)).nonzero().flatten()[:EXAMPLES]
-            if not len(chosen):
-                continue
-            before = next(iter(subject.split.pick(wrong[chosen]).batches(len(chosen)))).images
-            told = [evaluation.predictions[wrong], *answers]
-            examples[evaluation.alias] = MendedArrays(
-                wrong[chosen].numpy(), _pixels(before), _pixels(after.changed[chosen]), _pixels(after.control[chosen]),
-                np.array([evaluation.classes[label] for label in labels[chosen].tolist()]),
-                np.array([[evaluation.classes[label] for label in each[chosen].tolist()] for each in told]),
+def _examples(subject: Subject, found: Diagnosis) -> MendedArrays | None:
+    """Errors that the change of the model's first cause mends and its control does not."""
+    evaluation = subject.evaluation
+    first = causes(evaluation.alias, found.covariates, found.interventions)[:1]
+    for row, _ in first:
+        wrong = (~evaluation.correct).nonzero().flatten()[:_TRIED]
+        after = CHANGES[row.covariate](Pictures(subject, wrong), planned(subject, found.covariates)[row.covariate])
+        told = torch.stack([evaluation.predictions[wrong], *(predictions(subject, images) for images in after)])
+        right = told == evaluation.labels[wrong]
+        chosen = (right[1] & ~right[2]).nonzero().flatten()[:EXAMPLES]
+        if len(chosen):
+            names, pictures = np.array(evaluation.classes), Pictures(subject, wrong[chosen])
+            before, changed, control = (
+                (255 * each.clamp(0, 1)).round().byte().cpu().numpy()
+                for each in (pictures.images, after.changed[chosen], after.control[chosen])
+            )
+            return MendedArrays(
+                wrong[chosen].numpy(), before, changed, control,
+                names[evaluation.labels[wrong[chosen]].numpy()], names[told[:, chosen].numpy()],
             )  # fmt: skip
-    return examples
-
-
-def _pixels(images: Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    return np.asarray((255 * images.clamp(0, 1)).round().to(torch.uint8).cpu().numpy())
+    return None
