@@ -114,7 +114,7 @@ class AuditChapters(ChapterRunner):
         ranked = list(dict.fromkeys([*preferred, *every]))
         methods, images = checked_maps(ranked, len(self.split), 60 * MAPS * self.minutes, self._pass_seconds)
         if (len(methods), images) < (len(every), min(len(self.split), EXPLAINED[0][1])):
-            less = f"{len(methods)} of {len(every)} methods on {images} images are checked: more do not fit `--budget`"
+            less = f"{len(methods)} of {len(every)} methods on {images} images are checked: more do not fit the budget"
             self.untested.append(UntestedRow("explain", less))
         options = ExplainOptions(
             self.models, method=tuple(name for name in every if name in methods), verify=True, counterfactuals=False,
