@@ -26,7 +26,8 @@ def main() -> None:
         page.goto((ROOT / "reports/study-digits/report.html").as_uri())
         page.add_style_tag(content="nav, .skip { display: none }")
         first, last = (page.locator(place).bounding_box() for place in ("header", "#answer"))
-        assert first is not None and last is not None
+        assert first is not None
+        assert last is not None
         clip = {"x": 0, "y": first["y"], "width": WIDTH, "height": last["y"] + last["height"] - first["y"]}
         pixels = page.screenshot(clip=clip, full_page=True)  # type: ignore[arg-type]
         browser.close()

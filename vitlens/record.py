@@ -66,18 +66,9 @@ class Column:
     keys: Callable[[], Collection[str]] | None = None
 
 
-def col(
-    title: str,
-    *,
-    unit: str = "",
-    term: str = "",
-    better: Better | None = None,
-    metric: str = "",
-    keys: Callable[[], Collection[str]] | None = None,
-    default: Any = MISSING,
-) -> Any:
-    """A field of a row, declared as a `Column`."""
-    return field(default=default, metadata={_COLUMN: Column(title, unit, term, better, metric, keys)})
+def col(title: str, *, default: Any = MISSING, **more: Any) -> Any:
+    """A field of a row, declared as a `Column`; more: the other fields of Column."""
+    return field(default=default, metadata={_COLUMN: Column(title, **more)})
 
 
 def table() -> Any:
@@ -246,6 +237,18 @@ def read_record(kind: type[R], run: RunRecord) -> R:
     return kind(**values, folder=run.folder, status=run.status, seconds=float(results["seconds"]))
 
 
+def joined(parts: Sequence[R]) -> R:
+    """Several records of a command in one: the rows of all, and the arrays of all by their names."""
+    tables: dict[str, Any] = {
+        name: tuple(row for each in parts for row in each.tables[name]) for name in parts[0].tables
+    }
+    arrays: dict[str, Any] = {
+        name: {key: value for part in parts for key, value in getattr(part, name).items()}
+        for name, (pattern, _) in _array_files(type(parts[0])).items() if "{" in pattern
+    }  # fmt: skip
+    return dataclasses.replace(parts[0], **tables, **arrays)
+
+
 def _converted(value: object, kind: Any, source: str) -> Any:
     try:
         return msgspec.convert(value, kind)
@@ -330,6 +333,9 @@ def flat(row: Any) -> dict[str, Any]:
             else:
                 found[name] = part
     return found
+
+
+head_name: Final = property(lambda row: f"L{row.layer}.H{row.head}", doc="A head as it is written, L3.H7.")
 
 
 def by(rows: Sequence[Any], name: str) -> Mapping[Any, tuple[Any, ...]]:

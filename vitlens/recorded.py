@@ -9,17 +9,6 @@ from vitlens.typed import Count, Name, Text, between, length
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One metric."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    n: Count | None = None
-    unit: str = ""
-
-
-@dataclass(frozen=True)
 class Results:
     """results.json; the rows of its tables are declared by each command."""
 
@@ -27,7 +16,7 @@ class Results:
     command: Name
     status: Literal["running", "done", "failed", "interrupted"]
     seconds: Annotated[float, between(0, 1e10)]
-    metrics: Mapping[str, Measured]
+    metrics: Mapping[str, Mapping[str, Any]]
     tables: Mapping[str, tuple[Annotated[Mapping[str, Any], length(0, 1000)], ...]]
 
 

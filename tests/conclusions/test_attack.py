@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, judged, states
 from vitlens.cli.main import run
 from vitlens.commands.attack import sweep
@@ -20,7 +21,7 @@ from vitlens.commands.attack.record import (
 from vitlens.commands.attack.report import REPORT, claims
 from vitlens.commands.run.publish import read_folder
 from vitlens.recorded import Config, Data, ModelEntry
-from vitlens.report.claims import Claim, contradictions, shown
+from vitlens.report.claims import Claim, shown
 from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate, wilson
 

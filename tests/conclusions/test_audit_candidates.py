@@ -9,10 +9,13 @@ from vitlens.commands.audit.measure import (
     CANDIDATES,
     EXPLAINED,
     FEWEST,
-    checked_maps,
+    budget_row,
+    checked_passes,
+    chosen,
     considered,
+    fitting_methods,
     pass_seconds,
-    passes_of,
+    swept_passes,
 )
 from vitlens.commands.audit.record import BudgetRow, CandidateRow
 
@@ -23,10 +26,6 @@ ALL = {0.0: 1.0, 1.0: 1.0, 2.0: 1.0, 4.0: 1.0, 8.0: 1.0}
 def considered_in(seconds, *, images=100, shares=ALL, defined=lambda _: True):
     budget = BudgetRow(seconds / 60, 0.0, seconds / 60, PASS)
     return considered(CANDIDATES, budget, images=images, shares=shares, defined=lambda attack: defined(attack.name))
-
-
-def chosen(rows):
-    return next(row for row in rows if row.state == "chosen")
 
 
 def candidate_of(attacks, restarts, epsilons, images):
@@ -70,26 +69,22 @@ def test_the_time_of_a_rung_by_hand():
     candidate = candidate_of(("pgd",), 3, (1.0, 8.0), 100)
     run = 3 * ATTACKS["pgd"].steps * 3  # restarts, steps, and forward passes that a step with its gradient takes
     swept, checked = 100 * run * (0.9 + 0.8), (8 * CHECKED + 100) * run  # checked: self-checks, and the sample
-    assert passes_of(candidate, shares) == pytest.approx(swept + checked)
+    assert swept_passes(candidate, shares) == pytest.approx(swept)
+    assert checked_passes(candidate) == pytest.approx(checked)
     (row, _) = considered([candidate], BudgetRow(1.0, 0.0, 1.0, PASS), images=100, shares=shares)
     assert 60 * row.minutes == pytest.approx(0.001 * (swept + checked))
 
 
 def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
-    """Beyond the self-checks, which have all images."""
-    shares, none = {0.0: 1.0, 8.0: 0.0}, {0.0: 0.0}  # all fooled: APGD-CE alone has work
-
-    def swept(attack: str, left: dict[float, float]) -> float:
-        candidate = candidate_of((attack,), 1, (8.0,), 10)
-        return passes_of(candidate, left) - passes_of(candidate, none)
-
-    assert swept("auto", shares) == pytest.approx(swept("apgd-ce", shares))
-    assert swept("auto", ALL) > 5 * swept("auto", shares)
+    shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: APGD-CE alone has work
+    auto = swept_passes(candidate_of(("auto",), 1, (8.0,), 10), shares)
+    assert auto == pytest.approx(swept_passes(candidate_of(("apgd-ce",), 1, (8.0,), 10), shares))
+    assert swept_passes(candidate_of(("auto",), 1, (8.0,), 10), ALL) > 5 * auto
 
 
 def test_attacks_without_gradients_cost_forward_passes():
-    square, none = candidate_of(("square",), 1, (1.0,), 1), {0.0: 0.0}
-    assert passes_of(square, ALL) - passes_of(square, none) == ATTACKS["square"].passes()
+    square = swept_passes(candidate_of(("square",), 1, (1.0,), 1), ALL)
+    assert square == ATTACKS["square"].passes()
 
 
 def test_what_a_model_of_few_classes_cannot_be_attacked_with_is_passed_over():
@@ -113,15 +108,20 @@ def test_a_model_with_no_correct_image_costs_nothing():
     assert pass_seconds(busy) == pytest.approx(0.2)  # 20 passes forward, 10 of them also backward
 
 
-def test_maps_are_checked_as_far_as_their_share_of_the_time_allows():
-    """More time never means less; with next to none the preferred method alone is checked, on few images."""
-    methods = ("best", "relevance", "gradcam", "occlusion", "rollout")
-    taken = [checked_maps(methods, 1000, seconds, PASS) for seconds in (0, 0.1, 1, 3, 5, 12, 20, 40, 60, 1e9)]
-    sizes = [(len(names), images) for names, images in taken]
+def test_a_fifth_of_the_budget_is_kept_for_the_attack():
+    assert budget_row(3.0, 60.0, PASS).left == pytest.approx(2.0)
+    assert budget_row(3.0, 170.0, PASS).left == pytest.approx(0.6)
+    assert budget_row(1.0, 1200.0, PASS).left == pytest.approx(0.2)
+
+
+def test_maps_that_are_checked_fit_their_share():
+    """The preferred method on few images in any case, then more images and the costlier methods."""
+    costs = {"gradcam": 2 * PASS, "rollout": PASS, "occlusion": 65 * PASS}
+    found = [fitting_methods(costs, PASS, seconds, 1000) for seconds in (0, 8, 18, 25, 1e6)]
+    assert found[0] == (("gradcam",), EXPLAINED[-1])
+    assert found[-1] == (tuple(costs), EXPLAINED[0])
+    sizes = [(len(names), images) for names, images in found]
     assert sizes == sorted(sizes)
-    assert taken[0] == (("best",), 5)
-    assert taken[-1] == (methods, 50)
-    assert len(set(sizes)) == len(EXPLAINED)
-    assert checked_maps(methods, 3, 0.0, PASS) == (("best",), 3)
-    assert checked_maps(methods, 3, 1e9, PASS) == (methods, 3)
-    assert checked_maps(methods, 1000, 10.0, 10 * PASS) == checked_maps(methods, 1000, 1.0, PASS)
+    assert len(set(sizes)) == len(sizes)
+    assert all(names == tuple(costs)[: len(names)] for names, _ in found)
+    assert fitting_methods(costs, PASS, 0, 3) == (("gradcam",), 3)

@@ -97,20 +97,6 @@ def test_nothing_planted_nothing_found():
     assert "no significant lead" in REPORT(record).title
 
 
-def test_classes_and_confusions_of_each_model():
-    labels = torch.tensor([0, 0, 0, 1, 2])
-    told = {"vit": [1, 1, 1, 1, 2], "cnn": [0, 1, 2, 0, 2]}
-    each = [Evaluation(alias, ("a", "b", "c"), torch.eye(3)[own], labels) for alias, own in told.items()]
-    record = answered(compare_answers(*each), 0)
-    assert {(row.model, row.truth, row.prediction, row.count) for row in record.confusions} == {
-        ("vit", "a", "b", 3), ("cnn", "a", "b", 1), ("cnn", "a", "c", 1), ("cnn", "b", "a", 1)
-    }  # fmt: skip
-    found = {(row.model, row.class_name): (row.n, row.accuracy.value) for row in record.per_class}
-    assert found["vit", "a"] == (3, 0)
-    assert found["cnn", "a"] == (3, pytest.approx(1 / 3))
-    assert found["cnn", "b"] == (1, 0)
-
-
 def test_models_that_agree_on_everything():
     record = recorded((0.0, 0.0))
     assert not found(record)

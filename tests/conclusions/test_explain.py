@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kit.contradictions import contradictions
 from tests.kit.explained import explained, report
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import digits, save
@@ -19,7 +20,6 @@ from vitlens.commands.explain.record import ExplainRecord
 from vitlens.commands.shared.maps.measure import CheckedMaps
 from vitlens.commands.shared.maps.record import WEIGHTS, judged_maps
 from vitlens.commands.shared.maps.report import map_claims
-from vitlens.report.claims import contradictions
 
 SHORT = Settings(steps=4, counterfactuals=False)
 LINE = "--data digits --verify --no-counterfactuals"

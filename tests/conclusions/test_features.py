@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kit.contradictions import contradictions
 from vitlens.cli.main import run
 from vitlens.commands.features.record import (
     PROBE,
@@ -25,7 +26,7 @@ from vitlens.commands.features.report import REPORT
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.comparison import compared
 from vitlens.recorded import Config, Data, ModelEntry
-from vitlens.report.claims import Claim, contradictions
+from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate, wilson
 
 N = 600

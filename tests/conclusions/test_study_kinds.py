@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.kit.contradictions import contradictions
 from vitlens.analysis.answers.seeds import accuracy_over_seeds
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.measure import compared
@@ -19,7 +20,6 @@ from vitlens.commands.study.kinds.record import (
 from vitlens.commands.study.kinds.report import REPORT, caught_up, decision, reasons
 from vitlens.commands.study.kinds.transfer import reached
 from vitlens.commands.study.record import StudyRecord
-from vitlens.report.claims import contradictions
 from vitlens.uncertainty import Estimate
 
 IMAGES = 450

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.kit.contradictions import contradictions
 from tests.kit.first_page import judged
 from vitlens.commands.shared.comparison import UNDECIDED, PairRow
 from vitlens.commands.shared.trainings import Budget
@@ -13,7 +14,7 @@ from vitlens.commands.shared.worst_class import ClassRow
 from vitlens.commands.train.measure import WAYS, gain, generalisation_gap
 from vitlens.commands.train.record import PointRow, ScoreRow, SetupRow, TrainRecord
 from vitlens.commands.train.report import REPORT
-from vitlens.report.claims import Claim, contradictions, shown
+from vitlens.report.claims import Claim, shown
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate, difference_of, wilson
 

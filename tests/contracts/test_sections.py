@@ -15,17 +15,19 @@ import numpy as np
 import pytest
 from jinja2 import nodes
 
+from tests.kit.contradictions import contradictions
 from vitlens.charts import Picture, bars, board, images, intervals, lines, matrix, scatter
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.report.report import changes_between
 from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.run.publish import report as make_again
 from vitlens.commands.run.reading import read
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.errors import InputError
 from vitlens.record import Record, col, columns, table
-from vitlens.report.claims import Claim, contradictions, judge, shown, title_of
+from vitlens.report.claims import Claim, judge, shown, title_of
 from vitlens.report.junit import junit
 from vitlens.report.prose import Marked, environment, say
 from vitlens.report.sections import Chart, Glance, Report, Section, help_of
@@ -98,7 +100,7 @@ def fur(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(out: Path, record: FurRecord) -> Path:
     config = {"models": [{"alias": record.furs[0].model}], "command_line": "vitlens fur cat"}
-    with RunFolder.create("fur", out=out, config=config) as folder:
+    with RunFolder.opened("fur", RunOptions(out=out), config) as folder:
         folder.keep(record)
         folder.record()
     make_again(out)
@@ -296,7 +298,7 @@ HEADS = [
         lines("layer", "fur", of="head"),
         lines("head", "weight", panel="layer", log=True),
         lines("weight", "weight", of="head", loglog=True),
-        scatter("weight", "fur", of="layer", name="head", diagonal=True),
+        scatter("weight", "fur", of="layer", diagonal=True),
         bars("head", "fur", of="layer", words=lambda _: "x"),
         board("fur", "weight", marked=lambda row: row.head == 1),
         board("fur", signed=True),

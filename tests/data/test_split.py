@@ -73,6 +73,16 @@ def test_images_named_stand_in_front_and_the_rest_keeps_its_order(split):
     assert split.starting_with([]) is split
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_images_named_are_there_whatever_the_sample(split, count):
+    drawn = split.limit(count, seed=1).files
+    names = [file for file in split.files if file not in drawn][:2]
+    led = split.starting_with(names, count, seed=1)
+    assert led.files == (*names, *drawn[: max(0, count - 2)])
+    inside = split.starting_with(drawn[-1:], count, seed=1)
+    assert inside.files == (drawn[-1], *drawn[:-1])
+
+
 def test_a_name_that_is_not_there_is_said(split):
     with pytest.raises(DataError, match=r"such as 0.png, found 'e'"):
         split.starting_with(["e"])

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.contradictions import contradictions
 from tests.kit.making import save, untrained
-from tests.kit.training_runs import train
 from vitlens import load, load_data, rollout
 from vitlens.analysis.attention.map_checks import alike, map_bits, similarity
 from vitlens.analysis.attention.views import key_maps, query_maps
-from vitlens.analysis.attention.weights import attention_maps
 from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.faithfulness.localisation import mass_inside, pointing_hits
 from vitlens.cli.main import run as main
@@ -26,7 +25,6 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, OnObjectRow
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.recorded import Config, Data, ModelEntry
-from vitlens.report.claims import contradictions
 from vitlens.uncertainty import Estimate
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
@@ -107,31 +105,21 @@ def test_the_number_of_images_left_out_is_reported(tiny_vit, pictures, tmp_path,
     assert "of the 3 images" not in capsys.readouterr().err
 
 
-def test_views_of_a_patch_and_the_matrix_of_a_head(tiny_vit, pictures, tmp_path):
-    asked = {"query": (1, 2), "key": (0, 3), "head": (1, 0), "layer": 0, "matrix": (1, 0)}
+def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
+    asked = {"query": (1, 2), "key": (0, 3), "layer": 0}
     record = run(tiny_vit, tmp_path / "out", images=(str(pictures),), **asked)
-    assert figures(tmp_path / "out") == OVERVIEW | {"query", "query_head", "key", "key_head", "matrix"}
+    assert figures(tmp_path / "out") == OVERVIEW | {"query", "key"}
     model, images = load(str(tiny_vit)), pixels(record)
     looks, seen = query_maps(model, images, query=(1, 2)), key_maps(model, images, key=(0, 3))
     for name, expected in (("query", looks), ("key", seen)):
         for layer, view in enumerate(expected):
             np.testing.assert_allclose(record.views[name].mean[layer], view.maps.mean(1), atol=1e-7)
-            np.testing.assert_allclose(record.views[name].head[layer], view.maps[:, 0], atol=1e-7)
     for row, view in zip(record.query, looks, strict=True):
         assert (row.row, row.column, row.grid) == (1, 2, (4, 4))
         assert row.prefix == pytest.approx(view.prefix.mean().item())
-        assert row.head_prefix == pytest.approx(view.prefix[:, 0].mean().item())
         assert row.itself == pytest.approx(view.maps[:, :, 1, 2].mean().item())
     for row, view in zip(record.key, seen, strict=True):
         assert row.received == pytest.approx(view.maps.sum((2, 3)).mean().item())
-        assert row.head_received == pytest.approx(view.maps[:, 0].sum((1, 2)).mean().item())
-    (row,), arrays = record.matrix, record.head_matrix
-    weights = vitlens.attention(model, pictures / "0.png")[1][0, 0]
-    np.testing.assert_allclose(arrays.weights, weights, atol=1e-6)
-    np.testing.assert_allclose(torch.from_numpy(arrays.scores).softmax(-1), weights, atol=1e-6)
-    assert (row.name, row.tokens, row.prefix) == ("L1.H0", 17, ("cls",))
-    assert row.itself == pytest.approx(float(weights.diagonal().mean()))
-    assert (row.most, row.received) == (int(weights.mean(0).argmax()), pytest.approx(float(weights.mean(0).max())))
 
 
 @pytest.mark.slow
@@ -149,11 +137,6 @@ def test_attention_to_padding_is_recorded(pictures, tmp_path):
         ({"layer": -1}, "expected --layer with a layer from 0 to 1, found -1"),
         ({"query": (4, 0)}, r"expected --query ROW,COL inside the 4x4 grid \(0,0 to 3,3\), found 4,0"),
         ({"key": (0, 9)}, r"expected --key ROW,COL inside the 4x4 grid \(0,0 to 3,3\), found 0,9"),
-        ({"query": (0, 0), "head": (2, 0)}, "expected --head LAYER,HEAD with a layer from 0 to 1, found 2"),
-        ({"query": (0, 0), "head": (1, 2)}, "with a head from 0 to 1 in layer 1, found 2"),
-        ({"matrix": (2, 0)}, "expected a layer from 0 to 1 of .*, found 2"),
-        ({"matrix": (1, 2)}, "expected --matrix LAYER,HEAD with a head from 0 to 1 in layer 1, found 2"),
-        ({"head": (0, 0)}, "expected a run that kept its weights for --head, found none kept in .*--keep-every N"),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_written(asked, message, tiny_vit, pictures, tmp_path):
@@ -162,33 +145,11 @@ def test_what_is_not_there_is_refused_before_anything_is_written(asked, message,
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_model_does_not_have_is_refused(swin, tiny_cnn, pictures, tmp_path):
-    for model, asked, message in (
-        (tiny_cnn, {}, "softmax attention"),
-        (tiny_cnn, {"query": (0, 0)}, "softmax attention"),
-        (swin, {"matrix": (0, 0)}, r"every token attends to every token, found layer 0 .* windows"),
-    ):
-        with pytest.raises(UnsupportedError, match=message):
-            run(model, tmp_path / "out", images=(str(pictures / "0.png"),), **asked)
+def test_what_a_model_does_not_have_is_refused(tiny_cnn, pictures, tmp_path):
+    for asked in ({}, {"query": (0, 0)}):
+        with pytest.raises(UnsupportedError, match="softmax attention"):
+            run(tiny_cnn, tmp_path / "out", images=(str(pictures / "0.png"),), **asked)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_head_over_training(pictures, tmp_path):
-    """The weights after 0 to 7 epochs: eight checkpoints, two more than a figure holds."""
-    kept, out = tmp_path / "kept", tmp_path / "out"
-    shape = {"dim": 8, "depth": 2, "heads": 2, "patch_size": [8, 8]}
-    options = replace(OPTIONS, limit=20, batch_size=10, out=kept)
-    train("vit-micro", recipe={"epochs": 7}, shape=shape, keep_every=1, options=options)
-    record = run(f"mine={kept}", out, images=(str(pictures),), head=(1, 0))
-    assert figures(out) == OVERVIEW | {"head_over_training"}
-    rows, maps = record.training, record.checkpoints.maps
-    assert [(row.epochs, row.kept) for row in rows] == [(epochs, 8) for epochs in (0, 1, 3, 4, 6, 7)]
-    assert (rows[0].file, rows[-1].file) == ("epoch-0000.safetensors", "model.safetensors")
-    assert maps.shape == (3, 6, 4, 4)
-    np.testing.assert_allclose(maps[:, -1], record.maps.layer[1][:, 0], atol=1e-6)
-    first = load(str(kept / "kept" / "epoch-0000.safetensors"))
-    np.testing.assert_allclose(maps[:, 0], attention_maps(first, pixels(record))[1].maps[:, 0], atol=1e-6)
-    assert np.abs(maps[:, 0] - maps[:, -1]).max() > 1e-4
 
 
 def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
@@ -218,7 +179,7 @@ def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pict
 
 def test_the_windows_of_a_swin_and_a_patch_through_its_stages(swin, pictures, tmp_path):
     out = tmp_path / "out"
-    record = run(swin, out, images=(str(pictures),), query=(13, 7), head=(4, 6))
+    record = run(swin, out, images=(str(pictures),), query=(13, 7))
     model = load(str(swin)).eval()
     expected = window_layers(model, vitlens.images(str(pictures), model))
     assert [(row.pairs, row.new, row.reach) for row in record.windows] == [
@@ -235,7 +196,6 @@ def test_the_windows_of_a_swin_and_a_patch_through_its_stages(swin, pictures, tm
     places = [(row.grid, row.row, row.column) for row in record.query[::2]]
     assert places == [((16, 16), 13, 7), ((8, 8), 6, 3), ((4, 4), 3, 1)]
     assert all(row.prefix is None and (row.padding is None or row.padding < 1e-5) for row in record.query)
-    assert set(record.views["query"].head) == {4, 5}  # head 6 is there in the last stage alone
 
 
 def test_images_of_another_size_than_the_model_s_input(tmp_path):

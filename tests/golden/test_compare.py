@@ -10,8 +10,8 @@ from PIL import Image
 from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
 from vitlens import load
-from vitlens.analysis.failures.compare import CELLS as ANALYSED
-from vitlens.analysis.failures.disturbed import DISTURBANCES
+from vitlens.analysis.failures import compare
+from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.cli.main import run as vitlens
 from vitlens.commands.compare.measure import measure
 from vitlens.commands.compare.options import CompareOptions
@@ -53,8 +53,8 @@ def of_shapes(tmp_path_factory: pytest.TempPathFactory) -> CompareRecord:
 
 
 def test_cells_are_those_of_the_analysis():
-    assert len(CELLS) == len(ANALYSED)
-    assert [cell.replace(",", "").replace(" ", "-") for cell in ANALYSED] == list(CELLS)
+    assert len(CELLS) == len(compare.CELLS)
+    assert [cell.replace(",", "").replace(" ", "-") for cell in compare.CELLS] == list(CELLS)
 
 
 def test_the_folder_is_whole_and_its_report_fits(record):

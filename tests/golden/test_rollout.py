@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.contradictions import contradictions
 from tests.kit.making import digits, save
 from tests.kit.simulated_processes import run_in_processes
 from vitlens import load
@@ -25,7 +26,6 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.maps.measure import on_object_rows
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.recorded import Config, Data, ModelEntry
-from vitlens.report.claims import contradictions
 from vitlens.uncertainty import Estimate, Side
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)

@@ -93,7 +93,7 @@ def report_of(name: str) -> str:
         models=(ModelEntry("vit", name, name, parameters=1, notes=(name,)),),
     )
     record = NamedRecord(config=config, rows=(NamedRow(name, f"{name}.png", 1), NamedRow("tabby", "b.png", 2)))
-    return markdown(REPORT(record), record, seconds=1.0)
+    return markdown(REPORT(record), record)
 
 
 PLAIN = [(block.type, block.tag) for block in parsed(report_of("name"))]

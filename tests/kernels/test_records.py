@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, read_run
 from vitlens.record import MetricName, Record, arrays, by, col, flat, read_record, table
@@ -52,7 +53,7 @@ ROWS = (Point("cat\n*1*", 1.0, {"a": HALF, "c": HALF, "b": None}), Point("dog", 
 
 def back(path: Path, **parts: object) -> PointsRecord:
     """A record of these parts as it is read from its folder."""
-    with RunFolder.create("rollout", out=path) as folder:
+    with RunFolder.opened("rollout", RunOptions(out=path)) as folder:
         folder.keep(PointsRecord(**parts))  # type: ignore[arg-type]
     return read_record(PointsRecord, read_run(path))
 
@@ -123,7 +124,7 @@ def test_arrays_of_another_form_are_refused(tmp_path):
 
 
 def test_a_table_that_a_finished_run_has_not_is_said_and_an_unfinished_run_has_empty_ones(tmp_path):
-    with RunFolder.create("rollout", out=tmp_path / "done") as folder:
+    with RunFolder.opened("rollout", RunOptions(out=tmp_path / "done")) as folder:
         folder.keep(PointsRecord())
     results = json.loads((tmp_path / "done" / "results.json").read_text())
     for status in ("done", "interrupted"):

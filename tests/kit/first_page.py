@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from vitlens.report.claims import Claim, contradictions, shown
+from tests.kit.contradictions import contradictions
+from vitlens.report.claims import Claim, shown
 from vitlens.report.document import Document
 
 SENTENCES: Final = 5

@@ -11,7 +11,7 @@ from torch import Tensor
 import vitlens
 from vitlens.demo import intervene, tabs
 from vitlens.demo.pictures import Picture
-from vitlens.demo.pool import Pool, pool_of
+from vitlens.demo.pool import Pool
 from vitlens.demo.site import DemoSite, Write, written
 from vitlens.models.model import Model
 from vitlens.models.support import meets
@@ -33,7 +33,7 @@ def write(model: Model, picture: Picture, function: Write, place: Path, **option
 
 def every_view(model: Model, batch: Tensor) -> list[str]:
     """The HTML of every tab for the first image of a batch in [0, 1], as far as the model has them."""
-    (served,) = pool_of([model]).models
+    (served,) = Pool((model,)).models
     picture = Picture("key", "a.png", "", {model.alias: (batch[:1] * 255).round().byte()})
     views: list[tuple[Write, dict[str, Any]]] = [
         (tabs.write_look, {}),
@@ -46,7 +46,5 @@ def every_view(model: Model, batch: Tensor) -> list[str]:
         off = {"heads": switches.heads[:2], "patches": () if switches.grid is None else (0,)}
         views.append((intervene.write_intervened, {"off": off}))
         shown.append(intervene.board_html(served, picture, switches))
-    if meets(model, "maps"):
-        views.append((tabs.write_space, {"share": 1.0}))
     with TemporaryDirectory() as place:
         return [*shown, *(write(served, picture, each, Path(place), **more).read_text("utf-8") for each, more in views)]

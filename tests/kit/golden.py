@@ -22,7 +22,7 @@ LINES: Final = {
     "look with a CNN": "look {pictures} --model {cnn}",
     "attention": "attention {vit} --images {pictures}",
     "attention of digits": "attention {vit} --data digits --limit 6",
-    "attention of a patch": "attention {vit} --images {pictures} --query 1,2 --key 0,3 --head 1,0 --layer 0",
+    "attention of a patch": "attention {vit} --images {pictures} --query 1,2 --key 0,3 --layer 0",
     "rollout": "rollout {vit} --data digits --limit 12 --batch-size 5 --fusion max,min --method rollout",
     "rollout of pictures": "rollout {vit} --images {pictures} --fusion mean --discard 0.5",
     "every method": "rollout {vit} --data digits --limit 5 --target true --alpha 0.4 --layer 0 "

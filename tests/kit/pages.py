@@ -107,7 +107,7 @@ def written(folder: Path, content: Document, **config: object) -> str:
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for figure in content.figures:
         Image.new("RGB", (300, 150), "orange").save(folder / "figures" / f"{figure.name}.png", dpi=(200, 200))
-    return page(content, record(folder, **config), folder, seconds=3.0)
+    return page(content, record(folder, **config))
 
 
 def _figure(name: str, of: str) -> FigureSpec:

@@ -28,11 +28,10 @@ from vitlens.analysis.faithfulness.choice import (
 from vitlens.analysis.faithfulness.composite_kinds import FEWEST, CompositeKind, composite_kind
 from vitlens.analysis.faithfulness.composites import Composites, confident_images, recognised
 from vitlens.analysis.faithfulness.deletion import faithfulness
-from vitlens.analysis.faithfulness.league import BASELINES, random_maps
-from vitlens.analysis.faithfulness.localisation import centre_maps, has_edge, roc_auc
+from vitlens.analysis.faithfulness.league import BASELINES, explained
+from vitlens.analysis.faithfulness.localisation import has_edge, roc_auc
 from vitlens.analysis.faithfulness.masking import resized
 from vitlens.analysis.faithfulness.randomisation import Explain
-from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
 from vitlens.attribution.refinement import Refinement, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -201,16 +200,8 @@ class _Subject:
     advance: Callable[[int], object]
 
     def maps(self, images: Images, targets: Labels) -> dict[str, Maps]:
-        """The maps of every candidate and baseline; values that are not finite count as 0."""
-        found = {}
-        for name, function in self.functions.items():
-            with evaluating(self.model):
-                maps = function(self.model, images, targets.to(self.model.device))
-            found[name] = maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0)
-            self.advance(1)
-        grid = removal_grid(self.model)
-        flat = random_maps(len(images), grid, seed=self.seed), centre_maps(len(images), grid)
-        return found | dict(zip(BASELINES, flat))
+        """The maps of every candidate and baseline."""
+        return explained(self.model, self.functions, images, targets, seed=self.seed, advance=self.advance)
 
     def faithfulness(self, maps: Mapping[str, Maps], batch_size: int | None) -> Values:
         """Insertion minus deletion of every method, image by image."""
@@ -274,6 +265,6 @@ def _unseen(model: Model, mosaics: Sequence[Composites], kind: CompositeKind) ->
     if beyond(share, guessed) is Side.ABOVE:
         return ""
     return (
-        f"{model.alias} names {100 * share.value:.0f} % of the classes of mosaics, not shown to be more than by "
-        f"guessing ({100 * guessed:.0f} %)"
+        f"{model.alias} names {100 * share.value:.0f} % of the classes of mosaics, not significantly more than "
+        f"by guessing ({100 * guessed:.0f} %)"
     )

@@ -156,9 +156,9 @@ class PatchMap:
     model: str
     points: Array
     content: Array
-    captions: tuple[str, str]
+    captions: Sequence[str]
     places: Array
-    grid: tuple[int, int]
+    grid: Sequence[int]
     cut: Array | None = None
     pixels: Array | None = None
 
@@ -185,7 +185,7 @@ def patch_map(maps: Sequence[PatchMap], title: str) -> Figure:
     return figure
 
 
-def place_colours(places: Array, grid: tuple[int, int]) -> NDArray[np.float64]:
+def place_colours(places: Array, grid: Sequence[int]) -> NDArray[np.float64]:
     """A colour (n, 3) for each place: four corner colours, mixed between them, so that near places look alike."""
     corners = np.array([[[0.0, 0.35, 0.75], [0.1, 0.75, 0.5]], [[0.8, 0.25, 0.5], [0.95, 0.75, 0.1]]])
     share = np.asarray(places, dtype=float) / np.maximum(np.array(grid) - 1, 1)
@@ -196,7 +196,7 @@ def place_colours(places: Array, grid: tuple[int, int]) -> NDArray[np.float64]:
     return colours
 
 
-def _draw_key(axes: Axes, grid: tuple[int, int], points: Array) -> None:
+def _draw_key(axes: Axes, grid: Sequence[int], points: Array) -> None:
     """The colours of all places, drawn as the image lies, in the corner where it hides fewest points."""
     rows, columns = np.indices(grid)
     colours = place_colours(np.stack([rows.ravel(), columns.ravel()], 1), grid).reshape(*grid, 3)

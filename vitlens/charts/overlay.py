@@ -15,21 +15,11 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from vitlens.charts.style import (
-    MAGNITUDE,
-    RIGHT,
-    SIGNED,
-    SMALL,
-    VERMILLION,
-    WRONG,
-    round_ticks,
-    tick_words,
-)
-from vitlens.errors import InputError
+from vitlens.charts import style
 
 Array = NDArray[np.floating[Any]]
 
-OPACITY: Final = 0.85  # of a map's largest values, drawn as shares
+_OPACITY: Final = 0.85  # of a map's largest values, drawn as shares
 _BLENDED: Final = 0.65  # share of the colour of a map with one scale for several
 _LARGEST: Final = 99.5  # percentile from which values have the full colour
 _ZERO: Final = 0.02  # of the upper end of a scale, below which its lower end is 0
@@ -127,32 +117,27 @@ def blend(image: Array, values: Array, *, scale: Scale, smooth: bool = True) -> 
     grey = enlarged(image) @ _GREY
     if flaw_of(values):
         return np.repeat(grey[..., None], 3, axis=2)
-    colours = colormaps[MAGNITUDE](scale.norm(upsample(values, grey.shape, smooth=smooth)))[..., :3]
+    colours = colormaps[style.MAGNITUDE](scale.norm(upsample(values, grey.shape, smooth=smooth)))[..., :3]
     return np.asarray((1 - _BLENDED) * grey[..., None] + _BLENDED * colours)
 
 
-def overlaid(image: Array, values: Array, *, signed: bool, opacity: float = OPACITY) -> tuple[Array, str]:
-    """As blend, a map as a share of its largest values, red above 0 and blue below, the greater the less transparent;
-    and why it says nothing, where that is so.
+def overlaid(image: Array, values: Array, *, signed: bool) -> Array:
+    """As blend, a map as a share of its largest values, red above 0 and blue below, the greater the less transparent.
 
-    Methods have different units: only places can be compared. A map without signs begins at its least value. opacity:
-    of the largest values. Raises InputError when it is not in [0, 1].
+    Methods have different units: only places can be compared. A map without signs begins at its least value.
     """
-    if not 0 <= opacity <= 1:
-        raise InputError(f"expected opacity in [0, 1], found {opacity}")
     grey = np.repeat((enlarged(image) @ _GREY)[..., None], 3, axis=2)
-    flaw = flaw_of(values)
-    if flaw:
-        return grey, flaw
+    if flaw_of(values):
+        return grey
     values = values if signed else values - values.min()
     most = float(np.percentile(np.abs(values), _LARGEST)) or float(np.abs(values).max())
     shares = upsample(np.clip(values / most, -1, 1), (grey.shape[0], grey.shape[1]))
-    colours = colormaps[SIGNED](0.5 + shares / 2)[..., :3]
-    weight = opacity * np.abs(shares)[..., None]
-    return np.asarray((1 - weight) * grey + weight * colours), ""
+    colours = colormaps[style.SIGNED](0.5 + shares / 2)[..., :3]
+    weight = _OPACITY * np.abs(shares)[..., None]
+    return np.asarray((1 - weight) * grey + weight * colours)
 
 
-def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = MAGNITUDE, both: bool = False) -> None:
+def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = style.MAGNITUDE, both: bool = False) -> None:
     """Fill axes with the colour bar of a scale, with ticks at round numbers.
 
     An arrow at its end, and "≥" where a tick is there, say that values lie above (Scale.clipped); both: also below.
@@ -166,8 +151,8 @@ def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = MAGNITUDE
     if scale.low == scale.high:
         bar.set_ticks([scale.low], labels=[f"{scale.low:.3g}\nall\nequal"])
         return
-    ticks = round_ticks(scale.low, scale.high)
-    labels = tick_words(ticks)
+    ticks = style.round_ticks(scale.low, scale.high)
+    labels = style.tick_words(ticks)
     if scale.clipped and ticks[-1] == scale.high:
         labels[-1] = f"≥ {labels[-1]}"
     if scale.clipped and both and ticks[0] == scale.low:
@@ -189,11 +174,19 @@ def cross_out(axes: Axes, reason: str = "") -> None:
     """Draw two diagonals over a panel that shows an image, and the reason in a few words in its middle."""
     for ends in ((0.0, 1.0), (1.0, 0.0)):
         (line,) = axes.plot((0.02, 0.98), [0.02 + 0.96 * end for end in ends], transform=axes.transAxes)
-        line.set(color=VERMILLION, linewidth=1.1, solid_capstyle="butt", gid="crossed out")
+        line.set(color=style.VERMILLION, linewidth=1.1, solid_capstyle="butt", gid="crossed out")
         line.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
     if reason:
         axes.text(
-            0.5, 0.5, reason, fontsize=SMALL, ha="center", va="center", transform=axes.transAxes, bbox=_PLATE, zorder=5
+            0.5,
+            0.5,
+            reason,
+            fontsize=style.SMALL,
+            ha="center",
+            va="center",
+            transform=axes.transAxes,
+            bbox=_PLATE,
+            zorder=5,
         )
 
 
@@ -201,7 +194,7 @@ def mark_peak(axes: Axes, values: Array, *, hit: bool) -> None:
     """Mark the highest point of the map that is drawn, by colour and symbol as a hit or a miss."""
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     y, x = np.unravel_index(upsample(values, (height, width)).argmax(), (height, width))
-    colour, marker = (RIGHT, "o") if hit else (WRONG, "X")
+    colour, marker = (style.RIGHT, "o") if hit else (style.WRONG, "X")
     axes.plot(x, y, marker, color=colour, markeredgecolor="white", markersize=6, markeredgewidth=0.9, clip_on=False)
     axes.xaxis.label.set_color(colour)
 

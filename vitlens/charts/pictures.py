@@ -12,36 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitlens.charts.overlay import (
-    Array,
-    Scale,
-    blend,
-    clipped_scale,
-    colour_bar,
-    cross_out,
-    enlarged,
-    flaw_of,
-    joint_scale,
-    mark_peak,
-    outline,
-    overlaid,
-    upsample,
-)
+from vitlens.charts import overlay, style
 from vitlens.charts.panels import BAR_ROOM, Margins, area, without_frames
-from vitlens.charts.style import (
-    MAGNITUDE,
-    RIGHT,
-    RIGHT_SYMBOL,
-    SIGNED,
-    SMALL,
-    TALL,
-    WIDE,
-    WRONG,
-    WRONG_SYMBOL,
-    drawable,
-    shortened,
-    styled,
-)
 from vitlens.charts.values import Draw
 from vitlens.report.numbers import percent
 
@@ -61,7 +33,7 @@ class Picture:
     column: their names; below: a line under it; frame: the colour around it; mask (height, width): of an object,
     outlined; hit: whether the map's highest point, which is marked, lies on it; crossed: why the map says nothing,
     crossed out; sheet: the number of its figure, where there are several; signed: None, or whether a map that is drawn
-    as a share of its largest value has signs.
+    as a share of its largest value has signs; of: what the title of its figure names.
     """
 
     image: NDArray[np.floating] | None
@@ -75,19 +47,22 @@ class Picture:
     crossed: str = ""
     sheet: int = 0
     signed: bool | None = None
+    of: str = ""
 
     @classmethod
     def predicted(
         cls, image: NDArray[np.floating], prediction: str, probability: float, label: str | None, *, row: str = ""
     ) -> "Picture":
         """An image with its prediction below, marked by colour and symbol as right or wrong, where a label is known."""
-        words = f"{shortened(prediction, 16)}, {percent(probability)}"
+        words = f"{style.shortened(prediction, 16)}, {percent(probability)}"
         words = words if len(words) <= 16 else words.replace(", ", "\n", 1)
         if label is None:
             return cls(image, below=words, row=row)
         if prediction == label:
-            return cls(image, below=f"{RIGHT_SYMBOL} {words}", frame=RIGHT, row=row)
-        return cls(image, below=f"{WRONG_SYMBOL} {words}\nis {shortened(label, 16)}", frame=WRONG, row=row)
+            return cls(image, below=f"{style.RIGHT_SYMBOL} {words}", frame=style.RIGHT, row=row)
+        return cls(
+            image, below=f"{style.WRONG_SYMBOL} {words}\nis {style.shortened(label, 16)}", frame=style.WRONG, row=row
+        )
 
     @property
     def flaw(self) -> str:
@@ -95,7 +70,7 @@ class Picture:
         if self.crossed or self.map is None or self.map.size == 1:
             return self.crossed
         values = np.asarray(self.map, float)
-        return flaw_of(values if self.image is not None else values[np.isfinite(values)])
+        return overlay.flaw_of(values if self.image is not None else values[np.isfinite(values)])
 
 
 def images(
@@ -110,24 +85,26 @@ def images(
     maximum, or all on one, symmetric around 0 if signed, whose bar has the label; largest: side of a picture, inch,
     where there is room; under: names of rows are below them."""
 
-    @styled
+    @style.styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         places, down, across = _places(rows)
         bar = _scale(rows, scale)
         names = {places[id(each)][0]: each.row for each in rows if each.row}
-        beside = {} if under else {at: textwrap.fill(shortened(name, 40), 14) for at, name in names.items()}
+        beside = {} if under else {at: textwrap.fill(style.shortened(name, 40), 14) for at, name in names.items()}
         longest = max((len(line) for text in beside.values() for line in text.split("\n")), default=0)
         left, right = 0.12 + 0.075 * longest if longest else _GAP, BAR_ROOM if bar else _GAP
-        room, least = WIDE - left - right, _LEAST[sum(each.image is not None for each in rows) > 1]
+        room, least = style.WIDE - left - right, _LEAST[sum(each.image is not None for each in rows) > 1]
         blocks = -(-across // max(1, int((room + _GAP) / (least + _GAP))))
         across = -(-across // blocks)
         ratio = max(_shape(each)[0] / _shape(each)[1] for each in rows)
         most = max(_LARGEST, min(largest, _TALL / down))
-        side = min((room + _GAP) / across - _GAP, most / max(1.0, ratio), (TALL - 1) / (blocks * down * ratio))
+        side = min((room + _GAP) / across - _GAP, most / max(1.0, ratio), (style.TALL - 1) / (blocks * down * ratio))
         letters = max(10, int((side + _GAP) / _LETTER))
         below = {id(each): _wrapped(each.below, letters) for each in rows}
         text = 0.05 + 0.14 * max(_lines(each) for each in below.values()) + 0.16 * under
-        heads = {each.column: textwrap.fill(shortened(each.column, 60), max(8, int(side / 0.07))) for each in rows}
+        heads = {
+            each.column: textwrap.fill(style.shortened(each.column, 60), max(8, int(side / 0.07))) for each in rows
+        }
         above = 0.1 + 0.14 * max(map(_lines, heads.values())) if any(heads) else 0.05
         block = above + down * (side * ratio + text)
         margins = Margins(left=left, right=right, top=0.0, bottom=0.1)
@@ -139,20 +116,22 @@ def images(
             axes = drawn.place(drawn.left + column * (side + _GAP), y, side, side * ratio)
             _fill(axes, each, bar, smooth)
             if each.below:
-                axes.set_xlabel(below[id(each)], fontsize=SMALL, labelpad=2)
+                axes.set_xlabel(below[id(each)], fontsize=style.SMALL, labelpad=2)
             if row == 0 and each.column:
                 axes.set_title(heads[each.column])
         figure, size = drawn.figure, drawn.figure.get_size_inches()
         for part, (row, name) in product(range(blocks), names.items()):
             y = drawn.top + part * block + above + row * (side * ratio + text)
             if under:
-                words, down_to = shortened(name, int(wide / _LETTER)), 1 - (y + side * ratio + 0.04) / size[1]
-                figure.text(drawn.left / size[0], down_to, words, va="top", fontsize=SMALL)
+                words, down_to = style.shortened(name, int(wide / _LETTER)), 1 - (y + side * ratio + 0.04) / size[1]
+                figure.text(drawn.left / size[0], down_to, words, va="top", fontsize=style.SMALL)
             else:
                 middle = 1 - (y + side * ratio / 2) / size[1]
                 figure.text((drawn.left - 0.05) / size[0], middle, beside[row], ha="right", va="center")
         if bar:
-            colour_bar(drawn.bar(), scale=bar[0], label=label or bar[2], colours=bar[1], both=bar[1] == SIGNED)
+            overlay.colour_bar(
+                drawn.bar(), scale=bar[0], label=label or bar[2], colours=bar[1], both=bar[1] == style.SIGNED
+            )
         return drawn.figure
 
     return draw
@@ -175,15 +154,19 @@ def _places(rows: Sequence[Picture]) -> tuple[dict[int, tuple[int, int]], int, i
     return {id(each): (down.index(each.row), across.index(each.column)) for each in rows}, len(down), len(across)
 
 
-def _scale(rows: Sequence[Picture], kind: str) -> tuple[Scale, str, str] | None:
+def _scale(rows: Sequence[Picture], kind: str) -> tuple[overlay.Scale, str, str] | None:
     """What the colours of all maps mean: their scale, the map of colours, and the label of their bar."""
     if any(each.signed is not None for each in rows):
-        return Scale(-1.0, 1.0, clipped=True), SIGNED, "share of the map's largest value"
+        return overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "share of the map's largest value"
     maps = [np.ravel(each.map) for each in rows if each.map is not None]  # their grids may differ
     if not maps or kind == "own":
         return None
     every = np.concatenate(maps)
-    return (clipped_scale(every), SIGNED, "") if kind == "signed" else (joint_scale(every), MAGNITUDE, "")
+    return (
+        (overlay.clipped_scale(every), style.SIGNED, "")
+        if kind == "signed"
+        else (overlay.joint_scale(every), style.MAGNITUDE, "")
+    )
 
 
 def _shape(each: Picture) -> tuple[int, int]:
@@ -197,44 +180,44 @@ def _lines(text: str) -> int:
 
 def _wrapped(text: str, letters: int) -> str:
     """Lines that are too long divided, but not between a number and its % sign."""
-    lines = [textwrap.fill(line.replace(" %", "\u00a0%"), letters) for line in drawable(text).split("\n")]
+    lines = [textwrap.fill(line.replace(" %", "\u00a0%"), letters) for line in style.drawable(text).split("\n")]
     return "\n".join(lines)
 
 
-def _fill(axes: Axes, each: Picture, bar: tuple[Scale, str, str] | None, smooth: bool) -> None:
+def _fill(axes: Axes, each: Picture, bar: tuple[overlay.Scale, str, str] | None, smooth: bool) -> None:
     """One picture with its map and what is drawn upon it."""
     without_frames([axes])
     if each.image is None and each.map is not None:
-        colours = colormaps[bar[1] if bar else MAGNITUDE].with_extremes(bad="#D9D9D9")
+        colours = colormaps[bar[1] if bar else style.MAGNITUDE].with_extremes(bad="#D9D9D9")
         axes.imshow(each.map, cmap=colours, norm=(bar[0] if bar else _own(each.map)).norm)
     else:
         axes.imshow(_pixels(each, bar[0] if bar else None, smooth), interpolation="nearest")
     if each.flaw:
-        cross_out(axes, each.flaw)
+        overlay.cross_out(axes, each.flaw)
     if each.mask is not None:
-        outline(axes, np.asarray(each.mask, float))
+        overlay.outline(axes, np.asarray(each.mask, float))
     if each.map is not None and each.hit is not None:
-        mark_peak(axes, np.asarray(each.map, float), hit=each.hit)
+        overlay.mark_peak(axes, np.asarray(each.map, float), hit=each.hit)
     if each.frame:
         axes.spines[:].set(visible=True, color=each.frame, linewidth=2.0)
 
 
-def _own(values: Array) -> Scale:
+def _own(values: overlay.Array) -> overlay.Scale:
     known = values[np.isfinite(values)]
-    return Scale(min(0.0, float(known.min(initial=0.0))), float(known.max(initial=0.0)) or 1.0)
+    return overlay.Scale(min(0.0, float(known.min(initial=0.0))), float(known.max(initial=0.0)) or 1.0)
 
 
-def _pixels(each: Picture, joint: Scale | None, smooth: bool) -> Array:
+def _pixels(each: Picture, joint: overlay.Scale | None, smooth: bool) -> overlay.Array:
     if each.image is None:
         if each.map is None:
             return np.ones((1, 1, 3))
-        return np.asarray(colormaps[MAGNITUDE](_own(each.map).norm(each.map)))[..., :3]
+        return np.asarray(colormaps[style.MAGNITUDE](_own(each.map).norm(each.map)))[..., :3]
     if each.map is None:
-        return enlarged(np.asarray(each.image, float))
+        return overlay.enlarged(np.asarray(each.image, float))
     values = np.asarray(each.map, float)
     if each.signed is not None:
-        return overlaid(each.image, values, signed=each.signed)[0]
-    return blend(each.image, values, scale=joint or _own(values), smooth=smooth)
+        return overlay.overlaid(each.image, values, signed=each.signed)
+    return overlay.blend(each.image, values, scale=joint or _own(values), smooth=smooth)
 
 
 def pixels(picture: Picture) -> NDArray[np.uint8]:
@@ -263,7 +246,7 @@ def images_on_a_page(panels: int) -> int:
 
 
 def with_maps(
-    pictures: Array, maps: Sequence[Array], titles: Sequence[str], names: Sequence[str] = ("",), *,
+    pictures: overlay.Array, maps: Sequence[overlay.Array], titles: Sequence[str], names: Sequence[str] = ("",), *,
     patches: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Picture]:  # fmt: skip
     """Each image (3, height, width) beside its maps (batch, rows, columns), one a title; patches: (row, column) of the
@@ -280,10 +263,10 @@ def with_maps(
 def _patch_mask(patch: tuple[int, int], grid: tuple[int, ...], size: tuple[int, ...]) -> NDArray[np.bool_]:
     one = np.zeros(grid)
     one[patch] = 1.0
-    return np.asarray(upsample(one, (size[0], size[1]), smooth=False) > 0.5)
+    return np.asarray(overlay.upsample(one, (size[0], size[1]), smooth=False) > 0.5)
 
 
-def of_heads(maps: Array, numbers: Sequence[int], image: Array | None = None) -> Iterator[Picture]:
+def of_heads(maps: overlay.Array, numbers: Sequence[int], image: overlay.Array | None = None) -> Iterator[Picture]:
     """The map of every head (layers, heads, rows, columns), layers down, or across where they are more than twice as
     many; numbers: of the layers; image: beside them."""
     across = len(maps) > 2 * maps.shape[1]
@@ -297,25 +280,21 @@ def of_heads(maps: Array, numbers: Sequence[int], image: Array | None = None) ->
         yield Picture(None, maps[layer, head], row, column)
 
 
-def mosaic(similarity: Array, grid: tuple[int, int]) -> Array:
+def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
     """Similarities (patches, patches) as one map: for each of at most 8 by 8 patches, at its place, its similarity with
     all others; NaN between two, and that with itself, which is 1, as the greatest of two different."""
     different = similarity[~np.eye(len(similarity), dtype=bool)]
     values = np.minimum(similarity, different.max(initial=-1.0) if different.size else 1.0)
-    maps = values.reshape(*grid, *grid)[np.ix_(*map(_spread, grid))]  # (down, across, rows, columns)
+    steps = [-(-length // _MOSAIC) for length in grid]
+    kept = [range((length - 1) % step // 2, length, step) for length, step in zip(grid, steps)]  # spaced, centred
+    maps = values.reshape(*grid, *grid)[np.ix_(*kept)]  # (down, across, rows, columns)
     gap = max(1, round(max(grid) / 12))
     padded = np.pad(maps, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
     down, across, rows, columns = padded.shape
     return np.asarray(padded.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)[:-gap, :-gap])
 
 
-def _spread(length: int) -> list[int]:
-    """At most eight indices, evenly spaced and centred."""
-    step = -(-length // _MOSAIC)
-    return list(range((length - 1) % step // 2, length, step))
-
-
-def cut(image: Array, patch: tuple[int, int]) -> Array:
+def cut(image: overlay.Array, patch: tuple[int, int]) -> overlay.Array:
     """An image, each pixel repeated, with white lines between its patches of (height, width) px."""
     times = max(1, -(-448 // min(image.shape[1:])))
     drawn = image.repeat(times, axis=1).repeat(times, axis=2)

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,24 +16,32 @@ from vitlens.charts.values import MARKERS, STYLES, Draw, Values, colour, label, 
 _MOST = 30  # rows of a chart that has a line for each
 
 
-def intervals(by: str, *values: str, of: str = "", reference: float | None = None, titles: Sequence[str] = ()) -> Draw:
+def intervals(
+    by: str, *values: str, of: str = "", reference: float | None = None, titles: Sequence[str] = (),
+    filled: bool = False, words: Callable[[Any], str] | None = None,
+) -> Draw:  # fmt: skip
     """A line for each `by`, a dot with its interval for each of the values and each series `of`; reference: a dashed
-    line, in the values' own unit as drawn (% for fractions)."""
+    line, in the values' own unit as drawn (% for fractions); filled: bars from 0 in the place of dots, at whose end
+    stand these words."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:_MOST]
+        named, title = _first(rows, by, title)
         drawn = [(name, own, each) for name, own in series_of(rows, of).items() for each in values]
         figure = sheet(WIDE * 0.8, 0.7 + max(0.24, 0.13 * len(drawn)) * max(len(named), 2))
-        axes = figure.subplots()
+        axes, tall = figure.subplots(), (0.8 if filled else 0.6) / len(drawn)
         for at, (name, own, column) in enumerate(drawn):
             kept = [row for row in own if str(value(row, by)) in named]
             found, own_title = numbers(kept, column), titles[at % len(values)] if titles else ""
-            shift = 0.6 * ((at + 0.5) / len(drawn) - 0.5)
-            places = np.array([named.index(str(value(row, by))) for row in kept]) + shift
-            words = " · ".join(filter(None, (name, own_title or (label(rows, column) if len(values) > 1 else ""))))
-            axes.hlines(places, found[1], found[2], color=colour(at), linewidth=1.2)
-            axes.plot(found[0], places, MARKERS[at % len(MARKERS)], color=colour(at), markersize=4, label=words)
+            places = np.array([named.index(str(value(row, by))) for row in kept]) + tall * (at + 0.5 - len(drawn) / 2)
+            series = " · ".join(filter(None, (name, own_title or (label(rows, column) if len(values) > 1 else ""))))
+            if filled:
+                axes.barh(places, found[0], 0.9 * tall, color=colour(at), label=series)
+            else:
+                axes.plot(found[0], places, MARKERS[at % len(MARKERS)], color=colour(at), markersize=4, label=series)
+            axes.hlines(places, found[1], found[2], color="black" if filled else colour(at), linewidth=1.0)
+            for row, place, end in zip(kept, places, found[0]) if words else ():
+                axes.annotate(words(row), (end, place), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)  # type: ignore[misc]
         if reference is not None:
             axes.axvline(reference, color=GREY, linestyle="--", linewidth=0.9)
         axes.set_yticks(range(len(named)), [shortened(name, 34) for name in named])
@@ -44,6 +53,15 @@ def intervals(by: str, *values: str, of: str = "", reference: float | None = Non
         return figure
 
     return draw
+
+
+def _first(rows: Sequence[Any], by: str, title: str) -> tuple[list[str], str]:
+    """The names of the lines of a chart, and its title, which says where it shows the first of them alone."""
+    every = list(dict.fromkeys(str(value(row, by)) for row in rows))
+    return every[:_MOST], f"{title}, the first {_MOST} of {len(every)}" if len(every) > _MOST else title
+
+
+bars = partial(intervals, filled=True)
 
 
 def lines(
@@ -138,8 +156,8 @@ def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: st
         axes.fill_between(curve, found[1, order], found[2, order], color=colour(index), alpha=0.18, linewidth=0)
 
 
-def scatter(x: str, y: str, *, of: str = "", name: str = "", diagonal: bool = False, most: int = 12) -> Draw:
-    """A point for each row; name: a column that labels the points, where they are at most `most`."""
+def scatter(x: str, y: str, *, of: str = "", diagonal: bool = False) -> Draw:
+    """A point for each row with its intervals; diagonal: a dashed line of equal values."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -152,42 +170,11 @@ def scatter(x: str, y: str, *, of: str = "", name: str = "", diagonal: bool = Fa
                 across[0], up[0], xerr=errors[0], yerr=errors[1], fmt=MARKERS[at % len(MARKERS)], color=colour(at),
                 markersize=4, elinewidth=0.8, label=series,
             )  # fmt: skip
-        for row in rows if name and len(rows) <= most else ():
-            spot = numbers([row], x)[0, 0], numbers([row], y)[0, 0]
-            axes.annotate(shortened(str(value(row, name))), spot, (4, 3), textcoords="offset points", fontsize=SMALL)
         if diagonal:
             low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
             axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)
         axes.set(xlabel=label(rows, x), ylabel=label(rows, y))
         axes.grid()
-        legend(figure, axes)
-        heading(figure, title)
-        return figure
-
-    return draw
-
-
-def bars(by: str, y: str, *, of: str = "", words: Callable[[Any], str] | None = None) -> Draw:
-    """A horizontal bar for each `by` and series, with its interval; words: what stands at its end."""
-
-    @styled
-    def draw(rows: Sequence[Any], title: str) -> Figure:
-        named = list(dict.fromkeys(str(value(row, by)) for row in rows))[:_MOST]
-        series = series_of(rows, of)
-        figure = sheet(WIDE * 0.8, 0.6 + max(0.22, 0.15 * len(series)) * max(len(named), 2))
-        axes = figure.subplots()
-        tall = 0.8 / len(series)
-        for at, (name, own) in enumerate(series.items()):
-            kept = [row for row in own if str(value(row, by)) in named]
-            found = numbers(kept, y)
-            places = np.array([named.index(str(value(row, by))) for row in kept]) + tall * (at + 0.5) - 0.4
-            axes.barh(places, found[0], 0.9 * tall, color=colour(at), label=name)
-            axes.hlines(places, found[1], found[2], color="black", linewidth=0.8)
-            for row, place, end in zip(kept, places, found[0]) if words else ():
-                axes.annotate(words(row), (end, place), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)  # type: ignore[misc]
-        axes.set_yticks(range(len(named)), [shortened(name, 34) for name in named])
-        axes.set_ylim(len(named) - 0.4, -0.6)
-        axes.set_xlabel(label(rows, y))
         legend(figure, axes)
         heading(figure, title)
         return figure

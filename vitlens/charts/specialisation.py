@@ -142,10 +142,11 @@ def _colour_bar(drawn: Board) -> None:
 
 def _legend(figure: Figure, counts: Counter[str]) -> None:
     """Add a legend at the lower edge: every label of a head with its code, colour and number of heads."""
+    known = {name: row for name, row in LABELS.items() if counts[name]}
+    named = [name if name == row.code else f"{name} ({row.code})" for name, row in known.items()]
     handles = [
-        Patch(facecolor="none", edgecolor=row.colour, linewidth=1.8, label=f"{_named(name, row.code)}: {counts[name]}")
-        for name, row in LABELS.items()
-        if counts[name]
+        Patch(facecolor="none", edgecolor=row.colour, linewidth=1.8, label=f"{words}: {counts[name]}")
+        for (name, row), words in zip(known.items(), named)
     ]
     figure.legend(
         handles=handles, loc="lower center", ncols=_columns(len(handles)), borderaxespad=0.3, handlelength=1.2
@@ -154,7 +155,3 @@ def _legend(figure: Figure, counts: Counter[str]) -> None:
 
 def _columns(labels: int) -> int:
     return _COLUMNS if labels <= _FEW else _MOST_COLUMNS
-
-
-def _named(label: str, code: str) -> str:
-    return label if label == code else f"{label} ({code})"

@@ -9,32 +9,19 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
+from vitlens.charts import style
 from vitlens.charts.overlay import Array, blend, colour_bar, joint_scale
 from vitlens.charts.panels import without_frames
-from vitlens.charts.style import (
-    BLUE,
-    GREY,
-    MAGNITUDE,
-    SIGNED,
-    SMALL,
-    VERMILLION,
-    WIDE,
-    heading,
-    round_ticks,
-    sheet,
-    styled,
-    tick_words,
-)
 
 _TICKS: Final = 6  # numbers along an axis of tokens, at most
 _MOST: Final = 99.5  # percentile of absolute values that has the full colour
 
 
-@styled
+@style.styled
 def head_matrices(scores: Array, weights: Array, prefix: Sequence[str], title: str) -> Figure:
     """Scores and weights (query, key) of one head side by side, each with its own colours; masked scores (-inf) are
     left white; prefix: the names of the tokens before the patches."""
-    figure = sheet(WIDE, 3.05)
+    figure = style.sheet(style.WIDE, 3.05)
     left, right = figure.subplots(1, 2)
     values = np.where(np.isneginf(scores), np.nan, scores)
     figure.colorbar(
@@ -45,17 +32,17 @@ def head_matrices(scores: Array, weights: Array, prefix: Sequence[str], title: s
         axes.set_title(name)
         _name_tokens(axes, prefix)
     right.set_ylabel("")
-    heading(figure, title)
+    style.heading(figure, title)
     return figure
 
 
-@styled
+@style.styled
 def weights_with_row(
     weights: Array, query: int, image: Array, grid: tuple[int, int], prefix: Sequence[str], title: str
 ) -> Figure:
     """Weights (query, key) with one query's row marked, and that row over the image (3, height, width), patch by
     patch."""
-    figure = sheet(WIDE, 3.5)
+    figure = style.sheet(style.WIDE, 3.5)
     left, right = figure.subplots(1, 2)
     _shares(left, 100 * weights, "weight (%)")
     _name_tokens(left, prefix)
@@ -64,18 +51,18 @@ def weights_with_row(
     right.imshow(blend(image, row, scale=joint_scale(row), smooth=False))
     right.set_title("its row, over the image")
     without_frames([right])
-    heading(figure, title)
+    style.heading(figure, title)
     return figure
 
 
-@styled
+@style.styled
 def token_vectors(
     panels: Sequence[tuple[str, Array]], marked: Sequence[int | None], prefix: Sequence[str], title: str
 ) -> Figure:
     """Vectors of all tokens (tokens, numbers), one panel each with one range of colours for all; marked: the token that
     is outlined in each."""
     most = max(_most(values) for _, values in panels)
-    figure = sheet(WIDE, 3.3)
+    figure = style.sheet(style.WIDE, 3.3)
     every = figure.subplots(1, len(panels))
     for axes, (name, values), token in zip(every, panels, marked, strict=True):
         image = _signed(axes, values, most)
@@ -85,17 +72,17 @@ def token_vectors(
         if token is not None:
             _outline(axes, token, values.shape[1])
     figure.colorbar(image, ax=list(every), extend="both", pad=0.02).outline.set_visible(False)
-    heading(figure, title)
+    style.heading(figure, title)
     return figure
 
 
-@styled
+@style.styled
 def weighted_values(weights: Array, values: Array, output: Array, title: str) -> Figure:
     """One query's weights (key,) beside the values (key, numbers), and below them their weighted sum (numbers,)."""
-    figure = sheet(WIDE, 3.6)
+    figure = style.sheet(style.WIDE, 3.6)
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 4], height_ratios=[7, 1])
     left, middle, below = (figure.add_subplot(grid[place]) for place in ((0, 0), (0, 1), (1, 1)))
-    left.barh(np.arange(len(weights)), 100 * weights, color=BLUE, height=1.0)
+    left.barh(np.arange(len(weights)), 100 * weights, color=style.BLUE, height=1.0)
     left.set(xlabel="weight (%)", ylabel="key token", ylim=(len(weights) - 0.5, -0.5))
     most = _most(values)
     _signed(middle, values, most)
@@ -103,11 +90,11 @@ def weighted_values(weights: Array, values: Array, output: Array, title: str) ->
     image = _signed(below, output[None], most)
     below.set(yticks=[], xlabel="weighted sum: the output of the head")
     figure.colorbar(image, ax=[middle, below], extend="both", pad=0.02).outline.set_visible(False)
-    heading(figure, title)
+    style.heading(figure, title)
     return figure
 
 
-@styled
+@style.styled
 def patch_embedding(
     *, patch: Array, filters: Array, responses: Sequence[float], numbers: Sequence[int], embedded: Array,
     convolved: Array, title: str,
@@ -117,7 +104,7 @@ def patch_embedding(
 
     Each filter is drawn as a picture, its weights divided by its largest: 0 is grey. numbers: of the filters.
     """
-    figure = sheet(WIDE, 2.7)
+    figure = style.sheet(style.WIDE, 2.7)
     columns = (len(responses) + 1) // 2
     grid = figure.add_gridspec(2, columns + 3, width_ratios=[1.6, *[0.9] * columns, 0.35, 2.6])
     first = figure.add_subplot(grid[:, 0])
@@ -126,14 +113,14 @@ def patch_embedding(
     for index, (own, response, number) in enumerate(zip(filters, responses, numbers, strict=True)):
         axes = figure.add_subplot(grid[index // columns, 1 + index % columns])
         axes.imshow(0.5 + own.transpose(1, 2, 0) / (2 * (float(np.abs(own).max()) or 1.0)))
-        axes.set_title(f"filter {number}\n{response:+.2f}", fontsize=SMALL)
+        axes.set_title(f"filter {number}\n{response:+.2f}", fontsize=style.SMALL)
     without_frames(figure.axes)
     axes = figure.add_subplot(grid[:, -1])
     ends = [min(convolved.min(), embedded.min()), max(convolved.max(), embedded.max())]
-    axes.plot(ends, ends, color=GREY, linewidth=0.8)
-    axes.plot(convolved.ravel(), embedded.ravel(), ".", color=BLUE, markersize=1.5, alpha=0.4, rasterized=True)
+    axes.plot(ends, ends, color=style.GREY, linewidth=0.8)
+    axes.plot(convolved.ravel(), embedded.ravel(), ".", color=style.BLUE, markersize=1.5, alpha=0.4, rasterized=True)
     axes.set(xlabel="convolution", ylabel="unfold and linear", title=f"{convolved.size:,} numbers")
-    heading(figure, title)
+    style.heading(figure, title)
     return figure
 
 
@@ -142,13 +129,13 @@ def _most(values: Array) -> float:
 
 
 def _signed(axes: Axes, values: Array, most: float, aspect: str = "auto") -> AxesImage:
-    return axes.imshow(values, cmap=SIGNED, vmin=-most, vmax=most, aspect=aspect)  # type: ignore[arg-type]
+    return axes.imshow(values, cmap=style.SIGNED, vmin=-most, vmax=most, aspect=aspect)  # type: ignore[arg-type]
 
 
 def _shares(axes: Axes, values: Array, label: str) -> None:
     """A matrix and its colour bar."""
     scale = joint_scale(values)
-    image = axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm)
+    image = axes.imshow(values, cmap=style.MAGNITUDE, norm=scale.norm)
     beside = axes.figure.colorbar(image, ax=axes, shrink=0.82)
     beside.ax.clear()
     colour_bar(beside.ax, scale=scale, label=label)
@@ -156,15 +143,15 @@ def _shares(axes: Axes, values: Array, label: str) -> None:
 
 def _name_tokens(axes: Axes, prefix: Sequence[str], *, keys: bool = True) -> None:
     """Number the tokens along the axes; the prefix is named in the label."""
-    ticks = round_ticks(0, max(axes.get_ylim()) - 0.5, _TICKS)
+    ticks = style.round_ticks(0, max(axes.get_ylim()) - 0.5, _TICKS)
     names = ", ".join(dict.fromkeys("CLS" if name == "cls" else name for name in prefix))
     first = f" (first: {names})" if names else ""
-    axes.set_yticks(ticks, tick_words(ticks))
+    axes.set_yticks(ticks, style.tick_words(ticks))
     axes.set_ylabel(f"query token{first}" if keys else f"token{first}")
     if keys:
-        axes.set_xticks(ticks, tick_words(ticks))
+        axes.set_xticks(ticks, style.tick_words(ticks))
         axes.set_xlabel("key token")
 
 
 def _outline(axes: Axes, token: int, numbers: int) -> None:
-    axes.add_patch(Rectangle((-0.5, token - 0.5), numbers, 1, fill=False, edgecolor=VERMILLION, linewidth=1.2))
+    axes.add_patch(Rectangle((-0.5, token - 0.5), numbers, 1, fill=False, edgecolor=style.VERMILLION, linewidth=1.2))

@@ -62,18 +62,10 @@ def _draw_parts(axes: Axes, picture: Array, parts: Array) -> None:
 
 
 def _coloured(parts: Array) -> Array:
-    """One of four colours for each part, so that parts side by side differ."""
-    colours: dict[float, int] = {}
-    rows, columns = parts.shape
-    for row in range(rows):
-        for column in range(columns):
-            part = parts[row, column]
-            if part in colours:
-                continue
-            around = [(row - 1, column), (row, column - 1), (row - 1, column + 1), (row + 1, column - 1)]
-            taken = {colours.get(parts[r, c]) for r, c in around if 0 <= r < rows and 0 <= c < columns}
-            colours[part] = next(colour for colour in range(4) if colour not in taken or colour == 3)
-    return np.asarray(np.vectorize(colours.__getitem__)(parts), dtype=np.float64)
+    """One of four colours for each part, so that neighbours differ: parts lie in rows and columns."""
+    sides = (np.any(parts[1:] != parts[:-1], axis=1), np.any(parts[:, 1:] != parts[:, :-1], axis=0))
+    down, across = (np.cumsum([False, *side]) % 2 for side in sides)
+    return np.asarray(2.0 * down[:, None] + across)
 
 
 def _borders(axes: Axes, parts: Array, colour: str, width: float = 0.8, style: str = "-") -> None:

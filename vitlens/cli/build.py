@@ -7,7 +7,7 @@ complete words in the shell are free of torch, so that they are instant; what on
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, get_args, get_origin
@@ -17,7 +17,7 @@ import typer
 from vitlens.cli.terminal import print_note, print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
-from vitlens.commands.run.conclusion import UNMET, Conclusion
+from vitlens.commands.run.conclusion import Conclusion, conclusion_of
 from vitlens.commands.run.flags import Flag, as_text, flags_of
 
 _RUN: Final = "Run and report"
@@ -67,21 +67,16 @@ def command_function(command: Command) -> Callable[..., None]:
         options = _options_from(kind, values)  # wrong values are refused before torch is imported
         run = getattr(options, "run", None)
         requirements = () if run is None else _requirements(run, command)
-        outcome = command.measure(options)
-        if outcome is None:  # of several processes only the first prints
-            return
-        holds, code = True, UNMET
-        if isinstance(outcome, Path) and run:
-            holds = _conclude(outcome, requirements, quiet=run.quiet)
-        elif isinstance(outcome, Conclusion):
-            for note in outcome.lines:
+        written: Any = command.measure(options)
+        ended = conclusion_of(written, requirements, quiet=run.quiet) if isinstance(written, Path) and run else written
+        if isinstance(ended, Conclusion):
+            written = ended.path
+            for note in ended.lines:
                 print_note(note)
-            holds, code = outcome.holds, outcome.code
-        written: object = outcome.path if isinstance(outcome, Conclusion) else outcome
-        for line in (written,) if isinstance(written, str | Path) else _lines(written):
+        for line in (written,) if isinstance(written, str | Path) else written or ():  # of processes, the first prints
             print_result(line)
-        if not holds:
-            raise typer.Exit(code)
+        if isinstance(ended, Conclusion) and not ended.holds:
+            raise typer.Exit(ended.code)
 
     parameters = [*_parameters(kind), _DEBUG]
     call.__name__, call.__doc__, call.__annotations__ = command.word, command.help, {}
@@ -109,23 +104,6 @@ def _requirements(run: Any, command: Command) -> Any:
     return asked
 
 
-def _conclude(outcome: Path, requirements: Any, *, quiet: bool) -> bool:
-    """Print how a run ended on standard error; whether its requirements hold."""
-    from vitlens.commands.run.conclusion import conclusion_of
-
-    if quiet and not requirements:
-        return True
-    conclusion = conclusion_of(outcome, requirements)
-    for line in () if quiet and conclusion.holds else conclusion.lines:
-        print_note(line)
-    return conclusion.holds
-
-
-def _lines(outcome: object) -> Iterator[object]:
-    if isinstance(outcome, Iterable):
-        yield from outcome
-
-
 def _parameters(kind: type) -> Iterator[inspect.Parameter]:
     bundles = []
     for field, annotation, flag in flags_of(kind):
@@ -142,7 +120,8 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
     default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
     plain = _plain_type(annotation)
     if flag.parse is not None:
-        plain, default = str | None, _default_text(default)
+        typed = default in (None, inspect.Parameter.empty)
+        plain, default = str | None, default if typed else as_text(default) or None
     elif get_origin(plain) is tuple:
         plain, default = list[str], default if default is inspect.Parameter.empty else None
         plain = plain if default is inspect.Parameter.empty else plain | None
@@ -164,11 +143,6 @@ def _plain_type(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _default_text(default: Any) -> Any:
-    """A default as it would be typed."""
-    return default if default in (None, inspect.Parameter.empty) else as_text(default) or None
-
-
 def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
     """The options that were typed. Raises InputError for a text that cannot be read."""
     from vitlens.commands.run.options import RunOptions
@@ -183,13 +157,9 @@ def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
             value = tuple(value)
         if flag.parse is not None and value is not None:
             value = flag.parse(flag.name.partition("/")[0], value)
-        if value is None and not _takes_none(annotation):  # nothing was typed
+        if value is None and NoneType not in get_args(_plain_type(annotation)):  # nothing was typed
             value = field.default
         made[field.name] = value
     if kind is RunOptions:
         made["command"] = COMMAND_LINE.get()
     return kind(**made)
-
-
-def _takes_none(annotation: Any) -> bool:
-    return NoneType in get_args(_plain_type(annotation))

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import typer
 
+from vitlens.cli.words import values_of
 from vitlens.errors import StorageError, VitlensError, lacks_memory
 
 # Newer Typer carries its own copy of click, older Typer imports it; this public name leads to either.
@@ -42,7 +43,7 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple
     if lacks_memory(error):
         return _MORE_MEMORY, 1
     if type(error).__name__ == "OutOfMemoryError":
-        return _out_of_device_memory(str(error), _value_of("--batch-size", arguments)), 1
+        return _out_of_device_memory(str(error), values_of("--batch-size", arguments)), 1
     if isinstance(error, RecursionError):
         return "expected input nested less deeply than what was given; --debug shows where it was read", 2
     if isinstance(error, UnicodeError):
@@ -52,13 +53,13 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple
     return f"unexpected {type(error).__name__}: {error}; --debug shows where", 1
 
 
-def _out_of_device_memory(message: str, given: str | None) -> str:
+def _out_of_device_memory(message: str, given: Sequence[str]) -> str:
     """The line for too little memory on a CUDA device, with a batch size to try where the command line gives one.
 
     It is the largest power of two that is at most half of the given one and, as far as torch's message says what was
     asked for beyond what is there, fits: what the failed pass still needed after that is not known.
     """
-    size = int(given) if given and given.isdecimal() else 1
+    size = int(given[-1]) if given and given[-1].isdecimal() else 1
     if size < 2:
         return "the device ran out of memory; try a smaller --batch-size"
     fitting = size / 2
@@ -102,16 +103,5 @@ def _reworded(message: str, arguments: Sequence[str]) -> str:
     if expected is None:
         return f"expected another value for {name}: {reason.removeprefix('Value error, ')}"
     a_list = "one of " if " is not one of " in reason else ""
-    value = _value_of(name, arguments)
-    return f"expected {name} to be {a_list}{expected}" + ("" if value is None else f", found {value!r}")
-
-
-def _value_of(name: str, arguments: Sequence[str]) -> str | None:
-    """The last value that the command line gives an option."""
-    value = None
-    for word, after in zip(arguments, (*arguments[1:], "")):
-        if word == name:
-            value = after
-        elif word.startswith(f"{name}="):
-            value = word.partition("=")[2]
-    return value
+    given = values_of(name, arguments)
+    return f"expected {name} to be {a_list}{expected}" + (f", found {given[-1]!r}" if given else "")

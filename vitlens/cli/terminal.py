@@ -42,8 +42,7 @@ def print_note(line: str) -> None:
 
 def print_error(message: str) -> None:
     """Write the one line of an error to standard error, if that can still be written to."""
-    with suppress(OSError, ValueError, AttributeError):  # full, closed, or none
-        _write(f"error: {for_terminal(' '.join(message.split()))}", sys.stderr)
+    print_note(f"error: {' '.join(message.split())}")
 
 
 def output_failed(error: OSError) -> RunError:

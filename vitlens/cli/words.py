@@ -49,7 +49,7 @@ class OneCommand(TyperCommand):
 
         Raises InputError for a --model-file that no MODEL names.
         """
-        words, files = list(one_option_per_image(args)), list(_values(args, _MODEL_FILE))
+        words, files = list(one_option_per_image(args)), list(dict.fromkeys(values_of(_MODEL_FILE, args)))
         argument = next((param for param in self.params if param.name in _MODELS), None)
         if not files or argument is None:
             return super().parse_args(ctx, words)
@@ -74,8 +74,8 @@ class OneCommand(TyperCommand):
         return rest
 
 
-def _values(words: Iterable[str], option: str) -> Iterator[str]:
-    """The values of an option that the words give, each of them once."""
+def values_of(option: str, words: Iterable[str]) -> list[str]:
+    """The values of an option that the words give, in their order."""
     found, before = [], ""
     for word in words:
         if before == option:
@@ -83,7 +83,7 @@ def _values(words: Iterable[str], option: str) -> Iterator[str]:
         elif word.startswith(f"{option}="):
             found.append(word.partition("=")[2])
         before = word
-    yield from dict.fromkeys(found)
+    return found
 
 
 def _refuse_empty(args: list[str]) -> None:

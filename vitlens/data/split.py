@@ -152,13 +152,13 @@ class Split(Summary):
             scenes=None if self.scenes is None else self.scenes.pick(indices),
         )
 
-    def starting_with(self, files: Sequence[str]) -> "Split":
-        """The same images, beginning with these, by file name (with or without suffix).
+    def starting_with(self, files: Sequence[str], count: int | None = None, *, seed: int = 0) -> "Split":
+        """The images of `limit`, but beginning with these, all of them, by file name (with or without suffix).
 
         Raises DataError for an unknown name, and where images have no files.
         """
         if not files:
-            return self
+            return self.limit(count, seed=seed)
         if self.files is None:
             raise DataError(
                 f"expected images with file names, found {self.name}, whose images have none; leave out --show"
@@ -169,8 +169,9 @@ class Split(Summary):
         if unknown:
             raise DataError(f"expected names of images in {self.name}, such as {self.files[0]}, found {unknown[0]!r}")
         first = list(dict.fromkeys(places[name] for name in files))
-        rest = [index for index in range(len(self)) if index not in set(first)]
-        return self.pick(torch.tensor(first + rest))
+        drawn = balanced(len(self), self.labels, len(self) if count is None else count, seed).tolist()
+        rest = [index for index in drawn if index not in set(first)]
+        return self.pick(torch.tensor((first + rest)[: max(len(first), len(drawn))]))
 
     def epoch(self, number: int) -> "Split":
         """The split of epoch `number` (from 0): with new images where its source draws them.
@@ -186,7 +187,7 @@ class Split(Summary):
             return self
         if count < 1:
             raise DataError(f"expected --limit of at least 1, found {count}")
-        return self.pick(_balanced(len(self), self.labels, count, seed))
+        return self.pick(balanced(len(self), self.labels, count, seed))
 
 
 def takes_splits(function: Function) -> Function:
@@ -265,12 +266,14 @@ def _renewed(source: Source, number: int) -> Source:
     return source.epoch(number) if isinstance(source, Renewable) and number else source
 
 
-def _balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:
-    """Seeded indices, sorted, drawn from the classes in turn until count is reached."""
+def balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:
+    """Seeded indices, sorted, drawn from the classes in turn until count is reached; all where they are fewer."""
+    if count >= total:
+        return torch.arange(total)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     if labels is None:
         return order[:count].sort().values
-    shuffled = labels[order]
+    shuffled = labels.cpu()[order]
     turn = torch.empty(total, dtype=torch.long)  # rank of each image within its class
     for label in sorted(set(shuffled.tolist())):
         members = (shuffled == label).nonzero().squeeze(1)

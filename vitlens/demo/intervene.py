@@ -22,17 +22,10 @@ from vitlens.charts.overlay import enlarged
 from vitlens.charts.style import MAGNITUDE
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.publish import publish
+from vitlens.demo import record as kept
 from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import Picture, embedded
 from vitlens.demo.pool import OutdatedError
-from vitlens.demo.record import (
-    ChangedClassRow,
-    DemoRecord,
-    HeadOffRow,
-    IntervenedArrays,
-    IntervenedRow,
-    PatchOffRow,
-)
 from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, pieces
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.lens.places.changes import Change, Changes
@@ -116,8 +109,8 @@ def live_method(model: Model) -> str:
 
 
 def answered(
-    model: Model, picture: Picture, off: Off, switches: Switches, *, whole: DemoRecord | None = None
-) -> DemoRecord:
+    model: Model, picture: Picture, off: Off, switches: Switches, *, whole: kept.DemoRecord | None = None
+) -> kept.DemoRecord:
     """The prediction and the map of the class predicted at first, before and after.
 
     whole: the answer of this model and picture with nothing off, whose map is then not computed again.
@@ -138,25 +131,25 @@ def answered(
         with vitlens.intervene(model, changes):
             then = explained()
     prefix, (_, columns) = len(model.layout.prefix) if off.patches else 0, switches.grid or (1, 1)
-    row = IntervenedRow(
+    row = kept.IntervenedRow(
         model.alias, picture.name, model.classes[int(target)], model.classes[int(after.argmax())],
         float(before[target]), float(after[target]), method, ATTRIBUTIONS[method].title, ATTRIBUTIONS[method].signed,
         switches.grid, exact, note,
     )  # fmt: skip
-    return DemoRecord(
+    return kept.DemoRecord(
         intervened=(row,),
-        heads_off=tuple(HeadOffRow(*head) for head in off.heads),
-        patches_off=tuple(PatchOffRow(*divmod(patch, columns), prefix + patch) for patch in off.patches),
+        heads_off=tuple(kept.HeadOffRow(*head) for head in off.heads),
+        patches_off=tuple(kept.PatchOffRow(*divmod(patch, columns), prefix + patch) for patch in off.patches),
         classes=_changed_classes(model, before, after),
-        maps=IntervenedArrays(picture.pixels[model.alias].numpy(), first, then),
+        maps=kept.IntervenedArrays(picture.pixels[model.alias].numpy(), first, then),
     )
 
 
-def _changed_classes(model: Model, before: Tensor, after: Tensor) -> tuple[ChangedClassRow, ...]:
+def _changed_classes(model: Model, before: Tensor, after: Tensor) -> tuple[kept.ChangedClassRow, ...]:
     """The most probable classes before a change, and that after it, from the logits (classes,) of both."""
     leading = dict.fromkeys((*before.topk(min(_LEADING, len(before))).indices.tolist(), int(after.argmax())))
     values = (before, after, before.softmax(-1), after.softmax(-1))
-    return tuple(ChangedClassRow(model.classes[at], *(float(each[at]) for each in values)) for at in leading)
+    return tuple(kept.ChangedClassRow(model.classes[at], *(float(each[at]) for each in values)) for at in leading)
 
 
 def board_html(model: Model, picture: Picture, switches: Switches) -> str:
@@ -184,19 +177,19 @@ def board_key(model: Model, picture: Picture) -> str:
     return f"{picture.key} {model.alias}"
 
 
-def write_intervened(job: Job, *, off: object, whole: DemoRecord | None = None) -> Path:
+def write_intervened(job: Job, *, off: object, whole: kept.DemoRecord | None = None) -> Path:
     """The report of a picture with heads and patches off, as a browser says; whole: as for `answered`."""
     switches = switches_of(job.model)
     return write_record(answered(job.model, job.picture, read_off(off, switches), switches, whole=whole), job)
 
 
-def write_record(record: DemoRecord, job: Job) -> Path:
+def write_record(record: kept.DemoRecord, job: Job) -> Path:
     """A report folder of the page's own; returns the report's path."""
     model, file = job.model, job.picture.name
     options = DemoOptions(models=(job.name,), images=(file,), device=str(model.device))
     run = job.typed("demo", job.name, "--images", file)
     config = settings(options, run, models=(model,), split=job.picture.split(model))
-    with RunFolder.create("demo", out=run.out, config=config, formats=run.formats) as folder:
+    with RunFolder.opened("demo", run, config) as folder:
         folder.keep(record)
         return publish(folder)
 
@@ -225,7 +218,7 @@ def intervene_tab(here: Here) -> Tab:
         known = {board: html, whole: {board_key(model, now.picture): answer}}
         return {**known, **here.report(now, result, partial(write_record, answer))}
 
-    def switched(now: Asked, known: dict[str, DemoRecord]) -> Updates:
+    def switched(now: Asked, known: dict[str, kept.DemoRecord]) -> Updates:
         key = board_key(here.site.pool.model(now.alias), now.picture)
         if isinstance(now.data, dict) and now.data.get("board", key) != key:
             raise OutdatedError("expected a click on the board of this picture and model, found one on another's")

@@ -18,7 +18,7 @@ from vitlens.data.decode import quiet_pillow
 from vitlens.demo.intervene import switches_of, write_intervened
 from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import UPLOAD_BYTES, Picture, examples
-from vitlens.demo.pool import pool_of
+from vitlens.demo.pool import Pool
 from vitlens.demo.site import DemoSite, written
 from vitlens.demo.tabs import write_look
 from vitlens.errors import InputError, ModelError, UnsupportedError
@@ -53,7 +53,7 @@ def serving(options: DemoOptions) -> Iterator[str]:
     models = load_models(
         names, command="demo", model_options=options.model_options, options=RunOptions(device=options.device)
     )
-    pool = pool_of(models)
+    pool = Pool(models)
     with quiet_pillow():
         shown = examples(options.images, models)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the page as Ctrl-C does: its files are deleted

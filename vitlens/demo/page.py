@@ -1,7 +1,7 @@
 """The page: a picture and a model to choose, and the tabs that show what it does with it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,7 @@ from vitlens.demo.site import (
     required,
     told,
 )
-from vitlens.demo.tabs import PASSES, attack_tab, explain_tab, look_tab, space_tab
+from vitlens.demo.tabs import PASSES, attack_tab, explain_tab, look_tab
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.report.html.pictures import MOST, Embedded
 
@@ -44,7 +44,6 @@ _TABS: Final = {
     "Explain": explain_tab,
     "Break": attack_tab,
     "Intervene": intervene_tab,
-    "3D": space_tab,
 }
 _TITLE: Final = (
     '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers and heads count from 0 '
@@ -63,9 +62,9 @@ def build(site: DemoSite, cache: Path) -> Any:
     """The page of gradio, not yet served; cache: where gradio keeps files of this page."""
     with gradio.Blocks(title="vitlens demo", analytics_enabled=False, fill_width=True, delete_cache=(60, KEPT)) as page:
         gradio.HTML(_TITLE)
-        chosen = _Chosen.placed(site)
+        picture, alias, *shown = _choice(site)
         active = gradio.State("Look")
-        here = Here(site, chosen.picture, chosen.alias, gradio.State(Newest()))
+        here = Here(site, picture, alias, gradio.State(Newest()))
         parts = []
         with gradio.Tabs(overflow_behavior="wrap") as tabs:
             for name, tab in _TABS.items():
@@ -73,7 +72,7 @@ def build(site: DemoSite, cache: Path) -> Any:
                     parts.append(tab(replace(here, tab=name)))
         gradio.HTML(f'<p class="vl-limits">{_LIMITS}</p>')
         refresh = _refreshing(parts, here, active)
-        _connect(site, page, chosen, refresh)
+        _connect(here, page, *shown, refresh=refresh)
         tabs.select(_selected, None, active, queue=False, **_QUICK).then(**refresh)
 
         def left(request: gradio.Request) -> None:
@@ -83,33 +82,21 @@ def build(site: DemoSite, cache: Path) -> Any:
     return page
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """What a visitor chooses: the model, an upload or an example, and the picture, with what is shown of it."""
-
-    picture: Component
-    alias: Component
-    upload: Component
-    gallery: Component
-    card: Component
-
-    @classmethod
-    def placed(cls, site: DemoSite) -> "_Chosen":
-        picture = gradio.State(None, time_to_live=KEPT)
-        with gradio.Row(equal_height=False):
-            with gradio.Column(scale=3, min_width=300):
-                alias = gradio.Radio(
-                    list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model"
-                )
-                shown = [(each.name, _drawn(each, site, most=96).uri) for each in site.examples]
-                gallery = gradio.HTML(
-                    str(pieces.gallery(shown)), elem_id="examples", apply_default_css=False, js_on_load=_PICK
-                )
-            with gradio.Column(scale=1, min_width=140):
-                upload = gradio.File(label="Your picture", elem_id="upload", height=172)
-            with gradio.Column(scale=1, min_width=140):
-                card = gradio.HTML(elem_id="picture", js_on_load=_UPLOAD, most=UPLOAD_BYTES)
-        return cls(picture, alias, upload, gallery, card)
+def _choice(site: DemoSite) -> tuple[Component, ...]:
+    """What a visitor chooses: the picture (a State), the model, an upload or an example, and what is shown of it."""
+    picture = gradio.State(None, time_to_live=KEPT)
+    with gradio.Row(equal_height=False):
+        with gradio.Column(scale=3, min_width=300):
+            alias = gradio.Radio(list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model")
+            shown = [(each.name, _drawn(each, site, most=96).uri) for each in site.examples]
+            gallery = gradio.HTML(
+                str(pieces.gallery(shown)), elem_id="examples", apply_default_css=False, js_on_load=_PICK
+            )
+        with gradio.Column(scale=1, min_width=140):
+            upload = gradio.File(label="Your picture", elem_id="upload", height=172)
+        with gradio.Column(scale=1, min_width=140):
+            card = gradio.HTML(elem_id="picture", js_on_load=_UPLOAD, most=UPLOAD_BYTES)
+    return picture, alias, upload, gallery, card
 
 
 def _drawn(picture: Picture, site: DemoSite, *, most: int = MOST) -> Embedded:
@@ -154,9 +141,11 @@ def _refreshing(parts: Sequence[Tab], here: Here, active: Component) -> dict[str
     return {"fn": refresh, "inputs": inputs, "outputs": outputs, **EVENT}
 
 
-def _connect(site: DemoSite, page: Any, chosen: _Chosen, refresh: dict[str, Any]) -> None:
+def _connect(
+    here: Here, page: Any, upload: Component, gallery: Component, card: Component, *, refresh: dict[str, Any]
+) -> None:
     """Uploads and examples become the picture, which the open tab then shows, as it does with another model."""
-    picture, upload, card, models = chosen.picture, chosen.upload, chosen.card, site.pool.models
+    site, picture, models = here.site, here.picture, here.site.pool.models
 
     @told
     def taken(file: str) -> Updates:
@@ -180,11 +169,11 @@ def _connect(site: DemoSite, page: Any, chosen: _Chosen, refresh: dict[str, Any]
         size = event._data.get("bytes") if isinstance(event._data, dict) else None
         require_size(size if isinstance(size, int) else UPLOAD_BYTES + 1)
 
-    chosen.alias.input(**refresh)
+    here.alias.input(**refresh)
     card.refused(refused, None, None, **_QUICK)
     uploaded = upload.upload(taken, upload, [picture, upload, card], **_QUICK)
     uploaded.success(**refresh)
     uploaded.failure(lambda: None, None, upload, **_QUICK)  # so that another file can be dropped
-    chosen.gallery.picked(picked, None, [picture, card], **_QUICK).success(**refresh)
+    gallery.picked(picked, None, [picture, card], **_QUICK).success(**refresh)
     if site.examples:
         page.load(lambda: of(0), None, [picture, card], **_QUICK).success(**refresh)

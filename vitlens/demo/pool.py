@@ -2,7 +2,7 @@
 figures are drawn one at a time."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition
@@ -24,41 +24,23 @@ class OutdatedError(RunError):
     """A request that a newer one of the same visitor has replaced while it waited: nothing is shown of it."""
 
 
-class _Queue:
-    """Requests, served in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._requests: deque[object] = deque()
-        self._changed = Condition()
-
-    @contextmanager
-    def place(self, seconds: float) -> Iterator[None]:
-        """Inside, it is this request's turn. Raises BusyError where it does not come in this time."""
-        request = object()
-        with self._changed:
-            self._requests.append(request)
-        try:
-            with self._changed:
-                if not self._changed.wait_for(lambda: self._requests[0] is request, seconds):
-                    raise BusyError(
-                        f"expected its turn within {seconds:.0f} s, found the page busy with other visitors; try again"
-                    )
-            yield
-        finally:
-            with self._changed:
-                self._requests.remove(request)
-                self._changed.notify_all()
-
-
 @dataclass(frozen=True)
 class Pool:
-    """Models of which one request at a time has its turn. waiting: seconds that a request waits for it; running:
-    seconds for which it may compute then."""
+    """Models with classifiers, of which one request at a time has its turn, in the order in which requests came.
+
+    waiting: seconds that a request waits for it; running: seconds for which it may compute then. Raises
+    UnsupportedError for a model without a classifier.
+    """
 
     models: tuple[Model, ...]
     waiting: float = WAITING
     running: float = RUNNING
-    _queue: _Queue = field(default_factory=_Queue, repr=False)
+    _requests: "deque[object]" = field(default_factory=deque, repr=False, compare=False)
+    _changed: Condition = field(default_factory=Condition, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for model in self.models:
+            model.require_classifier()
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -79,12 +61,22 @@ class Pool:
         Raises BusyError after `waiting` seconds, OutdatedError where the answer is no longer wanted then, and inside,
         at a pass of the model, TooLongError after `running` seconds.
         """
-        model = self.model(alias)
-        with self._queue.place(self.waiting):
+        model, request = self.model(alias), object()
+        with self._changed:
+            self._requests.append(request)
+        try:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._requests[0] is request, self.waiting):
+                    words = f"its turn within {self.waiting:.0f} s, found the page busy with other visitors; try again"
+                    raise BusyError(f"expected {words}")
             if not wanted():
                 raise OutdatedError("expected the newest request of its tab, found an earlier one")
             with deadline(self.running), _watched(model):
                 yield model
+        finally:
+            with self._changed:
+                self._requests.remove(request)
+                self._changed.notify_all()
 
 
 @contextmanager
@@ -101,10 +93,3 @@ def _watched(model: Model) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def pool_of(models: Sequence[Model]) -> Pool:
-    """A pool of these models, of which each must have a classifier. Raises UnsupportedError."""
-    for model in models:
-        model.require_classifier()
-    return Pool(tuple(models))

@@ -1,4 +1,4 @@
-"""What a visitor of `vitlens demo` sees in Intervene or 3D, and exports. Layers, heads and patches count from 0."""
+"""What a visitor of `vitlens demo` sees in Intervene, and exports. Layers, heads and patches count from 0."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.arrays import Pixels
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import Record, arrays, col, head_name, table
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,7 @@ class HeadOffRow:
     layer: int = col("layer")
     head: int = col("head")
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return f"L{self.layer}.H{self.head}"
+    name = head_name
 
 
 @dataclass(frozen=True)
@@ -64,32 +61,7 @@ class ChangedClassRow:
     probability_after: float = col("probability after", unit="fraction")
 
 
-@dataclass(frozen=True)
-class SpaceRow:
-    """The attention of one image in space. reading: whose attention it is; points: of all layers, heads and patches;
-    shown: the strongest of them; grid: rows and columns of a head's plane in the last layer."""
-
-    model: str = col("model")
-    image: str = col("image")
-    reading: str = col("attention of", unit="text")
-    points: int = col("points")
-    shown: int = col("points shown")
-    grid: tuple[int, int] = col("rows and columns of patches")
-
-
-@dataclass(frozen=True)
-class PointRow:
-    """One of the strongest points. share: of the attention, relative to a uniform map (1: uniform)."""
-
-    layer: int = col("layer")
-    head: int = col("head")
-    row: int = col("row")
-    column: int = col("column")
-    share: float = col("times uniform")
-
-
 _Map = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
-_Places = Annotated[NDArray[np.integer[Any]], Form("i", (None,))]
 
 
 @dataclass(frozen=True)
@@ -101,30 +73,16 @@ class IntervenedArrays:
     after: _Map
 
 
-@dataclass(frozen=True)
-class PointArrays:
-    """The points that are shown: layer, head, row, column and share of each (points,)."""
-
-    layer: _Places
-    head: _Places
-    row: _Places
-    column: _Places
-    share: Annotated[NDArray[np.floating[Any]], Form("f", (None,))]
-
-
 @dataclass(frozen=True, kw_only=True)
 class DemoRecord(Record):
-    """Heads and patches that are off, and what that changes for one image; or where all heads look, in space."""
+    """Heads and patches that are off, and what that changes for one image."""
 
     command: ClassVar[str] = "demo"
     intervened: tuple[IntervenedRow, ...] = table()
     heads_off: tuple[HeadOffRow, ...] = table()
     patches_off: tuple[PatchOffRow, ...] = table()
     classes: tuple[ChangedClassRow, ...] = table()
-    space: tuple[SpaceRow, ...] = table()
-    strongest: tuple[PointRow, ...] = table()
     maps: IntervenedArrays | None = arrays("intervened")
-    points: PointArrays | None = arrays("points")
 
 
 RECORD = DemoRecord

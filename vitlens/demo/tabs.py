@@ -1,14 +1,12 @@
-"""Look, Explain, Break and 3D: each runs a command on the picture and shows its report."""
+"""Look, Explain and Break: each runs a command on the picture and shows its report."""
 
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from vitlens.analysis.answers.targets import class_index
-from vitlens.analysis.attention.weights import attention_maps
 from vitlens.attacks.defaults import ATTACK
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attribution.explain import methods_for, preferred_methods
@@ -19,22 +17,16 @@ from vitlens.commands.explain.measure import measure as measure_explain
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.look.measure import measured
 from vitlens.commands.look.options import LookOptions
-from vitlens.demo.intervene import write_record
 from vitlens.demo.pictures import Picture
-from vitlens.demo.record import DemoRecord, PointArrays, PointRow, SpaceRow
 from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, open_slider, pieces
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
-from vitlens.models.support import require
 
 PASSES: Final = 100  # passes of the model that one map or one attack takes; slower ones are for the command line
 MOST: Final = 16.0  # of an epsilon, in steps of an 8-bit pixel
 PREDICTED: Final = "the predicted class"
 _EPSILON: Final = 4.0
 _CHOICES: Final = 10  # classes to choose from; others are typed
-_POINTS: Final = 20_000  # in the view in space
-_SHARE: Final = 25  # % of the points at first: of all of them, those in front hide the others
-_STRONGEST: Final = 8  # points in the table
 
 
 def write_look(job: Job) -> Path:
@@ -204,53 +196,3 @@ def attack_tab(here: Here) -> Tab:
     for listen in (method.input, epsilon.release):
         here.on(listen, refresh, inputs, result.components)
     return Tab(here.tab, inputs, result.components, refresh)
-
-
-def space_of(model: Model, picture: Picture, *, share: float = 1.0, most: int = _POINTS) -> DemoRecord:
-    """Where every head of every layer looks: the strongest `share` of all points, at most `most`.
-
-    Raises UnsupportedError for a model without attention that is a map of the image, InputError for a share outside
-    0 to 1.
-    """
-    if not 0 < share <= 1:
-        raise InputError(f"expected a share of points above 0 and at most 1, found {share:g}")
-    require(model, "maps")
-    maps = attention_maps(model, picture.images(model))
-    parts = []
-    for each in maps:
-        values = each.maps[0].double().cpu().numpy()  # (heads, rows, columns)
-        index = np.indices(values.shape).reshape(3, -1)
-        parts.append((np.full(values.size, each.site.layer), *index, values.ravel() * values[0].size))
-    layer, head, row, column, strength = (np.concatenate(values) for values in zip(*parts, strict=True))
-    count = min(most, max(1, round(share * len(strength))))
-    order = np.argsort(-strength, kind="stable")
-    kept, first = np.sort(order[:count]), order[: min(count, _STRONGEST)]
-    strongest = tuple(
-        PointRow(int(layer[at]), int(head[at]), int(row[at]), int(column[at]), float(strength[at])) for at in first
-    )
-    grid = int(maps[-1].maps.shape[-2]), int(maps[-1].maps.shape[-1])
-    return DemoRecord(
-        space=(SpaceRow(model.alias, picture.name, maps[-1].reading, len(strength), count, grid),),
-        strongest=strongest,
-        points=PointArrays(layer[kept], head[kept], row[kept], column[kept], strength[kept].astype(np.float32)),
-    )
-
-
-def write_space(job: Job, *, share: float) -> Path:
-    """The report of the attention of all heads in space. Raises what `space_of` raises."""
-    return write_record(space_of(job.model, job.picture, share=share), job)
-
-
-def space_tab(here: Here) -> Tab:
-    """The attention of all layers and heads in space."""
-    share = open_slider(
-        1, 100, value=_SHARE, step=1, label="Share of all points that is shown, the strongest first, in %",
-        elem_id="3d-share",
-    )  # fmt: skip
-    result = Result.placed("3d")
-
-    def refresh(now: Asked, percent: float) -> Updates:
-        return here.report(now, result, partial(write_space, share=percent / 100))
-
-    here.on(share.release, refresh, (share,), result.components)
-    return Tab(here.tab, (share,), result.components, refresh)

@@ -1,10 +1,9 @@
 """Claims: what a report says was found, in one register from which title, first page, verdicts and JUnit are made.
 
-One quantity is judged once, by one limit, with one sign and one sample (`contradictions`).
+One quantity is judged once, by one limit, with one sign and one sample (tests/kit/contradictions.py).
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from types import MappingProxyType
@@ -24,7 +23,6 @@ CAP: Final = 10.0  # half-widths
 SMALLEST: Final = 0.5  # points of accuracy: a smaller difference is no finding, however certain
 ASKED: Final = 0.05  # significance level, after Holm, of what a command was asked for
 FOUND: Final = 0.001  # of what it was not asked for, one of many effects
-_CAUSE: Final = re.compile(r"\b(because|due to|caused by)\b", re.IGNORECASE)
 _URGENCY: Final = {"fail": 3, "warn": 2, "inconclusive": 0, "pass": 0, "not tested": 0, "": 0}
 
 
@@ -106,22 +104,6 @@ def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
 def title_of(claims: Sequence[Claim], otherwise: str) -> str:
     """The first claim of the first page that can be a title."""
     return next((claim.title for claim in shown(claims, len(claims)) if claim.title), otherwise)
-
-
-def contradictions(claims: Iterable[Claim]) -> Iterator[str]:
-    """What two claims on one question and subject say differently, and causes that nothing was changed to show."""
-    seen: dict[tuple[str, str], Claim] = {}
-    for claim in claims:
-        first = seen.setdefault((claim.question, claim.subject), claim)
-        about = f"{claim.question} of {claim.subject}"
-        if claim.state != first.state:
-            yield f"{about}: {first.state or 'no judgement'} and {claim.state or 'no judgement'}"
-        if claim.effect and first.effect and claim.effect.value * first.effect.value < 0:
-            yield f"{about}: two signs"
-        if claim.effect and first.effect and claim.effect.n != first.effect.n:
-            yield f"{about}: {first.effect.n} and {claim.effect.n} images"
-        if claim.evidence != "intervened" and _CAUSE.search(claim.says):
-            yield f"{about}: a cause without an intervention: {claim.says}"
 
 
 def above(estimate: Estimate | None, value: float, tests: int = 1) -> bool:

@@ -6,6 +6,7 @@ packs it into the page.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -114,13 +115,7 @@ def rollout_of(layer_weights: NDArray[np.floating], special: int) -> NDArray[np.
     start = np.full(tokens, 1 / tokens, np.float32)
     if special:
         start = np.eye(1, tokens, dtype=np.float32)[0]
-    rows = np.empty((layers, tokens), np.float32)
-    for upto in range(layers):
-        row = start
-        for layer in range(upto, -1, -1):
-            row = row @ mixed[layer]
-        rows[upto] = row
-    return rows
+    return np.stack([reduce(np.matmul, mixed[upto::-1], start) for upto in range(layers)])
 
 
 def _block_means(values: NDArray[np.floating], blocks: int, *, axis: int) -> NDArray[np.floating]:

@@ -26,24 +26,24 @@ _FIGURE: Final = re.compile(
 )  # as _figure writes it
 
 
-def markdown(document: Document, record: Record, *, seconds: float | None = None) -> str:
+def markdown(document: Document, record: Record) -> str:
     """A whole report: first page, sections with their figures, folded parts, and how to repeat it.
 
-    record: whose settings and models are listed; seconds: that the run took.
+    record: whose settings and models are listed.
     """
     numbers = {figure.name: index for index, figure in enumerate(document.figures, start=1)}
     blocks = [f"# {as_markdown(document.title)}"]
     if record.status in UNFINISHED:
         blocks.append(f"> {UNFINISHED[record.status]}")
-    blocks += [*_first(document.first, record, numbers, seconds), *_paragraphs(document.preface)]
+    blocks += [*_first(document.first, record, numbers), *_paragraphs(document.preface)]
     for section in document.sections:
         blocks += _section(section, numbers)
     for part in document.folded:
         blocks += [f"<details><summary>{as_markdown(part.title)}</summary>", *_paragraphs(part.sentences), "</details>"]
-    return "\n\n".join([*blocks, *_repeat(record, seconds)]) + "\n"
+    return "\n\n".join([*blocks, *_repeat(record)]) + "\n"
 
 
-def _first(first: FirstPage, record: Record, numbers: dict[str, int], seconds: float | None) -> Iterator[str]:
+def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterator[str]:
     """The answer, a picture, one table, and what is not known."""
     yield from _paragraphs(first.answer)
     if first.picture is not None:
@@ -54,8 +54,7 @@ def _first(first: FirstPage, record: Record, numbers: dict[str, int], seconds: f
         yield "**What this does not show**"
         yield "\n".join(f"- {as_markdown(sentence.text)}" for sentence in first.unknown)
     if record.config.command_line:
-        took = f"; {in_time(seconds)}" if record.status == "done" and seconds is not None else ""
-        yield f"{as_code(record.config.command_line)}{took}"
+        yield "; ".join(filter(None, (as_code(record.config.command_line), took(record))))
 
 
 def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
@@ -91,26 +90,31 @@ def _table(table: Table) -> str:
     return f"**{as_markdown(table.caption)}**\n\n{text}" if table.caption else text
 
 
-def _repeat(record: Record, seconds: float | None) -> Iterator[str]:
+def _repeat(record: Record) -> Iterator[str]:
     """What was run, on what, and the command that does it again."""
     yield "## Repeat it"
     if command_line := record.config.command_line:
         yield as_code_block(command_line)
-    if facts := repeated_words(record, seconds):
+    if facts := repeated_words(record):
         yield as_markdown(facts)
     yield from (f"- {as_markdown(provenance(model))}" for model in record.models)
     yield "All numbers are in `results.json`, the settings in `config.json`, the data of the figures in `arrays/`."
     yield as_markdown(citation(record))
 
 
-def repeated_words(record: Record, seconds: float | None) -> str:
+def took(record: Record) -> str:
+    """How long a finished run took; "" where that is not known."""
+    return in_time(record.seconds) if record.status == "done" and record.seconds else ""
+
+
+def repeated_words(record: Record) -> str:
     """With what a run was made, in one sentence; "" where nothing is known."""
     config = record.config
     facts = [f"{finalize(name)} {finalize(version)}" for name, version in config.versions.items()]
     settings = {"device": config.device, "precision": config.precision, "seed": config.seed}
     facts += [f"{word} {finalize(str(value))}" for word, value in settings.items() if value not in ("", None)]
-    if record.status == "done" and seconds is not None:
-        facts.append(f"took {in_time(seconds)}")
+    if time := took(record):
+        facts.append(f"took {time}")
     return f"{', '.join(facts)}." if facts else ""
 
 
@@ -136,12 +140,8 @@ def summary_lines(document: Document) -> Iterator[str]:
     """The title, and the answers and the table of the first page."""
     first = document.first
     yield document.title
-    yield from (f"  {_plain(each.text)}" for each in first.answer[:_SHOWN])
+    yield from ("  " + each.text.replace("**", "").replace("`", "") for each in first.answer[:_SHOWN])
     if first.glance is not None and first.glance.rows:
         rows = [tuple(map(in_words, row)) for row in first.glance.rows[:_NUMBERS]]
         wide = max(len(row[0]) for row in rows)
         yield from (f"  {row[0]:<{wide}}  {'  '.join(cell for cell in row[1:] if cell != '–')}" for row in rows)
-
-
-def _plain(text: str) -> str:
-    return text.replace("**", "").replace("`", "")

@@ -11,7 +11,7 @@ A template tests what is there and counts it; arithmetic and rules are Python's 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined, Template
@@ -60,42 +60,27 @@ def counts(numbers: Mapping[str, int]) -> Marked:
     return Marked(", ".join(f"{count} {finalize(name)}" for name, count in known))
 
 
-def value_of(estimate: Estimate | None, digits: int | None = None) -> Marked:
+def value_of(estimate: Estimate | None, digits: int | None = None) -> str:
     """An estimate without its interval: "93.1 %"."""
-    if estimate is None:
-        return Marked(in_words(None))
-    if estimate.unit == "fraction" and digits is not None:
-        return Marked(percent(estimate.value, digits))
-    return Marked(in_words(Estimate(estimate.value, unit=estimate.unit)))
+    if estimate is not None and estimate.unit == "fraction" and digits is not None:
+        return percent(estimate.value, digits)
+    return in_words(None if estimate is None else Estimate(estimate.value, unit=estimate.unit))
 
 
-def without_n(estimate: Estimate | None) -> Marked:
-    """An estimate with its interval, without its number of images."""
-    return Marked(in_words(estimate, with_n=False))
-
-
-def _by_count(one: str, several: str) -> Callable[[Sized | int], Marked]:
-    return lambda value: Marked(one if (value if isinstance(value, int) else len(value)) == 1 else several)
-
-
-def _percent(share: float, digits: int = 0) -> Marked:
-    return Marked(percent(share, digits))
-
-
-def _number(value: float, digits: int | None = None) -> Marked:
-    return Marked(number(value, digits))
+def _by_count(one: str, several: str) -> Callable[[Sized | int], str]:
+    return lambda value: one if (value if isinstance(value, int) else len(value)) == 1 else several
 
 
 _FILTERS: Final = {
-    "alone": without_n,
+    "alone": partial(in_words, with_n=False),
     "are": _by_count("is", "are"),
     "counts": counts,
     "have": _by_count("has", "have"),
     "names": names,
-    "number": _number,
-    "percent": _percent,
+    "number": number,
+    "percent": percent,
     "points": in_points,
-    "ranges": lambda values: Marked(in_ranges(values)),
+    "ranges": in_ranges,
     "s": _by_count("", "s"),
     "value": value_of,
     "whole": lambda text: Marked(protected(visible(str(text)))),

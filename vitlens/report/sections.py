@@ -129,10 +129,6 @@ class Overview:
     columns: tuple[str, ...]
 
 
-def _no_explorer(_: Any) -> Explorer | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Report:
     """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
@@ -148,7 +144,7 @@ class Report:
     glance: tuple[Glance, ...] | Overview | Callable[[Any], Table | None] = ()
     unknown: Callable[[Any], Iterator[str]] = _nothing
     title: str = "{{ title }}"
-    explorer: Callable[[Any], Explorer | None] = _no_explorer
+    explorer: Callable[[Any], Explorer | None] | None = None
     definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
     package: str = ""
 
@@ -173,7 +169,7 @@ class Report:
             tuple(parts),
             first,
             folded=tuple(_help(package, (*((each.name, each.sentence) for each in terms), *self.definitions(record)))),
-            explorer=self.explorer(record),
+            explorer=self.explorer(record) if self.explorer else None,
             terms=terms,
             claims=claims,
             preface=(Sentence(images),) if images else (),

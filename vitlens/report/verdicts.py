@@ -48,14 +48,10 @@ class Threshold:
         return "inconclusive" if best == "pass" != worst else best
 
 
-def _read() -> dict[str, Threshold]:
-    declared: dict[str, dict[str, Any]] = tomllib.loads(
-        files("vitlens.report").joinpath("limits.toml").read_text("utf-8")
-    )
-    return {
-        name: Threshold(each["passes"], each["warns"], each["better"] == "higher", each["unit"])
-        for name, each in declared.items()
-    }
-
-
-LIMITS: Final = _read()
+_DECLARED: Final[dict[str, dict[str, Any]]] = tomllib.loads(
+    files("vitlens.report").joinpath("limits.toml").read_text("utf-8")
+)
+LIMITS: Final = {
+    name: Threshold(each["passes"], each["warns"], each["better"] == "higher", each["unit"])
+    for name, each in _DECLARED.items()
+}

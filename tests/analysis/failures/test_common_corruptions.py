@@ -1,23 +1,20 @@
 import pytest
 import torch
 
-from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES, Corrupted, on_corrupted
+from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.failures.disturbed import Corrupted, correct_after
 from vitlens.data.digits import digits
 from vitlens.models.loading import load
+from vitlens.references import resolved
 
 IMAGES = torch.rand(4, 3, 16, 24, generator=torch.Generator().manual_seed(0))
 KEYS = torch.arange(4)
 
 
 def corrupted(images: torch.Tensor, kind: str, severity: int, keys: torch.Tensor) -> torch.Tensor:
+    """Images under one corruption, as a model sees them."""
     known = CORRUPTIONS[kind]
-    return known.function(images, known.strengths[severity - 1], keys).clamp(0, 1)
-
-
-def test_strengths_grow_or_fall_with_severity():
-    for entry in CORRUPTIONS.values():
-        assert len(entry.strengths) == len(SEVERITIES)
-        assert list(entry.strengths) in (sorted(entry.strengths), sorted(entry.strengths, reverse=True))
+    return resolved(known.function)(images, known.levels[severity - 1], keys).clamp(0, 1)
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
@@ -43,7 +40,7 @@ def test_an_image_does_not_depend_on_its_batch_mates(kind):
 def test_noise_is_as_strong_as_it_says():
     grey = torch.full((4, 3, 64, 64), 0.5)
     change = corrupted(grey, "noise", 1, KEYS) - grey
-    assert float(change.std()) == pytest.approx(CORRUPTIONS["noise"].strengths[0], rel=0.03)
+    assert float(change.std()) == pytest.approx(CORRUPTIONS["noise"].levels[0], rel=0.03)
     assert abs(float(change.mean())) < 2e-3
     assert not torch.equal(change[0], change[1])
 
@@ -51,7 +48,7 @@ def test_noise_is_as_strong_as_it_says():
 def test_a_square_of_the_share_is_covered():
     images = torch.rand(3, 3, 40, 40, generator=torch.Generator().manual_seed(1))
     changed = (corrupted(images, "occlusion", 5, KEYS[:3]) != images).any(1)
-    side = round(CORRUPTIONS["occlusion"].strengths[4] * 40)
+    side = round(CORRUPTIONS["occlusion"].levels[4] * 40)
     assert changed.sum((1, 2)).tolist() == [side * side] * 3
 
 
@@ -85,10 +82,10 @@ def test_the_accuracy_lost_is_paired_by_image():
 
 def test_a_model_loses_to_damage_and_shards_agree():
     model, split = load("cnn-digits"), digits("test").limit(12)
-    keys = torch.arange(12)
-    whole = on_corrupted(model, split, keys=keys, batch_size=12)
-    assert whole.shape == (12, len(CORRUPTIONS), len(SEVERITIES))
-    assert whole[:, :, 0].float().mean() > whole[:, :, 4].float().mean()
-    mine = torch.arange(1, 12, 2)
-    part = on_corrupted(model, split.pick(mine), keys=keys[mine], batch_size=5)
-    assert (part == whole[mine]).float().mean() > 0.99  # rounding may decide one
+    changes = [(known.function, level) for known in CORRUPTIONS.values() for level in known.levels]
+    keys, mine = torch.arange(12), torch.arange(1, 12, 2)
+    whole = correct_after(model, split, changes, keys=keys, batch_size=12)
+    severities = whole.view(len(CORRUPTIONS), len(SEVERITIES), 12)
+    assert severities[:, 0].float().mean() > severities[:, 4].float().mean()
+    part = correct_after(model, split.pick(mine), changes, keys=keys[mine], batch_size=5)
+    assert (part == whole[:, mine]).float().mean() > 0.99  # rounding may decide one

@@ -177,8 +177,8 @@ def test_rows_and_quarters_are_those_of_the_values():
     split = squares(seed=3)
     own = model(at_border)
     subject = Subject(own, split, evaluate(own, split))
-    values = subject.values
-    rows = {row.covariate: row for row in covariate_rows([subject])}
+    values = covariates(subject)
+    rows = {row.covariate: row for row in covariate_rows([(subject, values)])}
     correct = subject.evaluation.correct
     for name, row in rows.items():
         assert row.area.value == pytest.approx(
@@ -188,7 +188,7 @@ def test_rows_and_quarters_are_those_of_the_values():
         assert row.errors == int((~correct).sum())
     assert rows["border"].where == "objects at the border"
     assert rows["confidence"].likelihood_ratio is None
-    quarters = list(quarter_rows([subject]))
+    quarters = list(quarter_rows([(subject, values)]))
     off = [row for row in quarters if row.covariate == "off_centre"]
     assert [row.quarter for row in off] == [1, 2, 3, 4]
     assert sum(row.accuracy.n for row in off) == len(split)

@@ -1,8 +1,10 @@
 import pytest
 import torch
 
-from vitlens.analysis.failures.disturbed import DISTURBANCES, covered, shuffled
+from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.operations import covered, shuffled
 from vitlens.errors import InputError
+from vitlens.references import resolved
 
 
 @pytest.fixture
@@ -12,12 +14,12 @@ def images() -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", DISTURBANCES)
 def test_the_first_level_changes_nothing_and_none_mutates(kind, images):
-    (change, levels_for), before = DISTURBANCES[kind], images.clone()
-    levels = levels_for((16, 24))
+    way, before = DISTURBANCES[kind], images.clone()
+    levels = way.at((16, 24))
     assert len(levels) > 2
-    torch.testing.assert_close(change(images, levels[0], torch.arange(4)), images, atol=1e-6, rtol=0)
+    torch.testing.assert_close(resolved(way.function)(images, levels[0], torch.arange(4)), images, atol=1e-6, rtol=0)
     for level in levels[1:]:
-        changed = change(images, level, torch.arange(4))
+        changed = resolved(way.function)(images, level, torch.arange(4))
         assert changed.shape == images.shape
         assert changed.min() >= 0
         assert changed.max() <= 1
@@ -27,10 +29,10 @@ def test_the_first_level_changes_nothing_and_none_mutates(kind, images):
 
 @pytest.mark.parametrize("kind", DISTURBANCES)
 def test_an_image_does_not_depend_on_its_batch_mates(kind, images):
-    change, levels_for = DISTURBANCES[kind]
-    level = levels_for((16, 24))[2]
-    whole = change(images, level, torch.arange(4))
-    alone = change(images[2:3], level, torch.tensor([2]))
+    way = DISTURBANCES[kind]
+    level = way.at((16, 24))[2]
+    whole = resolved(way.function)(images, level, torch.arange(4))
+    alone = resolved(way.function)(images[2:3], level, torch.tensor([2]))
     torch.testing.assert_close(alone[0], whole[2])
 
 

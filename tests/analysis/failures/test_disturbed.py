@@ -2,43 +2,35 @@ import pytest
 import torch
 
 from vitlens.analysis.answers.evaluate import evaluate
-from vitlens.analysis.failures.disturbed import (
-    DISTURBANCES,
-    covered,
-    levels_of,
-    robustness,
-    square_offset,
-    square_side,
-)
+from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.disturbed import correct_after
+from vitlens.analysis.failures.operations import covered
 from vitlens.data.digits import digits
 from vitlens.models.loading import load
 
 
-def test_the_untouched_level_is_the_clean_accuracy_and_the_hardest_is_lower():
+@pytest.mark.parametrize("kind", ["low-pass", "occlusion"])
+def test_the_untouched_level_is_the_clean_accuracy_and_the_hardest_is_lower(kind):
     model, split = load("cnn-digits"), digits("test").limit(40)
-    clean, done = evaluate(model, split).correct, []
-    found, levels = robustness(model, split, advance=done.append), levels_of(split.size)
-    assert found.shape == (len(levels), 40)
-    assert sum(done) == found.numel()
-    assert {kind for kind, _ in levels} == {"low-pass", "high-pass", "shuffle", "occlusion"}
-    for name in DISTURBANCES:
-        own = found[[kind == name for kind, _ in levels]]
-        assert torch.equal(own[0], clean)
-        assert own[0].float().mean() > own[-1].float().mean() + 0.3, name
+    way, done = DISTURBANCES[kind], []
+    changes = [(way.function, level) for level in way.at(split.size)]
+    correct = correct_after(model, split, changes, keys=torch.arange(40), advance=done.append)
+    assert correct.shape == (len(changes), 40)
+    assert torch.equal(correct[0], evaluate(model, split).correct)
+    assert correct[0].float().mean() > correct[-1].float().mean() + 0.3
+    assert sum(done) == 40 * len(changes)
 
 
 def test_results_do_not_depend_on_the_batch_size():
-    model, split = load("cnn-digits"), digits("test").limit(10)
-    one, other = (robustness(model, split, batch_size=size) for size in (3, 10))
+    model, split, way = load("cnn-digits"), digits("test").limit(10), DISTURBANCES["shuffle"]
+    changes = [(way.function, level) for level in way.at(split.size)]
+    one, other = (correct_after(model, split, changes, keys=torch.arange(10), batch_size=size) for size in (3, 10))
     assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("side", "patch"), [(32, 4), (28, 4), (28, 7), (64, 8), (224, 14), (224, 16), (224, 32)])
 def test_covered_squares_are_off_the_grid_of_patches(side, patch):
     """A square of the grid itself would remove a token and leave its neighbours as they are; these never do."""
-    square, offset = square_side((side, side)), square_offset((side, side))
-    assert square % patch
-    assert offset % patch
     images = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0))
     keys = torch.arange(64)
     changed = (covered(images, 0.5, keys) != images).any(1)

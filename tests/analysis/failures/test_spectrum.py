@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from vitlens.analysis.failures.disturbed import high_pass, low_pass
+from vitlens.analysis.failures.operations import high_pass, low_pass
 from vitlens.analysis.failures.spectrum import frequency_bands, radius
 from vitlens.errors import InputError
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.lens.test_call import SHAPES, timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
-from vitlens.analysis.heads.geometry import Geometry, geometry_of, offset_counts, offset_sums, square_grid
+from vitlens.analysis.heads.geometry import Geometry, geometry_of, offset_sums, square_grid
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site, Windows
@@ -194,16 +194,3 @@ def test_one_pair_is_one_offset_key_minus_query():
 def test_the_middle_is_the_diagonal():
     weights = torch.rand(12, 12)
     torch.testing.assert_close(offset_sums(weights, (3, 4))[2, 3], weights.diagonal().sum())
-
-
-@pytest.mark.parametrize("grid", [(3, 5), (1, 4), (6, 1), (1, 1)])
-def test_counts_of_a_whole_map(grid):
-    patches = grid[0] * grid[1]
-    expected = by_loops(torch.ones(patches, patches), grid)
-    assert torch.equal(offset_counts(grid), expected)
-    assert expected.sum() == patches**2
-
-
-def test_counts_of_some_pairs():
-    pairs = (torch.rand(4, 6, 6, generator=torch.Generator().manual_seed(0)) < 0.5).double()
-    assert torch.equal(offset_counts((2, 3), pairs), sum(by_loops(window, (2, 3)) for window in pairs))

@@ -15,7 +15,7 @@ from tests.analysis.made import made_model, numbered, uniform
 from tests.lens.tiny import images as pictures
 from tests.lens.tiny import ours, timm_model, torchvision_swin
 from vitlens.analysis.heads.evidence import GROUPS
-from vitlens.analysis.heads.geometry import Geometry, offset_counts
+from vitlens.analysis.heads.geometry import Geometry, offset_sums
 from vitlens.analysis.heads.labels import LABELS, MIXED, UNLABELLED, compete, rules
 from vitlens.analysis.heads.patterns import OFFSETS, offset_bits
 from vitlens.analysis.heads.specialisation import (
@@ -344,7 +344,8 @@ def test_what_offsets_explain_is_the_share_of_variance(grid, prefix, name):
 
 
 def test_weights_that_depend_on_the_offset_alone_are_explained():
-    chance, share = uniform_attention(Geometry((4, 5), (2.0, 3.0))), offset_counts((4, 5)) / 20
+    chance = uniform_attention(Geometry((4, 5), (2.0, 3.0)))
+    share = offset_sums(torch.ones(20, 20).double(), (4, 5)) / 20
     torch.testing.assert_close(chance.share, share)
     torch.testing.assert_close(chance.mass, share / 20)
     assert chance.energy == pytest.approx(1 / 20)

@@ -155,3 +155,10 @@ def test_all_images_given_are_drawn_or_said(tiny_vit, pictures, tmp_path, monkey
     monkeypatch.setattr("vitlens.commands.explain.measure.DRAWN", 1)
     assert command_line([*line, "--out", str(tmp_path / "one")]) == 0
     assert "1 of the 3 images" in capsys.readouterr().err
+
+
+def test_images_named_are_drawn_whatever_the_sample(tiny_vit, pictures, tmp_path):
+    for name in ("0.png", "2.png"):
+        line = f"--images {pictures} --limit 1 --show {name} --method rollout"
+        record = explained(tmp_path / name, line, tiny_vit)
+        assert [row.image.rpartition("/")[2] for row in record.shown] == [name]

@@ -7,14 +7,12 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from tests.kit.making import CLASSES, digits, save, untrained
 from tests.kit.simulated_processes import run_in_processes
 from vitlens import load, statistics
-from vitlens.analysis.attention.positions import position_similarity
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.stats import measure as training
@@ -75,13 +73,8 @@ def test_numbers_are_those_of_the_function_at_every_checkpoint(trained, record):
             assert mean.low < mean.value < mean.high
             assert mean.n == 12
     assert rows[0, 0, 0]["distance"] != rows[5, 0, 0]["distance"]
-    similarity = position_similarity(load(str(trained)))
-    places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).view(-1, 2).double()
-    apart = torch.cdist(places, places)
-    assert record.learning[-1].neighbours == pytest.approx(similarity[(apart - 1).abs() < 1e-6].mean().item(), abs=1e-6)
-    assert record.learning[-1].others == pytest.approx(similarity[apart > 1.1].mean().item(), abs=1e-6)
     drawn = {path.stem for path in (record.folder / "figures").glob("learning_*.png")}
-    assert {"learning_distance", "learning_normalised_entropy", "learning_positions"} <= drawn
+    assert {"learning_distance", "learning_normalised_entropy"} <= drawn
 
 
 def test_few_checkpoints_on_the_same_few_images(trained, monkeypatch, tmp_path):
@@ -109,21 +102,6 @@ def test_two_processes_find_what_one_does(trained, monkeypatch):
     (alone,), (first, second) = (run_in_processes(count, work, monkeypatch) for count in (1, 2))
     torch.testing.assert_close(first, alone, rtol=1e-6, atol=1e-9)
     assert torch.equal(first, second)
-
-
-def test_similarity_by_offset_is_the_mean_over_pairs():
-    model = taught(3, patch_size=(8, 16))  # a grid of 4 x 2
-    similarity, by_offset = position_similarity(model), training.similarity_by_offset(model)
-    assert by_offset.shape == (7, 3)
-    for down in range(-3, 4):
-        for across in range(-1, 2):
-            pairs = [
-                similarity[2 * row + column, 2 * (row + down) + column + across].item()
-                for row in range(4)
-                for column in range(2)
-                if 0 <= row + down < 4 and 0 <= column + across < 2
-            ]
-            assert by_offset[down + 3, across + 1].item() == pytest.approx(np.mean(pairs), abs=1e-6)
 
 
 def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path):

@@ -230,12 +230,12 @@ def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, done):
 
 
 def test_another_study_is_not_resumed(done, tmp_path):
-    RunFolder.create("study", out=tmp_path / "whole", config={"options": {}})
+    RunFolder.opened("study", RunOptions(out=tmp_path / "whole"), {"options": {}})
     refuses("folder of vitlens study --kind to resume", resume=tmp_path / "whole")
     config = json.loads((done / "config.json").read_text())
     recipes = {name: {**recipe, "batch_size": 7} for name, recipe in config["recipes"].items()}
     for name, own in (("points", config["points"][:1]), ("recipes", recipes)):
-        RunFolder.create("study", out=tmp_path / name, config={**config, name: own})
+        RunFolder.opened("study", RunOptions(out=tmp_path / name), {**config, name: own})
         refuses(f"expected the {name} that the run began with", resume=tmp_path / name)
 
 

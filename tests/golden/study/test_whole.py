@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+from tests.kit.contradictions import contradictions
 from tests.kit.first_page import check_first_page
 from tests.kit.whole_folder import whole_folder
 from vitlens.commands.attack import sweep
@@ -16,7 +17,6 @@ from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.report import REPORT
 from vitlens.errors import InputError
-from vitlens.report.claims import contradictions
 
 OPTIONS = RunOptions(device="cpu", limit=10, batch_size=5, quiet=True, command="vitlens study mine resnet20")
 INSPECTED = [f"{word}-mine" for word in ("attention", "rollout", "stats", "ablate")]

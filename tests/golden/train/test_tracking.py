@@ -16,7 +16,6 @@ from vitlens.cli.main import run
 from vitlens.commands.run import tracking as module
 from vitlens.commands.run.tracking import (
     EVERY_STEPS,
-    Tracker,
     TrackerWatcher,
     entropies,
     overlay,
@@ -37,8 +36,8 @@ def heard() -> list[str]:
     return []
 
 
-def watcher(folder: Path, heard: list[str], *names: Any) -> TrackerWatcher:
-    return TrackerWatcher(names or ("tensorboard",), folder, TEST, config=CONFIG, say=heard.append)
+def watcher(folder: Path, heard: list[str], name: Any = "tensorboard") -> TrackerWatcher:
+    return TrackerWatcher(name, folder, TEST, config=CONFIG, say=heard.append)
 
 
 def events(folder: Path) -> Any:
@@ -95,7 +94,7 @@ def test_entropy_is_that_of_the_weights_over_ln_of_the_keys():
 
 
 def test_an_overlay_is_a_picture():
-    picture = overlay(tiny_model().eval(), next(TEST.batches(3)).images, title="after epoch 1")
+    picture = overlay(tiny_model().eval(), next(TEST.batches(3)).images, 1)
     assert picture.dtype == np.uint8
     assert picture.shape[2] == 3
     assert picture.std() > 10
@@ -132,7 +131,8 @@ def backends(monkeypatch) -> dict[str, Recording]:
 def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_training(failing, backends, tmp_path, heard):
     backends["wandb"].fails = (failing,)
     alone, _ = trained(tmp_path / "alone")
-    seen, _ = trained(tmp_path / "seen", watchers=[watcher(tmp_path / "seen", heard, "tensorboard", "wandb")])
+    watchers = [watcher(tmp_path / "seen", heard, name) for name in ("tensorboard", "wandb")]
+    seen, _ = trained(tmp_path / "seen", watchers=watchers)
     assert same(state(seen), state(alone))
     assert heard == ["wandb failed and is left out from here on (no route to host); the training goes on"]
     names = [name for name, _ in backends["wandb"].calls]
@@ -178,11 +178,11 @@ def test_a_tracker_without_values_writes_nothing(tmp_path, heard):
 @needs_tensorboard
 def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(tmp_path, heard):
     for steps in ((10, 20, 30), (20, 30, 40)):
-        tracker = Tracker("tensorboard", tmp_path, config=CONFIG, say=heard.append)
+        tracking = watcher(tmp_path, heard)
         for step in steps:
-            tracker.log({"loss": float(steps[0])}, step=step)
-        tracker.close()
-    assert [(event.step, event.value) for event in events(tmp_path).Scalars("loss")] == [
+            tracking.on_step(StepMetrics(step, 0, float(steps[0]), 1e-3, 0.5, 100.0))
+        tracking.close()
+    assert [(event.step, event.value) for event in events(tmp_path).Scalars("train/loss")] == [
         (10, 10.0),
         (20, 20.0),
         (30, 20.0),

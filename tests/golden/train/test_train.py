@@ -119,7 +119,7 @@ def test_kept_weights_are_asked_for_once_and_stay(trained, tmp_path, monkeypatch
     assert sorted(path.name for path in (folder / "kept").iterdir()) == names
     assert read_folder(folder).setup[0].keep_every == 2
     assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
-    RunFolder.create("train", out=folder, overwrite=True)
+    RunFolder.opened("train", RunOptions(out=folder, overwrite=True))
     assert not list((folder / "kept").iterdir())
     with pytest.raises(InputError, match="--keep-every at least 1, found 0"):
         tiny(tmp_path / "none", keep_every=0)

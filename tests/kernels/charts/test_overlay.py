@@ -6,7 +6,6 @@ from matplotlib.figure import Figure
 
 from tests.kit.axes import texts
 from vitlens.charts.overlay import (
-    MAGNITUDE,
     Scale,
     blend,
     clipped_scale,
@@ -17,7 +16,7 @@ from vitlens.charts.overlay import (
     overlaid,
     upsample,
 )
-from vitlens.errors import InputError
+from vitlens.charts.style import MAGNITUDE, SIGNED
 
 
 @pytest.mark.parametrize(
@@ -76,16 +75,13 @@ def test_colours_depend_on_the_map_alone_over_a_grey_image(image, random):
     assert np.ptp(blend(image, np.ones((2, 3)), scale=Scale(0.0, 1.0)), axis=-1).max() < 1e-12
 
 
-def test_opacity_is_that_of_the_largest_values(image):
-    values = np.array([[1.0, -1.0], [0.0, 0.5]])
-    grey, none = overlaid(image, values, signed=True, opacity=0.0)
-    full, _ = overlaid(image, values, signed=True, opacity=1.0)
-    half, _ = overlaid(image, values, signed=True, opacity=0.5)
-    assert none == ""
-    assert np.ptp(grey, axis=-1).max() < 1e-12
-    np.testing.assert_allclose(half, (grey + full) / 2)
-    with pytest.raises(InputError, match="opacity"):
-        overlaid(image, values, signed=True, opacity=1.5)
+def test_the_largest_values_are_the_least_transparent(image):
+    grey, drawn = (overlaid(image, np.array(own), signed=True) for own in ([[1.0, 1.0]], [[1.0, -1.0], [0.0, 0.5]]))
+    assert np.ptp(grey, axis=-1).max() < 1e-12  # a uniform map says nothing
+    colours = [np.array(colormaps[SIGNED](end)[:3]) for end in (1.0, 0.0)]
+    for place, colour in zip(((0, 0), (0, -1)), colours):
+        np.testing.assert_allclose(drawn[place], 0.15 * grey[place] + 0.85 * colour)
+    np.testing.assert_allclose(drawn[-1, 0], grey[-1, 0])
 
 
 def test_small_images_are_enlarged_by_whole_pixels(image):

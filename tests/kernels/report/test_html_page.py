@@ -88,4 +88,4 @@ def test_an_empty_document_is_a_page(tmp_path):
 
 def test_an_unfinished_run_says_so(tmp_path):
     unfinished = record(tmp_path, status="interrupted")
-    assert "This run was interrupted" in page(Document("Half", (), FirstPage(())), unfinished, tmp_path)
+    assert "This run was interrupted" in page(Document("Half", (), FirstPage(())), unfinished)

@@ -30,6 +30,7 @@ def test_a_figure_has_few_more_pixels_than_are_shown(tmp_path: Path):
     Image.new("RGB", (1440, 720), "white").save(tmp_path / "wide.png", dpi=(200, 200))
     shown = figure(tmp_path / "wide.png")
     assert (shown.width, opened(shown).size) == (760, (874, 437))
+    assert not shown.is_chart  # only what says so is inverted on a dark page
 
 
 def test_a_photograph_in_a_figure_is_compressed(tmp_path: Path):

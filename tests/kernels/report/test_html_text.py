@@ -41,7 +41,6 @@ def test_a_term_is_explained_once_in_a_part_for_keyboard_and_mouse():
     assert "term" not in second
     words.new_part()
     assert 'id="term-2"' in words("The ECE.")
-    assert list(words.used) == ["calibration error (ECE)"]
     assert unescape(Words().bare("The ECE.")) == "The ECE."
 
 

@@ -41,7 +41,7 @@ DOCUMENT = Document(
 
 def test_the_order_of_a_report() -> None:
     run = record(Path("run"), command_line="vitlens evaluate m", seed=0)
-    text = markdown(DOCUMENT, run, seconds=12.3)
+    text = markdown(DOCUMENT, run)
     parts = [
         "# Evaluate m",
         "**It** is `right`.",
@@ -75,7 +75,7 @@ def test_the_order_of_a_report() -> None:
 
 @pytest.mark.parametrize("status", ["running", "failed", "interrupted"])
 def test_what_did_not_finish_says_so(status: str) -> None:
-    unfinished = markdown(EMPTY, record(Path("run"), status=status), seconds=1.0)
+    unfinished = markdown(EMPTY, record(Path("run"), status=status))
     assert "> This run" in unfinished
     assert "took" not in unfinished
     assert "> This run" not in markdown(EMPTY, RUN)

@@ -24,10 +24,10 @@ def keep(root: Path, options: StatsOptions = OPTIONS, *, finished: bool = True) 
     """Keep a chapter whose config names the folder of its run."""
     place = root / "first" / "chapters" / "stats-mine"
     config = {"command_line": str(root / "first")}
-    folder = RunFolder.create("stats", out=place, config=config, overwrite=True)
+    folder = RunFolder.opened("stats", RunOptions(out=place, overwrite=True), config)
     if finished:
         with folder:
-            folder.finish()
+            folder.stop()
     cache(root).keep("stats", options, place)
 
 

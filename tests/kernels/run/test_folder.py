@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from vitlens import files
 from vitlens.archives import Form
 from vitlens.commands.run.folder import RunFolder, versions
+from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
 from vitlens.files import read_json, read_run, write_text
 from vitlens.record import Record, arrays, col, table
@@ -51,7 +52,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
-    with RunFolder.create("evaluate", name_parts=("m", "d"), out=out, config={"seed": 3}) as folder:
+    with RunFolder.opened("evaluate", RunOptions(out=out), {"seed": 3}, name_parts=("m", "d")) as folder:
         assert read_run(out).status == "running"
         folder.keep(KEPT)
         assert read_run(out).results["metrics"] == {}  # nothing claims to be there before it is asked for
@@ -73,7 +74,7 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path: Path) -> None:
 )
 def test_an_exception_shows_in_the_status_and_goes_on(tmp_path: Path, error: BaseException, status: str) -> None:
     def run() -> None:
-        with RunFolder.create("evaluate", out=tmp_path / "run") as folder:
+        with RunFolder.opened("evaluate", RunOptions(out=tmp_path / "run")) as folder:
             folder.keep(KEPT)
             raise error
 
@@ -91,7 +92,7 @@ def test_a_full_disk_tells_the_first_error_and_never_looks_finished(
         raise OSError(28, os.strerror(28))
 
     def run(error: Exception | None) -> None:
-        with RunFolder.create("evaluate", out=tmp_path / str(error)):
+        with RunFolder.opened("evaluate", RunOptions(out=tmp_path / str(error))):
             monkeypatch.setattr(files.os, "fsync", full)
             if error:
                 raise error
@@ -107,7 +108,7 @@ def test_a_full_disk_tells_the_first_error_and_never_looks_finished(
 
 def test_a_nan_is_refused_by_name_and_the_run_failed(tmp_path: Path) -> None:
     def run() -> None:
-        with RunFolder.create("evaluate", out=tmp_path / "run") as folder:
+        with RunFolder.opened("evaluate", RunOptions(out=tmp_path / "run")) as folder:
             folder.keep(ScoreRecord(scores=(ScoreRow("m", Estimate(float("nan"))),)))
 
     with pytest.raises(NonFiniteError, match="metrics/accuracy/m/value"):
@@ -117,28 +118,28 @@ def test_a_nan_is_refused_by_name_and_the_run_failed(tmp_path: Path) -> None:
 
 
 def test_the_default_place_is_named_by_what_and_when(elsewhere: Path) -> None:
-    first = RunFolder.create("evaluate", name_parts=("vit-digits", "/some/where/my photos"))
-    second = RunFolder.create("evaluate", name_parts=("vit-digits", "/some/where/my photos"))
+    first = RunFolder.opened("evaluate", RunOptions(), name_parts=("vit-digits", "/some/where/my photos"))
+    second = RunFolder.opened("evaluate", RunOptions(), name_parts=("vit-digits", "/some/where/my photos"))
     assert first.path != second.path
     assert first.path.parent == Path("reports")
     assert first.path.name.startswith("evaluate-vit-digits-my-photos-2")
-    train = RunFolder.create("train", name_parts=("vit-micro", "digits"))
+    train = RunFolder.opened("train", RunOptions(), name_parts=("vit-micro", "digits"))
     assert train.path.parent == Path("runs")
     assert train.path.name.startswith("vit-micro-digits-2")
 
 
 def test_an_existing_folder_is_kept_unless_asked(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with RunFolder.create("evaluate", out=out) as folder:
+    with RunFolder.opened("evaluate", RunOptions(out=out)) as folder:
         folder.arrays("old", x=np.ones(1))
         write_text(out / "report.md", "old")
         write_text(out / "notes.txt", "mine")
         write_text(out / "figures" / "mine.txt", "mine")
     before = (out / "results.json").read_text()
     with pytest.raises(OutputError, match="--overwrite"):
-        RunFolder.create("evaluate", out=out)
+        RunFolder.opened("evaluate", RunOptions(out=out))
     assert (out / "results.json").read_text() == before
-    with RunFolder.create("rollout", out=out, overwrite=True):
+    with RunFolder.opened("rollout", RunOptions(out=out, overwrite=True)):
         assert read_run(out).status == "running"
     assert read_run(out).command == "rollout"
     assert not (out / "report.md").exists()
@@ -151,27 +152,27 @@ def test_overwrite_takes_no_foreign_folder_and_follows_no_link(tmp_path: Path) -
     write_text(foreign / "config.json", "{}")
     write_text(foreign / "model.safetensors", "precious")
     with pytest.raises(OutputError, match="other files"):
-        RunFolder.create("evaluate", out=foreign, overwrite=True)
+        RunFolder.opened("evaluate", RunOptions(out=foreign, overwrite=True))
     assert (foreign / "model.safetensors").read_text() == "precious"
-    run = RunFolder.create("evaluate", out=tmp_path / "run").path
+    run = RunFolder.opened("evaluate", RunOptions(out=tmp_path / "run")).path
     write_text(tmp_path / "pictures" / "a.png", "precious")
     (run / "figures").symlink_to(tmp_path / "pictures")
     with pytest.raises(InputError, match="no link"):  # its figures would be written there
-        RunFolder.create("evaluate", out=run, overwrite=True)
+        RunFolder.opened("evaluate", RunOptions(out=run, overwrite=True))
     assert (tmp_path / "pictures" / "a.png").read_text() == "precious"
     (tmp_path / "empty").mkdir()
-    RunFolder.create("evaluate", out=tmp_path / "empty", overwrite=True)
+    RunFolder.opened("evaluate", RunOptions(out=tmp_path / "empty", overwrite=True))
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(OutputError, match="a file at"):
-            RunFolder.create("evaluate", out=tmp_path / "file", overwrite=overwrite)
+            RunFolder.opened("evaluate", RunOptions(out=tmp_path / "file", overwrite=overwrite))
     with pytest.raises(OutputError, match="can be written"):
-        RunFolder.create("evaluate", out=tmp_path / "file" / "below")
+        RunFolder.opened("evaluate", RunOptions(out=tmp_path / "file" / "below"))
     with pytest.raises(OutputError, match="can be written"):
-        RunFolder.create("evaluate", out=tmp_path / ("x" * 300))
+        RunFolder.opened("evaluate", RunOptions(out=tmp_path / ("x" * 300)))
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -181,11 +182,11 @@ def test_a_read_only_place_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "mkdir", refuse)  # root may write anywhere, so the refusal is played
     with pytest.raises(OutputError, match="Permission denied"):
-        RunFolder.create("evaluate", out=tmp_path / "run")
+        RunFolder.opened("evaluate", RunOptions(out=tmp_path / "run"))
 
 
 def test_a_reopened_run_says_what_it_knows_itself_and_leaves_nothing_half_written(tmp_path: Path) -> None:
-    with RunFolder.create("ablate", out=tmp_path / "run", config={"command_line": "first", "data": {"images": 3}}):
+    with RunFolder.opened("ablate", RunOptions(out=tmp_path / "run"), {"command_line": "first", "data": {"images": 3}}):
         pass
     for name in (".mean-0-0123abcd.npz", ".results-89abcdef.json", ".mine"):
         (tmp_path / "run" / name).touch()
@@ -199,7 +200,7 @@ def test_a_reopened_run_says_what_it_knows_itself_and_leaves_nothing_half_writte
 
 
 def test_a_reopened_run_keeps_its_results_and_its_time(tmp_path: Path) -> None:
-    with RunFolder.create("train", out=tmp_path / "run") as folder:
+    with RunFolder.opened("train", RunOptions(out=tmp_path / "run")) as folder:
         folder.keep(KEPT)
     content = read_json(tmp_path / "run" / "results.json")
     write_text(tmp_path / "run" / "results.json", json.dumps({**content, "seconds": 100.0}))
@@ -211,28 +212,28 @@ def test_a_reopened_run_keeps_its_results_and_its_time(tmp_path: Path) -> None:
 
 
 def test_the_clock_stops_when_the_run_is_finished(tmp_path: Path) -> None:
-    with RunFolder.create("evaluate", out=tmp_path / "run") as folder:
-        finished = folder.finish()
+    with RunFolder.opened("evaluate", RunOptions(out=tmp_path / "run")) as folder:
+        seconds = folder.stop()
         assert read_run(tmp_path / "run").status == "running"
-    assert read_run(tmp_path / "run").results == finished.results
+    assert read_run(tmp_path / "run").results["seconds"] == seconds
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
 def test_a_run_that_came_to_nothing_does_not_block_its_retry(tmp_path: Path, error: BaseException) -> None:
     out = tmp_path / "out"
-    with pytest.raises(type(error)), RunFolder.create("ablate", out=out):
+    with pytest.raises(type(error)), RunFolder.opened("ablate", RunOptions(out=out)):
         raise error
-    with RunFolder.create("ablate", out=out) as again:
+    with RunFolder.opened("ablate", RunOptions(out=out)) as again:
         again.keep(KEPT)
     assert read_run(out).status == "done"
     with pytest.raises(OutputError, match="--overwrite"):
-        RunFolder.create("ablate", out=out)
+        RunFolder.opened("ablate", RunOptions(out=out))
 
 
 @pytest.mark.parametrize("left", ["rows", "progress", "a file of the user's", "running"])
 def test_what_a_failed_run_left_of_use_is_not_taken_away(tmp_path: Path, left: str) -> None:
     out = tmp_path / "out"
-    folder = RunFolder.create("ablate", out=out)
+    folder = RunFolder.opened("ablate", RunOptions(out=out))
     if left == "rows":
         folder.keep(ScoreRecord(scores=KEPT.scores))
     if left == "progress":
@@ -245,5 +246,5 @@ def test_what_a_failed_run_left_of_use_is_not_taken_away(tmp_path: Path, left: s
             raise ValueError("x")
     before = sorted(out.rglob("*"))
     with pytest.raises(OutputError, match="--overwrite"):
-        RunFolder.create("ablate", out=out)
+        RunFolder.opened("ablate", RunOptions(out=out))
     assert sorted(out.rglob("*")) == before

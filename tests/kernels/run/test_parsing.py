@@ -20,8 +20,8 @@ def test_numbers_sides_and_counts_are_read_back(values, height, width):
     assert side_lengths("--image-size", f"{height}x{width}") == (height, width)
     assert side_lengths("--image-size", str(height)) == (height, height)
     for written in (f"{height},{width}", f" {height} , {width} "):
-        assert two_counts("--query", written, "ROW,COL") == (height, width)
-    assert two_counts("--query", "0,0", "ROW,COL") == (0, 0)
+        assert two_counts("--query", written) == (height, width)
+    assert two_counts("--query", "0,0") == (0, 0)
 
 
 def test_lists_of_sizes_and_counts_are_each_taken_once_and_counts_rise():
@@ -41,7 +41,10 @@ REFUSED: dict[Callable[..., object], tuple[str, ...]] = {
 @pytest.mark.parametrize(("read", "text"), [(read, text) for read, texts in REFUSED.items() for text in texts])
 def test_what_cannot_be_read_is_refused_by_the_name_of_its_option(read, text):
     with pytest.raises(InputError, match="expected --option"):
-        read("--option", text, *(("ROW,COL",) if read is two_counts else ()))
+        read(
+            "--option",
+            text,
+        )
 
 
 def test_an_unknown_word_names_the_nearest():

@@ -214,11 +214,11 @@ def test_train_keeps_weights_when_asked(stand_in):
 def test_attention_passes_on_the_views(stand_in, capsys):
     calls = stand_in("attention")
     assert run(["attention", "m"]) == 0
-    assert run(["attention", "m", "--layer", "3", "--query", "7,8", "--key", "0,1", "--head", "2,5"]) == 0
-    views = [{word: getattr(options, word) for word in ("layer", "query", "key", "head")} for (options,), _ in calls]
-    assert views == [dict.fromkeys(views[0]), {"layer": 3, "query": (7, 8), "key": (0, 1), "head": (2, 5)}]
-    assert run(["attention", "m", "--head", "2"]) == 2
-    assert "error: expected --head LAYER,HEAD with two whole numbers from 0, found '2'" in capsys.readouterr().err
+    assert run(["attention", "m", "--layer", "3", "--query", "7,8", "--key", "0,1"]) == 0
+    views = [{word: getattr(options, word) for word in ("layer", "query", "key")} for (options,), _ in calls]
+    assert views == [dict.fromkeys(views[0]), {"layer": 3, "query": (7, 8), "key": (0, 1)}]
+    assert run(["attention", "m", "--key", "2"]) == 2
+    assert "error: expected --key ROW,COL with two whole numbers from 0, found '2'" in capsys.readouterr().err
     assert len(calls) == 2
 
 

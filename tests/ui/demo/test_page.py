@@ -55,8 +55,6 @@ def test_a_model_without_attention_says_so_where_it_matters(visitor: Visitor):
     visitor.shows("look", "cnn-digits predicts")
     visitor.open("Intervene")
     visitor.wait("#intervene-board", "expected softmax attention")
-    visitor.open("3D")
-    visitor.wait("[id='3d-result']", "expected softmax attention")
     visitor.open("Break")
     visitor.shows("break", "cnn-digits")
 
@@ -144,18 +142,11 @@ def test_heads_and_patches_are_switched_by_keyboard(visitor: Visitor):
     visitor.shows("intervene", "Without L1.H1 and 1 patch")
 
 
-def test_the_view_in_space_says_what_it_shows(visitor: Visitor):
-    visitor.open("3D")
-    assert "Of 1536 points the 384 strongest are shown" in visitor.shows("3d", "points").replace(",", "")
-    assert visitor.report("3d").locator("figure img").count() == 1
-
-
 SHOWS = {  # of each tab, where its report is, and what it says at first
     "Look": ("look", "vit-digits predicts 0"),
     "Explain": ("left", "of vit-digits"),
     "Break": ("break", "--epsilon 4"),
     "Intervene": ("intervene", "Nothing is off"),
-    "3D": ("3d", "points"),
 }
 
 
@@ -272,7 +263,7 @@ def test_two_visitors_do_not_see_each_other(browser: Any, served: Served, tmp_pa
 @pytest.mark.parametrize("width", [375, 1200])
 def test_the_page_fits_its_window(browser: Any, served: Served, width: int, scheme: str):
     visitor = Visitor(browser, served.address, viewport={"width": width, "height": 900}, color_scheme=scheme)
-    for name in ("Look", "Explain", "Break", "Intervene", "3D"):
+    for name in ("Look", "Explain", "Break", "Intervene"):
         visitor.open(name)
         visitor.tab.wait_for_timeout(1500)
         assert visitor.tab.evaluate("document.documentElement.scrollWidth") <= width, name
@@ -312,9 +303,9 @@ def test_a_tab_that_is_opened_again_keeps_what_was_done_in_it(visitor: Visitor):
 
 
 def test_tabs_that_are_opened_in_quick_succession_all_show_the_picture(visitor: Visitor):
-    for name in ("Explain", "Break", "Intervene", "3D"):
+    for name in ("Explain", "Break", "Intervene"):
         visitor.open(name)
-    for name in ("3D", "Break", "Explain"):
+    for name in ("Intervene", "Break", "Explain"):
         visitor.open(name)
         visitor.shows(*SHOWS[name])
 

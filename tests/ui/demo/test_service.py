@@ -126,7 +126,7 @@ def test_requests_for_a_model_are_served_in_the_order_in_which_they_came():
 
 def test_an_answer_that_a_newer_request_replaces_is_not_computed():
     pool, newest = Pool((VIT,)), Newest()
-    first, second, other = newest.click("Break"), newest.click("Break"), newest.click("3D")
+    first, second, other = newest.click("Break"), newest.click("Break"), newest.click("Explain")
     with pytest.raises(OutdatedError), pool.turn("vit-digits", wanted=first):
         pass
     for wanted in (second, other):

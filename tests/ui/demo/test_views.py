@@ -22,7 +22,7 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.data.decode import quiet_pillow
 from vitlens.demo import intervene, tabs
 from vitlens.demo.pictures import examples
-from vitlens.demo.pool import Pool, pool_of
+from vitlens.demo.pool import Pool
 from vitlens.demo.report import REPORT
 from vitlens.demo.site import DemoSite, pieces, written
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -183,33 +183,15 @@ def test_the_board_has_a_button_a_head_and_a_patch(picture):
     assert "windows." in without
 
 
-def test_the_strongest_points_are_kept(picture):
-    record = tabs.space_of(VIT, picture)
-    (row,), whole = record.space, record.points
-    assert len(whole.share) == row.points == row.shown == 6 * 4 * 64
-    weights = vitlens.attention(VIT, picture.images(VIT), rows="cls")
-    at = (whole.layer == 3) & (whole.head == 1)
-    assert np.allclose(whole.share[at], 64 * weights[3][0, 1, 0, 1:].numpy(), atol=1e-5)
-    assert [each.share for each in record.strongest] == pytest.approx(np.sort(whole.share)[:-9:-1], rel=1e-6)
-    few = tabs.space_of(VIT, picture, most=100)
-    assert few.space[0].shown == len(few.points.share) == 100
-    assert few.points.share.min() >= np.sort(whole.share)[-100]
-    assert len(tabs.space_of(VIT, picture, share=0.25).points.share) == 384
-    assert any("the 100 strongest" in each.text for each in REPORT(few).first.unknown)
-    with pytest.raises(InputError):
-        tabs.space_of(VIT, picture, share=0.0)
-
-
 OFF = intervene.Off(((0, 2), (3, 1)), (9, 10))
 OWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "intervene": (intervene.write_intervened, {"off": {"heads": OFF.heads, "patches": OFF.patches}}),
     "nothing": (intervene.write_intervened, {"off": {}}),
-    "space": (tabs.write_space, {"share": 0.25}),
 }
 
 
 @pytest.mark.parametrize("word", OWN)
-def test_what_intervene_and_3d_show_is_a_whole_report_folder(word, picture, tmp_path):
+def test_what_intervene_shows_is_a_whole_report_folder(word, picture, tmp_path):
     named = replace(picture, name="[a](b) <i>m`$.png")
     function, options = OWN[word]
     with saved_figures():
@@ -220,11 +202,6 @@ def test_what_intervene_and_3d_show_is_a_whole_report_folder(word, picture, tmp_
     assert page_problems((out / "report.html").read_text(encoding="utf-8")) == []
     assert page.read_bytes() == (out / "report.html").read_bytes()
     record = read_folder(out)
-    if word == "space":
-        shown = tabs.space_of(VIT, named, share=0.25)
-        assert (record.space, record.strongest) == (shown.space, shown.strongest)
-        assert all(np.array_equal(*pair) for pair in zip(*map(vars_of, (record.points, shown.points))))
-        return
     off = OFF if word == "intervene" else intervene.Off()
     answer = intervene.answered(VIT, named, off, intervene.switches_of(VIT))
     assert (record.intervened, record.classes) == (answer.intervened, answer.classes)
@@ -277,7 +254,7 @@ def test_only_models_with_a_classifier_are_served():
         architecture={},
     )
     with pytest.raises(UnsupportedError, match="no classifier"):
-        pool_of([headless])
+        Pool((headless,))
 
 
 def test_examples_are_scenes_for_models_of_digits_and_photographs_for_others(tmp_path):

@@ -1,4 +1,4 @@
-"""`vitlens.compare`: the errors of two models on the same images, of both or of one only, alike or not."""
+"""Two models' predictions on the same labelled images: the errors of both, of one alone, and whether they are alike."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitlens.analysis.answers.classes import require_shared
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate
-from vitlens.data.split import as_split, takes_splits
+from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.models.support import require_supported
+from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
@@ -24,20 +24,22 @@ CELLS: Final = ("both right", "only first wrong", "only second wrong", "both wro
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Summary):
-    """Two models on the same n labelled images.
-
-    first, second: their predictions in the classes of both, the data's first (the logit of a class that a model does
-    not have is minus infinity); cells: (n,) indices into CELLS.
-    """
+    """Two models on the same n labelled images: their evaluations in the classes of both, the data's first."""
 
     first: Evaluation
     second: Evaluation
-    cells: Int[Tensor, " batch"]
 
     def summary(self) -> Iterator[Line]:
         """The number of images in every cell, and the fields."""
         yield from (Line(cell, count, "images") for cell, count in self.counts.items())
         yield from super().summary()
+
+    @property
+    def cells(self) -> Int[Tensor, " batch"]:
+        """For each image an index into CELLS."""
+        wrong, also = ~self.first.correct, ~self.second.correct
+        both = torch.where(self.first.predictions == self.second.predictions, 3, 4)
+        return torch.where(wrong & also, both, wrong.long() + 2 * also.long())
 
     @property
     def counts(self) -> dict[str, int]:
@@ -47,7 +49,8 @@ class Comparison(Summary):
     @property
     def p(self) -> float:
         """McNemar's exact two-sided p-value of equal accuracy."""
-        return mcnemar(self.counts["only second wrong"], self.counts["only first wrong"])
+        counts = self.counts
+        return mcnemar(counts["only second wrong"], counts["only first wrong"])
 
     def accuracies(self, *, seed: int = 0) -> tuple[Estimate, Estimate]:
         """The accuracy of each, with its interval."""
@@ -86,27 +89,30 @@ def compare(
     """
     split = as_split(images)
     for model in (first, second):
-        require_supported(model, "compare")
+        require(model, *needs_of("compare"))
     require_shared(first.classes, second.classes, split.classes)
-    both = (first, split), (second, split if second_images is None else as_split(second_images))
-    passes = {"batch_size": batch_size, "precision": precision, "advance": advance}
-    return compare_answers(*(evaluate(model, own, **passes) for model, own in both))  # type: ignore[arg-type]
+    splits: tuple[Split, Split] = split, split if second_images is None else as_split(second_images)
+    one, two = (
+        evaluate(model, own, batch_size=batch_size, precision=precision, advance=advance)
+        for model, own in zip((first, second), splits)
+    )
+    return compare_answers(one, two)
 
 
 def compare_answers(first: Evaluation, second: Evaluation) -> Comparison:
-    """The comparison of two evaluations on the same labelled images; classes are matched by name.
+    """The comparison of two evaluations on the same labelled images; classes are matched by name, with a logit of minus
+    infinity for those that a model does not have.
 
     Raises InputError where the labels differ, by number or by name.
     """
-    truths = [[evaluation.classes[label] for label in evaluation.labels.tolist()] for evaluation in (first, second)]
-    if truths[0] != truths[1]:
-        raise InputError(f"expected both models on the same images, found {len(truths[0])} and {len(truths[1])} labels")
-    classes, shared = tuple(dict.fromkeys((*first.classes, *second.classes))), []
+    classes = tuple(dict.fromkeys((*first.classes, *second.classes)))
+    both = []
     for each in (first, second):
-        logits = each.logits.new_full((len(each.logits), len(classes)), -torch.inf)
-        logits[:, [classes.index(name) for name in each.classes]] = each.logits
-        shared.append(replace(each, classes=classes, logits=logits, labels=first.labels))
-    one, two = shared
-    wrong = torch.where(one.predictions == two.predictions, 3, 4)
-    cells = torch.where(one.correct, torch.where(two.correct, 0, 2), torch.where(two.correct, 1, wrong))
-    return Comparison(one, two, cells)
+        columns = torch.tensor([classes.index(name) for name in each.classes])
+        logits = torch.full((len(each.logits), len(classes)), -torch.inf)
+        logits[:, columns] = each.logits
+        both.append(replace(each, classes=classes, logits=logits, labels=columns[each.labels]))
+    if not torch.equal(both[0].labels, both[1].labels):
+        labels = [len(each.labels) for each in both]
+        raise InputError(f"expected both models on the same images, found {labels[0]} and {labels[1]} labels")
+    return Comparison(*both)

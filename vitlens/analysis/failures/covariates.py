@@ -48,32 +48,30 @@ class Subject:
     seed: int = 0
 
     @cached_property
-    def values(self) -> Values:
-        """Every property (n,) that differs between these images, NaN where it is not known."""
-        return covariates(self)
-
-    @cached_property
     def mapped(self) -> dict[str, Tensor]:
         """Of every image's map, NaN where it is not known: the centre of mass (row, column), shares of the sides; the
         share on the object; the share of the image that holds half of it, and the share off the middle quarter."""
-        count, found = len(self.split), {}
-        if self.maps is not None:
-            at = torch.arange(count) if self.indices is None else self.indices
-            grid = (self.maps.shape[-2], self.maps.shape[-1])
-            size = tuple(-(-side // cells) * cells for side, cells in zip(self.split.size, grid))
-            masks = None if self.split.masks is None else self.split.masks[at]
-            shares = map_shares(self.maps, size=(size[0], size[1]), grid=grid, masks=masks)
-            found = {"row": shares.row, "column": shares.column, "half": shares.half, "outer": 1 - shares.central}
-            if masks is not None and shares.inside is not None:
-                found["inside"] = torch.where(masks.flatten(1).any(1), shares.inside, torch.nan)
-            for name, values in found.items():
-                found[name] = torch.full((count,), torch.nan)
-                found[name][at] = torch.where(shares.usable, values, torch.nan).float()
+        if self.maps is None:
+            return {}
+        at = torch.arange(len(self.split)) if self.indices is None else self.indices
+        grid = (self.maps.shape[-2], self.maps.shape[-1])
+        height, width = (-(-side // cells) * cells for side, cells in zip(self.split.size, grid))
+        masks = None if self.split.masks is None else self.split.masks[at]
+        shares = map_shares(self.maps, size=(height, width), grid=grid, masks=masks)
+        found = {"row": shares.row, "column": shares.column, "half": shares.half, "outer": 1 - shares.central}
+        if masks is not None and shares.inside is not None:
+            found["inside"] = torch.where(masks.flatten(1).any(1), shares.inside, torch.nan)
+        for name, values in found.items():
+            found[name] = torch.full((len(self.split),), torch.nan)
+            found[name][at] = torch.where(shares.usable, values, torch.nan).float()
         return found
 
 
 def covariates(subject: Subject) -> dict[str, PerImage]:
-    """Every property (n,) that differs between these images, NaN where it is not known."""
+    """Every property (n,) that differs between these images, NaN where it is not known.
+
+    Of maps: where the objects are known, how much of each lies on them, else the place and size of what it marks.
+    """
     split, evaluation = subject.split, subject.evaluation
     parts: dict[str, list[Tensor]] = {}
     for batch in split.batches(_BATCH):
@@ -81,7 +79,13 @@ def covariates(subject: Subject) -> dict[str, PerImage]:
         for name, values in _of_pixels(luminance(batch.images).cpu(), masks).items():
             parts.setdefault(name, []).append(values.float())
     found = {name: torch.cat(values) for name, values in parts.items()}
-    found |= _of_maps(subject)
+    maps, sides = subject.mapped, torch.tensor(split.size)
+    if "inside" in maps:
+        found["map_on_object"] = maps["inside"]
+    elif maps:
+        off = (torch.stack([maps["row"], maps["column"]], 1) - 0.5) * sides
+        found |= {"map_off_centre": off.norm(dim=1) / (min(split.size) / 2)}
+        found |= {"map_size": maps["half"], "map_outer": maps["outer"]}
     found["look_alike"] = look_alike(evaluation.logits, evaluation.labels)
     found["confidence"] = evaluation.confidence
     return {
@@ -99,18 +103,17 @@ def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
     if masks is None:
         return {**found, "contrast": planes.flatten(1).std(1, correction=0), "clutter": edges.mean((1, 2))}
     inside = masks.float()
-    around = F.max_pool2d(inside[:, None], 5, stride=1, padding=2)[:, 0]
-    height, width = masks.shape[-2:]
-    centre = (centroids(masks) - torch.tensor([height / 2, width / 2])) / (min(height, width) / 2)
+    around = 1 - F.max_pool2d(inside[:, None], 5, stride=1, padding=2)[:, 0]
+    sides = torch.tensor(masks.shape[-2:])
     edge = torch.stack([masks[:, 0].any(1), masks[:, -1].any(1), masks[:, :, 0].any(1), masks[:, :, -1].any(1)])
     area = inside.mean((1, 2))
     return {
         **found,
-        "off_centre": centre.norm(dim=1),
+        "off_centre": ((centroids(masks) - sides / 2) / (sides.min() / 2)).norm(dim=1),
         "size": torch.where(area > 0, area, torch.nan),
-        "object_contrast": (_mean(planes, inside) - _mean(planes, 1 - around)).abs(),
+        "object_contrast": (_mean(planes, inside) - _mean(planes, around)).abs(),
         "border": torch.where(area > 0, edge.any(0).float(), torch.nan),
-        "clutter": _mean(edges, 1 - around),
+        "clutter": _mean(edges, around),
     }
 
 
@@ -126,18 +129,15 @@ def blur(planes: Plane) -> PerImage:
     Along each axis: the share of the differences between neighbouring pixels that remains after a mean over 9 pixels;
     the larger of the two axes. An image that is constant along an axis counts as blurred along it.
     """
-    return torch.maximum(_blur_along(planes), _blur_along(planes.transpose(1, 2)))
-
-
-def _blur_along(planes: Plane) -> PerImage:
-    width = planes.shape[-1]
-    window = min(_WINDOW, 2 * ((width - 1) // 2) + 1)
-    padded = F.pad(planes[:, None], (window // 2, window // 2, 0, 0), mode="replicate")
-    again = F.avg_pool2d(padded, (1, window), stride=1)[:, 0]
-    before, after = planes.diff(dim=-1).abs(), again.diff(dim=-1).abs()
-    whole = before.sum((1, 2))
-    lost = (before - after).clamp_min(0).sum((1, 2))
-    return torch.where(whole > 1e-6 * before[0].numel(), 1 - lost / whole.clamp_min(1e-12), torch.ones_like(whole))
+    axes = []
+    for rows in (planes, planes.transpose(1, 2)):
+        window = min(_WINDOW, 2 * ((rows.shape[-1] - 1) // 2) + 1)
+        padded = F.pad(rows[:, None], (window // 2, window // 2, 0, 0), mode="replicate")
+        again = F.avg_pool2d(padded, (1, window), stride=1)[:, 0]
+        before, after = rows.diff(dim=-1).abs(), again.diff(dim=-1).abs()
+        whole, lost = before.sum((1, 2)), (before - after).clamp_min(0).sum((1, 2))
+        axes.append(torch.where(whole > 1e-6 * before[0].numel(), 1 - lost / whole.clamp_min(1e-12), 1.0))
+    return torch.maximum(*axes)
 
 
 def _mean(planes: Tensor, weights: Tensor) -> PerImage:
@@ -151,15 +151,6 @@ def centroids(masks: Masks) -> Float[Tensor, "batch 2"]:
     inside = masks.float()
     rows, columns = (torch.arange(side) + 0.5 for side in masks.shape[-2:])
     return torch.stack([(inside.sum(2) @ rows), (inside.sum(1) @ columns)], 1) / inside.sum((1, 2))[:, None]
-
-
-def _of_maps(subject: Subject) -> dict[str, Tensor]:
-    """Of images without masks, the place and size of what the map marks; else how much of it lies on the object."""
-    found, (height, width) = subject.mapped, subject.split.size
-    if not found or "inside" in found:
-        return {"map_on_object": found["inside"]} if found else {}
-    off = torch.stack([(found["row"] - 0.5) * height, (found["column"] - 0.5) * width], 1).norm(dim=1)
-    return {"map_off_centre": off / (min(height, width) / 2), "map_size": found["half"], "map_outer": found["outer"]}
 
 
 def look_alike(logits: Logits, labels: Labels) -> PerImage:
@@ -184,21 +175,21 @@ def look_alike(logits: Logits, labels: Labels) -> PerImage:
     return found
 
 
-def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
+def covariate_rows(each: Sequence[tuple[Subject, Values]]) -> tuple[CovariateRow, ...]:
     """How each property separates the errors of each model, alone and given the others."""
     rows: list[CovariateRow] = []
-    for subject in subjects:
+    for subject, values in each:
         evaluation = subject.evaluation
-        joint = regression(subject.values, evaluation.correct, groups=evaluation.groups)
-        for one in separations(subject.values, evaluation.correct, groups=evaluation.groups):
-            rows.append(
-                CovariateRow(
-                    evaluation.alias, one.name, PROPERTIES[one.name].title, one.area, one.failures, one.median_failure,
-                    one.median_success, one.p, None, *joint.get(one.name, (None, None)),
-                )
-            )  # fmt: skip
-    p_alone, p_joint = (_holm([getattr(row, name) for row in rows]) for name in ("p", "p_joint"))
-    return tuple(replace(row, p_holm=one, p_joint_holm=two) for row, one, two in zip(rows, p_alone, p_joint))
+        joint = regression(values, evaluation.correct, groups=evaluation.groups)
+        rows += [
+            CovariateRow(
+                evaluation.alias, one.name, PROPERTIES[one.name].title, one.area, one.failures, one.median_failure,
+                one.median_success, one.p, None, *joint.get(one.name, (None, None)),
+            )
+            for one in separations(values, evaluation.correct, groups=evaluation.groups)
+        ]  # fmt: skip
+    alone, joint_p = (_holm([getattr(row, name) for row in rows]) for name in ("p", "p_joint"))
+    return tuple(replace(row, p_holm=one, p_joint_holm=two) for row, one, two in zip(rows, alone, joint_p))
 
 
 def _holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -256,29 +247,29 @@ def deviance(columns: NDArray[np.float64], wrong: NDArray[np.bool_]) -> float:
     return 2 * (loss(weights) - float(weights @ penalty @ weights) / 2)
 
 
-def difference_rows(subjects: Sequence[Subject]) -> tuple[DifferenceRow, ...]:
+def difference_rows(each: Sequence[tuple[Subject, Values]]) -> tuple[DifferenceRow, ...]:
     """For two models, how much better each property separates the errors of the first."""
-    if len(subjects) != 2:
+    if len(each) != 2:
         return ()
-    first, second = subjects
-    one, two = first.evaluation, second.evaluation
+    (first, own), (second, others) = ((subject.evaluation, values) for subject, values in each)
     found = {
-        name: area_difference(own, second.values[name], one.correct, two.correct, groups=one.groups)
-        for name, own in first.values.items() if name in second.values
-    }  # fmt: skip
-    known = {name: apart for name, apart in found.items() if apart is not None}
+        name: area_difference(own[name], others[name], first.correct, second.correct, groups=first.groups)
+        for name in own
+        if name in others
+    }
+    known = {name: gap_and_p for name, gap_and_p in found.items() if gap_and_p is not None}
     return tuple(
-        DifferenceRow(one.alias, two.alias, name, PROPERTIES[name].title, gap, p)
+        DifferenceRow(first.alias, second.alias, name, PROPERTIES[name].title, gap, p)
         for (name, (gap, _)), p in zip(known.items(), holm([p for _, p in known.values()]))
     )
 
 
-def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
+def quarter_rows(each: Sequence[tuple[Subject, Values]]) -> Iterator[QuarterRow]:
     """The accuracy in each quarter of the images by every property; equal values are never separated."""
     inner = torch.linspace(0, 1, PARTS + 1, dtype=torch.float64)[1:-1]
-    for subject in subjects:
+    for subject, values in each:
         evaluation = subject.evaluation
-        for name, own in subject.values.items():
+        for name, own in values.items():
             known = own.isfinite()
             edges = torch.quantile(own[known].double(), inner).unique()
             member = torch.where(known, torch.bucketize(own.double(), edges), -1)

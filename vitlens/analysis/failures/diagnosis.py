@@ -1,6 +1,7 @@
 """`vitlens.failures`: what the errors of a model have in common, and what mends them when it is changed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,16 +10,16 @@ from torch import Tensor
 
 from vitlens.analysis.answers.classes import reading
 from vitlens.analysis.answers.evaluate import evaluate, fitting_batch_size
-from vitlens.analysis.failures.covariates import Subject, Values, covariate_rows, difference_rows, quarter_rows
-from vitlens.analysis.failures.interventions import CHANGES, Pictures
-from vitlens.analysis.failures.properties import (
-    PROPERTIES,
-    CovariateRow,
-    DifferenceRow,
-    InterventionRow,
-    QuarterRow,
-    causes,
+from vitlens.analysis.failures.covariates import (
+    Subject,
+    Values,
+    covariate_rows,
+    covariates,
+    difference_rows,
+    quarter_rows,
 )
+from vitlens.analysis.failures.interventions import CHANGES, Pictures
+from vitlens.analysis.failures.properties import CovariateRow, DifferenceRow, InterventionRow, QuarterRow, causes
 from vitlens.data.split import as_split, takes_splits
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
@@ -27,6 +28,8 @@ from vitlens.references import resolved
 from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import LEVEL, accuracy_difference, holm, mcnemar
+
+Advance = Callable[[int], object]
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,7 +76,7 @@ def failures(
     method: str | None = None,
     batch_size: int | None = None,
     seed: int = 0,
-    advance: Callable[[int], object] = lambda _: None,
+    advance: Advance = lambda _: None,
 ) -> Diagnosis:
     """Why a model misclassifies labelled images: what its errors have in common, and what mends them when changed.
 
@@ -96,37 +99,38 @@ def failures(
         maps = explain(each, split, method=method or preferred(each), batch_size=batch_size, seed=seed)
         maps = maps.detach().float().cpu()
         subjects.append(Subject(each, split, evaluation, maps, batch_size=batch_size, seed=seed))
-    return diagnose(subjects, advance=advance)
+    return diagnose(subjects, progress=lambda _: nullcontext(advance))
 
 
-def diagnose(subjects: Sequence[Subject], *, advance: Callable[[int], object] = lambda _: None) -> Diagnosis:
-    """The diagnosis of one or two models."""
-    rows, tested = covariate_rows(subjects), []
-    for subject in subjects:
-        signs = planned(subject, rows)
-        for name, after in outcomes(subject, signs, advance).items():
-            tested.append(_intervened(subject, name, signs[name], *after))
-    found = [replace(row, p_holm=p) for row, p in zip(tested, holm([row.p for row in tested]))]
+def diagnose(
+    subjects: Sequence[Subject],
+    *,
+    progress: Callable[[int], AbstractContextManager[Advance]] = lambda _: nullcontext(lambda _: None),
+) -> Diagnosis:
+    """The diagnosis of one or two models. progress: of this number of passes over a changed image.
+
+    All images are changed in those properties that separate errors before any correction, as no others can be shown to
+    be a cause, towards what correct predictions have.
+    """
+    each = [(subject, covariates(subject)) for subject in subjects]
+    rows, tested = covariate_rows(each), list[InterventionRow]()
+    plans = [(subject, [row for row in rows if _is_tested(row, subject)]) for subject in subjects]
+    with progress(sum(2 * len(subject.split) * len(own) for subject, own in plans)) as advance:
+        for subject, own in plans:
+            after = outcomes(subject, own, advance)
+            tested += [_intervened(subject, row, *after[row.covariate]) for row in own]
+    p_values = holm([row.p for row in tested])
     first = subjects[0].evaluation
     return Diagnosis(
-        first.alias, tuple(subject.values for subject in subjects), first.correct, rows, difference_rows(subjects),
-        tuple(quarter_rows(subjects)), tuple(found),
+        first.alias, tuple(values for _, values in each), first.correct, rows, difference_rows(each),
+        tuple(quarter_rows(each)), tuple(replace(row, p_holm=p) for row, p in zip(tested, p_values)),
     )  # fmt: skip
 
 
-def planned(subject: Subject, rows: Sequence[CovariateRow]) -> dict[str, int]:
-    """The properties of one model's images that are changed, and whether they are lowered (-1) or raised (1), towards
-    what correct predictions have: those that separate errors before any correction, as no others can be shown to be a
-    cause."""
-    signs = {}
-    for row in rows:
-        sign = -1 if row.area.value > 0.5 else 1
-        words = row.known.lowered if sign < 0 else row.known.raised
-        unknown = row.covariate == "clutter" and subject.split.masks is None and subject.split.scenes is None
-        own = row.model == subject.evaluation.alias
-        if own and row.p is not None and row.p <= LEVEL and words and not unknown:
-            signs[row.covariate] = sign
-    return signs
+def _is_tested(row: CovariateRow, subject: Subject) -> bool:
+    """Whether a property separates the subject's errors and can be changed in its images."""
+    known = row.covariate != "clutter" or subject.split.masks is not None or subject.split.scenes is not None
+    return row.model == subject.evaluation.alias and row.p is not None and row.p <= LEVEL and known and bool(row.change)
 
 
 @torch.no_grad()
@@ -139,27 +143,26 @@ def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
 
 
 def outcomes(
-    subject: Subject, signs: Mapping[str, int], advance: Callable[[int], object] = lambda _: None
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Whether every image is classified correctly after each change, and after its control. signs: of the changes."""
-    after: dict[str, tuple[list[Tensor], list[Tensor]]] = {name: ([], []) for name in signs}
+    subject: Subject, rows: Sequence[CovariateRow], advance: Advance = lambda _: None
+) -> Mapping[str, tuple[Tensor, Tensor]]:
+    """Whether every image is classified correctly after the change of each property, and after its control."""
+    parts: dict[str, list[Tensor]] = {row.covariate: [] for row in rows}
     for indices in torch.arange(len(subject.split)).split(subject.batch_size or fitting_batch_size(subject.model)):
         pictures, truth = Pictures(subject, indices), subject.evaluation.labels[indices]
-        for name, sign in signs.items():
-            for part, images in zip(after[name], CHANGES[name](pictures, sign)):
-                part.append(predictions(subject, images) == truth)
+        for row in rows:
+            after = CHANGES[row.covariate](pictures, row.sign)
+            parts[row.covariate].append(torch.stack([predictions(subject, images) == truth for images in after]))
             advance(2 * len(indices))
-    return {name: (torch.cat(changed), torch.cat(control)) for name, (changed, control) in after.items()}
+    return {name: tuple(torch.cat(own, 1)) for name, own in parts.items()}
 
 
-def _intervened(subject: Subject, name: str, sign: int, changed: Tensor, control: Tensor) -> InterventionRow:
-    evaluation, known = subject.evaluation, PROPERTIES[name]
-    right, groups = evaluation.correct, evaluation.groups
+def _intervened(subject: Subject, row: CovariateRow, changed: Tensor, control: Tensor) -> InterventionRow:
+    right, groups = subject.evaluation.correct, subject.evaluation.groups
     return InterventionRow(
-        model=evaluation.alias,
-        covariate=name,
-        change=known.lowered if sign < 0 else known.raised,
-        control=known.control,
+        model=row.model,
+        covariate=row.covariate,
+        change=row.change,
+        control=row.known.control,
         errors=int((~right).sum()),
         mended=int((changed & ~right).sum()),
         control_mended=int((control & ~right).sum()),

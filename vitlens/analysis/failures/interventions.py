@@ -17,13 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.failures.covariates import Subject, centroids, luminance
+from vitlens.analysis.failures.operations import blurred
 from vitlens.analysis.faithfulness.road import imputed
 from vitlens.data.scenes import LUMINANCE
 from vitlens.data.split import Split
 from vitlens.shapes import Images, Masks
-from vitlens.startup import import_without_compiler
-
-transforms = import_without_compiler("torchvision.transforms.v2.functional")
 
 Shift = Float[Tensor, "batch 2"]  # down and to the right, px
 PerImage = Float[Tensor, "batch 1 1 1"]
@@ -80,15 +78,13 @@ class Pictures:
 
     @cached_property
     def box(self) -> tuple[Float[Tensor, "batch 2"], Float[Tensor, "batch 2"]]:
-        """The first row and column of each object, and the ones after its last."""
+        """The first row and column of each object, and the ones after its last; without an object the whole image."""
         assert self.masks is not None
-        ends = []
-        for axis in (2, 1):
-            line = self.masks.any(axis)
-            side, empty = line.shape[1], ~line.any(1)
-            first, last = line.float().argmax(1), side - line.flip(1).float().argmax(1)
-            ends.append((first.masked_fill(empty, 0), last.masked_fill(empty, side)))
-        return torch.stack([low for low, _ in ends], 1).float(), torch.stack([high for _, high in ends], 1).float()
+        lines = [self.masks.any(axis) for axis in (2, 1)]
+        lines = [line | ~line.any(1, keepdim=True) for line in lines]
+        first = torch.stack([line.float().argmax(1) for line in lines], 1)
+        last = torch.stack([line.shape[1] - line.flip(1).float().argmax(1) for line in lines], 1)
+        return first.float(), last.float()
 
     @property
     def extent(self) -> Tensor:
@@ -195,7 +191,7 @@ def with_brightness(pictures: Pictures, sign: int) -> Edited:
 def with_sharpness(pictures: Pictures, sign: int) -> Edited:
     """Sharpened (unsharp masking) or blurred; control: a tint."""
     images = pictures.images
-    smooth = _blurred(images, max(_LEAST_BLUR, _BLUR * min(images.shape[-2:])))
+    smooth = blurred(images, max(_LEAST_BLUR, _BLUR * min(images.shape[-2:])))
     return _beside_tint(images, 2 * images - smooth if sign > 0 else smooth, torch.ones_like(images[:, :1]))
 
 
@@ -205,15 +201,9 @@ def without_clutter(pictures: Pictures, _sign: int) -> Edited:
     if scenes is not None:
         drawn = (scenes.redrawn(how) for how in ("without distractors", "other ground"))
         return Edited(*(pixels.float() / 255 for pixels in drawn))
-    smooth = _blurred(pictures.ground, _GROUND_BLUR * min(pictures.images.shape[-2:]))
+    smooth = blurred(pictures.ground, _GROUND_BLUR * min(pictures.images.shape[-2:]))
     grounds = smooth, pictures.ground.flip(3)
     return Edited(*(torch.where(pictures.layer > 0, pictures.images, ground) for ground in grounds))
-
-
-def _blurred(images: Images, sigma: float) -> Images:
-    size = min(2 * round(3 * sigma) + 1, 2 * ((min(images.shape[-2:]) - 1) // 2) + 1)
-    blurred: Tensor = transforms.gaussian_blur(images, [size, size], [sigma, sigma])
-    return blurred
 
 
 def _beside_tint(images: Images, changed: Images, where: Tensor) -> Edited:

@@ -11,13 +11,12 @@ from vitlens.uncertainty import LEVEL, Estimate
 
 @dataclass(frozen=True)
 class Property:
-    """title: in tables; term: its definition; high, low: images with much and with little of it; cause: what follows
-    "because"; lowered, raised: what a change does to it, "" where there is none; control: another change as large that
-    leaves it as it is; outcome: whether it follows from the model's own prediction, so that no image is changed to it;
-    next_high, next_low: what would then test whether errors are due to much, or to little, of it."""
+    """title: in tables; high, low: images with much and with little of it; cause: what follows "because"; lowered,
+    raised: what a change does to it, "" where there is none; control: another change as large that leaves it as it is;
+    outcome: whether it follows from the model's own prediction, so that no image is changed to it; next_high, next_low:
+    what would then test whether errors are due to much, or to little, of it."""
 
     title: str
-    term: str
     high: str
     low: str
     cause: str = ""
@@ -31,77 +30,58 @@ class Property:
     @property
     def thing(self) -> str:
         """What is changed."""
-        return "objects" if self.high.endswith("objects") or "objects " in self.high else "images"
+        return "objects" if "objects" in self.high else "images"
 
 
 _TINTED: Final = "tinted by as much at the same luminance"
 _AROUND: Final = "moved as far around the centre"
-PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
-    {
-        "off_centre": Property(
-            "distance from the centre", "from the object's centre to the image's, in halves of the shorter side",
-            "off-centre objects", "centred objects", "of their place", "moved to the centre",
-            "moved away from the centre", _AROUND,
-        ),
-        "size": Property(
-            "size of the object", "the share of the image that the object covers", "large objects", "small objects",
-            "of their size", "shrunk", "enlarged", "turned so that their edges move as far",
-        ),
-        "object_contrast": Property(
-            "contrast of the object", "the mean luminance of the object minus that of its surroundings, without sign",
-            "high-contrast objects", "low-contrast objects", "of their contrast", "given less contrast",
-            "given more contrast", _TINTED,
-        ),
-        "border": Property(
-            "contact with the border", "whether the object reaches the edge of the image", "objects at the border",
-            "objects off the border", "they touch it", "moved off the border", "", "moved as far along the border",
-        ),
-        "contrast": Property(
-            "contrast", "the standard deviation of the luminance, 0 to 1", "high-contrast images",
-            "low-contrast images", "of their contrast", "given less contrast", "given more contrast", _TINTED,
-        ),
-        "brightness": Property(
-            "brightness", "the mean luminance, 0 to 1", "bright images", "dark images", "of their brightness",
-            "darkened", "brightened", _TINTED,
-        ),
-        "sharpness": Property(
-            "sharpness", "how much another blur changes the image, 0 to 1 (Crete 2007)", "sharp images",
-            "blurred images", "of their sharpness", "blurred", "sharpened", _TINTED,
-        ),
-        "clutter": Property(
-            "clutter", "the mean gradient of the luminance, off the object where that is known", "cluttered images",
-            "plain images", "of what surrounds the object", "freed of clutter", "", "given another ground as cluttered",
-        ),
-        "map_off_centre": Property(
-            "map: distance from the centre", "as the object's, of the map's centre of mass",
-            "images whose map is off centre", "images whose map is centred", "of the place of what the map marks",
-            "shifted so that the map is centred", "shifted so that the map is farther from the centre", _AROUND,
-        ),
-        "map_size": Property(
-            "map: size", "the smallest share of the image that holds half of the map",
-            "images whose map is wide", "images whose map is narrow", "of the size of what the map marks",
-            "shrunk", "enlarged", "shifted as far on average",
-        ),
-        "map_outer": Property(
-            "map: share off the middle", "of the map outside the middle quarter of the image",
-            "images whose map is off the middle", "images whose map is in the middle",
-        ),
-        "map_on_object": Property(
-            "map: share on the object", "of the map's positive part", "images whose map lies on the object",
-            "images whose map lies off the object", outcome=True,
-            next_low="to fill in what the map marks off the object",
-        ),
-        "look_alike": Property(
-            "look-alike class", "whether the next most probable class is the one most like the label, by logits",
-            "images whose next class looks alike", "images whose next class does not look alike", outcome=True,
-            next_high="a training with more images of the classes that it confuses",
-        ),
-        "confidence": Property(
-            "confidence", "the probability of the predicted class", "predictions made with confidence",
-            "predictions made without confidence", outcome=True,
-        ),
-    }
-)  # fmt: skip
+_CONTRAST: Final = "of their contrast", "given less contrast", "given more contrast", _TINTED
+PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType({
+    # from the object's centre to the image's, in halves of the shorter side
+    "off_centre": Property("distance from the centre", "off-centre objects", "centred objects", "of their place",
+                           "moved to the centre", "moved away from the centre", _AROUND),
+    # the share of the image that the object covers
+    "size": Property("size of the object", "large objects", "small objects", "of their size", "shrunk", "enlarged",
+                     "turned so that their edges move as far"),
+    # the mean luminance of the object minus that of its surroundings, without sign
+    "object_contrast": Property("contrast of the object", "high-contrast objects", "low-contrast objects", *_CONTRAST),
+    # whether the object reaches the edge of the image
+    "border": Property("contact with the border", "objects at the border", "objects off the border", "they touch it",
+                       "moved off the border", "", "moved as far along the border"),
+    # the standard deviation of the luminance, 0 to 1
+    "contrast": Property("contrast", "high-contrast images", "low-contrast images", *_CONTRAST),
+    # the mean luminance, 0 to 1
+    "brightness": Property("brightness", "bright images", "dark images", "of their brightness", "darkened",
+                           "brightened", _TINTED),
+    # how much another blur changes the image, 0 to 1 (Crete 2007)
+    "sharpness": Property("sharpness", "sharp images", "blurred images", "of their sharpness", "blurred", "sharpened",
+                          _TINTED),
+    # the mean gradient of the luminance, off the object where that is known
+    "clutter": Property("clutter", "cluttered images", "plain images", "of what surrounds the object",
+                        "freed of clutter", "", "given another ground as cluttered"),
+    # as the object's, of the map's centre of mass
+    "map_off_centre": Property("map: distance from the centre", "images whose map is off centre",
+                               "images whose map is centred", "of the place of what the map marks",
+                               "shifted so that the map is centred",
+                               "shifted so that the map is farther from the centre", _AROUND),
+    # the smallest share of the image that holds half of the map
+    "map_size": Property("map: size", "images whose map is wide", "images whose map is narrow",
+                         "of the size of what the map marks", "shrunk", "enlarged", "shifted as far on average"),
+    # the share of the map outside the middle quarter of the image
+    "map_outer": Property("map: share off the middle", "images whose map is off the middle",
+                          "images whose map is in the middle"),
+    # of the map's positive part
+    "map_on_object": Property("map: share on the object", "images whose map lies on the object",
+                              "images whose map lies off the object", outcome=True,
+                              next_low="to fill in what the map marks off the object"),
+    # whether the next most probable class is the one most like the label, by logits
+    "look_alike": Property("look-alike class", "images whose next class looks alike",
+                           "images whose next class does not look alike", outcome=True,
+                           next_high="a training with more images of the classes that it confuses"),
+    # the probability of the predicted class
+    "confidence": Property("confidence", "predictions made with confidence", "predictions made without confidence",
+                           outcome=True),
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -142,9 +122,14 @@ class CovariateRow:
         return self.p_holm is not None and self.p_holm <= LEVEL
 
     @property
-    def next_test(self) -> str:
-        """What would test an outcome."""
-        return self.known.next_high if self.area.value > 0.5 else self.known.next_low
+    def sign(self) -> int:
+        """The direction of the change towards what correct predictions have."""
+        return -1 if self.area.value > 0.5 else 1
+
+    @property
+    def change(self) -> str:
+        """What the change does, "" where there is none."""
+        return self.known.lowered if self.sign < 0 else self.known.raised
 
     @property
     def strength(self) -> float:
@@ -154,7 +139,12 @@ class CovariateRow:
     @property
     def where(self) -> str:
         """The images on which errors are more frequent."""
-        return self.known.high if self.area.value > 0.5 else self.known.low
+        return self.known.high if self.sign < 0 else self.known.low
+
+    @property
+    def next_test(self) -> str:
+        """What would test an outcome."""
+        return self.known.next_high if self.sign < 0 else self.known.next_low
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from vitlens.analysis.answers.classes import reading
 from vitlens.analysis.answers.evaluate import accuracy, answers
 from vitlens.data.cue_conflict import Cues, cues_of
@@ -22,10 +19,16 @@ from vitlens.uncertainty import Estimate
 class ClassBias:
     """One shape class: how many of its n images are classified by shape and by texture."""
 
-    name: str
+    class_name: str
     n: int
     shape: int
     texture: int
+
+    @property
+    def share(self) -> float | None:
+        """The share of predictions by shape among those by shape or texture."""
+        either = self.shape + self.texture
+        return self.shape / either if either else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,19 +101,9 @@ def bias_of(
     by_shape, by_texture = guess == shape, guess == texture
     decided = by_shape | by_texture
     bias = accuracy(by_shape[decided], groups=groups[decided], seed=seed) if decided.any() else None
-    return ShapeBias(
-        alias,
-        bias,
-        accuracy(by_shape, groups=groups, seed=seed),
-        accuracy(by_texture, groups=groups, seed=seed),
-        tuple(
-            ClassBias(classes[index], int(members.sum()), int(by_shape[members].sum()), int(by_texture[members].sum()))
-            for index, members in _members(shape)
-        ),
-        note,
-    )
-
-
-def _members(shape: Labels) -> list[tuple[int, Tensor]]:
-    """Each class that is the shape of some image, with the mask of these images."""
-    return [(index, shape == index) for index in torch.unique(shape).tolist()]
+    counted = []
+    for index in shape.unique().tolist():
+        own = shape == index
+        counted.append(ClassBias(classes[index], *(int(each.sum()) for each in (own, by_shape[own], by_texture[own]))))
+    shaped, textured = (accuracy(each, groups=groups, seed=seed) for each in (by_shape, by_texture))
+    return ShapeBias(alias, bias, shaped, textured, tuple(counted), note)

@@ -34,6 +34,6 @@ def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
     if not cutoff >= 0:
         raise InputError(f"expected a cut-off of 0 or more (a share of Nyquist's frequency), found {cutoff}")
     size = images.shape[-2], images.shape[-1]
-    inside = radius(size, device=images.device) <= cutoff + 1e-6  # components on the circle despite rounding
+    inside = radius(size, device=images.device) <= cutoff + 1e-6  # also components on the circle, despite rounding
     low: Tensor = torch.fft.irfft2(torch.fft.rfft2(images.float()) * inside, s=size)
     return low, images - low

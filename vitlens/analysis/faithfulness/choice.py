@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitlens.analysis.answers.paired import resampled_means
 from vitlens.analysis.faithfulness.cascade import ENOUGH
+from vitlens.analysis.faithfulness.chosen import ChoiceMargin, ChoiceScores
 from vitlens.errors import InputError
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import Estimate, Side, beyond
@@ -29,27 +30,6 @@ Half = Literal["selection", "report"]
 Confirmation = Literal["confirmed", "not confirmed", "contradicted"]
 Indices = Int[Tensor, " half"]
 Table = Float[Tensor, "checks methods images"]
-
-
-@dataclass(frozen=True)
-class ChoiceScores:
-    """One candidate, or baseline: means in each check and the combined score, by half; wins: share of the bootstrap
-    draws of the selection half in which no other candidate scores higher, None for a baseline."""
-
-    method: str
-    baseline: bool
-    selection: Mapping[str, Estimate]
-    report: Mapping[str, Estimate]
-    wins: float | None
-
-
-@dataclass(frozen=True)
-class ChoiceMargin:
-    """The chosen method minus another one on the report half, paired; check: a check's name, or "score"."""
-
-    against: str
-    check: str
-    difference: Estimate
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,7 +128,7 @@ def choose(
     others = [*rivals[:1], *(place for place in rivals if names[place] in references), *range(count, len(names))]
     rows = (*values, SCORE)
     margins = tuple(
-        ChoiceMargin(names[other], check, second.estimate(row, best, minus=other))
+        ChoiceMargin(against=names[other], check=check, difference=second.estimate(row, best, minus=other))
         for other in dict.fromkeys(others)
         for row, check in enumerate(rows)
     )
@@ -162,10 +142,10 @@ def choose(
         confirmation=_confirmation(margins[len(rows) - 1].difference) if rivals else None,
         scores=tuple(
             ChoiceScores(
-                names[place],
-                place >= count,
-                first.estimates(rows, place),
-                second.estimates(rows, place),
+                method=names[place],
+                baseline=place >= count,
+                selection=first.estimates(rows, place),
+                report=second.estimates(rows, place),
                 wins=wins[place] if place < count else None,
             )
             for place in (*order, *range(count, len(names)))

@@ -157,6 +157,25 @@ def league(
     return tuple(results)
 
 
+def explained(
+    model: Model,
+    methods: Mapping[str, Explain],
+    images: Images,
+    targets: Labels,
+    *,
+    seed: int = 0,
+    advance: Callable[[int], object] = lambda _: None,
+) -> dict[str, Maps]:
+    """The maps of every method, then of the baselines, on the CPU; values that are not finite count as 0."""
+    found = {}
+    for name, explain in methods.items():
+        with evaluating(model):
+            maps = explain(model, images, targets.to(model.device))
+        found[name] = maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0)
+        advance(1)
+    return found | dict(_baselines(len(images), removal_grid(model), seed))
+
+
 def checks_in(methods: int) -> int:
     """The number of times that `league` calls advance for this many methods."""
     return 5 * (methods + len(BASELINES))

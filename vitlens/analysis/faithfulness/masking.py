@@ -59,11 +59,16 @@ def blurred(images: Images, sigma: float) -> Images:
     return images
 
 
+def has_substrate(model: Model, substrate: str) -> bool:
+    """Whether a model's patches can be removed in this way: only some models can do without their tokens."""
+    return substrate != "absent" or (entry_of(model) is not None and _can_be_absent(entry_of(model)))
+
+
 def require_substrate(model: Model, substrate: str) -> None:
     """Raise UnknownNameError for an unknown substrate, UnsupportedError for one that the model does not support."""
     if substrate not in SUBSTRATES:
         raise UnknownNameError("substrate", substrate, SUBSTRATES)
-    if substrate == "absent" and (entry_of(model) is None or not _can_be_absent(entry_of(model))):
+    if not has_substrate(model, substrate):
         raise UnsupportedError(
             f"expected a model whose patches can be left out of the sequence, found {model.alias}; try the "
             "substrate blur"

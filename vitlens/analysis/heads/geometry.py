@@ -179,13 +179,3 @@ def _by_difference(pairs: Float[Tensor, "*leading query key"]) -> Float[Tensor, 
     steps = torch.arange(size, device=pairs.device)
     chosen = F.one_hot((steps - steps[:, None] + size - 1).flatten(), 2 * size - 1)
     return pairs.flatten(-2) @ chosen.to(pairs.dtype)  # a matrix product is faster here than scatter_add
-
-
-def offset_counts(
-    grid: tuple[int, int], pairs: Float[Tensor, "calls query key"] | None = None
-) -> Float[Tensor, "down across"]:
-    """The number of pairs of patches for each offset; pairs: those to count (None: all)."""
-    if pairs is None:
-        patches = grid[0] * grid[1]
-        pairs = torch.ones(1, patches, patches, dtype=torch.float64)
-    return offset_sums(pairs.sum(0), grid)

@@ -211,15 +211,15 @@ def inside(bench: Bench) -> tuple[dict[str, Any], tuple[str, ...]]:
 def _patching(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
     clean, corrupted, names, corruption = _pair(bench, images, labels)
     layout, classes = bench.run.model.anatomy.layout, bench.run.model.classes
-    patched = patch_parts(bench.run.model, clean, corrupted)
+    patched = patch_parts(bench.run.model, clean, corrupted, parts=("heads", "positions"))
     row = PatchingRow(
         *names, classes[int(patched.targets[0])], classes[int(patched.others[0])], float(patched.clean[0]),
         float(patched.corrupted[0]), corruption,
         grid=None if layout is None else (layout.grid[0], layout.grid[1]),
         prefix=None if layout is None else tuple(layout.prefix),
     )  # fmt: skip
-    restored = {part: patched.restored(part).numpy() for part in ("heads", "blocks", "mlps", "positions")}
-    arrays = PatchingArrays(clean=clean[0].cpu().numpy(), corrupted=corrupted[0].cpu().numpy(), **restored)
+    restored = (patched.restored("heads").numpy(), patched.restored("positions").numpy())
+    arrays = PatchingArrays(clean[0].cpu().numpy(), corrupted[0].cpu().numpy(), *restored)
     return {"patching": (row,), "patched": arrays}
 
 

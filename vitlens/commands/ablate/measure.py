@@ -85,9 +85,6 @@ def measure(options: AblateOptions) -> Path | None:
             saved = options.save or writing.folder.place("pruned")
             cut, small = pruned(bench, main.importance, saved) if options.prune is not None else (None, ())
             parts, undone = inside(bench) if options.patch else ({}, ())
-            similar = None
-            if redundancy is not None:
-                similar = rows.RedundancyArrays(np.array([*map(name_of, redundancy.units)]), redundancy.matrix.numpy())
             notes = (*(each.importance.note for each in measured.values()), remark)
             units = tuple(_unit_rows(bench, measured, known))
             row = replace(
@@ -96,8 +93,7 @@ def measure(options: AblateOptions) -> Path | None:
             )  # fmt: skip
             return rows.AblateRecord(
                 ablated=(row,), units=units, curves=removal.get("curves", ()), pairs=pairs, pruned=small,
-                effects={name: _arrays(each) for name, each in measured.items()},
-                redundancy=similar, **parts,
+                effects={name: _arrays(each) for name, each in measured.items()}, **parts,
             )  # fmt: skip
 
         return writing.publish(record)

@@ -219,23 +219,13 @@ class EffectArrays:
 
 
 @dataclass(frozen=True)
-class RedundancyArrays:
-    """Linear CKA (heads, heads) of heads' outputs, NaN where undefined."""
-
-    units: _Names
-    similarity: _Matrix
-
-
-@dataclass(frozen=True)
 class PatchingArrays:
-    """The two images, and the share of the logit difference that each part restores: heads (layers, heads), blocks and
-    mlps (layers,), positions (layers, tokens); NaN where there is no such part."""
+    """The two images, and the share of the logit difference that each part restores: heads (layers, heads), positions
+    (layers, tokens); NaN where there is no such part."""
 
     clean: _Image
     corrupted: _Image
     heads: _Matrix
-    blocks: _Floats
-    mlps: _Floats
     positions: _Matrix
 
 
@@ -253,7 +243,6 @@ class AblateRecord(Record):
     contributions: tuple[ContributionRow, ...] = table()
     pruned: tuple[PrunedRow, ...] = table()
     effects: Mapping[str, EffectArrays] = arrays("effects-{replace}")
-    redundancy: RedundancyArrays | None = arrays("redundancy")
     patched: PatchingArrays | None = arrays("patching")
 
     @property

@@ -102,10 +102,10 @@ def _most_important(record: AblateRecord) -> Claim:
     if not found:
         return _claim(
             record, f"most important {word}",
-            "Of {{ count }} {{ word }}s of **{{ model }}**, none is shown to matter when it is removed alone "
+            "Of {{ count }} {{ word }}s of **{{ model }}**, none has a significant effect when it is removed alone "
             "(corrected for {{ count }} tests); the largest measured rise of the loss is that of **{{ most.unit "
             "}}**, {{ most.loss|alone }}.",
-            title=f"No single {word} of {model} is shown to matter", kind="answer", count=len(rows), word=word,
+            title=f"No single {word} of {model} has a significant effect", kind="answer", count=len(rows), word=word,
             most=max(rows, key=lambda row: row.loss.value),
         )  # fmt: skip
     lead = found[0]
@@ -154,8 +154,8 @@ def unknown(record: AblateRecord) -> Iterator[str]:
         yield say("{{ note|whole }}.", note=f"{note[:1].upper()}{note[1:]}")
     if rest and record.images >= ENOUGH:
         yield say(
-            "{{ rest|length }} of {{ n }} heads are shown neither to change the loss by {{ smallest }} nor to change "
-            "it by less{% if needed %}: about {{ needed }} would decide{% endif %}.",
+            "For {{ rest|length }} of {{ n }} heads these images leave open whether the loss changes by more than "
+            "{{ smallest }} or by less{% if needed %}: about {{ needed }} would decide{% endif %}.",
             rest=rest, n=len(heads), smallest=model.smallest,
             needed=images_needed(rest, model.smallest, record.images),
         )  # fmt: skip
@@ -218,7 +218,7 @@ class Restored:
 
 
 def _restored(record: AblateRecord) -> list[Restored]:
-    if record.patched is None or record.patched.heads is None:
+    if record.patched is None:
         return []
     return [
         Restored(at[0], at[1], float(each)) for at, each in np.ndenumerate(record.patched.heads) if np.isfinite(each)
@@ -304,9 +304,8 @@ REPORT: Final = Report(
         Section(
             "How many heads can be removed?", "curves",
             opening="{% if record.model.removable %}{{ record.model.removable }} of the heads can be removed, least "
-            "important first, before accuracy falls by more than {{ 1 }} point{% else %}Accuracy without any head is "
-            "not shown to be lower by more than {{ 1 }} point, so these images do not tell how many heads can be "
-            "removed{% endif %}.",
+            "important first, before accuracy falls by more than {{ 1 }} point{% else %}These images do not tell how "
+            "many heads can be removed: even without any head accuracy may fall by less than {{ 1 }} point{% endif %}.",
             charts=(Chart(
                 "curves", lines("share", "accuracy", of="order"),
                 "Accuracy as heads are removed one after another; bands: Wilson's 95 % intervals. Orders are chosen on "

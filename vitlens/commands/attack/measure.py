@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import accuracy
-from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES, Corrupted, on_corrupted
+from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.failures.disturbed import Corrupted, correct_after
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.robustness.curve import paired
 from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement, shifts
@@ -85,10 +86,11 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
         split = replace(split, labels=work.labels.cpu(), classes=work.model.classes)
     share = share_of(split, processes)
     keys = torch.arange(processes.index, len(split), processes.count) + (run.run.seed << 20)
-    total = len(share) * len(CORRUPTIONS) * len(SEVERITIES)
-    with run.progress(f"{work.model.alias} on corruptions", total) as advance:
-        part = on_corrupted(work.model, share, keys=keys, **run.passes, advance=advance)
-    return Corrupted(work.model.alias, processes.gathered(part).permute(1, 2, 0).contiguous(), split.groups)
+    changes = [(known.function, strength) for known in CORRUPTIONS.values() for strength in known.levels]
+    with run.progress(f"{work.model.alias} on corruptions", len(share) * len(changes)) as advance:
+        part = correct_after(work.model, share, changes, keys=keys, **run.passes, advance=advance)
+    correct = processes.gathered(part.T.contiguous()).T.contiguous()
+    return Corrupted(work.model.alias, correct.view(len(CORRUPTIONS), len(SEVERITIES), -1), split.groups)
 
 
 def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseline: str) -> rows.AttackRecord:
@@ -130,7 +132,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         **within,
         corruptions=tuple(
             rows.CorruptionRow(
-                found.alias, name, kind.title, kind.description, severity, kind.strengths[severity - 1],
+                found.alias, name, kind.title, kind.description, severity, kind.levels[severity - 1],
                 found.accuracy(name, severity, seed=seed),
             )
             for found in corrupted for (name, kind), severity in product(CORRUPTIONS.items(), SEVERITIES)

@@ -21,7 +21,6 @@ from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.commands.attention import record as kept
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.run.load import load_split
-from vitlens.commands.run.options import ModelOptions
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.measure import map_rows, on_object_rows
@@ -32,22 +31,14 @@ from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.layers import layer_of
 from vitlens.lens.mixing import talking_heads
 from vitlens.lens.observe import survey_weights
-from vitlens.lens.places.capture import capture
 from vitlens.lens.site import NO_PLACE
-from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.naming import parse_model
 from vitlens.shapes import Images, Maps
-from vitlens.training.checkpoint import KeptWeights, weights_over_training
 from vitlens.uncertainty import Estimate, student_mean
 
 SHOWN: Final = 4  # images of --data, unless --limit says otherwise
-CHECKPOINTS: Final = 6  # kept weights in the figure of a head over training, at most
-_HEAD: Final = "--head LAYER,HEAD"
-Head = tuple[int, int]  # layer, head
 
 
 def measure(options: AttentionOptions) -> Path | None:
@@ -55,13 +46,6 @@ def measure(options: AttentionOptions) -> Path | None:
 
     Raises InputError for a layer, head or patch that is not there.
     """
-    head, trained = options.head, Path(parse_model(options.model).name)
-    weights = weights_over_training(trained) if head is not None and trained.is_dir() else ()
-    if head is not None and not weights and options.query is None and options.key is None:
-        raise InputError(
-            f"expected a run that kept its weights for --head, found none kept in {options.model}; "
-            "train one with vitlens train PRESET --keep-every N, or add --query or --key"
-        )
     run = Run("attention", options, images=False)
     model, given = run.model, replace(run.run, limit=None)
     every = load_split(model, options=given, data=options.data, images=options.images)
@@ -76,12 +60,8 @@ def measure(options: AttentionOptions) -> Path | None:
     with autocast(model.device, run.run.precision):
         layers = attention_maps(model, images)
         if options.layer is not None:
-            _layer(layers, "--layer", options.layer)
-        if head is not None:
-            _layer(layers, _HEAD, *head)
-        asked = _views(model, images, options) | _head_matrix(model, images, options.matrix)
-        if head is not None and weights:
-            asked |= _over_training(weights, head, images, options.model_options)
+            _require_layer(layers, options.layer)
+        asked = _views(model, images, options)
     layers = tuple(replace(layer, maps=layer.maps.float().cpu()) for layer in layers)
     with run.folder("Attention of") as folder:
 
@@ -188,93 +168,32 @@ def _views(model: Model, images: Images, options: AttentionOptions) -> dict[str,
     for name, patch in (("query", options.query), ("key", options.key)):
         if patch is not None:
             views = query_maps(model, images, query=patch) if name == "query" else key_maps(model, images, key=patch)
-            number = -1 if options.head is None else options.head[1]
-            found[name] = tuple(_patch_row(view, name, number) for view in views)
-            found["views"][name] = kept.ViewArrays(
-                {at: as_array(view.maps.mean(1)) for at, view in enumerate(views)},
-                {at: as_array(view.maps[:, number]) for at, view in enumerate(views) if 0 <= number < view.site.heads},
-            )
+            found[name] = tuple(_patch_row(view, name) for view in views)
+            found["views"][name] = kept.ViewArrays({at: as_array(view.maps.mean(1)) for at, view in enumerate(views)})
     return found
 
 
-def _patch_row(view: PatchView, name: str, number: int) -> kept.PatchRow:
-    """One layer of a view; number: of the chosen head, -1 without one."""
+def _patch_row(view: PatchView, name: str) -> kept.PatchRow:
+    """One layer of a view."""
     (row, column), received = view.patch, view.maps.sum((2, 3))
     prefix = view.prefix.sum(-1) if name == "query" else view.prefix.mean(-1)
-    on_prefix, in_layer = bool(view.prefix.shape[-1]), 0 <= number < view.site.heads
     own = kept.PatchRow(
         view.site.layer, row, column, (view.maps.shape[-2], view.maps.shape[-1]),
-        float(view.maps[:, :, row, column].mean()), float(prefix.mean()) if on_prefix else None,
+        float(view.maps[:, :, row, column].mean()), float(prefix.mean()) if view.prefix.shape[-1] else None,
     )  # fmt: skip
     if name == "key":
-        head = float(received[:, number].mean()) if in_layer else None
-        return replace(own, received=float(received.mean()), head_received=head)
-    head = float(prefix[:, number].mean()) if in_layer and on_prefix else None
+        return replace(own, received=float(received.mean()))
     padded = None if view.site.windows is None else max(0.0, float((1 - received - prefix).mean()))
-    return replace(own, head_prefix=head, padding=padded)
+    return replace(own, padding=padded)
 
 
-def _layer(layers: Sequence[LayerMaps], option: str, number: int, head: int | None = None) -> LayerMaps:
-    """The layer of that number. Raises InputError where it does not exist or has no map, or has no such head."""
+def _require_layer(layers: Sequence[LayerMaps], number: int) -> None:
+    """Raise InputError where no layer of this number has a map."""
     known = [layer.site.layer for layer in layers]
     if number not in known:
         whole = known == list(range(len(known)))
         words = f"from 0 to {known[-1]}" if whole else f"one of {', '.join(map(str, dict.fromkeys(known)))}"
-        raise InputError(f"expected {option} with a layer {words}, found {number}")
-    layer = layers[known.index(number)]
-    if head is not None:
-        _require_head(option, number, head, layer.site.heads)
-    return layer
-
-
-def _require_head(option: str, layer: int, head: int, heads: int) -> None:
-    if not 0 <= head < heads:
-        raise InputError(f"expected {option} with a head from 0 to {heads - 1} in layer {layer}, found {head}")
-
-
-def _over_training(
-    checkpoints: Sequence[KeptWeights], head: Head, images: Images, given: ModelOptions
-) -> dict[str, Any]:
-    """The head with all kept weights, or at most CHECKPOINTS of them, evenly spaced and with the first and last."""
-    chosen = np.linspace(0, len(checkpoints) - 1, min(len(checkpoints), CHECKPOINTS)).round().astype(int)
-    rows, maps = [], []
-    for weights in (checkpoints[index] for index in chosen):
-        model = load(
-            f"epoch-{weights.epochs}={weights.file}",
-            image_size=given.image_size, mean=given.mean, std=given.std, device=images.device,
-        )  # fmt: skip
-        layer = _layer(attention_maps(model, images), _HEAD, *head)
-        on_prefix = float(layer.prefix[:, head[1]].mean())
-        rows.append(kept.CheckpointRow(weights.epochs, weights.file.name, on_prefix, len(checkpoints)))
-        maps.append(as_array(layer.maps[:, head[1]]))
-    return {"training": tuple(rows), "checkpoints": kept.CheckpointArrays(np.stack(maps, 1))}
-
-
-def _head_matrix(model: Model, images: Images, head: Head | None) -> dict[str, Any]:
-    """Scores and weights of a head (layer, head) on the first image; nothing where no head is given.
-
-    Raises InputError for a layer or head that is not there, UnsupportedError for a layer in which not every token
-    attends to every token.
-    """
-    if head is None:
-        return {}
-    layer, number = layer_of(model, head[0]), head[1]
-    _require_head("--matrix LAYER,HEAD", layer.index, number, layer.heads)
-    name, layout = f"blocks.{layer.index}.attention", model.anatomy.layout
-    if layer.windows != 1 or layer.queries != layer.keys or f"{name}.scores" not in model.places().names:
-        raise UnsupportedError(
-            f"expected --matrix with a layer in which every token attends to every token, found layer {layer.index} of "
-            f"{model.alias} with {layer.queries} queries, {layer.keys} keys and {layer.windows} windows; try --query"
-        )
-    captured = capture(model, images[:1], [f"{name}.scores", f"{name}.weights"])
-    scores, weights = (captured[f"{name}.{stage}"][0, number].float().cpu() for stage in ("scores", "weights"))
-    received = weights.mean(0)
-    prefix = layout.prefix if layout is not None and layout.tokens == len(weights) else ()
-    row = kept.MatrixRow(
-        layer.index, number, len(weights), prefix, float(weights.diagonal().mean()), int(received.argmax()),
-        float(received.max()), float(scores[scores.isfinite()].std()),
-    )  # fmt: skip
-    return {"matrix": (row,), "head_matrix": kept.MatrixArrays(scores.numpy(), weights.numpy())}
+        raise InputError(f"expected --layer with a layer {words}, found {number}")
 
 
 def _windows(model: Model, images: Images) -> dict[str, Any]:

@@ -91,8 +91,7 @@ class PatchRow:
     """The attention of one patch (table query) or to it (key) in one layer, mean over heads and images.
 
     itself: of the patch to itself; prefix: from it to tokens before the patches, in key of such a token to it;
-    received: the sum over all patches; padding: on the padding of its window; head_prefix, head_received: of the chosen
-    head. None where there is no such token or head.
+    received: the sum over all patches; padding: on the padding of its window. None where there is no such token.
     """
 
     layer: int = col("layer")
@@ -103,39 +102,6 @@ class PatchRow:
     prefix: float | None = col("with CLS and registers", unit="fraction", default=None)
     padding: float | None = col("on padding", unit="fraction", default=None)
     received: float | None = col("received", unit="patches", default=None)
-    head_prefix: float | None = col("the same of the chosen head", unit="fraction", default=None)
-    head_received: float | None = col("received in the chosen head", unit="patches", default=None)
-
-
-@dataclass(frozen=True)
-class CheckpointRow:
-    """One head with the weights of one checkpoint; epochs: those done at it; kept: checkpoints in all."""
-
-    epochs: int = col("epoch")
-    file: str = col("file")
-    prefix_mass: float = col("on CLS and registers", unit="fraction")
-    kept: int = col("checkpoints kept")
-
-
-@dataclass(frozen=True)
-class MatrixRow:
-    """The N x N weights of one head on the first image. prefix: tokens before the patches; itself: the mean weight of a
-    token on itself; most, received: the token with the largest mean weight over all queries, and that weight;
-    deviation: of the scores of all pairs."""
-
-    layer: int = col("layer")
-    head: int = col("head")
-    tokens: int = col("tokens")
-    prefix: tuple[str, ...] = col("tokens before the patches")
-    itself: float = col("on itself", unit="fraction")
-    most: int = col("most attended token")
-    received: float = col("attention on it", unit="fraction")
-    deviation: float = col("deviation of the scores")
-
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return f"L{self.layer}.H{self.head}"
 
 
 @dataclass(frozen=True)
@@ -161,7 +127,6 @@ class WindowRow:
 
 Square: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None))]
 Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
-LayerMeans: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
 
 @dataclass(frozen=True)
@@ -182,25 +147,9 @@ class AttentionArrays:
 
 @dataclass(frozen=True)
 class ViewArrays:
-    """By row of the table of the view: mean, maps (images, rows, columns) averaged over heads; head: of one head."""
+    """By row of the table of the view: mean, maps (images, rows, columns) averaged over heads."""
 
-    mean: LayerMeans
-    head: LayerMeans
-
-
-@dataclass(frozen=True)
-class CheckpointArrays:
-    """maps: one head's (images, checkpoints, rows, columns)."""
-
-    maps: Maps
-
-
-@dataclass(frozen=True)
-class MatrixArrays:
-    """Scores (-inf where masked) and weights of one head (query, key)."""
-
-    scores: Square
-    weights: Square
+    mean: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
 
 @dataclass(frozen=True)
@@ -225,16 +174,12 @@ class AttentionRecord(Record):
     layout: tuple[LayoutRow, ...] = table()
     query: tuple[PatchRow, ...] = table()
     key: tuple[PatchRow, ...] = table()
-    training: tuple[CheckpointRow, ...] = table()
-    matrix: tuple[MatrixRow, ...] = table()
     mixed_heads: tuple[MixedHeadsRow, ...] = table()
     windows: tuple[WindowRow, ...] = table()
     receptive_fields: tuple[FieldRow, ...] = table()
     explorer: tuple[ExplorerRow, ...] = table()
     maps: AttentionArrays | None = arrays("attention")
     views: Mapping[str, ViewArrays] = arrays("view-{view}")
-    checkpoints: CheckpointArrays | None = arrays("training")
-    head_matrix: MatrixArrays | None = arrays("matrix")
     window_maps: WindowArrays | None = arrays("windows")
     field_maps: FieldArrays | None = arrays("receptive_fields")
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.charts.pictures import images_on_a_page, mosaic, of_heads, with_maps
-from vitlens.charts.walkthrough import head_matrices
 from vitlens.charts.windows import windows_and_shift
 from vitlens.commands.attention.record import AttentionRecord, LayerRow
 from vitlens.commands.shared.explorer import Shown, explorer_of, sinks_claim, without_explorer
@@ -26,7 +25,7 @@ from vitlens.commands.shared.maps.record import (
     mixed_heads_words,
 )
 from vitlens.commands.shared.receptive import field_charts
-from vitlens.commands.shared.sheets import DRAWN, EACH
+from vitlens.commands.shared.sheets import DRAWN, EACH, evenly
 from vitlens.report.claims import Claim, above, below, found
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import say
@@ -133,11 +132,6 @@ def explorer(record: AttentionRecord) -> Explorer | None:
     return explorer_of(record, Shown(record.maps.images, [row.image for row in record.shown])) if record.maps else None
 
 
-def _spread(rows: Sequence[Any], most: int) -> list[int]:
-    """The numbers of at most so many rows, evenly spaced, with the first and the last."""
-    return sorted({round(at) for at in np.linspace(0, len(rows) - 1, min(len(rows), most))})
-
-
 def _masses(kind: str, record: AttentionRecord) -> list[OnObjectRow]:
     return mass_of(record.on_object, kind) if record.images >= FEWEST else []
 
@@ -148,7 +142,7 @@ def _pictures(record: AttentionRecord, *, rollout: bool = False) -> Iterator[Pic
         return
     for at, (name, image) in enumerate(zip(record.names[:DRAWN], record.maps.pixels)):
         yield Picture(image, row=name, column="image", sheet=at // EACH)
-        for index in _spread(record.layers, _LAYERS):
+        for index in evenly(len(record.layers), _LAYERS):
             own = record.maps.layer[index][at].mean(0)
             if rollout and record.maps.rollout is not None:
                 own = record.maps.rollout[at, index]
@@ -193,12 +187,6 @@ def _layer(record: Any) -> list[Picture]:
     return _over(record, list(maps.swapaxes(0, 1)), [f"head {head}" for head in range(maps.shape[1])])
 
 
-def _training(record: Any) -> list[Picture]:
-    """One head with the weights of each checkpoint."""
-    titles = [f"epoch {row.epochs}" if row.epochs else "untrained" for row in record.training]
-    return _over(record, list(record.checkpoints.maps.swapaxes(0, 1)), titles)
-
-
 def _draw_windows(record: Any, title: str) -> Figure:
     """Two layers after one another: the first pair of which the second connects something, else the first two."""
     own, arrays = record.windows, record.window_maps
@@ -212,28 +200,23 @@ def _draw_windows(record: Any, title: str) -> Figure:
     )  # fmt: skip
 
 
-def _view(view: str, of_head: bool, record: Any) -> list[Picture]:
-    """The attention of a patch, or to it, layer by layer: the mean of heads, or the chosen head."""
-    arrays = record.views.get(view)
-    if arrays is None:
-        return []
-    maps, rows = arrays.head if of_head else arrays.mean, getattr(record, view)
-    return _over(
-        record, list(maps.values()), [f"layer {rows[at].layer}" for at in maps],
-        patches=[(rows[at].row, rows[at].column) for at in maps],
-    ) if maps else []  # fmt: skip
+def _view(view: str, record: Any) -> list[Picture]:
+    """The attention of a patch, or to it, layer by layer, the mean of heads."""
+    arrays, rows = record.views.get(view), getattr(record, view)
+    return [] if arrays is None else _over(
+        record, list(arrays.mean.values()), [f"layer {rows[at].layer}" for at in arrays.mean],
+        patches=[(rows[at].row, rows[at].column) for at in arrays.mean],
+    )  # fmt: skip
 
 
-def _view_chart(view: str, words: str, of_head: bool) -> Chart:
-    """The mean of heads, or the chosen head in the layers that have it."""
-    name = "head {{ record.options.head[1] }}" if of_head else "mean of heads"
+def _view_chart(view: str, words: str) -> Chart:
     return Chart(
-        f"{view}_head" if of_head else view, images(scale="joint", label="attention (%)", smooth=False),
-        f"Attention {words} the outlined patch, layer by layer ({name}), on the first images. All panels share one "
-        "colour scale; layers without the head are left out.",
+        view, images(scale="joint", label="attention (%)", smooth=False),
+        f"Attention {words} the outlined patch, layer by layer (mean of heads), on the first images. All panels share "
+        "one colour scale.",
         title=f"Attention {words} the patch in row {{{{ record.{view}[0].row }}}}, "
-              f"column {{{{ record.{view}[0].column }}}}, {name}",
-        rows=partial(_view, view, of_head),
+              f"column {{{{ record.{view}[0].column }}}}, mean of heads",
+        rows=partial(_view, view),
     )  # fmt: skip
 
 
@@ -253,7 +236,7 @@ REPORT: Final = Report(
     title="Attention of {{ record.aliases[0] }}, layer by layer",
     picture=_PICTURE,
     glance=Overview(
-        lambda record: [record.layers[at] for at in _spread(record.layers, _ROWS)],
+        lambda record: [record.layers[at] for at in evenly(len(record.layers), _ROWS)],
         ("layer", "share", "share_of_baseline", "share_difference", "pointing", "information"),
     ),
     sections=(
@@ -338,38 +321,14 @@ REPORT: Final = Report(
         ),
         Section(
             "Where does the patch in row {{ rows[0].row }}, column {{ rows[0].column }} attend?", "query",
-            columns=("layer", "grid", "itself", "prefix", "head_prefix", "padding"),
-            charts=(_view_chart("query", "of", False), _view_chart("query", "of", True)),
+            columns=("layer", "grid", "itself", "prefix", "padding"),
+            charts=(_view_chart("query", "of"),),
         ),
         Section(
             "Who attends to the patch in row {{ rows[0].row }}, column {{ rows[0].column }}?", "key",
             opening="With uniform attention a patch receives about one, in sum over all patches.",
-            columns=("layer", "grid", "itself", "prefix", "received", "head_received"),
-            charts=(_view_chart("key", "to", False), _view_chart("key", "to", True)),
-        ),
-        Section(
-            "How did the head change over the training?", "training", columns=("epochs", "file", "prefix_mass"),
-            charts=(Chart(
-                "head_over_training", images(scale="joint", label="attention (%)"),
-                "Map of the head with the weights of each checkpoint, on the first images. All panels share one colour "
-                "scale.",
-                title="Head L{{ record.options.head[0] }}.H{{ record.options.head[1] }} over training", rows=_training,
-            ),),
-        ),
-        Section(
-            "Which tokens attend to which in {{ rows[0].name }}?", "matrix",
-            opening="A token attends to itself with {{ first.itself|percent(1) }} on average; token {{ first.most }} "
-                    "receives most, {{ first.received|percent(1) }} of each row. The scores have a standard deviation "
-                    "of {{ first.deviation|number }}.",
-            charts=(Chart(
-                "matrix",
-                lambda record, title: head_matrices(
-                    record.head_matrix.scores, record.head_matrix.weights, record.matrix[0].prefix, title
-                ),
-                "Scores and weights on the first image: a row a query, a column a key. Bright columns are tokens that "
-                "all attend to; a bright diagonal is attention to itself.",
-                title="{{ record.matrix[0].name }}: scores and weights of all pairs of tokens", whole=True,
-            ),),
+            columns=("layer", "grid", "itself", "prefix", "received"),
+            charts=(_view_chart("key", "to"),),
         ),
         Section(
             "Do the position embeddings follow the places of the patches?",

@@ -16,13 +16,13 @@ BUDGET: Final = 3.0  # minutes
 class AuditOptions(ModelOnImages):
     """model: the one that is judged; data, images: labelled or not; predicted: labels are left aside, and attacks and
     corruptions use the model's predictions, as they do where there are no labels; budget: minutes for all chapters
-    together, of which the attack has what the others leave; junit: the file for continuous integration (None: none);
-    cache: whether chapters of earlier runs are used again."""
+    together, of which maps and their checks have a share and the attack what the others leave; junit: the file for
+    continuous integration (None: none); cache: whether chapters of earlier runs are used again."""
 
     predicted: bool = predicted_option()
     budget: float = option(
         "--budget",
-        "Minutes of the whole audit on this machine: the strongest attack that fits beside the rest is run.",
+        "Minutes of the whole audit on this machine: the maps that are checked and the attack are those that fit.",
         default=BUDGET,
         metavar="MINUTES",
     )

@@ -40,7 +40,7 @@ class BudgetRow:
 
 @dataclass(frozen=True)
 class UntestedRow:
-    """A chapter that was not run, or only in part, and why."""
+    """A chapter that was not run, or not whole, and why."""
 
     part: Part = col("chapter")
     reason: str = col("reason", unit="text")

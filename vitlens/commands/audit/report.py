@@ -61,18 +61,20 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
 def _judged(record: AuditRecord) -> Iterator[Claim]:
     yield _accuracy(record)
     strong = "attack" in record.named
-    twice = {("attack", "common corruptions"), *([("corruptions", "robustness")] if strong else [])}
     for name, chapter in record.named.items():
         for claim in chapter.claims:
-            if claim.question in ("accuracy", "top-1 accuracy") or (name, claim.question) in twice:
+            if claim.question in ("accuracy", "top-1 accuracy") or (
+                strong and name == "corruptions" and claim.question == "robustness"
+            ):
+                continue
+            if name == "attack" and claim.question == "common corruptions":
                 continue
             claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
             claim = claim if strong else _one_step(claim)
             yield _without_labels(record, claim) if record.predicted else claim
     (alias,) = record.aliases
-    for row in record.untested:
-        for lost in _LOST.get(row.part, ()) if row.part not in record.named else ():
-            yield Claim(lost, alias, state="not tested", because=row.reason)
+    for row in [each for each in record.untested if each.part not in record.named]:
+        yield from (Claim(lost, alias, state="not tested", because=row.reason) for lost in _LOST.get(row.part, ()))
 
 
 def _accuracy(record: AuditRecord) -> Claim:
@@ -132,6 +134,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
             "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break more images than "
             "{{ taken }}.", more=attack_words(stronger[0]), taken=attack_words(taken),
         )  # fmt: skip
+    yield from (say("Not tested: {{ r|whole }}.", r=row.reason) for row in record.untested if row.part in record.named)
     if record.predicted:
         yield (
             "No labels are used: accuracy and calibration are not tested, and attacks and corruptions are judged by "
@@ -141,9 +144,6 @@ def unknown(record: AuditRecord) -> Iterator[str]:
         "This holds for images like these {{ n }}; the intervals cover which of them were drawn, not other sources of "
         "images and not another training of the model.", n=record.images,
     )  # fmt: skip
-    for row in record.untested:
-        if row.part in record.named:
-            yield say("Of the maps, {{ reason|whole }}.", reason=row.reason)
     if "explain" in record.named:
         yield "A map that can be believed is no explanation of what defines a class."
     yield "Images in use may change in other ways than by the corruptions that were tried."

@@ -1,6 +1,5 @@
 """Two models on the same labelled images: predictions, maps, failures and successes, disturbed images, shape bias."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import require_shared
@@ -18,6 +18,7 @@ from vitlens.analysis.answers.evaluate import (
     answers,
     calibration,
     calibration_error,
+    confusion,
     evaluate,
     fitting_batch_size,
     per_class,
@@ -25,10 +26,11 @@ from vitlens.analysis.answers.evaluate import (
 )
 from vitlens.analysis.failures.compare import Comparison, compare_answers
 from vitlens.analysis.failures.covariates import Subject
-from vitlens.analysis.failures.disturbed import levels_of, robustness
+from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.disturbed import correct_after
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
 from vitlens.analysis.faithfulness.league import Settings, checks_in, league
-from vitlens.analysis.faithfulness.map_shares import MapOverlap, as_shares, map_overlap, map_shares
+from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, as_shares, map_overlap, map_shares
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution.explain import explain, preferred_methods, require_method
@@ -42,7 +44,7 @@ from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import compared, in_pairs
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
-from vitlens.commands.shared.maps.record import MapCheckRow, judged_maps
+from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow, judged_maps
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.catalogue import load_data
@@ -53,7 +55,7 @@ from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.uncertainty import Estimate, bootstrap_mean
+from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
 
 EXAMPLES: Final = 6  # images of each cell that are shown with their maps
 CANDIDATES: Final = 2  # methods of a model of which the best is taken
@@ -63,15 +65,16 @@ STEPS: Final = 8  # of the removal curves; vitlens explain has 20
 @dataclass(frozen=True)
 class Maps:
     """Maps of some images: indices (m,) into the split, sorted; sampled: (m,), those of the random subset over which
-    statistics are averaged, the others are examples; values: raw maps of each model (m, rows, columns); overlap: of
-    both, (m,); grid: of cells, and size in px, on which it was computed."""
+    statistics are averaged, the others are examples; values: raw maps of each model (m, rows, columns); shares,
+    overlap: their position, concentration and overlap, all (m,); means: of the usable sampled maps of each model, each
+    divided by its sum, uniform where there is none."""
 
     indices: Tensor
     sampled: Tensor
     values: tuple[Tensor, ...]
+    shares: tuple[MapShares, ...]
     overlap: MapOverlap
-    grid: tuple[int, int]
-    size: tuple[int, int]
+    means: tuple[NDArray[np.float64], ...]
 
 
 def measure(options: CompareOptions) -> Path | None:
@@ -111,29 +114,27 @@ def _recorded(
     run: Run[CompareOptions], named: Sequence[Sequence[str]], conflicts: Sequence[Split]
 ) -> rows.CompareRecord:
     """All rows of the comparison."""
-    options, split = run.options, run.split
+    options, split, own = run.options, run.split, run.run
     checks = [checked(run, *each) if options.checked else () for each in zip(run.models, run.splits, named)]
-    methods = tuple(best_method(own) if own else names[0] for own, names in zip(checks, named))
-    with run.progress(f"predicting{quicker(run)}", 2 * len(split)) as advance:
+    methods = tuple(best_method(found) if found else names[0] for found, names in zip(checks, named))
+    with run.progress("predicting", 2 * len(split)) as advance:
         evaluated = [evaluate(*each, **run.passes, advance=advance) for each in zip(run.models, run.splits)]
     comparison = compare_answers(*evaluated)
-    sampled, by_cell = sample(split, options.maps, seed=run.run.seed), _examples(comparison)
+    sampled, by_cell = sample(split, options.maps, seed=own.seed), _examples(comparison)
     maps = maps_of_both(run, methods, torch.cat([sampled, *by_cell]).unique(), sampled)
-    harder, pairs = _disturbed(run) if options.harder else ((), ())
-    bias, cue_conflicts = _bias(run, conflicts)
     images = _images(comparison, split, maps, by_cell, options.panels)
     subjects = [  # with the maps of the sampled images: the others are shown for their errors
-        Subject(model, own, each, values[maps.sampled], maps.indices[maps.sampled], **run.passes, seed=run.run.seed)
-        for model, own, each, values in zip(run.models, run.splits, evaluated, maps.values)
+        Subject(model, images_of, each, values[maps.sampled], maps.indices[maps.sampled], **run.passes, seed=own.seed)
+        for model, images_of, each, values in zip(run.models, run.splits, evaluated, maps.values)
     ]
+    bias, cue_conflicts = _bias(run, conflicts)
     return replace(
-        answered(comparison, run.run.seed),
+        answered(comparison, own.seed),
         **described(run, methods, maps),
-        **failure_fields(subjects, quiet=run.run.quiet),
+        **failure_fields(subjects, quiet=own.quiet),
+        **(_disturbed(run) if options.harder else {}),
         map_checks=(*checks[0], *checks[1]),
         images_shown=tuple(images),
-        robustness=harder,
-        disturbed_pairs=pairs,
         shape_bias=bias,
         cue_conflicts=cue_conflicts,
         training=trainings_of(run.models),
@@ -144,37 +145,38 @@ def _recorded(
 def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
     """The rows of the predictions: accuracy, the paired test, cells of errors, classes, confusions, calibration."""
     both = comparison.first, comparison.second
-    (first, second), groups, names = [each.alias for each in both], both[0].groups, both[0].classes
+    first, second = aliases = comparison.first.alias, comparison.second.alias
+    names, labels, groups = comparison.first.classes, comparison.first.labels, comparison.first.groups
+    wrong = {each.alias: confusion(labels, each.predictions, count=len(names)).fill_diagonal_(0) for each in both}
+    total = wrong[first] + wrong[second]
     return rows.CompareRecord(
         scores=tuple(
-            rows.ScoreRow(
-                each.alias, own, calibration_error(each.probabilities, each.labels, groups=groups, seed=seed)
-            )
+            rows.ScoreRow(each.alias, own, calibration_error(each.probabilities, labels, groups=groups, seed=seed))
             for each, own in zip(both, comparison.accuracies(seed=seed))
         ),
         pairs=in_pairs(
-            {each.alias: each.correct.numpy() for each in both}, groups=None if groups is None else groups.numpy(),
-            seed=seed,
+            {each.alias: each.correct.numpy() for each in both},
+            groups=None if groups is None else groups.numpy(), seed=seed,
         ),
         cells=tuple(
             rows.CellRow(
-                first, second, cell, name.format(first=first, second=second), int((comparison.cells == at).sum()),
+                *aliases, cell, name.format(first=first, second=second), int((comparison.cells == at).sum()),
                 accuracy(comparison.cells == at, groups=groups, seed=seed),
             )
             for at, (cell, name) in enumerate(rows.CELLS.items())
         ),
         per_class=tuple(
-            ClassRow(each.alias, own.name, own.n, own.accuracy)
-            for each in both for own in per_class(each, count=len(names), seed=seed) if own.n
+            ClassRow(alias, score.name, score.n, score.accuracy)
+            for scores in zip(*(per_class(each, count=len(names), seed=seed) for each in both))
+            for alias, score in zip(aliases, scores) if score.n
         ),
         confusions=tuple(
-            ConfusionRow(each.alias, names[truth], names[other], count)
-            for each in both
-            for (truth, other), count in Counter(zip(each.labels.tolist(), each.predictions.tolist())).most_common()
-            if truth != other
+            ConfusionRow(alias, names[truth], names[prediction], int(counts[truth, prediction]))
+            for truth, prediction in sorted(total.nonzero().tolist(), key=lambda pair: -int(total[tuple(pair)]))
+            for alias, counts in wrong.items() if counts[truth, prediction]
         ),
         calibration=tuple(
-            row for each in both for row in calibration_rows(each.alias, calibration(each.probabilities, each.labels))
+            row for each in both for row in calibration_rows(each.alias, calibration(each.probabilities, labels))
         ),
     )  # fmt: skip
 
@@ -182,16 +184,12 @@ def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
 def _examples(comparison: Comparison) -> list[Tensor]:
     """For each cell the indices of at most 6 of its images: those with the most confident wrong predictions (both
     right: at random)."""
-    wrong = torch.zeros_like(comparison.first.confidence)
-    for model in (comparison.first, comparison.second):
-        wrong = torch.maximum(wrong, model.confidence * ~model.correct)
-    by_cell = []
+    first, second = (each.confidence * ~each.correct for each in (comparison.first, comparison.second))
+    wrong, by_cell = torch.maximum(first, second), []
     for cell in range(len(rows.CELLS)):
         members = (comparison.cells == cell).nonzero().flatten()
-        if cell == 0:
-            order = torch.randperm(len(members), generator=torch.Generator().manual_seed(0))
-        else:
-            order = wrong[members].argsort(descending=True, stable=True)
+        drawn = torch.randperm(len(members), generator=torch.Generator().manual_seed(0))
+        order = wrong[members].argsort(descending=True, stable=True) if cell else drawn
         by_cell.append(members[order[:EXAMPLES]])
     return by_cell
 
@@ -208,20 +206,22 @@ def _images(
     spaced = torch.linspace(0, len(order) - 1, min(panels, len(order)), dtype=torch.float64).round().long()
     places = {index: at for at, index in enumerate(order[spaced].tolist())}
     examples = [index for indices in by_cell for index in indices.tolist()]
-    agreement = dict(zip(maps.indices.tolist(), maps.overlap.spearman.tolist()))
-    known = set(maps.indices[maps.overlap.usable].tolist())
-    first, second, names = comparison.first, comparison.second, comparison.first.classes
+    known = maps.overlap.usable
+    agreement = dict(zip(maps.indices[known].tolist(), maps.overlap.spearman[known].tolist()))
+    names, cells = comparison.first.classes, list(rows.CELLS)
+    first, second = (
+        [(names[guess], round(share, 4)) for guess, share in zip(each.predictions.tolist(), each.confidence.tolist())]
+        for each in (comparison.first, comparison.second)
+    )
     return [
-        rows.ImageRow(
+        rows.ImageRow(  # type: ignore[call-arg]  # mypy counts no parts of two tuples
             index,
             split.files[index] if split.files else f"{split.name} {index}",
-            names[first.labels[index]],
-            list(rows.CELLS)[comparison.cells[index]],
-            names[first.predictions[index]],
-            round(float(first.confidence[index]), 4),
-            names[second.predictions[index]],
-            round(float(second.confidence[index]), 4),
-            round(agreement[index], 4) if index in known else None,
+            names[comparison.first.labels[index]],
+            cells[comparison.cells[index]],
+            *first[index],
+            *second[index],
+            round(agreement[index], 4) if index in agreement else None,
             places.get(index),
             index in examples,
         )
@@ -238,28 +238,26 @@ def _shown(images: Sequence[rows.ImageRow], split: Split, maps: Maps) -> rows.Sh
     return rows.ShownArrays(split.source.read(where).numpy(), first, second, masks)
 
 
-def _disturbed(run: Run[CompareOptions]) -> tuple[tuple[rows.HarderRow, ...], tuple[rows.DisturbedPairRow, ...]]:
+def _disturbed(run: Run[CompareOptions]) -> dict[str, Any]:
     """Accuracy of each model by level of every disturbance, on the same seeded, class-balanced subset of at most
     --disturbed images; and the differences of the two, all tests corrected together (Holm)."""
-    seed, found, correct = run.run.seed, [], []
+    seed, harder, correct = run.run.seed, [], []
     for model, split in zip(run.models, run.splits):
         subset = split.limit(run.options.disturbed, seed=seed)
-        levels = levels_of(subset.size)
-        with run.progress(f"{model.alias} on disturbed images{quicker(run)}", len(subset) * len(levels)) as advance:
-            right = robustness(model, subset, **run.passes, seed=seed, advance=advance)
-        found.append([
-            rows.HarderRow(
-                model.alias, *level, accuracy(each, groups=subset.groups, seed=seed), 1 / len(split.classes)
-            )
-            for level, each in zip(levels, right)
-        ])  # fmt: skip
+        levels = [(kind, level) for kind, known in DISTURBANCES.items() for level in known.at(subset.size)]
+        changes = [(DISTURBANCES[kind].function, level) for kind, level in levels]
+        keys = torch.arange(len(subset)) + (seed << 20)
+        with run.progress(f"{model.alias} on disturbed images", len(subset) * len(changes)) as advance:
+            right = correct_after(model, subset, changes, keys=keys, **run.passes, advance=advance)
         correct.append(right.numpy())
+        harder += [
+            rows.HarderRow(model.alias, *at, accuracy(own, groups=subset.groups, seed=seed), 1 / len(split.classes))
+            for at, own in zip(levels, right)
+        ]
     groups = None if subset.groups is None else subset.groups.numpy()
     pairs = compared([(*run.aliases, *both) for both in zip(*correct)], groups=groups, seed=seed)
-    tested = tuple(
-        rows.DisturbedPairRow(**vars(pair), kind=row.kind, level=row.level) for row, pair in zip(found[0], pairs)
-    )
-    return (*found[0], *found[1]), tested
+    tested = (rows.DisturbedPairRow(**vars(pair), kind=kind, level=level) for (kind, level), pair in zip(levels, pairs))
+    return {"robustness": tuple(harder), "disturbed_pairs": tuple(tested)}
 
 
 def _cue_conflicts(run: Run[CompareOptions]) -> list[Split]:
@@ -291,10 +289,7 @@ def _bias(
     for model, split in zip(run.models, conflicts):
         with run.progress(f"{model.alias} on cue conflicts", len(split)) as advance:
             found = shape_bias(model, split, **run.passes, seed=run.run.seed, advance=advance)
-        for each in found.by_class:
-            either = each.shape + each.texture
-            share = each.shape / either if either else None
-            by_shape.append(rows.ConflictRow(model.alias, each.name, each.n, each.shape, each.texture, share))
+        by_shape += [rows.ConflictRow(model.alias, **vars(each), share=each.share) for each in found.by_class]
         n, data = sum(each.n for each in found.by_class), split.title or split.name
         overall.append(rows.BiasRow(model.alias, n, found.bias, found.shape, found.texture, data, found.note))
     return tuple(overall), tuple(by_shape)
@@ -356,20 +351,15 @@ def sample(split: Split, count: int, *, seed: int) -> Tensor:
     return torch.arange(len(split)) if numbered.groups is None else numbered.groups
 
 
-def quicker(run: Run[CompareOptions]) -> str:
-    """What a line of progress says where --limit was not given."""
-    return "" if run.run.limit else " (--limit N: fewer images)"
-
-
 def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tensor, sampled: Tensor) -> Maps:
-    """Both models' maps of the images at these indices, of the target class's logit, with their overlap on the patches
-    of the first model that has patches (else about 14 cells a side)."""
+    """Both models' maps of the images at these indices, of the target class's logit, with their properties on the
+    patches of the first model that has patches (else about 14 cells a side)."""
     options, both = run.run, []
     for model, split, method in zip(run.models, run.splits, methods):
         targets = chosen_targets(run.options.target, model, split)
         count = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
         parts = []
-        with run.progress(f"{method} of {model.alias}{quicker(run)}", len(indices)) as advance:
+        with run.progress(f"{method} of {model.alias}", len(indices)) as advance:
             for batch in split.pick(indices).batches(count, device=model.device):
                 own = None if targets is None else targets[indices[batch.indices]].to(model.device)
                 found = explain(model, batch.images, targets=own, method=method, seed=options.seed)
@@ -379,53 +369,57 @@ def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tens
     reference = next((model for model in run.models if model.anatomy.layout is not None), run.model)
     grid, (height, width) = removal_grid(reference), reference.input_size
     size = (grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1]))
-    overlap = map_overlap(*both, size=size, grid=grid)
-    return Maps(indices, torch.isin(indices, sampled), tuple(both), overlap, grid, size)
+    masks = None if run.split.masks is None else run.split.masks[indices]
+    shares = tuple(map_shares(values, size=size, grid=grid, masks=masks) for values in both)
+    chosen, means = torch.isin(indices, sampled), []
+    for values, of_model in zip(both, shares):
+        usable = of_model.usable & chosen
+        mean = as_shares(values[usable], size=size, grid=grid).mean(0).numpy() if usable.any() else None
+        means.append(np.full(grid, 1 / np.prod(grid)) if mean is None else mean)
+    return Maps(indices, chosen, tuple(both), shares, map_overlap(*both, size=size, grid=grid), tuple(means))
 
 
 def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> dict[str, Any]:
     """The fields of the record that describe the maps: means over those of the sampled images that are usable."""
-    seed, split = run.run.seed, run.split.pick(maps.indices[maps.sampled])
-    photographs, cells = sources(split), {"size": maps.size, "grid": maps.grid}
+    split, seed, known = run.split, run.run.seed, []
+    on_object: list[OnObjectRow] = []
+    agreement: tuple[rows.AgreementRow, ...] = ()
 
-    def mean(values: Tensor, usable: Tensor, unit: str = "fraction") -> Estimate:
-        groups = None if split.groups is None else split.groups[usable].numpy()
-        return bootstrap_mean(values[usable].numpy(), groups=groups, seed=seed, unit=unit)
+    def groups_of(members: Tensor) -> Tensor | None:
+        return None if split.groups is None else split.groups[maps.indices[members]]
 
-    known, on_object, averages, halves = [], [], [], []
-    for alias, method, every in zip(run.aliases, methods, maps.values):
-        own, means = every[maps.sampled], {}
-        shares = map_shares(own, **cells, masks=split.masks)
-        usable, average = shares.usable, np.full(maps.grid, 1 / np.prod(maps.grid))  # where there is none
+    def mean(values: Tensor, members: Tensor, unit: str = "fraction") -> Estimate:
+        groups = groups_of(members)
+        numbers = None if groups is None else groups.numpy()
+        return bootstrap_mean(values[members].numpy(), groups=numbers, seed=seed, unit=unit)
+
+    photographs = None if split.masks is None else sources(split.pick(maps.indices))
+    for alias, method, shares, values in zip(run.aliases, methods, maps.shares, maps.values):
+        usable, means = shares.usable & maps.sampled, {}
         if usable.any():
             means = {
                 name: mean(getattr(shares, name), usable) for name in ("half", "spread", "central", "row", "column")
             }
-            average = np.asarray(as_shares(own[usable], **cells).mean(0).numpy())
-        if usable.any() and split.masks is not None:
-            groups = None if split.groups is None else split.groups[usable]
-            for score, name in (("mass", "inside"), ("pointing", "pointing")):
-                for found in on_object_rows(
-                    alias, [(alias, own[usable])], score, split.masks[usable], groups=groups,
-                    sources=photographs[usable], seed=seed,
-                ):  # fmt: skip
-                    on_object.append(found)
-                    means[name] = found.estimate
-        known.append(rows.MapRow(alias, method, accuracy(usable), **means))
-        averages.append(average)
-        halves.append(shares.half)
-    usable = maps.overlap.usable[maps.sampled]
-    agreement: tuple[rows.AgreementRow, ...] = ()
+            for score, name in (("mass", "inside"), ("pointing", "pointing")) if photographs is not None else ():
+                own = on_object_rows(
+                    alias, [(alias, values[usable])], score, split.masks[maps.indices[usable]],  # type: ignore[index]
+                    groups=groups_of(usable), sources=photographs[usable], seed=seed,  # type: ignore[index]
+                )  # fmt: skip
+                on_object += own
+                means |= {name: own[0].estimate} if own else {}
+        known.append(rows.MapRow(alias, method, accuracy(shares.usable[maps.sampled]), **means))
+    usable, overlap = maps.overlap.usable & maps.sampled, maps.overlap
     if usable.any():
-        first, second = run.aliases
-        spearman, top, shared = (
-            mean(getattr(maps.overlap, name)[maps.sampled], usable, "" if name == "spearman" else "fraction")
-            for name in ("spearman", "top", "shared")
-        )
-        agreement = (rows.AgreementRow(first, second, spearman, top, shared, mean(halves[0] - halves[1], usable)),)
+        groups = groups_of(usable)
+        gap = bootstrap_difference(
+            *(each.half[usable].numpy() for each in maps.shares),
+            groups=None if groups is None else groups.numpy(), seed=seed,
+        )  # fmt: skip
+        alike = (mean(overlap.spearman, usable, ""), mean(overlap.top, usable), mean(overlap.shared, usable))
+        agreement = (rows.AgreementRow(run.aliases[0], run.aliases[1], *alike, gap),)
     return {
         "methods": tuple(known),
         "on_object": tuple(on_object),
         "agreement": agreement,
-        "mean_maps": rows.MeanMapArrays(*averages),
+        "mean_maps": rows.MeanMapArrays(*maps.means),
     }

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.archives import Form
 from vitlens.arrays import Masks, Pixels
 from vitlens.commands.shared.calibration import CalibrationRow
@@ -25,14 +26,6 @@ CELLS: Final[Mapping[str, str]] = {
     "only-second-wrong": "only {second} wrong",
     "both-wrong-alike": "both wrong, the same class",
     "both-wrong-differently": "both wrong, different classes",
-}
-
-
-_LEVELS: Final = {  # what the level of a disturbance is
-    "low-pass": "kept up to (share of Nyquist's frequency)",
-    "high-pass": "removed up to (share of Nyquist's frequency)",
-    "shuffle": "tiles along a side",
-    "occlusion": "squares covered (share)",
 }
 
 
@@ -120,6 +113,11 @@ class ImageRow:
     panel: int | None = col("panel", default=None)
     example: bool = col("example", default=False)
 
+    @property
+    def predicted(self) -> tuple[tuple[str, float], tuple[str, float]]:
+        """Both models' predictions with their probabilities."""
+        return (self.first_prediction, self.first_probability), (self.second_prediction, self.second_probability)
+
 
 @dataclass(frozen=True)
 class HarderRow:
@@ -134,7 +132,7 @@ class HarderRow:
     @property
     def panel(self) -> str:
         """The disturbance and what its level is."""
-        return f"{self.kind}: {_LEVELS[self.kind]}"
+        return f"{self.kind}: {DISTURBANCES[self.kind].description}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
 def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
     groups = None if evaluation.groups is None else evaluation.groups.numpy()
     losses = F.cross_entropy(evaluation.logits, evaluation.labels, reduction="none").numpy()
-    excess = evaluation.probabilities.amax(-1).double() - evaluation.correct.double()
+    excess = evaluation.confidence.double() - evaluation.correct.double()
     many = len(evaluation.classes) >= MANY_CLASSES
     top5 = answers.top_k(evaluation.logits, evaluation.labels, k=5) if many else None
     return rows.ScoreRow(

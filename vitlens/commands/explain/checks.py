@@ -1,10 +1,9 @@
 """Every check on every method, for one model and its images, as the tables and arrays of the record."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,15 +18,15 @@ from vitlens.analysis.faithfulness.cascade import ENOUGH
 from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, FEWEST, CompositeKind, composite_kind
 from vitlens.analysis.faithfulness.composites import COMPOSITE_SCORES, Composites, confident_images, recognised
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, by_search
-from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks, Settings, checks_in, league, random_maps
-from vitlens.analysis.faithfulness.localisation import centre_maps, has_edge, pointing_rate
+from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks, Settings, checks_in, explained, league
+from vitlens.analysis.faithfulness.localisation import has_edge, pointing_rate
 from vitlens.analysis.faithfulness.masking import resized
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
 from vitlens.analysis.faithfulness.substrates import rank_agreement
 from vitlens.commands.explain import record as kept
 from vitlens.commands.explain.options import AUTO, NONE, ExplainOptions
-from vitlens.commands.run.progress import Advance, progress
+from vitlens.commands.run.progress import progress
 from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
 from vitlens.commands.shared.maps.record import OnObjectRow
 from vitlens.data.identity import sources
@@ -98,49 +97,42 @@ def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
         )  # fmt: skip
 
 
+def _by_image(checks: MethodChecks) -> dict[str, Tensor]:
+    """What is averaged over images in the columns of the league."""
+    fidelity = checks.fidelity
+    return {
+        "deletion": fidelity.deletion.areas,
+        "insertion": fidelity.least_first.areas,
+        "gap": fidelity.gaps,
+        "relevance_gain": fidelity.relevance_gains,
+        "deletion_accuracy": fidelity.deletion.kept_areas,
+        "insertion_accuracy": fidelity.least_first.kept_areas,
+        **({} if checks.road is None else {"road": checks.road.gaps}),
+        **checks.scores,
+    }
+
+
 def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed: int) -> tuple[kept.LeagueRow, ...]:
     """The means of every check with their intervals, the best method first: by ROAD, or by insertion minus deletion."""
-    means: dict[str, dict[str, Estimate]] = {checks.name: {} for checks in results}
-    for column, values, groups in _columns(results, split):
-        for checks, estimate in zip(results, estimates(values, groups=groups, unit=_UNITS.get(column, "fraction"))):
-            means[checks.name][column] = estimate
-    for checks in results:
-        own = means[checks.name]
-        if "pointing" in checks.scores:
-            own["pointing"] = pointing_rate(checks.scores["pointing"], groups=_masked_groups(split))
+    by_image, means, rows = [_by_image(checks) for checks in results], dict[str, list[Estimate]](), []
+    for name in by_image[0]:
+        groups = _masked_groups(split) if name in results[0].scores else split.groups
+        values = torch.stack([own[name].float() for own in by_image])  # methods share bootstrap draws
+        means[name] = (
+            [pointing_rate(own, groups=groups) for own in values]
+            if name == "pointing"
+            else estimates(values, groups=groups, unit=_UNITS.get(name, "fraction"))
+        )
+    for at, checks in enumerate(results):
+        own = {name: every[at] for name, every in means.items()}
         if checks.randomisation is not None and len(checks.randomisation.last):
             own["randomisation"] = checks.randomisation.estimate(seed=seed)
             own["cascade"] = checks.randomisation.whole(seed=seed)
         own["seconds"] = Estimate(checks.seconds, n=len(checks.maps), unit="s")
         if checks.forwards is not None:
             own["forwards"] = Estimate(checks.forwards, unit="forwards")
-    rows = [
-        kept.LeagueRow(alias, checks.name, checks.name in BASELINES, faults=checks.faults.words, **means[checks.name])
-        for checks in results
-    ]
+        rows.append(kept.LeagueRow(alias, checks.name, checks.name in BASELINES, faults=checks.faults.words, **own))
     return tuple(sorted(rows, key=lambda row: -(row.gap if row.road is None else row.road).value))
-
-
-def _columns(results: Sequence[MethodChecks], split: Split) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Columns that are averaged over images, with values (methods, n) and groups; methods share bootstrap draws."""
-
-    def values(read: Callable[[MethodChecks], Tensor]) -> Tensor:
-        return torch.stack([read(checks).float() for checks in results])
-
-    columns = {
-        "deletion": values(lambda checks: checks.fidelity.deletion.areas),
-        "insertion": values(lambda checks: checks.fidelity.least_first.areas),
-        "gap": values(lambda checks: checks.fidelity.gaps),
-        "relevance_gain": values(lambda checks: checks.fidelity.relevance_gains),
-        "deletion_accuracy": values(lambda checks: checks.fidelity.deletion.kept_areas),
-        "insertion_accuracy": values(lambda checks: checks.fidelity.least_first.kept_areas),
-    }
-    if all(checks.road is not None for checks in results):
-        columns["road"] = values(lambda checks: checks.road.gaps)  # type: ignore[union-attr]
-    yield from ((name, column, split.groups) for name, column in columns.items())
-    for name in results[0].scores:
-        if name != "pointing":
-            yield name, values(lambda checks, name=name: checks.scores[name]), _masked_groups(split)  # type: ignore[misc]
 
 
 def _masked_groups(split: Split) -> Tensor | None:
@@ -165,13 +157,13 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
 
     A constant map has no ranks: its correlation with any other counts as 0.
     """
-    grid, groups = removal_grid(checked.model), checked.groups
+    grid = removal_grid(checked.model)
     maps = {checks.name: on_grid(checks.maps, grid) for checks in checked.results if checks.name not in BASELINES}
     pairs = list(combinations(maps, 2))
     columns = [
-        estimates(
+        checked.means(
             torch.stack([measured(maps[first], maps[second]).nan_to_num(0.0) for first, second in pairs]),
-            groups=groups, unit="" if measured is spearman else "fraction",
+            unit="" if measured is spearman else "fraction",
         )
         for measured in (spearman, top_overlap, map_iou) if pairs
     ]  # fmt: skip
@@ -181,15 +173,14 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
 
 def _order_rows(checked: CheckedMaps, searched: Counterfactuals) -> Iterator[kept.OrderRow]:
     """With how many patches the prediction changes, in the order of each map and in that of the greedy search."""
-    groups, count, by_map = checked.groups, len(searched.prediction), _by_map(checked)
-    first = None if groups is None else groups[:count]
+    count, by_map = len(searched.prediction), _by_map(checked)
     shares = {  # of the patches; all of them where no removal changes the prediction
         name: own.sizes.float() / own.removed[0].numel() for name, own in (by_map | {kept.SEARCH: searched}).items()
     }
-    sizes = estimates(torch.stack([shares[name] for name in by_map]), groups=groups)
-    few = estimates(torch.stack([own[:count] for own in shares.values()]), groups=first)
+    sizes = checked.means(torch.stack([shares[name] for name in by_map]), unit="fraction")
+    few = checked.means(torch.stack([own[:count] for own in shares.values()]), unit="fraction")
     for (name, own), size, some in zip(by_map.items(), sizes, few):
-        yield kept.OrderRow(checked.model.alias, name, size, accuracy(own.found, groups=groups), some)
+        yield kept.OrderRow(checked.model.alias, name, size, accuracy(own.found, groups=checked.groups), some)
     yield kept.OrderRow(checked.model.alias, kept.SEARCH, searched=few[-1])
 
 
@@ -229,7 +220,7 @@ def _substrate_rows(checked: CheckedMaps) -> dict[str, object]:
     gaps = {name: {method: own[:count] for method, own in found.items()} for name, found in checked.removals[0].items()}
     rows, rankings, swapped = [], [], []
     for substrate, by_method in gaps.items() if len(gaps) > 1 else ():
-        means = estimates(torch.stack(list(by_method.values())), groups=groups, seed=seed, unit="")
+        means = checked.means(torch.stack(list(by_method.values())), seed=seed)
         rows += [
             kept.SubstrateRow(alias, name, name in BASELINES, substrate, own) for name, own in zip(by_method, means)
         ]
@@ -257,13 +248,13 @@ def _stability_rows(checked: CheckedMaps) -> Iterator[kept.StabilityRow]:
 
 def _power_rows(checked: CheckedMaps, split: Split) -> Iterator[kept.PowerRow]:
     """What paired comparisons of the best method with the others can see, in each check that has a value an image."""
-    methods = [checks for checks in checked.results if checks.name not in BASELINES]
+    by_image = {checks.name: _by_image(checks) for checks in checked.results if checks.name not in BASELINES}
     judge = "road" if checked.imputed else "gap"
-    columns = {judge: ({checks.name: checks.judged for checks in methods}, checked.groups)}
-    for score in ("roc_auc", "pointing"):
-        if all(score in checks.scores for checks in methods):
-            columns[score] = {checks.name: checks.scores[score] for checks in methods}, _masked_groups(split)
-    for check, (values, own_groups) in columns.items():
+    for check in (judge, "roc_auc", "pointing"):
+        if not all(check in own for own in by_image.values()):
+            continue
+        values = {name: own[check] for name, own in by_image.items()}
+        own_groups = checked.groups if check == judge else _masked_groups(split)
         best = max(values, key=lambda name: float(values[name].mean()))
         others = [values[best].double() - values[name].double() for name in values if name != best]
         known = [power_of(other, groups=own_groups) for other in others]
@@ -300,27 +291,26 @@ def _composite_rows(
     total = len(kinds) * len(checked.functions)
     with progress("Explaining composites", total, unit="methods", quiet=checked.quiet) as advance:
         for kind in kinds:
-            guessed = min(1.0, kind.classes / len(model.classes))
-            row = kept.CompositeSetRow(
-                model.alias, kind.name, _refusal(kind, len(usable), classes, masks), words, len(usable), classes, 0, 0,
-                guessed=round(guessed, 6),
-            )  # fmt: skip
-            if not row.refused:
+            guessed, refused = min(1.0, kind.classes / len(model.classes)), _refusal(kind, len(usable), classes, masks)
+            found: dict[str, Any] = {"composites": 0, "maps": 0}
+            if not refused:
                 made = kind.make(
                     images[usable], labels[usable], None if masks is None else masks[usable],
                     count=options.composite_count, seed=seed, **kind.arguments,
                 )  # fmt: skip
                 # whether an explained class is among the most probable ones of its composite, as many as it has classes
-                named = recognised(_logits(model, made.images)[made.which], made.targets, kind.classes).float()
-                share = accuracy(named > 0.5, groups=made.which, seed=seed)
-                row = replace(
-                    row, composites=len(made.images), maps=len(made), chance=round(made.chance, 6), recognised=share,
-                    seen=beyond(share, guessed) is Side.ABOVE,
-                )  # fmt: skip
-                maps = dict(_maps(checked, made, advance))
-                rows += _method_rows(checked, kind, made, maps)
+                named = recognised(_logits(model, made.images)[made.which], made.targets, kind.classes)
+                share = accuracy(named, groups=made.which, seed=seed)
+                found = {
+                    "composites": len(made.images), "maps": len(made), "chance": round(made.chance, 6),
+                    "recognised": share, "seen": beyond(share, guessed) is Side.ABOVE,
+                }  # fmt: skip
+                given = model, checked.functions, made.images[made.which.to(made.images.device)], made.targets
+                maps = explained(*given, seed=seed, advance=advance)
+                rows += _method_rows(checked, kind.name, made, maps)
                 arrays[f"{kind.name}-{model.alias}"] = _arrays(checked, made, maps)
-            sets.append(row)
+            given_set = model.alias, kind.name, refused, words, len(usable), classes
+            sets.append(kept.CompositeSetRow(*given_set, guessed=round(guessed, 6), **found))
     return {"composite_sets": tuple(sets), "composites": tuple(rows), "composite_maps": arrays}
 
 
@@ -352,44 +342,27 @@ def _refusal(kind: CompositeKind, usable: int, classes: int, masks: Masks | None
     )
 
 
-def _maps(checked: CheckedMaps, made: Composites, advance: Advance) -> Iterator[tuple[str, Maps]]:
-    """The maps of every method and baseline; values that are not finite count as 0."""
-    targets = made.targets.to(checked.model.device)
-    images = made.images[made.which.to(made.images.device)]
-    for name, explain in checked.functions.items():
-        with evaluating(checked.model):
-            yield name, explain(checked.model, images, targets).cpu().float().nan_to_num(0.0, 0.0, 0.0)
-        advance(1)
-    grid = removal_grid(checked.model)
-    yield BASELINES[0], random_maps(len(made), grid, seed=checked.settings.seed)
-    yield BASELINES[1], centre_maps(len(made), grid)
-
-
 def _method_rows(
-    checked: CheckedMaps, kind: CompositeKind, made: Composites, maps: Mapping[str, Maps]
+    checked: CheckedMaps, kind: str, made: Composites, maps: Mapping[str, Maps]
 ) -> list[kept.CompositeRow]:
     """The scores of every method with their intervals, the greatest mass first."""
-    seed = checked.settings.seed
-    scores = {name: torch.stack([score(own, made.masks) for own in maps.values()]) for name, score in _SCORES}
+    alias, seed, above = checked.model.alias, checked.settings.seed, {name: list[str]() for name in maps}
+    scores = {
+        name: torch.stack([score(own, made.masks) for own in maps.values()]) for name, score in COMPOSITE_SCORES.items()
+    }
     means = {name: estimates(values, groups=made.which, seed=seed) for name, values in scores.items()}
     means["pointing"] = [pointing_rate(hits, groups=made.which, seed=seed) for hits in scores["pointing"]]
-    mass, rows = dict(zip(maps, scores["mass"].double())), []
-
-    def exceeds(method: str, baseline: str) -> bool:
-        """Whether the paired difference of the masses is above 0 at the interval that so many methods require."""
-        if len(made.which.unique()) < ENOUGH:
-            return False
-        (difference,) = estimates((mass[method] - mass[baseline])[None], groups=made.which)
-        return beyond(widened(difference, len(checked.functions)), 0.0) is Side.ABOVE
-
-    for place, method in enumerate(maps):
-        above = tuple(base for base in BASELINES if base != method and exceeds(method, base))
-        own = {score: every[place] for score, every in means.items()}
-        rows.append(kept.CompositeRow(checked.model.alias, kind.name, method, method in BASELINES, **own, above=above))
+    mass = scores["mass"].double()
+    for baseline in BASELINES if len(made.which.unique()) >= ENOUGH else ():
+        gains = estimates(mass - mass[list(maps).index(baseline)], groups=made.which)
+        for name, gain in zip(maps, gains):  # paired, as wide as so many methods require
+            above[name] += [baseline] if beyond(widened(gain, len(checked.functions)), 0.0) is Side.ABOVE else []
+    found = [dict(zip(means, every)) for every in zip(*means.values())]
+    rows = [
+        kept.CompositeRow(alias, kind, name, name in BASELINES, **own, above=tuple(above[name]))
+        for name, own in zip(maps, found)
+    ]
     return sorted(rows, key=lambda row: -row.mass.value)
-
-
-_SCORES: Final = tuple(COMPOSITE_SCORES.items())
 
 
 def _arrays(checked: CheckedMaps, made: Composites, maps: Mapping[str, Maps]) -> kept.CompositeArrays:

@@ -9,7 +9,7 @@ from vitlens.commands.shared.explorer import without_explorer
 from vitlens.commands.shared.maps.record import REPLACED, JudgedMap, judged_maps
 from vitlens.commands.shared.maps.report import FEWEST, map_claims, uniform_claim
 from vitlens.record import by
-from vitlens.report.claims import Claim
+from vitlens.report.claims import Claim, found
 from vitlens.report.prose import say
 
 _LOOKED_AT: Final = ("Digits in scenes", "coco_masks")  # titles of data sets (benchmarks/best_map.md)
@@ -25,10 +25,10 @@ def claims(record: ExplainRecord) -> Iterator[Claim]:
     """Which method was chosen, which map may be believed, and what speaks against the others."""
     for row in record.chosen:
         yield _choice(record, row)
-    found = by(record.checks, "model")
+    checks = by(record.checks, "model")
     for alias in record.aliases:
-        yield from map_claims(alias, found.get(alias, ()), images=record.images, place="checks")
-        if alias not in found and not record.options.get("verify"):
+        yield from map_claims(alias, checks.get(alias, ()), images=record.images, place="checks")
+        if alias not in checks and not record.options.get("verify"):
             yield Claim("maps", alias, state="not tested", because="no check was run; add --verify")
         own = {row.method: row.constant + row.not_finite for row in record.methods if row.model == alias}
         yield from uniform_claim(alias, own, record.images)
@@ -38,25 +38,20 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
     """The chosen method, how sure that is, and what the other half of the images says."""
     margins = {each.against: each.difference for each in record.choice_margins
                if (each.model, each.check) == (row.model, "score")}  # fmt: skip
-    given = {"row": row, "n": len(row.candidates), "margin": margins.get(row.runner_up or ""),
-             "verb": _VERBS.get(row.confirmation or "", "do not confirm")}  # fmt: skip
     if row.reason:
-        return Claim(
-            "choice", row.model,
-            say("**{{ row.method }}** is the default method of **{{ row.model }}**, not chosen by evidence: "
-                "{{ row.reason|whole }}.", **given), kind="answer",
-        )  # fmt: skip
-    return Claim(
+        words = "**{{ row.method }}** is the default method of **{{ row.model }}**, not chosen by evidence: "
+        return found("choice", row.model, words + "{{ row.reason|whole }}.", given={"row": row}, kind="answer")
+    return found(
         "choice", row.model,
-        say("**{{ row.method }}** is chosen for **{{ row.model }}**: it has the highest score of {{ n }} methods on "
-            "{{ row.selection }} images, and in {{ row.certainty|value }} of {{ row.draws }} bootstrap samples of them"
-            "{% if margin %}; the other {{ row.report }} images {{ verb }} it: its score minus that of "
-            "{{ row.runner_up }} is {{ margin|alone }}{% endif %}{% if row.alike %}; {{ row.alike|names }} give the "
-            "same maps{% endif %}.",
-            **given),
-        say("{{ row.method }} is chosen for {{ row.model }}{% if margin %}; other images {{ verb }} it{% endif %}",
-            **given),
-        effect=given["margin"], evidence="intervened", place="choice", kind="answer",  # type: ignore[arg-type]
+        "**{{ row.method }}** is chosen for **{{ row.model }}**: it has the highest score of {{ row.candidates|length "
+        "}} methods on {{ row.selection }} images, and in {{ row.certainty|value }} of {{ row.draws }} bootstrap "
+        "samples of them{% if effect %}; the other {{ row.report }} images {{ verb }} it: its score minus that of "
+        "{{ row.runner_up }} is {{ effect|alone }}{% endif %}{% if row.alike %}; {{ row.alike|names }} give the same "
+        "maps{% endif %}.",
+        margins.get(row.runner_up or ""),
+        headline="{{ row.method }} is chosen for {{ row.model }}{% if effect %}; other images {{ verb }} it{% endif %}",
+        given={"row": row, "verb": _VERBS.get(row.confirmation or "", "do not confirm")},
+        evidence="intervened", place="choice", kind="answer",
     )  # fmt: skip
 
 
@@ -97,7 +92,7 @@ def _left_out(record: ExplainRecord) -> Iterator[str]:
         own = {row.method for row in record.methods if row.model == alias}
         own |= {name for row in record.chosen if row.model == alias for name in row.candidates}
         missing = [name for name in record.options.get("method", ()) if name not in own and name != ALL]
-        if not _explains(record, alias):
+        if not any(row.target is not None for row in record.shown if row.model == alias):
             yield say("{{ alias }} has no classifier: methods that explain a class are left out.", alias=alias)
         elif missing:
             yield say("{{ names|names }} {{ names|are }} not defined for {{ alias }}.", names=missing, alias=alias)
@@ -105,7 +100,3 @@ def _left_out(record: ExplainRecord) -> Iterator[str]:
         for check, reason in row.left_out.items():
             yield say("The choice for {{ row.model }} was not judged by {{ check }}: {{ why|whole }}.", row=row,
                       check=check, why=reason)  # fmt: skip
-
-
-def _explains(record: ExplainRecord, alias: str) -> bool:
-    return any(row.target is not None for row in record.shown if row.model == alias)

@@ -1,8 +1,8 @@
 """Attribution maps of images by several methods, of one model or several; their choice, and the checks of them."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,17 +23,9 @@ from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.package import PROVENANCE
 from vitlens.attribution.refinement import Refinement, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.commands.explain import record as kept
 from vitlens.commands.explain.checks import check_methods
 from vitlens.commands.explain.options import ALL, NONE, ExplainOptions, RefineOptions
-from vitlens.commands.explain.record import (
-    ChoiceRow,
-    ExplainArrays,
-    ExplainRecord,
-    ImageRow,
-    MarginRow,
-    MethodRow,
-    ScoreRow,
-)
 from vitlens.commands.run.load import load_splits
 from vitlens.commands.run.progress import Advance, progress
 from vitlens.commands.run.run import Run
@@ -47,6 +39,7 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.names import Engine
+from vitlens.record import joined
 from vitlens.shapes import Images, Labels
 from vitlens.shapes import Maps as MapsOf
 from vitlens.uncertainty import Estimate, bootstrap_mean
@@ -75,44 +68,22 @@ def measure(
     if not splits:
         limit = None if options.images or options.verify else CHOICE_IMAGES if options.auto else EACH
         splits = load_splits(
-            run.models, options=run.run, data=options.data, images=options.images, limit=limit, repeat=True
-        )
-        splits = [split.starting_with(options.show) for split in splits]
+            run.models, options=run.run, data=options.data, images=options.images, limit=limit, repeat=True,
+            first=options.show,
+        )  # fmt: skip
     run.splits = splits
     works = [
         Work(model, split, chosen_targets(options.target, model, split), names, options)
         for model, split, names in zip(run.models, splits, methods)
     ]
     with run.folder("Attribution maps of") as folder:
-        drawn = min(DRAWN if options.images else EACH, len(run.split))
+        drawn = min(max(DRAWN if options.images else EACH, len(set(options.show))), len(run.split))
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
-        parts: list[ExplainRecord] = []
+        parts: list[kept.ExplainRecord] = []
         for work in works:
             explorer = not any(part.explorer_arrays for part in parts)  # of the first model that has one
             parts.append(work.record(drawn, explorer=explorer))
         return folder.publish(lambda: joined(parts))
-
-
-def joined(parts: Sequence[ExplainRecord]) -> ExplainRecord:
-    """The rows and arrays of all models in one record."""
-    names = parts[0].tables
-    tables: dict[str, Any] = {name: tuple(row for part in parts for row in part.tables[name]) for name in names}
-    arrays: dict[str, Any] = {
-        name: {key: found for part in parts for key, found in getattr(part, name).items()}
-        for name in ("maps", "curves", "sets", "composite_maps", "explorer_arrays")
-    }
-    return ExplainRecord(**tables, **arrays)
-
-
-@dataclass(frozen=True)
-class Maps:
-    """One method on all images of one model: maps (n, rows, columns) on the CPU, raw; seconds: an image; gains: the
-    target's logit minus its logit for a black image (n,), None for a method whose maps do not sum to it."""
-
-    method: str
-    maps: Tensor
-    seconds: float
-    gains: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +97,7 @@ class Work:
     methods: tuple[str, ...]
     options: ExplainOptions
 
-    def record(self, drawn: int, *, explorer: bool) -> ExplainRecord:
+    def record(self, drawn: int, *, explorer: bool) -> kept.ExplainRecord:
         """The record of this model. drawn: images in figures; explorer: whether to keep its attention."""
         model, split, run = self.model, self.split, self.options.run
         choice = self._choice() if self.options.auto else None
@@ -137,22 +108,22 @@ class Work:
         costs = {name: self._passes(name) for name in names}
         total = len(split) * sum(costs.values())  # images would be no measure of time: a map takes 1 pass or 500
         with progress(f"Explaining {model.alias}", total, unit="passes", quiet=run.quiet) as advance:
-            maps = [
-                self._maps(name, classes, precision, lambda images, cost=cost: advance(images * cost))  # type: ignore[misc]
+            made = {
+                name: self._explained(name, classes, precision, lambda images, cost=cost: advance(images * cost))  # type: ignore[misc]
                 for name, cost in costs.items()
-            ]
+            }
         rows: dict[str, object] = {} if choice is None else choice_rows(model.alias, choice)
         if self.options.verify and classes is not None:
             functions = {name: as_function(name, self.options) for name in names}
-            made = {each.method: (each.maps, each.seconds) for each in maps}
-            rows |= check_methods(model, split, classes, functions, made, self.options)
+            known = {name: (maps, row.seconds) for name, (row, maps) in made.items()}
+            rows |= check_methods(model, split, classes, functions, known, self.options)
         (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
         found = explored(model, shown.images) if explorer else None
-        return ExplainRecord(
-            methods=tuple(map(self._method_row, maps)),
+        return kept.ExplainRecord(
+            methods=tuple(row for row, _ in made.values()),
             shown=tuple(image_rows(model, split, logits, classes)),
             explorer=() if found is None else (found[0],),
-            maps={model.alias: self._arrays(maps, drawn)},
+            maps={model.alias: self._arrays([maps for _, maps in made.values()], drawn)},
             explorer_arrays={} if found is None or found[1] is None else {model.alias: found[1]},
             **rows,  # type: ignore[arg-type]
         )
@@ -173,63 +144,59 @@ class Work:
         entries = [ATTRIBUTIONS[name] for name in (method, refinement.times) if name is not None]
         return max(1, round(refinement.views * sum(each.forwards + _BACKWARD * each.backwards for each in entries)))
 
-    def _maps(self, method: str, targets: Labels | None, precision: str, advance: Advance) -> Maps:
-        """One method on every image."""
-        model, refinement = self.model, refinement_of(self.options.refine)
-        size = self.options.run.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
-        function = as_function(method, replace(self.options, run=replace(self.options.run, batch_size=size)))
-        maps, gains, seconds = [], [], 0.0
-        complete = ATTRIBUTIONS[method].complete and not refinement.changes  # a refined map sums to less
-        for batch in self.split.batches(size, device=model.device):
-            own = None if targets is None else targets[batch.indices].to(model.device)
+    def _explained(
+        self, name: str, targets: Labels | None, precision: str, advance: Advance
+    ) -> tuple[kept.MethodRow, Tensor]:
+        """One method on every image: what was done with its maps, their faults, cost and completeness; and the maps
+        (n, rows, columns) on the CPU, raw."""
+        model, split, options, method = self.model, self.split, self.options, ATTRIBUTIONS[name]
+        refinement, own = refinement_of(options.refine), options.engine == "vitlens"
+        size = options.run.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
+        function = as_function(name, replace(options, run=replace(options.run, batch_size=size)))
+        parts, gains, seconds = [], [], 0.0
+        complete = method.complete and not refinement.changes  # a refined map sums to less
+        for batch in split.batches(size, device=model.device):
+            classes = None if targets is None else targets[batch.indices].to(model.device)
             with autocast(model.device, precision):
                 start = time.perf_counter()
-                made = function(model, batch.images, own)
-                maps.append(made.cpu())  # waits for an asynchronous device
+                parts.append(function(model, batch.images, classes).cpu())  # waits for an asynchronous device
                 seconds += time.perf_counter() - start
-                if complete and own is not None:
-                    gains.append(logit_gain(model, batch.images, own).cpu())
-            advance(len(made))
-        return Maps(method, torch.cat(maps), seconds / len(self.split), torch.cat(gains) if gains else None)
-
-    def _method_row(self, made: Maps) -> MethodRow:
-        """The method and what was done with its maps, their faults, cost and completeness."""
-        method, faults, split = ATTRIBUTIONS[made.method], map_faults(made.maps), self.split
-        own, refinement = self.options.engine == "vitlens", refinement_of(self.options.refine)
+                if complete and classes is not None:
+                    gains.append(logit_gain(model, batch.images, classes).cpu())
+            advance(len(batch.images))
+        maps, gain, completeness = torch.cat(parts), torch.cat(gains) if gains else None, None
+        faults, groups = map_faults(maps), None if split.groups is None else split.groups.numpy()
+        if gain is not None and bool(maps.isfinite().all()):
+            completeness = bootstrap_mean((maps.sum((1, 2)) - gain).abs().numpy(), groups=groups, unit="logits")
         title, done = method.title if own else f"{method.title} (grad-cam package)", refinement.words
-        completeness = None
-        if made.gains is not None and bool(made.maps.isfinite().all()):
-            error = (made.maps.sum((1, 2)) - made.gains).abs().numpy()
-            groups = None if split.groups is None else split.groups.numpy()
-            completeness = bootstrap_mean(error, groups=groups, unit="logits")
-        return MethodRow(
-            self.model.alias, method.name, f"{title}, {done}" if done else title, method.paper if own else PROVENANCE,
-            "x".join(str(side) for side in made.maps.shape[1:]),
-            method.signed and own and refinement.times is None,
-            len(made.maps), int(faults.constant.sum()), int(faults.not_finite.sum()), round(made.seconds, 5),
-            None if made.gains is None else float(made.gains.abs().mean()), completeness,
+        row = kept.MethodRow(
+            model.alias, name, f"{title}, {done}" if done else title, method.paper if own else PROVENANCE,
+            "x".join(str(side) for side in maps.shape[1:]), method.signed and own and refinement.times is None,
+            len(maps), int(faults.constant.sum()), int(faults.not_finite.sum()), seconds / len(split),
+            None if gain is None else float(gain.abs().mean()), completeness,
         )  # fmt: skip
+        return row, maps
 
-    def _arrays(self, maps: Sequence[Maps], drawn: int) -> ExplainArrays:
+    def _arrays(self, maps: Sequence[Tensor], drawn: int) -> kept.ExplainArrays:
         """The drawn images with their maps, and as many further maps as are small enough."""
         split, shown = self.split, torch.arange(min(drawn, len(self.split)))
-        stored = max(drawn, _STORED_BYTES // sum(4 * each.maps[0].numel() for each in maps))
-        return ExplainArrays(
+        stored = max(drawn, _STORED_BYTES // sum(4 * each[0].numel() for each in maps))
+        return kept.ExplainArrays(
             split.source.read(shown).numpy(),
-            {index: each.maps[:stored].numpy() for index, each in enumerate(maps)},
+            {index: each[:stored].numpy() for index, each in enumerate(maps)},
             None if split.masks is None else split.masks[shown].numpy(),
         )
 
 
-def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[ImageRow]:
+def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[kept.ImageRow]:
     """The prediction of each image, and the class that is explained; None where the model has no classifier."""
     labels = [None] * len(split) if split.labels is None else [split.classes[int(label)] for label in split.labels]
     names = file_names(split.names)
     if targets is None:
-        return [ImageRow(model.alias, name, label=label) for name, label in zip(names, labels)]
+        return [kept.ImageRow(model.alias, name, label=label) for name, label in zip(names, labels)]
     shares = logits.softmax(-1)
     return [
-        ImageRow(
+        kept.ImageRow(
             model.alias, name, model.classes[int(own.argmax())], round(float(own.max()), 4),
             model.classes[int(target)], round(float(own[int(target)]), 4), label,
         )
@@ -239,42 +206,30 @@ def image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | Non
 
 def choice_rows(alias: str, choice: MethodChoice) -> dict[str, object]:
     """The tables of the choice; of the chosen method, what its check says in the table of checks."""
-    scores = {each.method: each.report for each in choice.scores}
     margins = {name: choice.margin(name, FAITHFULNESS) for name in BASELINES}
     known = {name: margin for name, margin in margins.items() if margin is not None}
-    value = scores.get(choice.method, {}).get(FAITHFULNESS)
+    value = next((each.report.get(FAITHFULNESS) for each in choice.scores if each.method == choice.method), None)
+    row = kept.ChoiceRow(
+        alias, choice.method, choice.reason, choice.candidates, choice.checks, choice.left_out, choice.localised,
+        None if choice.certainty is None else Estimate(choice.certainty, n=len(choice.selection)),
+        DRAWS, choice.runner_up, choice.alike, choice.confirmation, len(choice.selection), len(choice.report), REPLACED,
+    )  # fmt: skip
     return {
-        "chosen": (
-            ChoiceRow(
-                alias, choice.method, choice.reason, choice.candidates, choice.checks, choice.left_out,
-                choice.localised,
-                None if choice.certainty is None else Estimate(choice.certainty, n=len(choice.selection)),
-                DRAWS, choice.runner_up, choice.alike, choice.confirmation, len(choice.selection), len(choice.report),
-                REPLACED,
-            ),
-        ),
-        "choice_scores": tuple(
-            ScoreRow(alias, each.method, each.baseline, each.selection, each.report, each.wins)
-            for each in choice.scores
-        ),
-        "choice_margins": tuple(
-            MarginRow(alias, each.against, each.check, each.difference) for each in choice.margins
-        ),
+        "chosen": (row,),
+        "choice_scores": tuple(replace(each, model=alias) for each in choice.scores),
+        "choice_margins": tuple(replace(each, model=alias) for each in choice.margins),
         "checks": (removal_check(alias, choice.method, REPLACED, value, known, usable=1),) if value and known else (),
-    }  # fmt: skip
+    }
 
 
 def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[str, ...]]:
     """The methods of each model, with --auto the candidates. Raises as `chosen_methods`, and InputError for fewer than
     two candidates."""
-    refinement, engine = refinement_of(options.refine), options.engine
-    named: Sequence[tuple[str, ...] | None] = [None] * len(models)
-    if options.method or not options.auto:
-        given = (ALL,) if options.verify and not options.method else options.method
-        named = methods = chosen_methods(models, given, engine=engine, refinement=refinement)
-        if not options.auto:
-            return methods
-    return [candidates_for(model, own, engine=engine, refinement=refinement) for model, own in zip(models, named)]
+    how: dict[str, Any] = {"refinement": refinement_of(options.refine), "engine": options.engine}
+    if not options.auto:
+        return chosen_methods(models, options.method or ((ALL,) if options.verify else ()), **how)
+    named = chosen_methods(models, options.method, **how) if options.method else [None] * len(models)
+    return [candidates_for(model, own, **how) for model, own in zip(models, named)]
 
 
 def refinement_of(options: RefineOptions) -> Refinement:
@@ -301,8 +256,8 @@ def chosen_methods(
         tuple(name for name in methods_for(model, engine=engine) if name in method or _applies(model, name, refinement))
         for model in models
     ]
-    for model in models:
-        for name in methods_for(model, engine=engine) if method and ALL not in method else ():
+    for model, own in zip(models, defined):
+        for name in own if ALL not in method else ():
             if name in method:
                 require_refinement(model, name, refinement)
         if refinement.times is not None:
@@ -348,11 +303,6 @@ def as_function(name: str, options: ExplainOptions) -> Callable[[Model, Images, 
     return maps
 
 
-@contextmanager
-def quickly(model: Model, method: str) -> Iterator[None]:
+def quickly(model: Model, method: str) -> AbstractContextManager[object]:
     """Inside, the passes of a method that does not observe attention are quick ones."""
-    if ATTRIBUTIONS[method].needs not in (None, "cam"):
-        yield
-        return
-    with quick_passes(model):
-        yield
+    return quick_passes(model) if ATTRIBUTIONS[method].needs in (None, "cam") else nullcontext()

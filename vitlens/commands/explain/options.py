@@ -48,15 +48,8 @@ class ExplainOptions:
     """Attribution maps of one model or several.
 
     method: names of the registry, or "all" (none: the default methods); each model gets those that are defined for it.
-    auto: whether one of them, or of the registry's candidates, is chosen for each model by checks on the images.
-    engine: "grad-cam" for the maps of the grad-cam package, of its methods. target: "predicted", "true", or a class by
-    name or index. verify: whether every check is run on every method, by default on all methods and all images; without
-    it and without a limit, a few images of a data set are explained. substrate: what replaces the patches that the
-    checks remove. counterfactuals: whether the checks search for sets of patches whose removal changes the prediction.
-    show: file names of the images that figures draw (none: the first ones). composites: kinds of composite images on
-    which the checks score localisation, "auto" for the default kinds where masks are not known, or "none";
-    composite_count: at most so many of each kind. other_substrates: with which deletion and insertion are repeated, as
-    far as the model has them, or "none". stability: whether the checks disturb the images by shifts and a flip.
+    target: "predicted", "true", or a class by name or index. verify: by default on all methods and all images; without
+    it and without a limit, a few images of a data set are explained. show: file names of the images that figures draw.
     """
 
     models: tuple[str, ...] = several_models()

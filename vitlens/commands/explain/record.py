@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.faithfulness.chosen import ChoiceMargin, ChoiceScores
 from vitlens.archives import Form
 from vitlens.arrays import ClassNames, Masks, Pixels
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
@@ -282,29 +283,6 @@ class ChoiceRow:
     replaced: str = col("replaced by", default="")
 
 
-@dataclass(frozen=True)
-class ScoreRow:
-    """One candidate, or baseline: its mean in each check and its score by half; wins: share of the bootstrap draws of
-    the selection half in which no candidate scores higher, None for a baseline."""
-
-    model: str = col("model")
-    method: str = col("method")
-    baseline: bool = col("baseline")
-    selection: Mapping[str, Estimate] = col("selection half", metric="choice/{model}/selection/{key}/{method}")
-    report: Mapping[str, Estimate] = col("other half", metric="choice/{model}/report/{key}/{method}")
-    wins: float | None = col("wins", unit="fraction", default=None)
-
-
-@dataclass(frozen=True)
-class MarginRow:
-    """The chosen method minus another one on the report half: the mean paired difference in a check or of the score."""
-
-    model: str = col("model")
-    against: str = col("method")
-    check: str = col("check")
-    difference: Estimate = col("chosen minus this")
-
-
 _Maps = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 _Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
 _Curves = Annotated[NDArray[np.floating], Form("f", (None, None))]
@@ -379,8 +357,8 @@ class ExplainRecord(Record):
     composite_sets: tuple[CompositeSetRow, ...] = table()
     composites: tuple[CompositeRow, ...] = table()
     chosen: tuple[ChoiceRow, ...] = table()
-    choice_scores: tuple[ScoreRow, ...] = table()
-    choice_margins: tuple[MarginRow, ...] = table()
+    choice_scores: tuple[ChoiceScores, ...] = table()
+    choice_margins: tuple[ChoiceMargin, ...] = table()
     explorer: tuple[ExplorerRow, ...] = table()
     maps: Mapping[str, ExplainArrays] = arrays("explain-{model}")
     curves: Mapping[str, CurveArrays] = arrays("league-{model}")

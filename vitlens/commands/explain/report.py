@@ -1,6 +1,6 @@
 """The report of `vitlens explain`: the maps, which of them may be believed, and the checks behind it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,24 +14,15 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images, intervals, lines, matrix
 from vitlens.charts.overlay import upsample
 from vitlens.commands.explain.claims import claims, judged_of, unknown
-from vitlens.commands.explain.record import (
-    SEARCH,
-    CompositeSetRow,
-    ExplainRecord,
-    ImageRow,
-    MethodRow,
-    OrderRow,
-    RankingRow,
-)
+from vitlens.commands.explain.record import SEARCH, CompositeSetRow, ExplainRecord, ImageRow
 from vitlens.commands.shared.explorer import Shown, explorer_of
 from vitlens.commands.shared.maps.record import JUMPS, REPLACED, JudgedMap, MapCheckRow
 from vitlens.commands.shared.maps.report import FEWEST, checks_chart, in_order
 from vitlens.commands.shared.sheets import EACH, file_names
 from vitlens.record import by, col
 from vitlens.report.explorer import Explorer
-from vitlens.report.prose import counts, say
+from vitlens.report.prose import Marked, counts, finalize, say
 from vitlens.report.sections import ROWS, Chart, Overview, Report, Section, other_sheets
-from vitlens.uncertainty import Side
 
 _METHODS: Final = 7  # on a sheet; more are divided among several
 _CURVES: Final = 6  # methods whose curves are drawn
@@ -40,23 +31,16 @@ _TARGETS: Final = {"predicted": ", the predicted class", "true": ", the true cla
 _GREY: Final = 0.8  # share of grey in a removed patch
 
 
-@dataclass(frozen=True)
-class Cell(Picture):
-    """A picture of the sheet of one model; target: which class the maps explain."""
-
-    model: str = ""
-    target: str = ""
-
-
-def sheets(record: ExplainRecord) -> Iterator[Cell]:
+def sheets(record: ExplainRecord) -> Iterator[Picture]:
     """The drawn images of each model, a sheet for at most EACH images and _METHODS methods; none without a map."""
     number, judged = 0, judged_of(record)
-    for alias, arrays in sorted(record.maps.items(), key=lambda pair: record.aliases.index(pair[0])):
-        methods = [row for row in record.methods if row.model == alias]
+    for alias in [alias for alias in record.aliases if alias in record.maps]:
+        arrays, methods = record.maps[alias], [row for row in record.methods if row.model == alias]
         shown = [row for row in record.shown if row.model == alias]
         faults = {each.method: each.fault for each in judged.get(alias, ())}
         explained = any(row.target is not None for row in shown)
         target = _TARGETS.get(record.options.get("target", ""), ", the class of --target") if explained else ""
+        of = Marked(finalize(alias) + target)
         if not any(is_drawable(own) for maps in arrays.maps.values() for own in maps[: len(arrays.images)]):
             continue
         names = [f"{name}: {_below(row)}" if row.target is not None else name
@@ -65,17 +49,15 @@ def sheets(record: ExplainRecord) -> Iterator[Cell]:
             for columns in _evenly(len(methods), _METHODS):
                 for at in range(len(arrays.images))[some]:
                     mask = None if arrays.masks is None else arrays.masks[at]
-                    given: dict[str, Any] = {"row": names[at], "mask": mask, "sheet": number, "model": alias}
+                    given: dict[str, Any] = {"row": names[at], "mask": mask, "sheet": number, "of": of}
                     image = arrays.images[at] / np.float32(255)
-                    yield Cell(image, column="image", target=target, **given)
+                    yield Picture(image, column="image", **given)
                     for index in range(len(methods))[columns]:
-                        row = methods[index]
-                        fault = faults.get(row.method, "")
-                        column = f"{row.title}{f' ({fault})' if fault else ''}"
-                        crossed = "failed" if fault.replace(JUMPS, "") else ""
-                        yield Cell(
-                            image, np.asarray(arrays.maps[index][at], float), column=column, crossed=crossed,
-                            signed=row.signed, target=target, **given,
+                        row, fault = methods[index], faults.get(methods[index].method, "")
+                        yield Picture(
+                            image, np.asarray(arrays.maps[index][at], float), signed=row.signed,
+                            column=f"{row.title} ({fault})" if fault else row.title,
+                            crossed="failed" if fault not in ("", JUMPS) else "", **given,
                         )  # fmt: skip
                 number += 1
 
@@ -138,13 +120,11 @@ def _by_verdict(record: ExplainRecord) -> list[MapCheckRow]:
 def _states(record: ExplainRecord) -> str:
     """How many methods of each model have each verdict."""
     words = {"pass": "passing every check", "warn": "above random alone", "inconclusive": "open", "fail": "failing"}
-    parts = [
-        say("of the {{ n }} methods of **{{ alias }}**: {{ found }}", n=len(own), alias=alias,
-            found=counts({words[state]: len(rows) for state, rows in by(own, "state").items()}))
-        for alias, own in judged_of(record).items()
-    ]  # fmt: skip
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}."
+    parts = []
+    for alias, own in judged_of(record).items():
+        found = counts({words[state]: len(rows) for state, rows in by(own, "state").items()})
+        parts.append(say("Of the {{ n }} methods of **{{ alias }}**: {{ f }}.", n=len(own), alias=alias, f=found))
+    return " ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -163,57 +143,39 @@ def _curves(record: ExplainRecord) -> list[CurvePoint]:
     found = []
     for alias, rows in by(record.league, "model").items():
         arrays, best = record.curves[alias], [row.method for row in rows if not row.baseline][:_CURVES]
-        shown = [*best, *(row.method for row in rows if row.baseline)]
+        known = arrays.methods.tolist()
         for panel, shares, curves in (
             ("removed: lower is better", arrays.shares, arrays.deletion),
             ("inserted: higher is better", arrays.inserted, arrays.insertion),
         ):
-            for name in shown:
-                own = curves[arrays.methods.tolist().index(name)]
-                found += [CurvePoint(alias, name, panel, *map(float, pair)) for pair in zip(shares, own)]
+            for name in (*best, *(row.method for row in rows if row.baseline)):
+                points = zip(shares.tolist(), curves[known.index(name)].tolist())
+                found += [CurvePoint(alias, name, panel, *point) for point in points]
     return found
 
 
 def _ranking(record: ExplainRecord) -> str:
     """How far the replacements agree about the methods, and what changes places."""
-    least: RankingRow | None = min(record.rankings, key=lambda row: row.tau.value, default=None)
-    if least is None:
+    if not record.rankings:
         return ""
+    least = min(record.rankings, key=lambda row: row.tau.value)
     pairs = len({(row.model, *sorted((row.better, row.worse))) for row in record.swapped})
     return say(
-        "{% if pairs %}{{ pairs }} pair{{ pairs|s }} of methods change{{ 's' if pairs == 1 }} places{% else %}No pair "
-        "of methods is shown to change places{% endif %} when removed patches are replaced otherwise"
-        "{% if row.methods > 2 %}; the rankings agree least with patches {{ first }} and {{ second }} (Kendall's τ "
-        "{{ row.tau|value }}){% endif %}.",
+        "{{ pairs or 'No' }} pair{{ pairs|s if pairs }} of methods significantly change{{ 's' if pairs < 2 }} places "
+        "when removed patches are replaced otherwise{% if row.methods > 2 %}; the rankings agree least with patches "
+        "{{ first }} and {{ second }} (Kendall's τ {{ row.tau|value }}){% endif %}.",
         pairs=pairs, row=least, first=REPLACED[least.first], second=REPLACED[least.second],
     )  # fmt: skip
 
 
 def _weights(record: ExplainRecord) -> str:
     """The rank correlation above which maps count as unchanged, and the predictions that were kept."""
-    rows = [row for row in record.stages if row.similarity is not None]
-    kept = next((row for row in reversed(rows) if row.kept is not None), None)
+    rows = [row for row in record.stages if row.similarity is not None and row.kept is not None]
     return say(
         "Weights are randomised from the head down. A map that depends on them falls to zero; one that stays above "
         "{{ similar|number }} in the upper half, or with all of them random, fails"
-        "{% if kept %}. The last stage keeps {{ kept.kept|percent }} of the predictions{% endif %}.",
-        similar=SIMILAR, kept=kept,
-    )  # fmt: skip
-
-
-def _on_object(record: ExplainRecord) -> list[Any]:
-    rows = [row for row in record.on_object if row.score == "roc_auc" and record.images >= FEWEST]
-    return sorted(rows, key=lambda row: -row.estimate.value)
-
-
-def _localised(record: ExplainRecord) -> str:
-    rows = _on_object(record)
-    more = [row.maps for row in rows if row.side is Side.ABOVE]
-    return say(
-        "{{ more|length or 'None' }} of {{ rows|length }} map{{ rows|s }} lie{{ 's' if not more }} on the object "
-        "significantly "
-        "more than the best of four maps that ignore the image; **{{ first.maps }}** of {{ first.model }} lies there "
-        "most, with a ROC-AUC of {{ first.estimate|alone }}.", more=more, rows=rows, first=rows[0],
+        "{% if rows %}. The last stage keeps {{ rows[-1].kept|percent }} of the predictions{% endif %}.",
+        similar=SIMILAR, rows=rows,
     )  # fmt: skip
 
 
@@ -238,8 +200,7 @@ def _removed(record: ExplainRecord) -> Iterator[Picture]:
 
 
 def _fewest(record: ExplainRecord) -> str:
-    rows: list[OrderRow] = [row for row in record.orders if row.size is not None]
-    best = min(rows, key=lambda row: row.size.value if row.size else 1.0)
+    best = min(record.orders, key=lambda row: row.size.value if row.size else 1.0)
     search = next(row for row in record.orders if row.model == best.model and row.method == SEARCH)
     return say(
         "In the order of **{{ best.method }}**, {{ best.size|alone }} of the patches must be removed before the "
@@ -257,47 +218,47 @@ def _composites(row: CompositeSetRow) -> str:
     found = f"{{{{ model }}}} has the explained class {number} in {{{{ recognised|alone }}}} of the {{{{ maps }}}} maps"
     if row.seen:
         return f"On {kind}, {found}, by guessing {{{{ guessed|percent }}}}."
-    return f"The {kind} judge no map: {found}, which is not shown to exceed guessing ({{{{ guessed|percent }}}})."
+    return f"The {kind} judge no map: {found}, not significantly more than by guessing ({{{{ guessed|percent }}}})."
 
 
-def _composite_sheets(record: ExplainRecord) -> Iterator[Cell]:
+def _composite_sheets(record: ExplainRecord) -> Iterator[Picture]:
     """The first composites of each kind with the maps of the methods that have most mass in the right place."""
+    methods = {row.method: row for row in record.methods}
     for sheet, row in enumerate(row for row in record.composite_sets if not row.refused):
         arrays = record.composite_maps[f"{row.kind}-{row.model}"]
         rows = [each for each in record.composites if (each.model, each.kind) == (row.model, row.kind)]
-        shown = [each.method for each in rows if not each.baseline][: _METHODS - 2]
-        known, methods = arrays.methods.tolist(), {each.method: each for each in record.methods}
-        for at, pixels in enumerate(arrays.images):
+        shown, known = [each.method for each in rows if not each.baseline][: _METHODS - 2], arrays.methods.tolist()
+        for at, pixels in enumerate(arrays.images / np.float32(255)):
             given: dict[str, Any] = {"row": f"{at}: explained: {arrays.targets[at]}", "mask": arrays.masks[at],
-                                     "sheet": sheet, "model": row.model}  # fmt: skip
-            yield Cell(pixels / np.float32(255), column="image", **given)
-            for method in (methods[name] for name in shown):
-                own = np.asarray(arrays.maps[known.index(method.method)][at], float)
-                yield Cell(
-                    pixels / np.float32(255), own, column=method.title, signed=method.signed, **given
-                )  # fmt: skip
+                                     "sheet": sheet, "of": row.model}  # fmt: skip
+            yield Picture(pixels, column="image", **given)
+            for name in shown:
+                own, method = np.asarray(arrays.maps[known.index(name)][at], float), methods[name]
+                yield Picture(pixels, own, column=method.title, signed=method.signed, **given)
 
 
 def _slowest(record: ExplainRecord) -> str:
     """The cost of the methods, their faults, and the errors of those whose maps sum to a change of the logit."""
-    rows: list[MethodRow] = sorted(record.methods, key=lambda row: row.seconds)
-    off = [row for row in rows if row.completeness is not None]
-    worst = max(
-        off, key=lambda row: row.completeness.value / (row.gain or 1.0) if row.completeness else 0.0, default=None
-    )
+    rows = sorted(record.methods, key=lambda row: row.seconds)
+    missed = {row.completeness.value / (row.gain or 1.0): row for row in rows if row.completeness}
     return say(
         "{% if rows|length > 1 %}A map takes from {{ rows[0].seconds|number }} s ({{ rows[0].method }}) to "
         "{{ rows[-1].seconds|number }} s ({{ rows[-1].method }}).{% endif %}{% if worst %} The sums of "
         "{{ worst.method }} miss the change of the logit from a black image, {{ worst.gain|number }} on average, by "
-        "{{ worst.completeness|alone }}.{% endif %}", rows=rows, worst=worst,
+        "{{ worst.completeness|alone }}.{% endif %}", rows=rows, worst=missed[max(missed)] if missed else None,
     )  # fmt: skip
+
+
+def _many(table: str) -> Callable[[ExplainRecord], Any]:
+    """The rows of a table that says nothing of few images."""
+    return lambda record: getattr(record, table) if record.images >= FEWEST else ()
 
 
 _PICTURE: Final = Chart(
     "explain", images(under=True),
     "Maps over their images: red for the class, blue against it; unsigned maps begin at their minimum. Compare places, "
     "not amounts. Outline: object. Crossed out: uniform or failed.",
-    title="Maps of {{ first.model }}{{ first.target }}",
+    title="Maps of {{ first.of }}",
     rows=lambda record: list(sheets(record)),
 )  # fmt: skip
 
@@ -328,7 +289,7 @@ REPORT: Final = Report(
         ),
         Section(
             "Do predictions depend on the highest patches?",
-            lambda record: record.league if record.images >= FEWEST else (), opening=_ranking,
+            _many("league"), opening=_ranking,
             charts=(
                 Chart(
                     "faithfulness", lines("share", "probability", of="method", panel="panel"),
@@ -356,7 +317,12 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "Do maps lie on the object?", _on_object, opening=_localised,
+            "Do maps lie on the object?",
+            lambda record: [row for row in _many("on_object")(record) if row.score == "roc_auc"],
+            order=lambda row: -row.estimate.value,
+            opening="{{ rows|map(attribute='above')|sum or 'None' }} of {{ rows|length }} map{{ rows|s }} lie on the "
+            "object significantly more than the best of four maps that ignore the image; **{{ first.maps }}** of "
+            "{{ first.model }} lies there most, with a ROC-AUC of {{ first.estimate|alone }}.",
             columns=("model", "maps", "estimate", "baseline", "of_baseline", "difference"),
             charts=(Chart(
                 "localisation",
@@ -366,7 +332,7 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "Do the methods agree?", lambda record: record.agreement if record.images >= FEWEST else (),
+            "Do the methods agree?", _many("agreement"),
             order=lambda row: row.spearman.value,
             opening="Least alike are the maps of {{ first.first }} and {{ first.second }}, with a rank correlation of "
             "{{ first.spearman|value }}.",
@@ -377,7 +343,7 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
-            "How few patches change the prediction?", lambda record: record.orders if record.images >= FEWEST else (),
+            "How few patches change the prediction?", _many("orders"),
             order=lambda row: row.searched.value, opening=_fewest,
             columns=("model", "method", "size", "turned"),
             charts=(Chart(
@@ -405,7 +371,7 @@ REPORT: Final = Report(
                 Chart(
                     "composite_maps", images(under=True),
                     "Composite images with maps of the outlined class, of the methods with most mass there.",
-                    title="Maps of the outlined class, {{ first.model }}", each="sheet",
+                    title="Maps of the outlined class, {{ first.of }}", each="sheet",
                     rows=lambda record: list(_composite_sheets(record)),
                 ),
             ),

@@ -1,18 +1,10 @@
 """What `vitlens features` claims: whose features serve best, what classifiers leave unread, and what is not shown."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
-from vitlens.commands.features.record import (
-    PROBE,
-    DepthRow,
-    FeaturesRecord,
-    FeaturesRow,
-    HeadRow,
-    PairRow,
-    PatchesRow,
-    classifier_name,
-)
+from vitlens.commands.features import record as kept
+from vitlens.commands.features.record import PROBE, FeaturesRecord, FeaturesRow, classifier_name
 from vitlens.commands.shared.comparison import FEWEST, signed
 from vitlens.names import OBJECTIVES
 from vitlens.record import by
@@ -31,7 +23,7 @@ def most_neighbours(record: FeaturesRecord) -> str:
     return f"knn-{max(record.options['ks'])}"
 
 
-def tested(record: FeaturesRecord, rows: Sequence[PairRow | HeadRow | DepthRow]) -> list[str]:
+def tested(record: FeaturesRecord, rows: Sequence[kept.PairRow | kept.HeadRow | kept.DepthRow]) -> list[str]:
     """The classifiers that conclusions are drawn from: the probe and the most neighbours, where they were run."""
     return [name for name in (PROBE, most_neighbours(record)) if any(row.classifier == name for row in rows)]
 
@@ -67,38 +59,32 @@ def _ahead(record: FeaturesRecord) -> Claim:
     for name in tested(record, record.pairs):
         top = max(known, key=lambda row: each.value if (each := row.reached(name)) else 0.0)
         rivals = {row.model for row in known if not (told and row.objective == top.objective)} - {top.model}
-        own = [row for row in record.pairs if row.classifier == name and top.model in (row.first, row.second)]
-        pairs = {row.second if row.first == top.model else row.first: row for row in own}
-        beaten = [other for other, row in pairs.items() if other in rivals and row.better == top.model]
+        pairs = {({row.first, row.second} - {top.model}).pop(): row for row in record.pairs
+                 if row.classifier == name and top.model in (row.first, row.second)}  # fmt: skip
+        beaten = {other: row.gain(top.model) for other, row in pairs.items()
+                  if other in rivals and row.better == top.model}  # fmt: skip
         alike = [other for other in pairs if other in rivals and other not in beaten]
-        closest = min(beaten, key=lambda other: pairs[other].gain(top.model).value, default="")
-        gain = pairs[closest].gain(top.model) if beaten else None
+        closest = min(beaten, key=lambda other: beaten[other].value, default="")
+        gain = beaten.get(closest)
         given = {"top": top, "beaten": beaten, "alike": alike, "closest": closest, "gain": gain, "told": told}
         parts.append(say(
             "By the {{ name }} **{{ top.model }}**{% if told %} ({{ top.words }}){% endif %} is {% if beaten %}ahead "
-            "of "
-            "{{ beaten|names }}{% if beaten|length > 1 %}, of {{ closest }}{% endif %} by {{ gain }}{% if alike %}, "
+            "of {{ beaten|names }}{% if beaten|length > 1 %}, of {{ closest }}{% endif %} by {{ gain }}{% if alike %}, "
             "but {% endif %}{% endif %}{% if alike %}not significantly ahead of {{ alike|names }}{% endif %}.",
             name=classifier_name(name), **given,
         ))  # fmt: skip
-        titles.append(
-            say(
-                "{% if alike %}{{ top.model }} has no significant lead over {{ alike[0] }} by its features"
-                "{% elif told %}{{ top.model }} ({{ top.objective }}) is ahead of the models of other pretrainings"
-                "{% else %}The features of {{ top.model }} give the class best{% endif %}",
-                **given,
-            )
-        )
+        titles.append(say(
+            "{% if alike %}{{ top.model }} has no significant lead over {{ alike[0] }} by its features"
+            "{% elif told %}{{ top.model }} ({{ top.objective }}) is ahead of the models of other pretrainings"
+            "{% else %}The features of {{ top.model }} give the class best{% endif %}", **given,
+        ))  # fmt: skip
         if gain and not alike:
             winners.setdefault(top.objective if told else top.model, gain)
     if len(winners) > 1:
         parts.append("Which features are better depends on how they are used.")
         titles = ["Probe and neighbours disagree on which features are better"]
-    effect = next(iter(winners.values()), None)
-    return Claim(
-        "features", " and ".join(record.aliases), " ".join(parts), titles[0], effect=effect, kind="answer",
-        place="depth",
-    )  # fmt: skip
+    effect, subject = next(iter(winners.values()), None), " and ".join(record.aliases)
+    return Claim("features", subject, " ".join(parts), titles[0], effect=effect, kind="answer", place="depth")
 
 
 def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
@@ -107,39 +93,34 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
     if not named:
         return
     gap = next((each for each in record.head if (each.model, each.classifier) == (row.model, named[0])), None)
-    given = {"m": row.model, "by": classifier_name(named[0]), "reached": row.reached(named[0]), "own": row.accuracy,
-             "chance": record.sets[0].chance}  # fmt: skip
-    only = len(record.features) == 1
-    if gap is None:
-        words = (
-            "From the last layer of **{{ m }}**, {{ reached }} of the images are classified correctly by the {{ by }} "
-        )
-        words += "({{ chance|percent }} by chance)."
-        title = say("The last layer of {{ m }} gives the class of {{ reached|value(0) }} of the images", **given)
-        kind: Kind = "answer" if only else "fact"
-        yield Claim("classifier", row.model, say(words, **given), title, kind=kind, place="depth")
-        return
-    gain, decided, judged = signed(gap.difference, keep=False), gap.p_holm <= LEVEL, named[0] == PROBE
-    more = decided and gain.value < 0
-    state = LIMITS["classifier"].judge_difference(gain)
-    if (gain.n or 0) < _FEW or (state in ("warn", "fail") and not decided):
-        state = "inconclusive"
-    yield Claim(
+    gain = None if gap is None else signed(gap.difference, keep=False)
+    decided = gap is not None and gap.p_holm <= LEVEL
+    more = decided and gain is not None and gain.value < 0
+    kind: Kind = "hidden fault" if more else "comparison" if gap else "fact"
+    judged: dict[str, Any] = {}
+    if gain is not None and gap is not None and named[0] == PROBE:
+        state = LIMITS["classifier"].judge_difference(gain)
+        if (gain.n or 0) < _FEW or (state in ("warn", "fail") and not decided):
+            state = "inconclusive"
+        judged = {"state": state, "limit": "classifier"}
+    yield found(
         "classifier", row.model,
-        say("{% if more %}The last layer of **{{ m }}** holds more than its classifier reads: {% else %}From the last "
-            "layer of **{{ m }}**, {% endif %}{{ reached|alone }} of the images are classified correctly by the {{ by "
-            "}} ({{ chance|percent }} by chance) and {{ own|value }} by its own classifier ({{ gap.difference|alone }}"
-            "{% if not decided %}, not significant{% endif %}; McNemar's exact test, p = {{ gap.p_holm|number }}).",
-            more=more, decided=decided, gap=gap, **given),
-        title=say("{% if more %}The last layer of {{ m }} holds more than its classifier reads{% else %}The last layer "
-                  "of {{ m }} gives the class of {{ reached|value(0) }} of the images{% endif %}", more=more, **given),
-        state=state if judged else "", effect=gain, p=gap.p_holm, limit="classifier" if judged else "",
-        kind="answer" if only else "hidden fault" if more else "comparison", place="depth",
-        because="its accuracy minus that of a linear probe of its last layer",
+        "{% if more %}The last layer of **{{ m }}** holds more than its classifier reads: {% else %}From the last "
+        "layer of **{{ m }}**, {% endif %}{{ reached|alone }} of the images are classified correctly by the {{ by }} "
+        "({{ chance|percent }} by chance){% if gap %} and {{ own|value }} by its own classifier "
+        "({{ gap.difference|alone }}{% if not decided %}, not significant{% endif %}; McNemar's exact test, "
+        "p = {{ gap.p_holm|number }}){% endif %}.",
+        gain,
+        headline="{% if more %}The last layer of {{ m }} holds more than its classifier reads{% else %}The last layer "
+        "of {{ m }} gives the class of {{ reached|value(0) }} of the images{% endif %}",
+        given={"m": row.model, "by": classifier_name(named[0]), "reached": row.reached(named[0]), "own": row.accuracy,
+               "chance": record.sets[0].chance, "more": more, "decided": decided, "gap": gap},
+        p=gap.p_holm if gap else None, kind="answer" if len(record.features) == 1 else kind, place="depth",
+        because="its accuracy minus that of a linear probe of its last layer" if gap else "", **judged,
     )  # fmt: skip
 
 
-def _better_layer(rows: Sequence[DepthRow]) -> Iterator[Claim]:
+def _better_layer(rows: Sequence[kept.DepthRow]) -> Iterator[Claim]:
     """A layer whose probe is better than that of the last, also for as many looks as layers."""
     if len(rows) < 2:
         return
@@ -164,7 +145,7 @@ def _zero_shot(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]:
         "Given only the names of the classes, **{{ m }}** classifies {{ effect }} of the images correctly (ensemble of "
         "{{ n }} template{{ n|s }}).",
         rows[0].accuracy, given={"m": model.model, "n": len(rows) - 1}, kind="answer",
-        title=say("Zero-shot, {{ m.model }} classifies {{ m.zero_shot|value(0) }} of the images correctly", m=model),
+        headline="Zero-shot, {{ m }} classifies {{ effect|value(0) }} of the images correctly",
     )  # fmt: skip
     differing = [(row, row.gain) for row in rows if row.gain and row.p_holm is not None and row.p_holm <= LEVEL]
     if differing:
@@ -191,15 +172,14 @@ def _objects(record: FeaturesRecord) -> Iterator[Claim]:
     others = [last[row.model] for row in known if row.objective != best.objective]
     easy = start is not None and apart(own, start) is not Side.ABOVE
     first = not easy and all(apart(own, other) is Side.ABOVE for other in others)
-    yield Claim(
+    yield found(
         "object by patches", " and ".join(row.model for row in known),
-        say("{% if easy %}The patches of the last layer find the object no better than those before any attention: "
-            "{{ own|value }} and {{ start|value }} intersection over union for **{{ m.model }}**{% elif first %}The "
-            "patches of **{{ m.model }}** ({{ m.words }}) find the object best without training: {{ own|alone }} "
-            "intersection over union{% else %}By how well patches find the object no pretraining is ahead{% endif %}.",
-            easy=easy, first=first, own=own, start=start, m=best),
-        effect=own if first else None, reference=max(other.value for other in others), kind="comparison",
-        place="space_embedding",
+        "{% if easy %}The patches of the last layer find the object no better than those before any attention: "
+        "{{ own|value }} and {{ start|value }} intersection over union for **{{ m.model }}**{% elif first %}The "
+        "patches of **{{ m.model }}** ({{ m.words }}) find the object best without training: {{ own|alone }} "
+        "intersection over union{% else %}By how well patches find the object no pretraining is ahead{% endif %}.",
+        own if first else None, given={"easy": easy, "first": first, "own": own, "start": start, "m": best},
+        reference=max(other.value for other in others), kind="comparison", place="space_embedding",
     )  # fmt: skip
 
 
@@ -217,16 +197,16 @@ def _unlike(record: FeaturesRecord) -> Iterator[Claim]:
             )  # fmt: skip
 
 
-def _places(row: PatchesRow) -> Claim:
+def _places(row: kept.PatchesRow) -> Claim:
     """Whether, of images without classes, positions decide which patches are similar before any attention."""
-    what = "their place" if beyond(row.value, row.chance) is Side.ABOVE else "what they show"
     return found(
         "positions", row.model,
         "Before any attention, {{ effect|alone }} of the nearest patches in other images lie at the same place in "
-        "**{{ row.model }}** ({{ row.chance|percent }} by chance).",
-        row.value, given={"row": row}, reference=row.chance, kind="answer",
-        title=say("Before any attention, {{ w }} makes patches of {{ m }} similar", m=row.model, w=what),
-        place="space_embedding",
+        "**{{ m }}** ({{ chance|percent }} by chance).",
+        row.value, reference=row.chance, kind="answer", place="space_embedding",
+        headline="Before any attention, {% if more %}their place{% else %}what they show{% endif %} makes patches of "
+        "{{ m }} similar",
+        given={"m": row.model, "chance": row.chance, "more": beyond(row.value, row.chance) is Side.ABOVE},
     )  # fmt: skip
 
 
@@ -243,7 +223,16 @@ def unknown(record: FeaturesRecord) -> Iterator[str]:
     if record.notes:
         yield say("{{ first.note|whole }}{% if more %} (more in `tables/notes.csv`){% endif %}.",
                   first=record.notes[0], more=record.notes[1:])  # fmt: skip
-    yield from _pretrainings(rows) if len(rows) > 1 else ()
+    without, random = ([row.model for row in rows if row.objective == name] for name in ("not known", "random weights"))
+    known = _objectives(rows)
+    if len(rows) > 1 and without:
+        yield say("The pretraining of {{ w|names }} is not known; `--objective ALIAS=OBJECTIVE` states it.", w=without)
+    if len(rows) > 1 and random:
+        yield say("{{ r|names }}: random weights, which say nothing about pretraining.", r=random)
+    if len(rows) > 1 and len(known) == 1:
+        yield say("All known pretrainings are {{ k }}: these numbers compare models, not pretrainings.", k=known[0])
+    elif len(rows) > 1 and known:
+        yield "The models differ in data, recipe and size too, so no difference is that of the pretraining alone."
     if data.bank is not None:
         yield say("Neighbours and probes learn from {{ n }} images of the training part: a model that was trained on "
                   "them separates them better than unseen images.", n=data.bank)  # fmt: skip
@@ -260,18 +249,3 @@ def unknown(record: FeaturesRecord) -> Iterator[str]:
     if shares:
         yield say("PCA of the {{ r.of }} of {{ r.model }} shows {{ r.explained|percent }} of their variance, and t-SNE "
                   "distorts distances.", r=min(shares, key=lambda row: row.explained or 0.0))  # fmt: skip
-
-
-def _pretrainings(rows: Sequence[FeaturesRow]) -> Iterator[str]:
-    """What keeps these models from comparing pretrainings."""
-    without = [row.model for row in rows if row.objective == "not known"]
-    random = [row.model for row in rows if row.objective == "random weights"]
-    known = _objectives(rows)
-    if without:
-        yield say("The pretraining of {{ w|names }} is not known; `--objective ALIAS=OBJECTIVE` states it.", w=without)
-    if random:
-        yield say("{{ r|names }}: random weights, which say nothing about pretraining.", r=random)
-    if len(known) == 1:
-        yield say("All known pretrainings are {{ k }}: these numbers compare models, not pretrainings.", k=known[0])
-    elif known:
-        yield "The models differ in data, recipe and size too, so no difference is that of the pretraining alone."

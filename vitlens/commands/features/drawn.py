@@ -14,10 +14,10 @@ from vitlens.analysis.features.features import EMBEDDING, Features, LayerChoice,
 from vitlens.analysis.features.neighbours import nearest
 from vitlens.analysis.features.patch_colours import patch_components
 from vitlens.analysis.features.patch_neighbours import NEIGHBOURS, near, object_overlap, patch_neighbours, shared
-from vitlens.commands.features.images import FeatureSets, batch_of, names_of, pixels, sample
+from vitlens.commands.features.images import FeatureSets, batch_of, names_of, pixels
 from vitlens.commands.features.record import MapArrays, MapRow, MatchRow, Of, PatchesRow, ShownArrays
 from vitlens.commands.run.progress import progress
-from vitlens.data.split import Split
+from vitlens.data.split import Split, balanced
 from vitlens.errors import DataError
 from vitlens.lens.stages import FeatureStage, embedding_stage, stages
 from vitlens.names import PROJECTIONS
@@ -62,31 +62,22 @@ def draw_patches(own: FeatureSets) -> dict[LayerChoice, PatchSample]:
     placed = {layer: stage for layer, stage in known.items() if stage is not None and _cells(stage) >= _FEWEST}
     if not placed:
         return {}
-    images, size = own.sample(_IMAGES), run.batch_size or 32
-    part = own.test.pick(images)
-    chosen = {
-        layer: sample(len(part) * _cells(stage), PATCHES, labels=None, seed=own.seed) for layer, stage in placed.items()
-    }
-    tokens: dict[LayerChoice, list[Tensor]] = {layer: [] for layer in placed}
-    totals: dict[LayerChoice, list[Tensor]] = {layer: [] for layer in placed}
+    images = own.sample(_IMAGES)
+    part, read = own.test.pick(images), []
     with progress(f"Patches of {own.alias}", len(part), quiet=run.quiet) as advance:
-        for number, batch in enumerate(part.batches(size, device=model.device)):
-            read = patch_tokens_at(model, batch.images, tuple(placed))
-            for (layer, stage), values in zip(placed.items(), read):
-                start = number * size * _cells(stage)
-                inside = (chosen[layer] >= start) & (chosen[layer] < start + len(values) * _cells(stage))
-                tokens[layer].append(values.flatten(0, 2)[chosen[layer][inside] - start])
-                totals[layer].append(values.double().sum(0).flatten(0, 1))
+        for batch in part.batches(run.batch_size or 32, device=model.device):
+            read.append(patch_tokens_at(model, batch.images, tuple(placed)))
             advance(len(batch.images))
     samples = {}
-    for layer, stage in placed.items():
+    for (layer, stage), tokens in zip(placed.items(), map(torch.cat, zip(*read))):
         assert stage.grid is not None
-        of_part, cell = chosen[layer] // _cells(stage), chosen[layer] % _cells(stage)
-        means, own_tokens = torch.stack(totals[layer]).sum(0) / len(part), torch.cat(tokens[layer])
+        chosen = balanced(len(part) * _cells(stage), None, PATCHES, own.seed)
+        of_part, cell = chosen // _cells(stage), chosen % _cells(stage)
+        means, own_tokens = tokens.double().mean(0).flatten(0, 1), tokens.flatten(0, 2)[chosen]
         on_object = None
         if part.masks is not None:
             share = torch.nn.functional.adaptive_avg_pool2d(part.masks.float()[:, None], stage.grid)[:, 0]
-            on_object = (share > 0.5).long().flatten().cpu()[chosen[layer]]
+            on_object = (share > 0.5).long().flatten().cpu()[chosen]
         samples[layer] = PatchSample(
             stage,
             stage.grid,
@@ -147,10 +138,10 @@ def map_model(
             clouds["content"] = embedding.content
         arrays |= {"grid": np.array(embedding.grid), "places": embedding.places.numpy()}
         if not options.show:  # else only the images named there are drawn
-            cut = sample(len(embedding.tokens), _THUMBNAILS, labels=None, seed=seed)
+            cut = balanced(len(embedding.tokens), None, _THUMBNAILS, seed)
             arrays |= {"cut": cut.numpy(), "cut_pixels": _cut(split, embedding, cut).numpy()}
     if options.thumbnails:
-        thumbnails = sample(len(chosen), _THUMBNAILS, labels=None, seed=seed)
+        thumbnails = balanced(len(chosen), None, _THUMBNAILS, seed)
         pictures = pixels(split, chosen[thumbnails], most=_THUMBNAIL_SIDE)
         arrays |= {"pictures": thumbnails.numpy(), "pixels": pictures.numpy()}
     rows, points = [], {}
@@ -205,10 +196,9 @@ def draw(own: FeatureSets, read: Mapping[str, Features]) -> tuple[ShownArrays, d
         among, where, bank = own.bank, "training images", read["bank"]
     itself = among is images
     count = min(RETRIEVED, len(bank) - itself)
-    nearest_images = None
     if count > 0:
         neighbours = nearest(features.at(-1)[chosen], bank.at(-1), k=count, leave_out=chosen if itself else None)
-        nearest_images = neighbours.indices[:, 0].long()
+        theirs = neighbours.indices[:_PAIRS, 0].long()
         queries, places = images, chosen
         if own.query is not None:
             neighbours = nearest(read["query"].at(-1), bank.at(-1), k=min(RETRIEVED, len(bank)))
@@ -230,19 +220,14 @@ def draw(own: FeatureSets, read: Mapping[str, Features]) -> tuple[ShownArrays, d
         components = patch_components(tokens)
         arrays["colours"] = components.colours().numpy().astype(np.float32)
         columns["colours"] = float(components.explained.sum())
-        if nearest_images is not None:
-            ours, theirs = chosen[:_PAIRS], nearest_images[:_PAIRS]
+        if count > 0:
             pairs = list(map(correspond, tokens, patch_tokens(model, batch_of(among, theirs, model))))
-            arrays |= {
-                "first": pixels(images, ours).numpy(),
-                "second": pixels(among, theirs).numpy(),
-                "sources": {number: pair.sources.numpy() for number, pair in enumerate(pairs)},
-                "targets": {number: pair.targets.numpy() for number, pair in enumerate(pairs)},
-                "alike": {number: pair.similarity.double().numpy() for number, pair in enumerate(pairs)},
-            }
+            arrays |= {"first": pixels(images, chosen[:_PAIRS]).numpy(), "second": pixels(among, theirs).numpy()}
+            for column, found in (("sources", "sources"), ("targets", "targets"), ("alike", "similarity")):
+                arrays[column] = {number: getattr(pair, found).numpy() for number, pair in enumerate(pairs)}
             matches = [
                 MatchRow(own.alias, one, two, len(pair.similarity), (tokens.shape[1], tokens.shape[2]))
-                for one, two, pair in zip(names_of(images, ours), names_of(among, theirs), pairs)
+                for one, two, pair in zip(names_of(images, chosen), names_of(among, theirs), pairs)
             ]
     shown = ShownArrays(pixels(images, chosen).numpy(), np.array(names_of(images, chosen)), **arrays)
     return shown, columns, matches

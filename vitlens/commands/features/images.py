@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.run.load import load_splits, print_data
+from vitlens.commands.run.load import load_splits, once_each, print_data
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.unseen import KnownTrainingImages, seen, training_images_of
+from vitlens.commands.run.unseen import seen, training_images_of
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.holdout import describe_hold_out
-from vitlens.data.split import Split
+from vitlens.data.split import Split, balanced
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 from vitlens.names import Part
@@ -86,7 +86,7 @@ class FeatureSets:
 
     def sample(self, most: int) -> Tensor:
         """The numbers of a seeded sample of the test images, balanced over classes."""
-        return sample(len(self.test), most, labels=self.test.labels, seed=self.seed)
+        return balanced(len(self.test), self.test.labels, most, self.seed)
 
 
 def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[FeatureSets]:
@@ -111,34 +111,26 @@ def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) 
     """One part of the data for each model. The training part holds the images that the models were trained on; where
     that is none or all of them, a folder without parts is divided by seed, in the same way for all models."""
     known = training_images_of(models, seed=options.seed)
-    read: dict[object, Split] = {}
-    for model in models:
-        if _preprocessing_key(model) not in read:
-            read[_preprocessing_key(model)] = _part(model, data, part, known, options)
-    return [read[_preprocessing_key(model)] for model in models]
-
-
-def _part(model: Model, data: str, part: Part, known: KnownTrainingImages, options: RunOptions) -> Split:
     seed = known.seed if known.unknown else options.seed
-    loading = partial(load_data, data, preprocessing=model.preprocessing, data_dir=options.data_dir, seed=seed)
-    drawn = loading(part=part)
-    if known.unknown or not len(known.numbers) or describe_hold_out(seed) not in drawn.notes:
-        return drawn
-    whole = loading(part="test", whole=True)
-    trained = seen(whole, known)
-    if not trained.any() or trained.all():
-        return drawn
-    chosen = (trained if part == "train" else ~trained).nonzero().squeeze(1)
-    note = (
-        f"the {len(whole) - int(trained.sum()):,} images that are not training images of {' and '.join(known.names)} "
-        f"(known by their content) are classified, and the {int(trained.sum()):,} others are the bank"
-    )
-    return replace(whole.pick(chosen), part=part, notes=(note, *whole.notes))
 
+    def read(model: Model) -> Split:
+        loading = partial(load_data, data, preprocessing=model.preprocessing, data_dir=options.data_dir, seed=seed)
+        drawn = loading(part=part)
+        if known.unknown or not len(known.numbers) or describe_hold_out(seed) not in drawn.notes:
+            return drawn
+        whole = loading(part="test", whole=True)
+        trained = seen(whole, known)
+        if not trained.any() or trained.all():
+            return drawn
+        chosen = (trained if part == "train" else ~trained).nonzero().squeeze(1)
+        note = (
+            f"the {len(whole) - int(trained.sum()):,} images that are not training images of "
+            f"{' and '.join(known.names)} (known by their content) are classified, and the {int(trained.sum()):,} "
+            "others are the bank"
+        )
+        return replace(whole.pick(chosen), part=part, notes=(note, *whole.notes))
 
-def _preprocessing_key(model: Model) -> object:
-    wanted = model.preprocessing
-    return wanted.size, wanted.resize, wanted.interpolation
+    return once_each(models, read)
 
 
 def _banks(models: Sequence[Model], options: FeaturesOptions, tests: Sequence[Split]) -> tuple[list[Split | None], str]:
@@ -180,22 +172,6 @@ def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
     if all(Path(name).exists() for name in options.show):
         return load_images(list(options.show), preprocessing=model.preprocessing)
     return test.starting_with(options.show).pick(torch.arange(len(set(options.show))))
-
-
-def sample(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:
-    """Sorted indices of a seeded sample of at most `most` of count images, balanced over classes where there are
-    labels."""
-    if most >= count:
-        return torch.arange(count)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    if labels is None:
-        return order[:most].sort().values
-    shuffled = labels.cpu()[order].long()
-    turn = torch.empty(count, dtype=torch.long)  # how many images of the same class come before it
-    for label in shuffled.unique():
-        members = (shuffled == label).nonzero().squeeze(1)
-        turn[members] = torch.arange(len(members))
-    return order[turn.argsort(stable=True)[:most]].sort().values
 
 
 def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:

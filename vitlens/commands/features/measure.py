@@ -26,23 +26,10 @@ from vitlens.analysis.features.probe import held_out, probe
 from vitlens.analysis.features.reader import resolve_pool
 from vitlens.analysis.features.similarity import distance_correlation, similarity
 from vitlens.analysis.features.zero_shot import chosen_templates, prompted, template_scores
+from vitlens.commands.features import record as kept
 from vitlens.commands.features.drawn import draw, draw_patches, map_model, neighbour_rows
 from vitlens.commands.features.images import FeatureSets, batch_of, load_sets, names_of
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import (
-    PROBE,
-    BetweenRow,
-    DepthRow,
-    FeaturesRecord,
-    FeaturesRow,
-    HeadRow,
-    LayersRow,
-    NoteRow,
-    PairRow,
-    PromptRow,
-    SetsRow,
-    TemplateRow,
-)
 from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.comparison import compared
@@ -55,11 +42,12 @@ from vitlens.models.model import Model
 from vitlens.models.pretraining.reading import pretraining_of, told_objectives
 from vitlens.names import TEMPLATE_SETS, Objective, Weighting
 from vitlens.processes import share_of
+from vitlens.record import joined
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 _VOTES: Final[tuple[Weighting, ...]] = ("dino", "majority")  # by similarity, and one each
+_OWN: Final = "own"  # a model's own classifier, among those of its last layer
 _SHARED: Final = {"test", "bank"}  # read by all processes; of the others there may be fewer images than processes
-_OF_EACH: Final = ("features", "depth", "maps", "patches", "matches", "templates", "prompts", "notes")
 _TEMPLATES: Final = next(each.default for each in fields(FeaturesOptions) if each.name == "templates")
 
 
@@ -130,49 +118,64 @@ def _read(own: FeatureSets, run: Run[Any]) -> dict[str, Features]:
 
 def _record(
     sets: Sequence[FeatureSets], read: Sequence[Mapping[str, Features]], options: FeaturesOptions
-) -> FeaturesRecord:
+) -> kept.FeaturesRecord:
     """The record of all models; read: the features of each."""
-    own, seed = sets[0], options.run.seed
-    told = told_objectives(options.objective, [each.alias for each in sets])
-    classified = [_classified(*each) for each in zip(sets, read)]
-    parts = [_of_model(*each, told.get(each[0].alias)) for each in zip(sets, read, classified)]
-    joined: dict[str, Any] = {name: tuple(row for part in parts for row in getattr(part, name)) for name in _OF_EACH}
-    layers = list(_similar([each["test"] for each in read], seed=seed))
+    own, told = sets[0], told_objectives(options.objective, [each.alias for each in sets])
+    classified = {one.alias: _classified(one, each) for one, each in zip(sets, read)}
+    parts = [_of_model(*each, classified[each[0].alias], told.get(each[0].alias)) for each in zip(sets, read)]
+    layers = list(_similar([each["test"] for each in read], seed=own.seed))
     bank = None if own.bank is None else len(own.bank)
-    return FeaturesRecord(
-        sets=(SetsRow(len(own.test), own.chance, own.test.masks is not None, bank, own.no_bank),),
-        pairs=tuple(_pairs(classified, own)),
-        head=tuple(_heads(classified, own)),
-        within=tuple(row for row in layers if not isinstance(row, BetweenRow)),
-        between=tuple(row for row in layers if isinstance(row, BetweenRow)),
-        spaces={model: arrays for part in parts for model, arrays in part.spaces.items()},
-        shown={model: arrays for part in parts for model, arrays in part.shown.items()},
-        **joined,
+    correct = {alias: {name: right.numpy() for name, right in each.correct.items()}
+               for alias, each in classified.items()}  # fmt: skip
+    return replace(
+        joined(parts),
+        sets=(kept.SetsRow(len(own.test), own.chance, own.test.masks is not None, bank, own.no_bank),),
+        pairs=tuple(_pairs(correct, own)),
+        head=tuple(_heads(correct, own)),
+        within=tuple(row for row in layers if not isinstance(row, kept.BetweenRow)),
+        between=tuple(row for row in layers if isinstance(row, kept.BetweenRow)),
     )
 
 
+@dataclass(frozen=True)
+class _Classified:
+    """One model's images, classified. correct: which are, (n,) each: by the model itself ("own", where it has the
+    data's classes) and by its last layer's "knn-20" or "probe"; precision: of the last layer, by number of neighbours;
+    depth, notes: of the record."""
+
+    correct: Mapping[str, Tensor]
+    precision: Mapping[str, Estimate] = field(default_factory=dict)
+    depth: Sequence[kept.DepthRow] = ()
+    notes: Sequence[str] = ()
+
+
 def _of_model(
-    own: FeatureSets, read: Mapping[str, Features], found: "_Classified", told: Objective | None
-) -> FeaturesRecord:
+    own: FeatureSets, read: Mapping[str, Features], found: _Classified, told: Objective | None
+) -> kept.FeaturesRecord:
     """The tables and arrays of one model alone."""
     alias, test, model = own.alias, read["test"], own.model
-    samples = draw_patches(own)
-    wrong, errors = found.marks
-    maps, space = map_model(own, test, wrong, samples)
+    samples, itself = draw_patches(own), found.correct.get(_OWN)
+    voters = [name for name in found.correct if name.startswith("knn")]
+    by = _OWN if itself is not None else voters[-1] if voters else ""  # whose errors the maps mark
+    maps, space = map_model(own, test, ~found.correct[by] if by else None, samples)
     arrays, searched, matches = draw(own, read)
     templates, reason = _zero_shot(own, test)
     prompts, relevances = _prompted(own)
     first, last = test.layers[0], test.layers[-1]
-    row = FeaturesRow(
+    # of several layers the last stays
+    reached = {(row.weighting, row.classifier.partition("-")[2]): row.accuracy for row in found.depth}
+    by_votes = [{k: each for (kind, k), each in reached.items() if kind == votes} for votes in _VOTES]
+    row = kept.FeaturesRow(
         alias, **vars(pretraining_of(model, told=told)), parameters=model.parameter_count(), pool=test.pool,
         kind="stage" if last.kind == "stage" else "block", layers=len(test.layers) - test.embedded, dim=last.dim,
         norm=last.norm, embedding=None if not test.embedded else "stem" if first.kind == "stem" else "embedding",
-        accuracy=found.accuracy, probe=found.last(None).get(""), knn=found.last("dino"),
-        majority=found.last("majority"), precision=found.precision,
-        zero_shot=templates[0].accuracy if templates else None, no_zero_shot=reason, errors=errors, **searched,
+        accuracy=None if itself is None else accuracy(itself, groups=own.test.groups, seed=own.seed),
+        probe=reached.get((None, "")), knn=by_votes[0], majority=by_votes[1], precision=found.precision,
+        zero_shot=templates[0].accuracy if templates else None, no_zero_shot=reason,
+        errors=f"by {alias} itself" if by == _OWN else f"by {by.partition('-')[2]}-NN" if by else "", **searched,
     )  # fmt: skip
     notes = [note for name in ("test", "bank") if name in read for note in read[name].notes]
-    return FeaturesRecord(
+    return kept.FeaturesRecord(
         features=(row,),
         depth=tuple(found.depth),
         maps=tuple(maps),
@@ -180,56 +183,25 @@ def _of_model(
         matches=tuple(matches),
         templates=tuple(templates),
         prompts=tuple(prompts),
-        notes=tuple(map(NoteRow, dict.fromkeys((*notes, *found.notes)))),
+        notes=tuple(map(kept.NoteRow, dict.fromkeys((*notes, *found.notes)))),
         spaces={alias: space},
         shown={alias: replace(arrays, prompts=relevances)},
     )
 
 
-@dataclass(frozen=True)
-class _Classified:
-    """One model's images classified by its own classifier and by every layer.
-
-    own, correct: which images are classified correctly, (n,) each: by the model itself, None where it has other classes
-    than the data, and by its last layer's "knn-20" or "probe"; precision: of the last layer, by number of neighbours.
-    """
-
-    model: str
-    own: Tensor | None
-    accuracy: Estimate | None
-    correct: Mapping[str, Tensor] = field(default_factory=dict)
-    depth: Sequence[DepthRow] = ()
-    precision: Mapping[str, Estimate] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-
-    @property
-    def marks(self) -> tuple[Tensor | None, str]:
-        """Which images are marked as misclassified in maps, and by whom: the model, else the most neighbours."""
-        if self.own is not None:
-            return ~self.own, f"by {self.model} itself"
-        voters = [name for name in self.correct if name != PROBE]
-        return (~self.correct[voters[-1]], f"by {voters[-1].partition('-')[2]}-NN") if voters else (None, "")
-
-    def last(self, weighting: Weighting | None) -> dict[str, Estimate]:
-        """The accuracies with the last layer, by the number of neighbours ("" of the probe)."""
-        rows = [row for row in self.depth if row.title == self.depth[-1].title and row.weighting == weighting]
-        return {row.classifier.partition("-")[2]: row.accuracy for row in rows}
-
-
 def _classified(own: FeatureSets, read: Mapping[str, Features]) -> _Classified:
     split, test, alias, options, seed = own.test, read["test"], own.alias, own.options, own.seed
     itself = _own_answers(own.model, split, test)
-    reached = None if itself is None else accuracy(itself, groups=split.groups, seed=seed)
+    correct = {} if itself is None else {_OWN: itself}
     if own.bank is None:
-        return _Classified(alias, itself, reached)
+        return _Classified(correct)
     labels, known = require_labels(split).cpu().long(), require_labels(own.bank).cpu().long()
-    rows, correct, precision = [], dict[str, Tensor](), {}
-    notes = [*_rare_classes(labels, known, len(split.classes))]
+    rows, notes = [], [*_rare_classes(labels, known, len(split.classes))]
 
     def row(place: int, name: str, right: Tensor, *, votes: Weighting | None = None, c: float | None = None) -> None:
         layer, depth = test.layers[place], (place + 1 - test.embedded) / (len(test.layers) - test.embedded)
         found = accuracy(right, groups=split.groups, seed=seed)
-        rows.append(DepthRow(alias, layer.title, depth, name, found, own.chance, layer.index, votes, c))
+        rows.append(kept.DepthRow(alias, layer.title, depth, name, found, own.chance, layer.index, votes, c))
         if votes != "majority":
             correct[name] = right  # at the end those of the last layer
 
@@ -244,13 +216,11 @@ def _classified(own: FeatureSets, read: Mapping[str, Features]) -> _Classified:
                 grouped = partial(probe, train_groups=own.bank.groups, groups=split.groups, seed=seed)
                 probed = grouped(bank, known, queries, labels)
                 notes += probed.notes
-                row(place, PROBE, probed.correct, c=probed.c)
+                row(place, kept.PROBE, probed.correct, c=probed.c)
             advance(1)
-    for k in options.ks:
-        share = same_class(near, known, labels, k=k).double().numpy()
-        precision[str(k)] = bootstrap_mean(share, groups=own.groups, seed=seed)
-    notes = [f"{alias}: {note}" for note in dict.fromkeys(notes)]
-    return _Classified(alias, itself, reached, correct, rows, precision, notes)
+    same = {str(k): same_class(near, known, labels, k=k).double().numpy() for k in options.ks}
+    precision = {k: bootstrap_mean(share, groups=own.groups, seed=seed) for k, share in same.items()}
+    return _Classified(correct, precision, rows, [f"{alias}: {note}" for note in dict.fromkeys(notes)])
 
 
 def _own_answers(model: Model, split: Split, test: Features) -> Tensor | None:
@@ -276,29 +246,29 @@ def _rare_classes(labels: Tensor, known: Tensor, classes: int) -> Iterator[str]:
             yield f"{rare} of the {len(tested)} classes of the test images have {description}"
 
 
-def _pairs(classified: Sequence[_Classified], own: FeatureSets) -> Iterator[PairRow]:
+def _pairs(correct: Mapping[str, Mapping[str, NDArray[np.bool_]]], own: FeatureSets) -> Iterator[kept.PairRow]:
     """Models pairwise on the same images, for every classifier of the last layer, corrected together."""
-    named = [(one, two, name) for one, two in combinations(classified, 2) for name in one.correct]
-    tests = [(a.model, b.model, a.correct[name].numpy(), b.correct[name].numpy()) for a, b, name in named]
+    named = [(*pair, name) for pair in combinations(correct, 2) for name in correct[pair[0]] if name != _OWN]
+    tests = [(one, two, correct[one][name], correct[two][name]) for one, two, name in named]
     for (*_, name), row in zip(named, compared(tests, groups=own.groups, seed=own.seed)):
         k = int(name.partition("-")[2] or 0)
         differences = (None, row.difference) if k else (row.difference, None)
-        yield PairRow(row.first, row.second, name, k, row.p, row.p_holm, row.better, *differences)
+        yield kept.PairRow(row.first, row.second, name, k, row.p, row.p_holm, row.better, *differences)
 
 
-def _heads(classified: Sequence[_Classified], own: FeatureSets) -> Iterator[HeadRow]:
+def _heads(correct: Mapping[str, Mapping[str, NDArray[np.bool_]]], own: FeatureSets) -> Iterator[kept.HeadRow]:
     """The classifiers on each model's last layer beside its own classifier, corrected together."""
     tests = [
-        (each.model, name, right.numpy(), each.own.numpy())
-        for each in classified if each.own is not None
-        for name, right in each.correct.items()
+        (alias, name, right, each[_OWN])
+        for alias, each in correct.items() if _OWN in each
+        for name, right in each.items() if name != _OWN
     ]  # fmt: skip
     for row in compared(tests, groups=own.groups, seed=own.seed):
         assert row.difference is not None  # of rows just made
-        yield HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)
+        yield kept.HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)
 
 
-def _similar(tests: Sequence[Features], *, seed: int) -> Iterator[LayersRow]:
+def _similar(tests: Sequence[Features], *, seed: int) -> Iterator[kept.LayersRow]:
     """Every pair of layers, of one model and of two; none for so few images that CKA is not defined."""
     for first, second in combinations_with_replacement(tests, 2) if len(tests[0]) >= FEWEST else ():
         other = None if first is second else second
@@ -312,7 +282,7 @@ def _similar(tests: Sequence[Features], *, seed: int) -> Iterator[LayersRow]:
             )
             cka = Estimate(float(value), low, high, found.n, "") if np.isfinite(value) else None
             rank = float(ranks[row, column])
-            kind = LayersRow if other is None else BetweenRow
+            kind = kept.LayersRow if other is None else kept.BetweenRow
             yield kind(first.alias, second.alias, layer, to, cka, rank if np.isfinite(rank) else None)
 
 
@@ -321,19 +291,17 @@ def _templates(options: FeaturesOptions) -> tuple[str, ...]:
     words: list[str] = []
     for name in options.templates:
         file = Path(name)
-        if name not in TEMPLATE_SETS and "{}" not in name and file.is_file():
-            words += [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        else:
-            words.append(name)
+        is_file = name not in TEMPLATE_SETS and "{}" not in name and file.is_file()
+        words += [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()] if is_file else [name]
     sets: Mapping[str, Sequence[str]] = dict.fromkeys(TEMPLATE_SETS, ())
-    if any(word in TEMPLATE_SETS and word != "photo" for word in words):
+    if set(words) & set(TEMPLATE_SETS) - {"photo"}:
         from vitlens.models.sources.open_clip import template_sets
 
         sets = template_sets()
     return chosen_templates(words, {**sets, "photo": PHOTO})
 
 
-def _zero_shot(own: FeatureSets, test: Features) -> tuple[list[TemplateRow], str]:
+def _zero_shot(own: FeatureSets, test: Features) -> tuple[list[kept.TemplateRow], str]:
     """Zero-shot accuracy of the ensemble and of every template, or why there is none ("" for no text tower)."""
     split, model = own.test, own.model
     if not has_text_tower(model) or split.labels is None or not split.classes:
@@ -347,13 +315,13 @@ def _zero_shot(own: FeatureSets, test: Features) -> tuple[list[TemplateRow], str
                 advance(1)
     except ModelError as error:  # no tokenizer; with --prompt it was refused before
         return [], str(error)
-    scores = template_scores(
-        test.logits, split.labels, torch.cat(embeddings), templates, groups=split.groups, seed=own.seed
-    )
-    return [TemplateRow(own.alias, each.template, each.accuracy, each.gain, each.p, each.p_holm) for each in scores], ""
+    joint = torch.cat(embeddings)
+    scores = template_scores(test.logits, split.labels, joint, templates, groups=split.groups, seed=own.seed)
+    columns = [(each.template, each.accuracy, each.gain, each.p, each.p_holm) for each in scores]
+    return [kept.TemplateRow(own.alias, *each) for each in columns], ""
 
 
-def _prompted(own: FeatureSets) -> tuple[list[PromptRow], NDArray[np.floating] | None]:
+def _prompted(own: FeatureSets) -> tuple[list[kept.PromptRow], NDArray[np.floating] | None]:
     """The similarity of the images that are drawn to each prompt, and its relevance over them."""
     model, prompts, chosen = own.model, own.options.prompts, own.chosen
     if not prompts or not has_text_tower(model):
@@ -368,7 +336,7 @@ def _prompted(own: FeatureSets) -> tuple[list[PromptRow], NDArray[np.floating] |
         logits = classifier(images).float().cpu()
     cosine = (logits - tower.bias) / tower.scale
     rows = [
-        PromptRow(own.alias, image, name, prompt, float(cosine[image, number]))
+        kept.PromptRow(own.alias, image, name, prompt, float(cosine[image, number]))
         for image, name in enumerate(names_of(own.drawn, chosen))
         for number, prompt in enumerate(prompts)
     ]

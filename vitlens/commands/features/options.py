@@ -17,13 +17,8 @@ _LANGUAGE = "Language-image models (open-clip:ARCH/TAG)"
 class FeaturesOptions:
     """The features of models at every layer: accuracy of simple classifiers on them, maps, similarity, retrieval.
 
-    ks: numbers of neighbours that vote; bank: training images at most (None: all, or ten times --limit and at least
-    200); pool: the tokens of which an image's vector is made (None: those that the classifier reads); norm: apply the
-    model's final norm; objective: ALIAS=OBJECTIVE of models whose pretraining is not known; tsne: None for t-SNE where
-    there are enough images; query: files whose neighbours are searched; show: the only images to draw, names of the
-    data's files or paths of others (none: a sample of the test images); templates: prompts with {} in place of a class,
-    files of such lines, or names of sets; prompts: texts whose relevance over the image is shown; cache: keep features
-    on disk.
+    None: bank takes all training images, or ten times --limit and at least 200; pool the tokens that the classifier
+    reads; tsne runs where there are enough images. show: names of the data's files or paths of others.
     """
 
     models: tuple[str, ...] = several_models()

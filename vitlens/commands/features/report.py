@@ -1,9 +1,9 @@
 """The report of `vitlens features`: what the layers of models hold, and whose features serve best."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -57,20 +57,13 @@ def _layers(record: FeaturesRecord) -> list[LayersRow]:
     return [row for row in (*record.between, *record.within) if row.cka is not None and row.rank is not None]
 
 
-def _alike(record: FeaturesRecord) -> str:
-    """The first and the last layer of each model, and the last layers of each pair."""
-    said = []
+def _ends(record: FeaturesRecord) -> list[LayersRow]:
+    """The last layers of each pair of models, and the first and the last layer of each model."""
+    found: list[LayersRow] = []
     for own in by(_layers(record), "models").values():
-        ends = [own[-1]] if own[0].first != own[0].second else [
-            row for row in own if row.layer == "0" and row.other == own[-1].other
-        ]  # fmt: skip
-        for row in ends:
-            said.append(say(
-                "{% if r.first == r.second %}The first and the last layer of **{{ r.first }}** have{% else %}The last "
-                "layers of **{{ r.first }}** and **{{ r.second }}** have{% endif %} a CKA of {{ r.cka|alone }}; their "
-                "distances between images have a rank correlation of {{ r.rank|number }}.", r=row,
-            ))  # fmt: skip
-    return " ".join(said[:_SAID])
+        same = own[0].first == own[0].second
+        found += [row for row in own if row.layer == "0" and row.other == own[-1].other] if same else own[-1:]
+    return found
 
 
 def _shared(record: FeaturesRecord) -> str:
@@ -90,20 +83,20 @@ def _clouds(of: str, record: FeaturesRecord) -> list[Cloud]:
     masked, several = record.sets[0].masked and of == "patches", len(record.features) > 1
     clouds: dict[tuple[str, str], Cloud] = {}
     for row in [row for row in record.maps if row.of == of and (masked or _groups(record))]:
-        arrays = record.spaces[row.model]
+        arrays, known = record.spaces[row.model], {model for model, _ in clouds}
+        if len(record.features) > 2 and row.model in known:
+            continue
         points, classes = arrays.points[f"{row.method}_{of}"], [str(name) for name in arrays.classes]
         title = f"{row.model}: {_map_title(row)}" if several else _map_title(row)
         if of == "patches":
             classes = ["background", "object"] if masked else classes
-            cloud = Cloud(title, points, classes, arrays.labels_patches, named=False)
-        else:
-            by_whom = next(each.errors for each in record.features if each.model == row.model)
-            cloud = Cloud(title, points, classes, arrays.labels_images, arrays.wrong_images, by_whom)
-        if len(record.features) <= 2 or row.model not in {model for model, _ in clouds}:
-            clouds[row.model, row.method] = cloud
-            drawn, pixels = arrays.pictures, arrays.pixels
-            if of == "images" and drawn is not None and pixels is not None and (row.model, "pictures") not in clouds:
-                clouds[row.model, "pictures"] = cloud.with_thumbnails(drawn, pixels / 255)
+            clouds[row.model, row.method] = Cloud(title, points, classes, arrays.labels_patches, named=False)
+            continue
+        by_whom = next(each.errors for each in record.features if each.model == row.model)
+        cloud = Cloud(title, points, classes, arrays.labels_images, arrays.wrong_images, by_whom)
+        clouds[row.model, row.method] = cloud
+        if row.model not in known and arrays.pictures is not None and arrays.pixels is not None:
+            clouds[row.model, "pictures"] = cloud.with_thumbnails(arrays.pictures, arrays.pixels / 255)
     return list(clouds.values())
 
 
@@ -132,22 +125,11 @@ def _map_title(row: MapRow) -> str:
 def _patch_maps(record: FeaturesRecord) -> Iterator[PatchMap]:
     for model, rows in by([row for row in record.maps if row.of in ("embedding", "content")], "model").items():
         method = "tsne" if any(row.method == "tsne" for row in rows) else "pca"
-        shown, arrays = [row for row in rows if row.method == method], record.spaces[model]
-        if len(shown) == 2 and arrays.places is not None and arrays.grid is not None:
-            whole, content = shown
-            yield PatchMap(
-                model, arrays.points[f"{method}_embedding"], arrays.points[f"{method}_content"],
-                (_map_title(whole).split("\n")[0], _map_title(content).split("\n")[0]), arrays.places,
-                (int(arrays.grid[0]), int(arrays.grid[1])), arrays.cut,
-                None if arrays.cut_pixels is None else arrays.cut_pixels / 255,
-            )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Shown(Picture):
-    """A picture of the figure of one model."""
-
-    of: str = ""
+        titles, found = [_map_title(row).split("\n")[0] for row in rows if row.method == method], record.spaces[model]
+        if len(titles) == 2 and found.places is not None and found.grid is not None:
+            whole, content = (found.points[f"{method}_{of}"] for of in ("embedding", "content"))
+            pixels = None if found.cut_pixels is None else found.cut_pixels / 255
+            yield PatchMap(model, whole, content, titles, found.places, found.grid.tolist(), found.cut, pixels)
 
 
 def _colours(record: FeaturesRecord) -> Iterator[Picture]:
@@ -161,22 +143,21 @@ def _colours(record: FeaturesRecord) -> Iterator[Picture]:
             yield Picture(np.moveaxis(colours, -1, 0), row=model, column=str(at))
 
 
-def _retrieved(record: FeaturesRecord) -> Iterator[Shown]:
+def _retrieved(record: FeaturesRecord) -> Iterator[Picture]:
     """Queries and their nearest images; none where so few were searched that the nearest need not be near."""
     for row in record.features:
-        arrays = record.shown.get(row.model)
-        if arrays is None or arrays.queries is None or (row.searched < SEARCHED and not record.options.get("query")):
+        found: Any = record.shown.get(row.model)  # its arrays of one search are there together
+        if found is None or found.queries is None or (row.searched < SEARCHED and not record.options.get("query")):
             continue
-        names = file_names([str(name) for name in arrays.query_names])  # type: ignore[union-attr]
-        for at, name in enumerate(names):
-            yield Shown(arrays.queries[at] / 255, row=name, column="query", of=row.model)
-            for place, pixels in enumerate(arrays.near[at]):  # type: ignore[index]
-                word, frame = f"{arrays.near_names[at, place]}", ""  # type: ignore[index]
-                if arrays.same is not None:
-                    same = bool(arrays.same[at, place])
-                    word, frame = f"{RIGHT_SYMBOL if same else WRONG_SYMBOL} {word}", RIGHT if same else WRONG
-                below = f"{word}\n{arrays.similarity[at, place]:.3f}"  # type: ignore[index]
-                yield Shown(pixels / 255, row=name, column=str(place + 1), below=below, frame=frame, of=row.model)
+        for at, name in enumerate(file_names([str(name) for name in found.query_names])):
+            yield Picture(found.queries[at] / 255, row=name, column="query", of=row.model)
+            for place, (pixels, word) in enumerate(zip(found.near[at], found.near_names[at])):
+                same = None if found.same is None else bool(found.same[at, place])
+                symbol = "" if same is None else f"{RIGHT_SYMBOL if same else WRONG_SYMBOL} "
+                yield Picture(
+                    pixels / 255, row=name, column=str(place + 1), frame={None: "", True: RIGHT, False: WRONG}[same],
+                    below=f"{symbol}{word}\n{found.similarity[at, place]:.3f}", of=row.model,
+                )  # fmt: skip
 
 
 def _near(record: FeaturesRecord) -> str:
@@ -201,7 +182,7 @@ def _matched(record: FeaturesRecord) -> Iterator[Matches]:
                 )  # fmt: skip
 
 
-def _prompted(record: FeaturesRecord) -> Iterator[Shown]:
+def _prompted(record: FeaturesRecord) -> Iterator[Picture]:
     """The relevance of each prompt over the images."""
     for model, rows in by(record.prompts, "model").items():
         arrays = record.shown[model]
@@ -209,7 +190,7 @@ def _prompted(record: FeaturesRecord) -> Iterator[Shown]:
             prompts = list(dict.fromkeys(row.prompt for row in rows))
             names = file_names([str(name) for name in arrays.names])
             for at, number in np.ndindex(arrays.prompts.shape[:2]):
-                yield Shown(arrays.pixels[at] / 255, arrays.prompts[at, number], names[at], prompts[number], of=model)
+                yield Picture(arrays.pixels[at] / 255, arrays.prompts[at, number], names[at], prompts[number], of=model)
 
 
 def _gap(record: FeaturesRecord, classifier: str) -> Estimate | None:
@@ -265,11 +246,14 @@ REPORT: Final = Report(
             order=lambda row: (row.better == UNDECIDED, row.p_holm),
         ),
         Section(
-            "Which layers are alike?", _layers, opening=_alike, about=("last layers",),
+            "Which layers are alike?", _ends, about=("last layers",),
+            says="{% if first == second %}The first and the last layer of **{{ first }}** have{% else %}The last "
+            "layers of **{{ first }}** and **{{ second }}** have{% endif %} a CKA of {{ cka|alone }}; their distances "
+            "between images have a rank correlation of {{ rank|number }}.",
             charts=(Chart(
                 "cka", matrix("layer", "other", "cka", panel="models"),
                 "Linear CKA of every two layers; dark is alike. Blocks of dark cells are layers with similar features.",
-                title="Linear CKA of the layers",
+                title="Linear CKA of the layers", rows=_layers,
             ),),
         ),
         Section(

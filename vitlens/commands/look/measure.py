@@ -22,16 +22,8 @@ from vitlens.analysis.heads.labels import LABELS, MIXED, head_words
 from vitlens.analysis.heads.specialisation import Given
 from vitlens.attribution.look import Look, look
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.look import record as rows
 from vitlens.commands.look.options import LookOptions
-from vitlens.commands.look.record import (
-    GivenArrays,
-    GivenLayerRow,
-    GivenRow,
-    LookArrays,
-    LookHeadRow,
-    LookRecord,
-    LookRow,
-)
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.options import ModelOptions, RunOptions
@@ -116,18 +108,18 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
             explorer, weights = explored(model, batch.images[:DRAWN])
         maps, method = seen.maps.float().numpy(), ATTRIBUTIONS[seen.method]
         pixels = split.source.read(torch.arange(len(split))).numpy()
-        row = LookRow(
+        row = rows.LookRow(
             chosen, model.classes == DIGITS, seen.method, method.title, seen.note, len(split), len(seen.places),
             seen.replace if seen.places else None,
         )  # fmt: skip
         folder.keep(
-            LookRecord(
+            rows.LookRecord(
                 look=(row,),
                 predictions=tuple(map(PredictionRow.of, split.names, seen.names, seen.probabilities.tolist())),
                 heads=tuple(_head_rows(seen, file_names(split.names))),
                 stages=tuple(_stage_rows(model.alias, seen)),
                 explorer=(explorer,),
-                maps=LookArrays(pixels, maps[:, 0], maps[:, 1] if maps.shape[1] > 1 else None),
+                maps=rows.LookArrays(pixels, maps[:, 0], maps[:, 1] if maps.shape[1] > 1 else None),
                 explorer_arrays={} if weights is None else {model.alias: weights},
             )
         )
@@ -191,24 +183,24 @@ def given(options: LookOptions, file: Path) -> Path:
     title = f"Attention weights in {file.name}"
     with RunFolder.opened("look", run, settings(options, run), name_parts=(GIVEN,), title=title) as folder:
         layers, heads, tokens = weights.shape[:3]
-        row = GivenRow(
+        row = rows.GivenRow(
             file.name, Path(named[0]).name, layers, heads, tokens, seen.prefix, options.prefix is None, seen.rows,
             seen.off, seen.least, seen.most,
         )  # fmt: skip
         first = seen.means[:, 0] if seen.prefix else seen.means.mean(1)
         folder.keep(
-            LookRecord(
+            rows.LookRecord(
                 given=(row,),
                 given_layers=tuple(_given_layers(seen)),
                 explorer=(seen.row,),
-                given_maps=GivenArrays(pixels[None], first[:, seen.prefix :].reshape(layers, *seen.row.keys)),
+                given_maps=rows.GivenArrays(pixels[None], first[:, seen.prefix :].reshape(layers, *seen.row.keys)),
                 explorer_arrays={GIVEN: seen.arrays},
             )
         )
         return publish(folder)
 
 
-def _given_layers(seen: GivenAttention) -> Iterator[GivenLayerRow]:
+def _given_layers(seen: GivenAttention) -> Iterator[rows.GivenLayerRow]:
     """Every layer of given weights."""
     side, special = seen.row.keys[0], seen.prefix
     places = np.stack(np.divmod(np.arange(side * side), side), 1)
@@ -216,7 +208,7 @@ def _given_layers(seen: GivenAttention) -> Iterator[GivenLayerRow]:
     for own, sinks in zip(seen.means, sink_rows(seen.row, seen.arrays)):
         patches = own[special:, special:]
         received = patches.mean(0).reshape(1, side, side)
-        yield GivenLayerRow(
+        yield rows.GivenLayerRow(
             sinks.layer,
             float(map_bits(torch.from_numpy(received))[0]),
             float((patches * apart).sum() / max(float(patches.sum()), 1e-30)),
@@ -257,11 +249,11 @@ def given_images(given: Sequence[str], model: Model, run: RunOptions) -> Split:
     return replace(split, notes=(*split.notes, *more))
 
 
-def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[LookHeadRow]:
+def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[rows.LookHeadRow]:
     """Every head for every image, the head that matters most first."""
     for number, name in enumerate(names):
         for each in seen.heads(number, most=len(seen.places)):
-            yield LookHeadRow(
+            yield rows.LookHeadRow(
                 number, each.layer, each.head, each.delta_loss, each.probability,
                 None if each.given is None else each.given.label, name, attends_to(each.given, len(names)),
             )  # fmt: skip
@@ -303,7 +295,7 @@ def attends_to(given: Given | None, images: int) -> str:
     return head_words(given.label, given.best, given.other or None, given.score)
 
 
-def print_look(record: LookRecord, console: Console | None = None) -> None:
+def print_look(record: rows.LookRecord, console: Console | None = None) -> None:
     """Print what was seen in the first images on standard error, so that stdout stays for the report's path."""
     console = console or Console(stderr=True)
     (row,) = record.look
@@ -329,7 +321,7 @@ def print_look(record: LookRecord, console: Console | None = None) -> None:
         console.print(Text(row.note), soft_wrap=True)
 
 
-def _pictures(record: LookRecord, index: int, console: Console) -> Iterator[Text]:
+def _pictures(record: rows.LookRecord, index: int, console: Console) -> Iterator[Text]:
     """The image and its maps beside one another, two pixels a character; none where there is no room or no colour."""
     if record.maps is None:
         return

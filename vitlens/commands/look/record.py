@@ -14,7 +14,7 @@ from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import file_names
 from vitlens.commands.shared.stages import StageRow
 from vitlens.names import Replacement
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import Record, arrays, col, head_name, table
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,7 @@ class LookHeadRow:
     image: str | None = col("image", default=None)
     attends: str | None = col("attends to", unit="text", default=None)
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return f"L{self.layer}.H{self.head}"
+    name = head_name
 
 
 @dataclass(frozen=True)

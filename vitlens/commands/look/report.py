@@ -1,9 +1,9 @@
 """The report of `vitlens look`: what a model predicts for a few images, where the evidence lies, which heads matter."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from vitlens.charts.overlay import is_constant
 from vitlens.commands.look.record import GivenLayerRow, GivenRow, LookHeadRow, LookRecord
 from vitlens.commands.shared.explorer import Shown, explorer_of, sinks_claim, without_explorer
 from vitlens.commands.shared.predictions import PredictionRow, for_images
-from vitlens.commands.shared.sheets import EACH
+from vitlens.commands.shared.sheets import EACH, evenly
 from vitlens.commands.shared.stages import HOW
 from vitlens.record import columns
 from vitlens.report.claims import Claim
@@ -162,14 +162,9 @@ def given_pictures(record: LookRecord) -> Iterator[Picture]:
         return
     image, maps = record.given_maps.pixels[0] / np.float32(255), record.given_maps.maps
     yield Picture(image, column="image")
-    for layer in _spread(len(maps), _LAYERS):
+    for layer in evenly(len(maps), _LAYERS):
         own = np.asarray(maps[layer], float)
         yield Picture(image, own, column=f"layer {layer}", crossed="uniform" if is_constant(own) else "")
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """At most so many numbers below a count, evenly spaced, with the first and the last."""
-    return sorted({round(at) for at in np.linspace(0, count - 1, min(count, most))})
 
 
 def _positive(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
@@ -215,9 +210,9 @@ def explorer(record: LookRecord) -> Explorer | None:
     return explorer_of(record, shown)
 
 
-def definitions(record: LookRecord) -> Iterator[tuple[str, str]]:
-    """What the maps are."""
-    for row in record.look:
+def map_definitions(rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """What the maps of rows with a method and its title are."""
+    for row in rows:
         if row.method in ATTRIBUTIONS:
             known = ATTRIBUTIONS[row.method]
             yield row.title, f"{known.description} ({known.paper})."
@@ -226,7 +221,7 @@ def definitions(record: LookRecord) -> Iterator[tuple[str, str]]:
 def _at_a_glance(record: LookRecord) -> Table | None:
     """The predictions of the images, or some layers of given weights."""
     if record.given_layers:
-        layers = [record.given_layers[at] for at in _spread(len(record.given_layers), _ROWS)]
+        layers = [record.given_layers[at] for at in evenly(len(record.given_layers), _ROWS)]
         return table_of(layers, columns(GivenLayerRow), of=len(record.given_layers), name="given_layers")
     known, names = columns(PredictionRow), ("image", "class_1", "probability_1", "class_2", "probability_2", "class_3")
     rows = _named(record)
@@ -251,7 +246,7 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     explorer=explorer,
-    definitions=definitions,
+    definitions=lambda record: map_definitions(record.look),
     picture=lambda record: drawn(_GIVEN if record.given else _PICTURE, record),
     glance=_at_a_glance,
     sections=(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vitlens import files
 from vitlens.commands.report.options import ReportOptions
 from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.conclusion import Conclusion
@@ -14,16 +15,6 @@ from vitlens.commands.run.folder import make_folder, require_plain
 from vitlens.commands.run.publish import PAGE, read_folder, report
 from vitlens.display import without_machine_paths
 from vitlens.errors import InputError
-from vitlens.files import (
-    CONFIG,
-    RESULTS,
-    read_any_json,
-    read_arrays,
-    read_run,
-    write_arrays,
-    write_json,
-    write_text,
-)
 from vitlens.report.markdown import markdown, summary_lines
 from vitlens.safe_paths import inside
 
@@ -56,12 +47,12 @@ def compared(before: Path, after: Path, *, html: bool = False) -> Conclusion:
     runs = compared_runs(first, second, line)
     written = REPORT(runs)
     path = inside(second.folder, COMPARISON)
-    write_text(path, markdown(written, runs))
+    files.write_text(path, markdown(written, runs))
     if html:
         from vitlens.report.html import page
 
         path = page_path
-        write_text(path, page(written, runs, second.folder))
+        files.write_text(path, page(written, runs))
     return Conclusion(path, tuple(summary_lines(written)), holds=not runs.worse)
 
 
@@ -72,7 +63,7 @@ def share(folder: Path, copy: Path) -> Path:
     be written. Raises InputError where the folder is no run or the copy lies within it, OutputError where the copy
     cannot be made.
     """
-    read_run(folder)
+    files.read_run(folder)
     require_plain(folder)
     if folder.resolve() in (copy.resolve(), *copy.resolve().parents):
         raise InputError(f"expected --share with a folder outside {folder}, found {copy}")
@@ -86,13 +77,13 @@ def share(folder: Path, copy: Path) -> Path:
 
 
 def _copy(folder: Path, copy: Path) -> None:
-    for name in (CONFIG, RESULTS):
-        write_json(copy / name, _shortened(read_any_json(inside(folder, name))))
+    for name in (files.CONFIG, files.RESULTS):
+        files.write_json(copy / name, _shortened(files.read_any_json(inside(folder, name))))
     for path in _within(folder, "arrays"):
         if path.suffix == ".npz":
-            write_arrays(inside(copy, "arrays", path.name), _shortened(dict(read_arrays(path))))
+            files.write_arrays(inside(copy, "arrays", path.name), _shortened(dict(files.read_arrays(path))))
     for path in _within(folder, "chapters"):
-        if (path / RESULTS).is_file():
+        if (path / files.RESULTS).is_file():
             inside(copy, "chapters", path.name).mkdir(parents=True)
             _copy(path, inside(copy, "chapters", path.name))
 

@@ -130,16 +130,12 @@ class ChapterCache:
 
     def _key(self, word: str, options: Any) -> str:
         """A digest of all that decides what the chapter holds."""
-        fields = _without_open(asdict(options))
-        text = json.dumps([word, fields, self.data, versions(), code_digest()], sort_keys=True, default=str)
+        fields = asdict(options)
+        run = {name: value for name, value in fields.pop("run").items() if name not in _OPEN}
+        text = json.dumps([word, fields, run, self.data, versions(), code_digest()], sort_keys=True, default=str)
         for name, digest in self.names.items():  # the alias stays: a chapter's metrics and arrays are named by it
             text = text.replace(json.dumps(name), json.dumps(f"{name.partition('=')[0]}={digest}"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _without_open(fields: dict[str, Any]) -> dict[str, Any]:
-    run = {name: value for name, value in fields["run"].items() if name not in _OPEN}
-    return {**fields, "run": run}
 
 
 @cache

@@ -92,16 +92,19 @@ class Chapter:
         return None if found is None else self._placed(found, chart)
 
     def _placed(self, section: Section, chart: str) -> Section:
-        """A section whose figures have the larger run's names and are those of the chart alone."""
+        """A section whose figures have the larger run's names and are those of the chart alone; tables are named by
+        their places in the chapter."""
+
+        def placed(caption: str) -> str:
+            return caption.replace(" tables/", f" {self.row.folder}/tables/")
+
         figures = tuple(
-            replace(each, name=self.figure(each.name), chapter=(self.row.folder, each.name))
-            for each in section.figures
-            if each.name.startswith(chart)
-        )
-        tables = tuple(
-            replace(each, caption=each.caption.replace(" tables/", f" {self.row.folder}/tables/"))
-            for each in section.tables
-        )
+            replace(
+                each, name=self.figure(each.name), caption=placed(each.caption), chapter=(self.row.folder, each.name)
+            )
+            for each in section.figures if each.name.startswith(chart)
+        )  # fmt: skip
+        tables = tuple(replace(each, caption=placed(each.caption)) for each in section.tables)
         return replace(section, figures=figures, tables=tables)
 
     def glance(self, title: str) -> Mapping[str, Cell]:

@@ -24,11 +24,13 @@ class Conclusion:
     code: int = UNMET
 
 
-def conclusion_of(outcome: Path, requirements: Sequence["Requirement"]) -> Conclusion:
+def conclusion_of(outcome: Path, requirements: Sequence["Requirement"], *, quiet: bool) -> Conclusion:
     """That of a finished run: verdicts and findings of its report, and whether every requirement holds.
 
-    outcome: its folder, or a file in it.
+    outcome: its folder, or a file in it; quiet: without lines, unless a requirement does not hold.
     """
+    if quiet and not requirements:
+        return Conclusion(outcome, (), True)
     from vitlens.commands.registry import COMMANDS
     from vitlens.commands.run.publish import read_folder
     from vitlens.commands.run.requirements import outcomes
@@ -39,6 +41,7 @@ def conclusion_of(outcome: Path, requirements: Sequence["Requirement"]) -> Concl
     if not (folder / RESULTS).is_file():
         return Conclusion(outcome, (), not requirements)
     record = read_folder(folder)
-    lines = summary_lines(COMMANDS[record.command].report(record))
     judged = tuple(outcomes(requirements, record))
-    return Conclusion(outcome, (*lines, *(each.line for each in judged)), all(each.holds for each in judged))
+    holds = all(each.holds for each in judged)
+    lines = () if quiet and holds else summary_lines(COMMANDS[record.command].report(record))
+    return Conclusion(outcome, (*lines, *(each.line for each in judged if not (quiet and holds))), holds)

@@ -11,7 +11,6 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Final, Literal, get_type_hints
 
 from vitlens.commands.run.parsing import one_of
-from vitlens.errors import InputError
 
 _KEY: Final = "flag"
 Completion = Literal["model", "data", "kind"]
@@ -94,14 +93,3 @@ def as_text(value: Any, between: str = ",") -> str:
     if isinstance(value, tuple):
         return between.join(map(as_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def require_bounds(options: Any, *, source: str, hint: str) -> None:
-    """Raise InputError for a number in an options dataclass outside the bounds of its option."""
-    for field, _, flag in flags_of(type(options)):
-        value = getattr(options, field.name)
-        if flag is None or not isinstance(value, int | float) or isinstance(value, bool):
-            continue
-        if (flag.low is not None and value < flag.low) or (flag.high is not None and value > flag.high):
-            bounds = f"from {flag.low}" if flag.high is None else f"from {flag.low} to {flag.high}"
-            raise InputError(f"expected {flag.name} {bounds} in {source}, found {value}; {hint}")

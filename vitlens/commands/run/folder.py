@@ -14,19 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
+from vitlens import files
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
-from vitlens.files import (
-    CONFIG,
-    RESULTS,
-    RunRecord,
-    is_temporary,
-    named_file,
-    read_run,
-    storage_error,
-    write_arrays,
-    write_json,
-)  # fmt: skip
 from vitlens.record import SCHEMA, Record, written
 from vitlens.safe_paths import inside, require_no_links
 from vitlens.version import __version__
@@ -64,7 +54,11 @@ _OURS = (
 # the files and folders at its top, which must be no links
 _TOP = tuple(
     dict.fromkeys(
-        (CONFIG, RESULTS, *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern))
+        (
+            files.CONFIG,
+            files.RESULTS,
+            *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern),
+        )
     )
 )
 _BEGAN = time.time()  # of this process: temporary files that are older were left by a killed one
@@ -85,60 +79,43 @@ class RunFolder:
         self.path, self.command, self.config = path, command, config
         self._metrics: Mapping[str, object] = before.get("metrics", {})
         self._tables: Mapping[str, object] = before.get("tables", {})
-        self._start = time.monotonic() - before.get("seconds", 0.0)
-        self._seconds: float | None = None
-
-    @classmethod
-    def create(
-        cls,
-        command: str,
-        *,
-        name_parts: Sequence[str] = (),
-        title: str = "",
-        out: Path | None = None,
-        overwrite: bool = False,
-        config: Mapping[str, object] | None = None,
-        formats: Sequence[str] = ("png",),
-    ) -> "RunFolder":
-        """A new folder: out, or reports/<command>-<name parts>-<time> (for train runs/<name parts>-<time>).
-
-        Raises OutputError when out exists (unless overwrite, and then it must be a run or empty), is a file, or cannot
-        be written; StorageError when the disk is full.
-        """
-        path = default_place(command, name_parts) if out is None else out
-        make_folder(path, overwrite=overwrite)
-        whole: dict[str, object] = {
-            "command": command,
-            "title": title or " ".join((command.capitalize(), *name_parts)),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "formats": list(formats),
-            "versions": versions(),
-            **(config or {}),
-        }
-        write_json(path / CONFIG, whole)
-        folder = cls(path, command, whole)
-        folder._write("running")
-        return folder
+        self._start: float = time.monotonic() - before.get("seconds", 0.0)
+        self._end: float | None = None
 
     @classmethod
     def opened(
         cls,
         command: str,
         run: RunOptions,
-        config: Mapping[str, object],
+        config: Mapping[str, object] | None = None,
         *,
-        name_parts: Sequence[str],
-        title: str,
+        name_parts: Sequence[str] = (),
+        title: str = "",
         resume: Path | None = None,
         needs: Mapping[str, object | None] | None = None,
     ) -> "RunFolder":
-        """The folder that the run options name, new, or that of --resume. Raises as `create` and `reopen`."""
+        """A new folder, --out or reports/<command>-<name parts>-<time> (for train runs/<name parts>-<time>), or that of
+        --resume, as `reopen`.
+
+        Raises OutputError when --out exists (unless --overwrite, and then it must be a run or empty), is a file, or
+        cannot be written; StorageError when the disk is full.
+        """
         if resume is not None:
             return cls.reopen(resume, needs=needs, config=config)
-        return cls.create(
-            command, name_parts=name_parts, title=title, out=run.out, overwrite=run.overwrite, config=config,
-            formats=run.formats,
-        )  # fmt: skip
+        path = default_place(command, name_parts) if run.out is None else run.out
+        make_folder(path, overwrite=run.overwrite)
+        whole: dict[str, object] = {
+            "command": command,
+            "title": title or " ".join((command.capitalize(), *name_parts)),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "formats": list(run.formats),
+            "versions": versions(),
+            **(config or {}),
+        }
+        files.write_json(path / files.CONFIG, whole)
+        folder = cls(path, command, whole)
+        folder._write("running")
+        return folder
 
     @classmethod
     def reopen(
@@ -147,11 +124,11 @@ class RunFolder:
         """The folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is running.
 
         needs: what its config.json must say besides what every command writes, by name, with its value where that is
-        known; None: nothing at all. config: what the run that goes on knows itself, as for `create`; it takes the place
+        known; None: nothing at all. config: what the run that goes on knows itself, as for `opened`; it takes the place
         of what was read, but for the command line. Raises InputError for links, and for a config.json that says less or
         another thing.
         """
-        record = read_run(path)
+        record = files.read_run(path)
         require_plain(path)
         own = {name: value for name, value in (config or {}).items() if name != "command_line"}
         folder = cls(path, record.command, {**record.config, **own}, record.results)
@@ -159,12 +136,12 @@ class RunFolder:
         for name, value in needed.items():
             if name not in record.config or value not in (None, record.config[name]):
                 raise InputError(
-                    f"expected the {name} that the run began with in {path / CONFIG}, found something else; "
+                    f"expected the {name} that the run began with in {path / files.CONFIG}, found something else; "
                     "begin anew without --resume"
                 )
         remove_unfinished(path)
         if own:
-            write_json(path / CONFIG, folder.config)
+            files.write_json(path / files.CONFIG, folder.config)
         folder._write("running")
         return folder
 
@@ -187,38 +164,35 @@ class RunFolder:
 
     def keep(self, record: Record) -> None:
         """Keep a record: its metrics and tables, and write its arrays."""
-        self._metrics, self._tables, files = written(record)
-        for name, values in files.items():
+        self._metrics, self._tables, arrays = written(record)
+        for name, values in arrays.items():
             self.arrays(name, **values)
 
     def arrays(self, name: str, **arrays: ArrayLike) -> None:
         """Write arrays/<name>.npz, from which figures are drawn again."""
-        write_arrays(self.place("arrays", named_file(name, ".npz")), arrays)
+        files.write_arrays(self.place("arrays", files.named_file(name, ".npz")), arrays)
 
     def place(self, *parts: str) -> Path:
         """Where something is written in this folder. Raises InputError for a link, and for what leads out of it."""
         return inside(self.path, *parts)
 
-    def record(self) -> RunRecord:
+    def record(self) -> files.RunRecord:
         """Write what is known so far, and return it as read back from the folder."""
         self._write("running")
-        return read_run(self.path)
+        return files.read_run(self.path)
 
-    def finish(self) -> RunRecord:
-        """Stop the clock; the record as it will stand once the block is left."""
-        self._seconds = self._elapsed()
-        return RunRecord(self.path, self.config, self._content("done"))
+    def stop(self) -> float:
+        """Stop the clock; how many seconds the run took."""
+        self._end = time.monotonic()
+        return self.seconds
 
     @property
     def seconds(self) -> float:
         """How long the run has taken, or took."""
-        return round(self._elapsed(), 3)
+        return round((self._end or time.monotonic()) - self._start, 3)
 
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._start if self._seconds is None else self._seconds
-
-    def _content(self, status: Status) -> dict[str, object]:
-        return {
+    def _write(self, status: Status) -> None:
+        content = {
             "schema": SCHEMA,
             "command": self.command,
             "status": status,
@@ -226,9 +200,7 @@ class RunFolder:
             "metrics": self._metrics,
             "tables": self._tables,
         }
-
-    def _write(self, status: Status) -> None:
-        write_json(self.place(RESULTS), self._content(status))
+        files.write_json(self.place(files.RESULTS), content)
 
 
 def versions() -> dict[str, str]:
@@ -245,7 +217,7 @@ def versions() -> dict[str, str]:
 def settings(
     options: Any, run: RunOptions, *, models: "Sequence[Model]" = (), split: "Split | None" = None, **more: object
 ) -> dict[str, object]:
-    """The settings of a run for RunFolder.create(config=...), read back as `Record.config`.
+    """The settings of a run for RunFolder.opened, read back as `Record.config`.
 
     options: the dataclass that the command took; run: its run options as they hold in this process; more: further
     entries of config.json.
@@ -315,7 +287,7 @@ def make_folder(path: Path, *, overwrite: bool) -> None:
         probe.unlink()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise storage_error(path, error) from error
+            raise files.storage_error(path, error) from error
         raise OutputError(
             f"expected a folder that can be written at {path}, found: {error.strerror}; choose another --out"
         ) from error
@@ -327,10 +299,10 @@ def _clear(path: Path, *, overwrite: bool) -> None:
         raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
     if not overwrite and not _holds_no_results(path):
         raise OutputError(f"expected a new folder for --out, found {path}; choose another, or add --overwrite")
-    if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
+    if any(path.iterdir()) and not all((path / name).is_file() for name in (files.CONFIG, files.RESULTS)):
         raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
     require_plain(path)
-    for pattern in (RESULTS, CONFIG, *_OURS):
+    for pattern in (files.RESULTS, files.CONFIG, *_OURS):
         for file in path.glob(pattern):
             if not file.is_dir():
                 file.unlink()
@@ -341,11 +313,11 @@ def _holds_no_results(path: Path) -> bool:
 
     A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or file of the user's.
     """
-    files = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
-    if not (path / RESULTS).is_file() or any(file.name not in (CONFIG, RESULTS) for file in files):
+    kept = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
+    if not (path / files.RESULTS).is_file() or any(file.name not in (files.CONFIG, files.RESULTS) for file in kept):
         return False
     try:
-        records = [read_run(file.parent) for file in files if file.name == RESULTS]
+        records = [files.read_run(file.parent) for file in kept if file.name == files.RESULTS]
     except VitlensError:
         return False
     results: list[Any] = [record.results for record in records if record.status in ("failed", "interrupted")]
@@ -356,5 +328,5 @@ def _holds_no_results(path: Path) -> bool:
 def remove_unfinished(path: Path) -> None:
     """Remove the temporary files of a killed run; those of this run's other processes are newer than this process."""
     for file in path.rglob(".*"):
-        if is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:
+        if files.is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:
             file.unlink(missing_ok=True)

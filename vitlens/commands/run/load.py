@@ -1,7 +1,7 @@
 """The models and images of a run, from its command line."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,36 +40,17 @@ def load_models(
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
-    names = _parsed(models)
-    device = resolve_device(options.device)
-    classes = None if model_options.classes is None else _read_classes(model_options.classes)
-    loaded = tuple(
-        load(
-            name,
-            weights=model_options.weights,
-            random_weights=model_options.random_weights,
-            arch=model_options.arch,
-            image_size=model_options.image_size,
-            mean=model_options.mean,
-            std=model_options.std,
-            classes=classes,
-            device=device,
-            seed=options.seed,
-            code_files=model_options.model_file,
-        )
-        for name in names
-    )
-    for model in loaded:
-        if command is not None:
+    given = dict(vars(model_options))
+    given |= {"code_files": given.pop("model_file"), "device": resolve_device(options.device), "seed": options.seed}
+    given["classes"] = None if model_options.classes is None else _read_classes(model_options.classes)
+    typed = [model for model in models if isinstance(model, str)]
+    require_rule(typed)
+    names = iter(parse_models(typed))
+    loaded = tuple(load(next(names) if isinstance(model, str) else model, **given) for model in models)
+    if command is not None:
+        for model in loaded:
             require_supported(model, command)
     return loaded
-
-
-def _parsed(models: Sequence[str | ModelName]) -> tuple[ModelName, ...]:
-    texts = [model for model in models if isinstance(model, str)]
-    require_rule(texts)
-    names = iter(parse_models(texts))
-    return tuple(next(names) if isinstance(model, str) else model for model in models)
 
 
 def load_split(model: Model, **given: Any) -> Split:
@@ -87,6 +68,7 @@ def load_splits(
     beside: Sequence[Model] = (),
     limit: int | None = None,
     repeat: bool = False,
+    first: Sequence[str] = (),
 ) -> list[Split]:
     """The images of --images or --data, the same in the same order for each model, preprocessed for it (read once where
     preprocessing agrees); without either, digits for a model of digits.
@@ -94,43 +76,44 @@ def load_splits(
     Of a folder or .npz without a test part those are given that neither these models nor those beside them (others that
     answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit: at
     most so many where --limit says nothing; repeat: digits are shown in several scenes each where more images are
-    asked for than there are digits to test on (for what takes its intervals over source digits). Raises InputError when
-    both are given, or neither for a model of something else.
+    asked for than there are digits to test on (for what takes its intervals over source digits); first: file names of
+    images to begin with, whatever the sample. Raises InputError when both are given, or neither for a model of
+    something else.
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
-    for name in (data, *(images or ())):
-        if name is not None and not str(name).strip():  # as a path it would be the current folder
-            raise InputError(f"expected a name or a path for --data and --images, found {name!r}; see vitlens data")
     known = None if images else training_images_of((*models, *beside), seed=options.seed)
     count, named = options.limit or limit, data or "digits"
 
     def read(model: Model) -> Split:
         if images or known is None:
             split = load_images([Path(image) for image in images or ()], preprocessing=model.preprocessing)
-            return split.limit(count, seed=options.seed)
+            return split.starting_with(first, count, seed=options.seed)
         if data is None and model.classes != DIGITS:
             raise InputError(f"expected images for {model.alias}, found none; give --images PATH... or --data DATA")
-        if repeat and count is not None and named == "digits":
+        if repeat and count is not None and named == "digits" and not first:
             return scenes_of_digits(count, seed=options.seed)
         part = partial(load_data, named, preprocessing=model.preprocessing, data_dir=options.data_dir)
         if split_by_seed(named):
             split = unseen(lambda whole, seed: part(seed=seed, whole=whole), known)
         else:
             split = part(seed=options.seed)
-        return split.limit(count, seed=options.seed)
+        return split.starting_with(first, count, seed=options.seed)
 
-    by_preprocessing: dict[tuple[object, ...], Split] = {}
-    splits = []
-    for model in models:
-        wanted = model.preprocessing
-        key = (wanted.size, wanted.resize, wanted.interpolation)
-        if key not in by_preprocessing:
-            by_preprocessing[key] = read(model)
-        splits.append(by_preprocessing[key])
+    splits = once_each(models, read)
     if splits:
         print_data(splits[0], options)
     return splits
+
+
+def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[Split]:
+    """What is read for each model, once for those with the same preprocessing."""
+    known: dict[object, Split] = {}
+    keys = [(each.preprocessing.size, each.preprocessing.resize, each.preprocessing.interpolation) for each in models]
+    for key, model in zip(keys, models):
+        if key not in known:
+            known[key] = read(model)
+    return [known[key] for key in keys]
 
 
 def print_data(split: Split, options: RunOptions) -> None:

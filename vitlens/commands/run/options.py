@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitlens.commands.run.flags import argument, choices, option, require_bounds
+from vitlens.commands.run.flags import argument, choices, option
 from vitlens.commands.run.parsing import numbers, side_lengths
 from vitlens.models.sources.registry import describe_names
 from vitlens.names import DEFAULT_SEED, FORMATS, Precision
@@ -117,7 +117,6 @@ def begun_with(config: Mapping[str, object], options: RunOptions, source: str, *
     written = config.get("options")
     run = written.get("run") if isinstance(written, dict) else None
     begun = read_as(RunOptions, run, source=f"the options in {source}", hint=hint)
-    require_bounds(begun, source=source, hint=hint)
     return replace(options, **{name: getattr(begun, name) for name in DECIDING})
 
 

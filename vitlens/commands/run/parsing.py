@@ -48,16 +48,11 @@ def numbers(option: str, text: str) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def two_counts(option: str, text: str, metavar: str) -> tuple[int, int]:
-    """Two whole numbers from 0, "3,4": a patch's row and column, or a layer and its head. Raises InputError.
-
-    metavar: what the two are called in the option's help ("ROW,COL").
-    """
+def two_counts(option: str, text: str) -> tuple[int, int]:
+    """Two whole numbers from 0, "3,4": a patch's row and column. Raises InputError."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(_is_whole(part) for part in parts):
-        raise InputError(
-            f"expected {option} {metavar} with two whole numbers from 0, found {text!r}; e.g. {option} 3,4"
-        )
+        raise InputError(f"expected {option} ROW,COL with two whole numbers from 0, found {text!r}; e.g. {option} 3,4")
     return int(parts[0]), int(parts[1])
 
 

@@ -5,6 +5,7 @@ import errno
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -16,7 +17,7 @@ from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
 from vitlens.names import FigureFormat
 from vitlens.record import Record, flat, read_record
-from vitlens.report.document import Document, FigureSpec
+from vitlens.report.document import Document
 from vitlens.report.markdown import figures_shown, markdown
 from vitlens.safe_paths import inside
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 REPORT = "report.md"
 PAGE = "report.html"
 _DOTS_PER_INCH = 200
-_PIXELS = 250_000_000  # of a figure that a folder asks for
 _UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same run draws the same bytes
 
 
@@ -39,8 +39,10 @@ def publish(folder: RunFolder) -> Path:
     record = read(folder.record())
     document = COMMANDS[record.command].report(record)
     save_figures(document, record, copy=True)
-    finished = read(folder.finish())
-    return _write(document, finished, folder.seconds, html=_asks_for_page(finished))
+    run = record.config.options.get("run")
+    asked = run.get("html") if isinstance(run, Mapping) else None
+    html = COMMANDS[record.command].html if asked is None else bool(asked)
+    return _write(document, replace(record, status="done", seconds=folder.stop()), html=html)
 
 
 def report(path: Path, *, html: bool = False) -> Path:
@@ -53,16 +55,13 @@ def report(path: Path, *, html: bool = False) -> Path:
     Raises InputError when the folder is no run, holds links, or contents that no report can be made of;
     UnknownNameError when its command leaves no report.
     """
-    run = read_run(path)
-    require_reporting(run)
-    require_plain(path)
-    with _foreign_contents(run):
-        record = read(run)
-        document = COMMANDS[run.command].report(record)
+    record = read_folder(path)
+    with _foreign_contents(record):
+        document = COMMANDS[record.command].report(record)
         save_figures(document, record)
         page = html or inside(path, PAGE).is_file()
         before = shown_in(inside(path, REPORT))
-        written = _write(document, record, float(str(run.results["seconds"])), html=page)
+        written = _write(document, record, html=page)
         _remove_old_figures(path, before, keep={figure.name for figure in document.figures})
         return written
 
@@ -75,18 +74,12 @@ def read(run: RunRecord) -> Any:
 
 def read_folder(path: Path) -> Any:
     """The record of an earlier run's folder. Raises InputError and UnknownNameError as `report`."""
-    run = read_run(path)
-    require_reporting(run)
+    run, reporting = read_run(path), [word for word, command in COMMANDS.items() if command.reports]
+    if run.command not in reporting:
+        raise UnknownNameError("report of the command", run.command, reporting)
     require_plain(path)
     with _foreign_contents(run):
         return read(run)
-
-
-def require_reporting(run: RunRecord) -> None:
-    """Raise UnknownNameError where the command of a run leaves no report."""
-    reporting = [word for word, command in COMMANDS.items() if command.reports]
-    if run.command not in reporting:
-        raise UnknownNameError("report of the command", run.command, reporting)
 
 
 def save_figures(document: Document, record: Record, *, copy: bool = False) -> None:
@@ -105,33 +98,24 @@ def save_figures(document: Document, record: Record, *, copy: bool = False) -> N
                 with write_atomically(path) as temporary:
                     shutil.copyfile(source, temporary)
         else:
-            _draw(spec, dict(zip(formats, files, strict=True)), record.folder)
+            _save(spec.draw(), dict(zip(formats, files, strict=True)))
 
 
 def _files(folder: Path, below: str, name: str, formats: tuple[str, ...]) -> tuple[Path, ...]:
     return tuple(inside(folder, below, named_file(name, f".{form}")) for form in formats)
 
 
-def _draw(spec: FigureSpec, files: Mapping[str, Path], folder: Path) -> None:
-    """Draw one figure into its files, by format; one larger than any report needs is refused, as its size may follow
-    from numbers in a file."""
-    figure = spec.draw()
-    width, height = figure.get_size_inches()
-    if width * height * _DOTS_PER_INCH**2 > _PIXELS:
-        raise InputError(
-            f"expected a figure of at most {_PIXELS // 1_000_000} megapixels, found {spec.name} of "
-            f"{width:.0f}x{height:.0f} inches asked for in {folder}; run the command again"
-        )
-    _save(figure, files)
-
-
 def _save(figure: "Figure", files: Mapping[str, Path]) -> None:
     from matplotlib import rc_context
 
+    from vitlens.report.html.pictures import CHART
+
+    images = [image for axes in figure.axes for image in axes.images]
     for form, path in files.items():
+        about = {"Description": CHART} if form == "png" and not images else _UNDATED.get(form, {})
         # without a salt, the ids inside an svg are drawn at random
         with write_atomically(path) as temporary, rc_context({"svg.hashsalt": "vitlens"}):
-            figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_UNDATED.get(form, {}))
+            figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=about)
 
 
 def _write_tables(record: Record) -> None:
@@ -147,29 +131,22 @@ def _write_tables(record: Record) -> None:
             write_text(inside(record.folder, "tables", named_file(name, ".csv")), whole)
 
 
-def _write(document: Document, record: Any, seconds: float, *, html: bool) -> Path:
+def _write(document: Document, record: Record, *, html: bool) -> Path:
     """Write report.md and, with html, report.html; the path of the last."""
     _write_tables(record)
     path = inside(record.folder, REPORT)
-    write_text(path, markdown(document, record, seconds=seconds))
+    write_text(path, markdown(document, record))
     if not html:
         return path
     from vitlens.report.html import page
 
     path = inside(record.folder, PAGE)
-    write_text(path, page(document, record, record.folder, seconds=seconds))
+    write_text(path, page(document, record))
     return path
 
 
-def _asks_for_page(record: Record) -> bool:
-    """Whether --html was given, or else the command writes report.html by default."""
-    run = record.config.options.get("run")
-    asked = run.get("html") if isinstance(run, Mapping) else None
-    return COMMANDS[record.command].html if asked is None else bool(asked)
-
-
 @contextmanager
-def _foreign_contents(run: RunRecord) -> Iterator[None]:
+def _foreign_contents(run: RunRecord | Record) -> Iterator[None]:
     """Report an error inside as a fault of the folder's contents, which anyone may have written."""
     try:
         yield

@@ -47,45 +47,76 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
             raise InputError(f"expected the library of --track {name}, found it not installed; type pip install {name}")
 
 
-class Tracker:
-    """One tracker of one run: numbers and pictures by name, over steps.
+class TrackerWatcher:
+    """A Watcher that logs a training to one tracker.
 
-    name: which; folder: the run's, which gets tensorboard/ or wandb/; config: what decides the run, for the tracker's
-    table of settings; say: called once with a message, if the tracker fails.
+    Every EVERY_STEPS updates loss, learning rate, gradient norm and rate; every epoch its means and the entropy of
+    attention by layer; every EVERY_EPOCHS epochs, from the first one on, the rollout over a few test images. name:
+    which tracker; folder: the run's, which gets tensorboard/ or wandb/; config: what decides the run, for the tracker's
+    table of settings; say: called once with a message for what fails.
     """
 
     def __init__(
-        self, name: TrackerName, folder: Path, *, config: Mapping[str, object], say: Callable[[str], None]
+        self,
+        name: TrackerName,
+        folder: Path,
+        test: Split,
+        *,
+        config: Mapping[str, object],
+        seed: int = 0,
+        say: Callable[[str], None] | None = None,
     ) -> None:
-        self.name, self.folder, self.config, self.say = name, folder, config, say
-        self.failed = False
+        self.name, self.folder, self.config, self.say = name, folder, config, say or _say
+        self.watched = test.limit(min(WATCHED, len(test)), seed=seed)
         self._backend: Any = None
+        self._images: Tensor | None = None
+        self._failed: set[str] = set()
 
-    def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Log numbers by name; step: the number of updates."""
-        self._attempt(lambda: self._open(step).log(dict(values), step=step))
+    def on_step(self, facts: StepMetrics) -> None:
+        """Log every tenth update."""
+        if facts.step % EVERY_STEPS == 0:
+            values = {f"train/{name}": value for name, value in asdict(facts).items() if name not in ("step", "epoch")}
+            self._log({name: float(value) for name, value in values.items()}, facts.step)
 
-    def show(self, name: str, picture: NDArray[np.uint8], *, step: int) -> None:
-        """Log an image (height, width, 3); step: the number of updates."""
-        settings = {"dataformats": "NHWC"} if self.name == "tensorboard" else {}  # W&B's default
-        self._attempt(lambda: self._open(step).log_images({name: picture[None]}, step=step, **settings))
+    def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
+        """Log the epoch's means and the statistics of its attention."""
+        values = {f"epoch/{name}": getattr(metrics, name, None) for name in _EPOCH_METRICS}
+        values["epoch/number"] = metrics.epoch + 1
+        self._log({name: float(value) for name, value in values.items() if value is not None}, metrics.step)
+        self._attempt("attention", lambda: self._log_attention(metrics, model))
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Let the tracker write what is not written yet."""
         if self._backend is not None:
             # not by Accelerator.end_training, which ends the group of processes as well
-            self._attempt(self._backend.finish)
+            self._attempt(self.name, self._backend.finish)
 
-    def _attempt(self, act: Callable[[], object]) -> None:
-        """Call it, unless the tracker has failed before."""
-        if self.failed:
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        self._attempt(self.name, lambda: self._open(step).log(dict(values), step=step))
+
+    def _log_attention(self, metrics: EpochMetrics, model: Model) -> None:
+        """Log the entropy by layer, and every EVERY_EPOCHS epochs the rollout."""
+        if self._images is None:
+            (batch,) = self.watched.batches(len(self.watched))
+            self._images = batch.images
+        images, step = self._images.to(model.device), metrics.step
+        self._log(dict(entropies(statistics(model, images, evidence=False))), step)
+        if metrics.epoch % EVERY_EPOCHS == 0:
+            shown = {"attention_rollout": overlay(model, images[:SHOWN], metrics.epoch + 1)[None]}
+            settings = {"dataformats": "NHWC"} if self.name == "tensorboard" else {}  # W&B's default
+            self._attempt(self.name, lambda: self._open(step).log_images(shown, step=step, **settings))
+
+    def _attempt(self, what: str, act: Callable[[], object]) -> None:
+        """Call it, unless that, or the tracker, has failed before; a model without attention is no failure to tell."""
+        if self._failed & {what, self.name}:
             return
         try:
             act()
         except Exception as error:
-            self.failed = True
+            self._failed.add(what)
             reason = " ".join(str(error).split()) or type(error).__name__
-            self.say(f"{self.name} failed and is left out from here on ({reason}); the training goes on")
+            if not isinstance(error, UnsupportedError):
+                self.say(f"{what} failed and is left out from here on ({reason}); the training goes on")
 
     def _open(self, step: int) -> Any:
         """The library's tracker, which begins at this step."""
@@ -104,74 +135,6 @@ class Tracker:
         return self._backend
 
 
-class TrackerWatcher:
-    """A Watcher that logs a training to one or more trackers.
-
-    Every EVERY_STEPS updates loss, learning rate, gradient norm and rate; every epoch its means and the entropy of
-    attention by layer; every EVERY_EPOCHS epochs, from the first one on, the rollout over a few test images.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[TrackerName],
-        folder: Path,
-        test: Split,
-        *,
-        config: Mapping[str, object],
-        seed: int = 0,
-        say: Callable[[str], None] | None = None,
-    ) -> None:
-        self.say = say or _say
-        self.trackers = [Tracker(name, folder, config=config, say=self.say) for name in names]
-        self.watched = test.limit(min(WATCHED, len(test)), seed=seed)
-        self._images: Tensor | None = None
-        self._attention_failed = False
-
-    def on_step(self, facts: StepMetrics) -> None:
-        """Log every tenth update."""
-        if facts.step % EVERY_STEPS == 0:
-            values = {f"train/{name}": value for name, value in asdict(facts).items() if name not in ("step", "epoch")}
-            self._log({name: float(value) for name, value in values.items()}, facts.step)
-
-    def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
-        """Log the epoch's means and the statistics of its attention."""
-        if all(tracker.failed for tracker in self.trackers):
-            return
-        values = {f"epoch/{name}": getattr(metrics, name, None) for name in _EPOCH_METRICS}
-        values["epoch/number"] = metrics.epoch + 1
-        self._log({name: float(value) for name, value in values.items() if value is not None}, metrics.step)
-        if not self._attention_failed:
-            try:
-                self._log_attention(metrics, model)
-            except UnsupportedError:  # a model without attention that can be followed
-                self._attention_failed = True
-            except Exception as error:
-                self._attention_failed = True
-                reason = " ".join(str(error).split())
-                self.say(f"attention failed and is left out from here on ({reason}); the training goes on")
-
-    def close(self) -> None:
-        """Let every tracker write what is not written yet."""
-        for tracker in self.trackers:
-            tracker.close()
-
-    def _log(self, values: Mapping[str, float], step: int) -> None:
-        for tracker in self.trackers:
-            tracker.log(values, step=step)
-
-    def _log_attention(self, metrics: EpochMetrics, model: Model) -> None:
-        """Log the entropy by layer, and every EVERY_EPOCHS epochs the rollout."""
-        if self._images is None:
-            (batch,) = self.watched.batches(len(self.watched))
-            self._images = batch.images
-        images = self._images.to(model.device)
-        self._log(dict(entropies(statistics(model, images, evidence=False))), metrics.step)
-        if metrics.epoch % EVERY_EPOCHS == 0:
-            shown = overlay(model, images[:SHOWN], title=f"Attention rollout after epoch {metrics.epoch + 1}")
-            for tracker in self.trackers:
-                tracker.show("attention_rollout", shown, step=metrics.step)
-
-
 def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
     """The tracked statistics of each layer, mean over heads: entropy of CLS and patch rows as a share of ln(keys)."""
     measured = {name for name, _ in table.moments.sums}
@@ -182,12 +145,14 @@ def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
                     yield f"attention_{statistic.tracked_as}/layer_{layer:02}", value
 
 
-def overlay(model: Model, images: Images, *, title: str) -> NDArray[np.uint8]:
-    """Images beside their attention rollout on one colour scale, as pixels (height, width, 3)."""
+def overlay(model: Model, images: Images, epoch: int) -> NDArray[np.uint8]:
+    """Images beside their attention rollout after an epoch on one colour scale, as pixels (height, width, 3)."""
     maps = rollout(model, images)
     pixels, shares = images.cpu().numpy(), 100 * maps.cpu().numpy()
     cells = with_maps(pixels, [shares], ["rollout"], [f"image {at}" for at in range(len(pixels))])
-    figure = drawn_images(scale="joint", label="rollout (%)")(list(cells), f"{title}, share of each patch")
+    figure = drawn_images(scale="joint", label="rollout (%)")(
+        list(cells), f"Attention rollout after epoch {epoch}, share of each patch"
+    )
     drawn = BytesIO()
     figure.savefig(drawn, format="rgba", dpi="figure")
     seen = np.frombuffer(drawn.getvalue(), np.uint8).reshape(-1, int(figure.bbox.width), 4)

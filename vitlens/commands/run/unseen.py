@@ -139,11 +139,6 @@ def _numbers_of(model: Model) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]
     for folder in [place] if place.is_dir() else list(place.parents)[:_ABOVE]:
         if (folder / _FILE).is_file():
             return _read(folder / _FILE)
-    run = training_run(model)
-    if run is not None:
-        plan = run.config.get("plan")
-        data = plan.get("data") if isinstance(plan, dict) else None
-        return none if isinstance(data, str) and not split_by_seed(data) else None
     return None if model.architecture["kind"] == "preset" else none
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vitlens.report.claims import Claim
+from vitlens.report.claims import Claim, found
 from vitlens.report.numbers import number
 from vitlens.report.prose import Marked, finalize, listed, say
 from vitlens.uncertainty import LEVEL, POWER, Estimate
@@ -93,8 +93,8 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 
 
 _SAYS: Final[Mapping[Outcome, str]] = {
-    "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one is shown "
-    "to lose at most {{ margin }} points{% else %}, and none is cheaper{% endif %}.",
+    "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one "
+    "surely loses at most {{ margin }} points{% else %}, and none is cheaper{% endif %}.",
     "cheaper": "Take **{{ own.name }}**: {{ what }} {{ own.value }}, {{ own.gap|alone }} from the highest, that of "
     "**{{ best.name }}**{{ price }}.",
     "no difference": "No difference is seen between {{ alike|names }}, and one of {{ detectable }} points would have "
@@ -122,32 +122,25 @@ def claims_of(
     own, best, more = choice.cheapest, choice.best, len(choice.alike) - _FEW
     given = {
         "named": listed([finalize(each.name) for each in choice.alike[:_FEW]] + ([f"{more} more"] if more > 0 else [])),
-        "cheaper": any(is_below(each, own) for each in (*choice.alike, *choice.worse)),
+        "cheaper": any([*each.costs.values()] < [*own.costs.values()] for each in (*choice.alike, *choice.worse)),
         "own": own, "best": best, "what": what, "margin": MARGIN, "alike": choice.alike, "price": price(own, best),
         "detectable": in_points(choice.detectable) if choice.detectable and choice.detectable < _MOST else None,
     }  # fmt: skip
     if any(doubt):
         yield Claim("choice", subject, doubt[1], doubt[0], "inconclusive", kind="answer", place=place)
     else:
-        says, title = (say(templates[choice.outcome], **given) for templates in (_SAYS, _TITLES))
-        undecided = choice.outcome == "inconclusive"
-        yield Claim(
-            "choice", subject, says, title, "inconclusive" if undecided else "", own.gap, own.p, place=place,
-            kind="answer",
+        yield found(
+            "choice", subject, _SAYS[choice.outcome], own.gap, given=given, headline=_TITLES[choice.outcome],
+            state="inconclusive" if choice.outcome == "inconclusive" else "", p=own.p, place=place, kind="answer",
         )  # fmt: skip
     yield Claim("range", subject, within, kind="answer")
-
-
-def is_below(one: Candidate, other: Candidate) -> bool:
-    """Whether one is cheaper."""
-    return tuple(one.costs.values()) < tuple(other.costs.values())
 
 
 def others(choice: Choice) -> str:
     """How the candidates that are not taken stand against the best: a sentence."""
     return say(
-        "{% if worse %}Lower than **{{ best }}**: {{ worse|names }}. {% endif %}{% if open %}Neither shown to be lower "
-        "nor to be within {{ margin }} points: {{ open|names }}. {% endif %}{% if within %}Within {{ margin }} points: "
+        "{% if worse %}Lower than **{{ best }}**: {{ worse|names }}. {% endif %}{% if open %}Open whether "
+        "lower or within {{ margin }} points: {{ open|names }}. {% endif %}{% if within %}Within {{ margin }} points: "
         "{{ within|names }}.{% endif %}",
         best=choice.best.name, worse=choice.worse, open=choice.open, within=choice.within, margin=MARGIN,
     )  # fmt: skip
@@ -155,11 +148,11 @@ def others(choice: Choice) -> str:
 
 def missed(choice: Choice) -> str:
     """The smallest differences to the best that would have been seen; "" where they are not known."""
-    found = sorted(each.detectable for each in (*choice.alike, *choice.worse) if each.detectable is not None)
+    known = sorted(each.detectable for each in (*choice.alike, *choice.worse) if each.detectable is not None)
     return say(
         "{% if ends %}A difference to **{{ best }}** below {{ ends|join(' to ') }} points may have been missed: larger "
         "ones are found with a probability of {{ power|percent }}.{% endif %}",
-        best=choice.best.name, ends=list(dict.fromkeys(in_points(each) for each in found[:: max(1, len(found) - 1)])),
+        best=choice.best.name, ends=list(dict.fromkeys(in_points(each) for each in known[:: max(1, len(known) - 1)])),
         power=POWER,
     )  # fmt: skip
 

@@ -60,7 +60,11 @@ def explored(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[Explo
 def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays]:
     """What looks where in these images. Raises UnsupportedError for a model of which there is no explorer."""
     layout, special = model.layout, len(model.layout.prefix)
-    found = token_attention(model, images, whole=whole, pool=lambda weights: _pooled(weights, layout))
+
+    def fewer(weights: Tensor) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(pooled(weights.numpy(), special, layout.grid)[0]))
+
+    found = token_attention(model, images, whole=whole, pool=fewer)  # with as few queries as a page shows
     heads, heads_most = quantised(found.heads.numpy(), special, LEVELS)
     means, means_most = quantised(found.means[len(found.heads) :].numpy(), special, LEVELS)
     row = ExplorerRow(
@@ -77,12 +81,6 @@ def _fitting(model: Model, whole: int) -> tuple[int, int]:
     mean = len(sites) * (len(layout.prefix) + rows * columns) * layout.tokens
     each = max(1, min(whole, _BYTES // (mean * sites[0].heads)))
     return each + _BYTES // mean, each
-
-
-def _pooled(weights: Tensor, layout: TokenLayout) -> Tensor:
-    """Weights (..., queries, keys) with as few queries as a page shows."""
-    fewer, _ = pooled(weights.numpy(), len(layout.prefix), layout.grid)
-    return torch.from_numpy(np.ascontiguousarray(fewer))
 
 
 def _queries(layout: TokenLayout) -> tuple[int, int]:
@@ -157,14 +155,14 @@ def explorer(
     if whole < 1:
         raise InputError(f"expected whole of at least 1, found {whole}")
     row, arrays = measured(model, images, whole=whole)
-    shape = arrays.heads.shape[1:3]
+    shape, named = arrays.heads.shape[1:3], {"map": maps} if isinstance(maps, Tensor) else maps or {}
     shown = Shown(
         (images.detach().cpu() * 255).round().to(torch.uint8).numpy(),
         [f"image {index}" for index in range(len(images))],
         _facts(model, images),
-        {name: _map(values, name, len(images)) for name, values in _named(maps).items()},
+        {name: _map(values, name, len(images)) for name, values in named.items()},
         () if statistics is None else _checked(specialise(statistics).labels, shape, "statistics"),
-        None if ablation is None else _importance(ablation, shape),
+        None if ablation is None else _checked(ablation.delta_loss, shape, "ablation").detach().cpu().numpy(),
     )
     return ExplorerView(explorer_of_arrays(row, arrays, shown))
 
@@ -182,24 +180,12 @@ def _facts(model: Model, images: Images) -> list[tuple[str, ...]]:
     ]
 
 
-def _named(maps: Mapping[str, Tensor] | Tensor | None) -> Mapping[str, Tensor]:
-    if maps is None:
-        return {}
-    return maps if isinstance(maps, Mapping) else {"map": maps}
-
-
 def _map(values: Tensor, name: str, count: int) -> Any:
     """Maps as an array. Raises InputError unless there is one an image."""
     if not isinstance(values, Tensor) or values.ndim != 3 or len(values) != count:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise InputError(f"expected maps ({count}, rows, columns), one an image, found {name} of {found}")
     return values.detach().cpu().float().numpy()
-
-
-def _importance(ablation: Importance, shape: tuple[int, int]) -> Any:
-    table = ablation.delta_loss
-    _checked(table, shape, "ablation")
-    return table.detach().cpu().numpy()
 
 
 def _checked(table: Any, shape: tuple[int, int], name: str) -> Any:

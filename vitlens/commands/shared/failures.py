@@ -20,10 +20,11 @@ from vitlens.arrays import ClassNames, Pixels
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.commands.shared.comparison import signed
-from vitlens.record import Record, arrays, by, table
+from vitlens.record import Record, arrays, by, col, table
 from vitlens.report.claims import ASKED, Claim
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
+from vitlens.uncertainty import Estimate
 
 FEWEST: Final = 10  # errors, and correct predictions, from which on they are asked for a reason
 QUARTERS: Final = 4
@@ -119,50 +120,42 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     if differs is None:  # what a change mends all the same
         test = next((each for each in record.interventions if each.model == model and each.supported), None)
         row = next((each for each in rows if test and _same(test, each)), None)
+    few = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few "
+    more = "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }} (AUC "
+    more += "{{ row.area|alone }}), but "
     if errors < FEWEST:
-        words = (
-            "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few to ask why. The next test would "
-            "be more images."
-        )
+        words, following = few + "to ask why", "more images"
     elif total - errors < FEWEST:
-        words = (
-            "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few are left to compare them with. "
-            "The next test would be images that it knows."
-        )
-    elif differs is None and row is not None:
-        words = (
-            "We do not know why **{{ model }}** fails: "
-            + _CHANGED
-            + ", {{ test.mended }} of its {{ errors }} errors are mended (control, {{ test.control|whole }}: "
-            "{{ test.control_mended }}), but errors are not shown to be more frequent on {{ row.where|whole }}. The "
-            "next test would be more images."
-        )
+        words, following = few + "are left to compare them with", "images that it knows"
     elif row is None:
         words = (
             "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from correct predictions in no "
-            "property that was measured. The next test would be a property that is found by looking at them."
+            "property that was measured"
         )
+        following = "a property that is found by looking at them"
+    elif differs is None:
+        words = (
+            "We do not know why **{{ model }}** fails: " + _CHANGED + ", {{ test.mended }} of its {{ errors }} errors "
+            "are mended (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors are not shown to be "
+            "more frequent on {{ row.where|whole }}"
+        )
+        following = "more images"
+    elif test is not None:
+        words = more + _CHANGED + (
+            ", {{ test.mended }} of {{ errors }} are mended and {{ test.broken }} correct predictions broken (control: "
+            "{{ test.control_mended }} and {{ test.control_broken }})"
+        )  # fmt: skip
+        gains = test.gain.value > 0 and test.mended > test.broken
+        following = "more images" if gains else "a property that goes with it"
+    elif row.known.outcome:
+        words, following = more + "that follows from its own predictions", row.next_test
     else:
-        words = _BUT
-        if test is not None:
-            words += _CHANGED + (
-                ", {{ test.mended }} of {{ errors }} are mended and {{ test.broken }} correct predictions broken "
-                "(control, {{ test.control|whole }}: {{ test.control_mended }} and {{ test.control_broken }}). The "
-                "next test would be {% if gain %}more images{% else %}a property that goes with it{% endif %}."
-            )
-        elif row.known.outcome:
-            words += "that follows from its own predictions. The next test would be {{ row.next_test|whole }}."
-        else:
-            words += "no change tests it here. The next test would be images with masks of their objects."
-    gain = test is not None and test.gain.value > 0 and test.mended > test.broken
-    return say(words, model=model, row=row, test=test, errors=errors, total=total, gain=gain)
+        words, following = more + "no change tests it here", "images with masks of their objects"
+    words += ". The next test would be {{ following|whole }}."
+    return say(words, model=model, row=row, test=test, errors=errors, total=total, following=following)
 
 
 _CHANGED: Final = "with all {{ row.known.thing }} {{ test.change|whole }}"
-_BUT: Final = (
-    "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }} (AUC "
-    "{{ row.area|alone }}), but "
-)
 
 
 def _same(test: InterventionRow, row: CovariateRow) -> bool:
@@ -182,8 +175,8 @@ def _answer(record: FailuresRecord) -> str:
     if apart is not None and apart.p_holm <= ASKED:
         said.append(
             say(
-                "The models differ most in how the {{ row.title }} separates their errors: its AUC is {{ size }} "
-                "{{ side }} for **{{ row.first }}** than for **{{ row.second }}**.",
+                "The models differ most in how **{{ row.title }}** separates their errors: its AUC is {{ size }} "
+                "{{ side }} for **{{ row.first }}**.",
                 row=apart, size=signed(apart.difference, apart.difference.value >= 0),
                 side="higher" if apart.difference.value > 0 else "lower",
             )
@@ -217,6 +210,26 @@ def _examples(record: FailuresRecord) -> Iterator[Picture]:
                 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _After:
+    """The accuracy of a model after a change or its control, minus that before."""
+
+    model: str
+    change: str
+    accuracy: Estimate = col("change of accuracy")
+
+
+def _after(record: FailuresRecord) -> Iterator[_After]:
+    """Each change beside its control."""
+    for row in record.interventions:
+        for words, mended, broken in (
+            (row.change, row.mended, row.broken),
+            (f"control: {row.change}", row.control_mended, row.control_broken),
+        ):
+            n = row.gain.n or 1
+            yield _After(row.model, words, Estimate(100 * (mended - broken) / n, n=n, unit="points"))
+
+
 SECTIONS: Final = (
     Section(
         "Why do the models fail?",
@@ -240,16 +253,17 @@ SECTIONS: Final = (
     Section(
         "What mends their errors?",
         "interventions",
-        opening="All images are changed, beside a control as large; a property is changed where errors differ in it, "
-        "towards what correct predictions have.",
-        columns=("model", "change", "mended", "control_mended", "gain", "p_holm"),
+        opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} change{{ rows|s }} of all "
+        "images {{ k or 'none' }} significantly mend{{ 's' if k <= 1 }} more errors, and leave{{ 's' if k <= 1 }} more "
+        "images correct, than a control as large.",
+        columns=("model", "change", "mended", "broken", "control_mended", "control_broken"),
         order=lambda row: row.p_holm,
         charts=(
             Chart(
-                "interventions", intervals("change", "gain", of="model", reference=0.0),
-                "Accuracy after each change minus that after its control. Right of the dashed line the change mends "
-                "more than a control as large.",
-                title="What a change mends beyond its control",
+                "interventions", intervals("change", "accuracy", of="model", reference=0.0),
+                "Accuracy after each change, and after its control, minus that before. Right of the dashed line more "
+                "errors are mended than made. Tests: tables/interventions.csv.",
+                title="What changes mend and break", rows=lambda record: list(_after(record)),
             ),
             Chart(
                 "failure_examples", images(),

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.shared.sheets import evenly
 from vitlens.record import by, col
 from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate
@@ -92,7 +93,7 @@ def _maps(record: Any) -> "Iterator[Picture]":
     places = {id(row): at for at, row in enumerate(record.receptive_fields)}
     for rows in models.values():
         most = len(rows) if len(models) == 1 else min(len(rows), _LAYERS)
-        for at in sorted({round(each) for each in np.linspace(0, len(rows) - 1, most)}):
+        for at in evenly(len(rows), most):
             field = np.asarray(record.field_maps.field[places[id(rows[at])]], float)
             shown = np.sqrt(np.where(field > 0, field, np.nan))
             yield Picture(None, shown, rows[at].words if len(models) > 1 else "", below=f"layer {rows[at].layer}")

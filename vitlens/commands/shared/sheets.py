@@ -5,16 +5,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 EACH: Final = 6  # images on a sheet, and in all those drawn of a data set
 DRAWN: Final = 24  # images of --images that are drawn, unless --limit asks for fewer or more
 
 
-def sheets(name: str, count: int, each: int) -> list[tuple[str, slice]]:
-    """The name of each figure and its images, at most `each`: "name" alone, or "name_1", "name_2" ..."""
-    if count <= each:
-        return [(name, slice(0, count))]
-    starts = range(0, count, each)
-    return [(f"{name}_{number}", slice(at, min(at + each, count))) for number, at in enumerate(starts, start=1)]
+def evenly(count: int, most: int) -> list[int]:
+    """At most so many numbers below a count, evenly spaced, with the first and the last."""
+    return sorted({round(at) for at in np.linspace(0, count - 1, min(count, most))})
 
 
 def file_names(files: Sequence[str]) -> list[str]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from vitlens.commands.shared.maps.record import ATTENTION, OnObjectRow
 from vitlens.record import col
-from vitlens.report.claims import above
 from vitlens.report.sections import Section
 from vitlens.uncertainty import Estimate
 
@@ -48,8 +47,8 @@ class StageRow:
 
     @property
     def matters(self) -> bool:
-        """Whether the loss rises without it, as far as the images decide."""
-        return above(self.loss, 0.0)
+        """Whether the loss rises without it, as far as the images decide; for one image, whether it rose."""
+        return self.loss is not None and (self.loss.value if self.loss.low is None else self.loss.low) > 0
 
 
 def stages(

@@ -6,14 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from numpy.typing import NDArray
-from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.answers.moments import Key, Moments
-from vitlens.analysis.attention.positions import position_similarity
-from vitlens.analysis.heads.geometry import offset_counts, offset_sums
 from vitlens.analysis.heads.labels import FAULTY
 from vitlens.analysis.heads.marks import marks, sinks_off_object
 from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
@@ -27,7 +22,6 @@ from vitlens.errors import InputError
 from vitlens.lens.site import NO_PLACE
 from vitlens.models.identity import backbone, same_anatomy, same_backbone
 from vitlens.models.loading import load
-from vitlens.models.model import Model
 from vitlens.models.naming import parse_model
 from vitlens.processes import share_of
 from vitlens.training.checkpoint import KeptWeights, weights_over_training
@@ -228,12 +222,12 @@ def kept_weights(models: Sequence[str]) -> tuple[KeptWeights, ...]:
 
 
 def over_training(weights: Sequence[KeptWeights], run: Run[Any], *, renormalise: bool) -> dict[str, Any]:
-    """Rows of all checkpoints, or of CHECKPOINTS evenly spaced ones with the first and last, on at most IMAGES images;
-    and the similarity of their position embeddings, None where they are not learned: as fields of the record."""
+    """Rows of all checkpoints, or of CHECKPOINTS evenly spaced ones with the first and last, on at most IMAGES images,
+    as fields of the record."""
     limited = run.split.limit(IMAGES, seed=run.run.seed)
     images = share_of(limited, run.processes)
     chosen = np.linspace(0, len(weights) - 1, min(len(weights), CHECKPOINTS)).round().astype(int)
-    epochs, heads, maps = [], [], []
+    epochs, heads = [], []
     with run.progress("Statistics over training", len(chosen), "checkpoints") as advance:
         for kept in (weights[index] for index in chosen):
             model = load(f"epoch-{kept.epochs}={kept.file}", device=run.processes.device)
@@ -242,38 +236,12 @@ def over_training(weights: Sequence[KeptWeights], run: Run[Any], *, renormalise:
                 with autocast(model.device, run.run.precision):
                     stream.add(batch.images, numbers=run.numbers(batch))
             stream.join(run.processes.total)
-            found, similarity = stream.result(), similarity_by_offset(model)
+            found = stream.result()
             names = [name for name in shown_in("training") if (name, 0) in found.overall.sums]
-            near = (None, None) if similarity is None else by_distance(similarity.numpy())
-            epochs.append(rows.EpochRow(run.aliases[0], kept.epochs, numbers_of(found.overall, 0, 0, names), *near))
+            epochs.append(rows.EpochRow(run.aliases[0], kept.epochs, numbers_of(found.overall, 0, 0, names)))
             for place, head in ((site, head) for site in found.sites for head in range(site.heads)):
                 values = numbers_of(found.moments, place.layer, head, names)
                 one = {name: each.value for name, each in values.items()}
                 heads.append(rows.HeadEpochRow(kept.epochs, place.layer, head, one))
-            maps += [] if similarity is None else [similarity]
             advance(1)
-    positions = rows.PositionArrays(torch.stack(maps).numpy()) if len(maps) == len(epochs) else None
-    return {"learning": tuple(epochs), "learning_heads": tuple(heads), "positions": positions}
-
-
-def similarity_by_offset(model: Model) -> Float[Tensor, "down across"] | None:
-    """Mean cosine similarity of all pairs of position embeddings by offset, (2 rows - 1, 2 columns - 1); None where
-    they are not learned."""
-    similarity = position_similarity(model)
-    if similarity is None:
-        return None
-    grid = model.layout.grid
-    return offset_sums(similarity.double().cpu(), grid) / offset_counts(grid)
-
-
-def by_distance(similarity: NDArray[np.floating]) -> tuple[float | None, float | None]:
-    """The similarity of neighbours and of other pairs: means over offsets, each weighted by its number of pairs."""
-    down, across = (side // 2 for side in similarity.shape)
-    counts = offset_counts((down + 1, across + 1)).numpy()
-    rows, columns = np.indices(similarity.shape)
-    apart = np.hypot(rows - down, columns - across)
-    near, far = (
-        float(np.average(similarity[which], weights=counts[which])) if which.any() else None
-        for which in (apart == 1, apart > 1)
-    )
-    return near, far
+    return {"learning": tuple(epochs), "learning_heads": tuple(heads)}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vitlens.analysis.heads.labels import LABELS
 from vitlens.analysis.heads.registry import head_statistics, shown_in
 from vitlens.archives import Form
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
 Numbers: TypeAlias = Mapping[str, Estimate]
@@ -55,10 +55,7 @@ class HeadRow:
         default=None,
     )
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return f"L{self.layer}.H{self.head}"
+    name = head_name
 
     @property
     def is_clear(self) -> bool:
@@ -139,22 +136,16 @@ class ChangeRow:
     p: float = col("p (Holm, heads)")
     p_all: float | None = col("p (Holm)", default=None)
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return f"L{self.layer}.H{self.head}"
+    name = head_name
 
 
 @dataclass(frozen=True)
 class EpochRow:
-    """The weights of one checkpoint of a training: means over heads, and the mean cosine similarity of the position
-    embeddings of neighbours and of all other pairs. epochs: those done at it."""
+    """The weights of one checkpoint of a training: means over heads. epochs: those done at it."""
 
     model: str = col("model")
     epochs: int = col("epoch")
     statistics: Numbers = col("statistics", metric="learning/{model}/{key}/{epochs}", keys=head_statistics)
-    neighbours: float | None = col("similarity of neighbouring positions", default=None)
-    others: float | None = col("of all others", default=None)
 
 
 @dataclass(frozen=True)
@@ -176,13 +167,6 @@ class OffsetArrays:
     ratio: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 
 
-@dataclass(frozen=True)
-class PositionArrays:
-    """similarity (checkpoints, 2 rows - 1, 2 columns - 1): mean cosine similarity of position embeddings by offset."""
-
-    similarity: Annotated[NDArray[np.floating], Form("f", (None, None, None))]
-
-
 @dataclass(frozen=True, kw_only=True)
 class StatsRecord(Record):
     """Every head of one model, of two on the same images, or over a training."""
@@ -197,7 +181,6 @@ class StatsRecord(Record):
     learning: tuple[EpochRow, ...] = table()
     learning_heads: tuple[HeadEpochRow, ...] = table()
     offsets: Mapping[str, OffsetArrays] = arrays("offsets-{model}")
-    positions: PositionArrays | None = arrays("positions")
 
 
 RECORD = StatsRecord

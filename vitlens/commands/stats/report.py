@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from vitlens.analysis.heads.labels import FAULTY, LABELS, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
-from vitlens.charts import Picture, board, images, lines
+from vitlens.charts import board, lines
 from vitlens.charts.specialisation import specialisation_matrix
 from vitlens.commands.stats.record import ChangeRow, HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.record import by
@@ -307,13 +307,6 @@ def _learned(record: StatsRecord) -> str:
     )  # fmt: skip
 
 
-def _position_maps(record: StatsRecord) -> Iterator[Picture]:
-    if record.positions is not None:
-        every = record.positions.similarity
-        for at in sorted({int(place) for place in np.linspace(0, len(every) - 1, min(len(every), 6)).round()}):
-            yield Picture(None, every[at], below=f"epoch {record.learning[at].epochs}")
-
-
 def unknown(record: StatsRecord) -> Iterator[str]:
     """What statistics of attention do not show."""
     heads = [head for head in heads_shown(record) if head.label is not None]
@@ -399,20 +392,13 @@ REPORT: Final = Report(
         ),
         Section(
             "How did the heads change over the training?", "learning", opening=_learned,
-            columns=("epochs", "neighbours", "others"),
-            charts=(
-                *(Chart(
+            charts=tuple(
+                Chart(
                     f"learning_{name}", lines("epochs", f"statistics.{name}", panel="layer", band=False),
                     f"{title_of(name).capitalize()} of every head by epoch: a dot a head, the line their mean.",
                     title=f"{title_of(name).capitalize()} over the training", rows="learning_heads",
                     only=partial(_has, name),
-                ) for name in shown_in("training")),
-                Chart(
-                    "learning_positions", images(label="cosine similarity"),
-                    "Cosine similarity of position embeddings by offset; the middle is a position with itself. Pattern "
-                    "grows where space is learned.",
-                    title="Position embeddings over the training", rows=lambda record: list(_position_maps(record)),
-                ),
+                ) for name in shown_in("training")
             ),
         ),
     ),

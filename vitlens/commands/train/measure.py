@@ -147,8 +147,7 @@ def _fit(start: Start, directory: Path, teaching: Teaching | None) -> TrainingRe
     """Train the model, or its head."""
     plan, options, run, model, recipe = start.plan, start.options, start.run, start.model, start.recipe
     logged = {**asdict(plan), "recipe": recipe.numbers(), "seed": run.seed}
-    names = [options.track] if options.track else []
-    watchers = [TrackerWatcher(each, directory, start.test, config=logged, seed=run.seed) for each in names]
+    watchers = [TrackerWatcher(each, directory, start.test, config=logged, seed=run.seed) for each in options.track]
     with training_progress(f"training {model.alias}", quiet=run.quiet) as on_progress:
         common: dict[str, Any] = {
             "recipe": recipe, "directory": directory, "seed": run.seed, "device": model.device,

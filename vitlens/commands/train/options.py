@@ -215,7 +215,7 @@ class TrainOptions:
     )
     keep_every: int | None = option(
         "--keep-every",
-        "Keep the weights after every N epochs, for vitlens attention --head and vitlens stats --over-training.",
+        "Keep the weights after every N epochs, for vitlens stats --over-training.",
         metavar="N", low=1,
     )  # fmt: skip
     track: tuple[TrackerName, ...] = choices(

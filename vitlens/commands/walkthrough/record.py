@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vitlens.analysis.walkthrough.registry import StepName
 from vitlens.archives import Form
 from vitlens.arrays import Pixels
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import Record, arrays, col, head_name, table
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,7 @@ class WalkRow:
     prefix_mass: float
     output_norm: float
 
-    @property
-    def name(self) -> str:
-        """The head as it is written."""
-        return f"L{self.layer}.H{self.head}"
+    name = head_name
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitlens.charts import Picture, bars, images, scatter
+from vitlens.charts import Picture, bars, images, scatter, walkthrough
 from vitlens.charts.pictures import cut
-from vitlens.charts.walkthrough import (
-    head_matrices,
-    patch_embedding,
-    token_vectors,
-    weighted_values,
-    weights_with_row,
-)
 from vitlens.commands.walkthrough.record import StepRow, WalkthroughRecord
 from vitlens.report.claims import Claim, judge
 from vitlens.report.numbers import percent
@@ -120,7 +113,7 @@ def _embedding(record: Any, title: str) -> Figure:
     arrays, row = record.embedding, record.row
     (tall, wide), (down, across) = row.patch_size, divmod(row.key - len(row.prefix), row.grid[1])
     patch = _pixels(record)[:, down * tall : (down + 1) * tall, across * wide : (across + 1) * wide]
-    return patch_embedding(
+    return walkthrough.patch_embedding(
         patch=patch, filters=arrays.filters, responses=arrays.responses.tolist(), numbers=arrays.numbers.tolist(),
         embedded=arrays.embedded, convolved=arrays.convolved, title=title,
     )  # fmt: skip
@@ -128,22 +121,22 @@ def _embedding(record: Any, title: str) -> Figure:
 
 def _vectors(record: Any, title: str) -> Figure:
     panels = [(name, getattr(record.head, name)) for name in ("queries", "keys", "values")]
-    return token_vectors(panels, [record.row.query, record.row.key, None], record.row.prefix, title)
+    return walkthrough.token_vectors(panels, [record.row.query, record.row.key, None], record.row.prefix, title)
 
 
 def _row(record: Any, title: str) -> Figure:
     """Weights of all pairs, and the row of the query over the image."""
     row = record.row
-    return weights_with_row(record.head.weights, row.query, _pixels(record), row.grid, row.prefix, title)
+    return walkthrough.weights_with_row(record.head.weights, row.query, _pixels(record), row.grid, row.prefix, title)
 
 
 def _weights(record: Any, title: str) -> Figure:
-    return head_matrices(record.head.scores, record.head.weights, record.row.prefix, title)
+    return walkthrough.head_matrices(record.head.scores, record.head.weights, record.row.prefix, title)
 
 
 def _values(record: Any, title: str) -> Figure:
     weights, values = record.head.weights[record.row.query], record.head.values
-    return weighted_values(weights, values, weights @ values, title)
+    return walkthrough.weighted_values(weights, values, weights @ values, title)
 
 
 def in_order(picture: NDArray[np.floating], order: Sequence[int], grid: tuple[int, int]) -> NDArray[np.floating]:

@@ -15,8 +15,8 @@ from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import name, plain
 
 _MAP: Final = 64  # rows and columns of a map on the page, at most
+_SHAPE: Final = ("layers", "heads", "queries", "keys", "levels")  # of packed weights, for the page
 _EXACT: Final = 0.0005  # an error, of the largest weight of a row, that needs no words
-_STATIC: Final = 4  # pictures of a page without scripts
 
 
 def explorer_fragment(explorer: Explorer) -> str:
@@ -32,22 +32,22 @@ def explorer_fragment(explorer: Explorer) -> str:
 
 
 def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]:
-    """An explorer packed for the page: notes, static pictures with captions, the JSON and the blocks of weights by id.
+    """An explorer packed for the page: notes, the JSON and the blocks of weights by id.
 
     budget: bytes of base64 for its pictures and weights.
     """
     embedded = [pictures.photograph(image.picture) for image in explorer.images]
-    static = tuple(_static(explorer))
-    shown = sum(len(picture.uri) for picture in (*embedded, *(picture for picture, _ in static)))
-    weights = packed_explorer(explorer, budget=budget - shown)
-    notes = tuple(map(plain, explorer.notes))
+    weights = packed_explorer(explorer, budget=budget - sum(len(picture.uri) for picture in embedded))
+    notes, rises = tuple(map(plain, explorer.notes)), explorer.importance
     blocks = tuple((_block(index), Markup(each.data)) for index, each in enumerate(weights) if each is not None)
     data = {
         "model": name(explorer.model),
         "special": [name(each) for each in explorer.special],
         "grid": explorer.keys,
         "labels": [[name(label) for label in layer] for layer in explorer.labels],
-        "importance": _importance(explorer),
+        "importance": None
+        if rises is None
+        else [[each if np.isfinite(each) else None for each in layer] for layer in rises.tolist()],
         "notes": notes,
         "exactness": tuple(_exactness(explorer, weights)),
         "images": [
@@ -55,7 +55,7 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
             for index, (image, picture, each) in enumerate(zip(explorer.images, embedded, weights))
         ],
     }
-    return {"notes": notes, "pictures": static, "data": as_json(data), "blocks": blocks}
+    return {"notes": notes, "data": as_json(data), "blocks": blocks}
 
 
 def as_json(data: Mapping[str, object]) -> Markup:
@@ -80,16 +80,7 @@ def _image(
         "picture": picture.uri,
         "width": width,
         "height": height,
-        "weights": None
-        if weights is None
-        else {
-            "layers": weights.layers,
-            "heads": weights.heads,
-            "queries": weights.queries,
-            "keys": weights.keys,
-            "levels": weights.levels,
-            "block": block,
-        },
+        "weights": None if weights is None else {**{each: getattr(weights, each) for each in _SHAPE}, "block": block},
         "rollout": _rollout(explorer, image),
         "maps": [_map(plain(title), values) for title, values in image.maps.items()],
     }
@@ -119,12 +110,6 @@ def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
     return {"name": title, "grid": grid.shape, "low": low, "high": high, "data": in_base64(steps.tobytes())}
 
 
-def _importance(explorer: Explorer) -> list[list[float | None]] | None:
-    if explorer.importance is None:
-        return None
-    return [[float(value) if np.isfinite(value) else None for value in layer] for layer in explorer.importance]
-
-
 def _exactness(explorer: Explorer, weights: tuple[Packed | None, ...]) -> Iterator[str]:
     """How exact the weights of the page are."""
     known = [each for each in weights if each is not None]
@@ -141,32 +126,9 @@ def _exactness(explorer: Explorer, weights: tuple[Packed | None, ...]) -> Iterat
             f"Weights of {what} are kept in {some[0].levels + 1} steps of their square root; the largest error is "
             f"{100 * error:.1f} % of the largest weight of the same row."
         )
+        queries, keys = ("{}x{}".format(*grid) for grid in (some[0].queries, some[0].keys))
         if some[0].queries != explorer.queries:
-            words += (
-                f" To keep the page small, their queries are averaged over {_by(some[0].queries)} blocks of patches."
-            )
+            words += f" To keep the page small, their queries are averaged over {queries} blocks of patches."
         if some[0].keys != explorer.keys:
-            words += f" Their keys are added up over {_by(some[0].keys)} blocks."
+            words += f" Their keys are added up over {keys} blocks."
         yield words
-
-
-def _by(grid: tuple[int, int]) -> str:
-    return f"{grid[0]}x{grid[1]}"
-
-
-def _static(explorer: Explorer) -> Iterator[tuple[pictures.Embedded, str]]:
-    """The first images under the mean attention of the last layer, for a page without scripts."""
-    from vitlens.charts.overlay import Scale, blend
-
-    special = len(explorer.special)
-    for image in explorer.images[:_STATIC]:
-        layer: Any = image.layer_weights if image.weights is None else image.weights[-1:].mean(axis=1)
-        caption = " · ".join((name(image.name), *map(plain, image.facts)))
-        shown = pictures.shrunk(image.picture)
-        if layer is not None and max(shown.shape[:2]) <= 8 * min(shown.shape[:2]):  # blend enlarges the shorter side
-            last = np.nan_to_num(layer[-1].astype(np.float64))
-            row = (last[0] if special else last.mean(axis=0))[special:].reshape(explorer.keys)
-            grey = shown.transpose(2, 0, 1).astype(np.float64) / 255
-            over = blend(grey, row, scale=Scale(0.0, float(row.max()) or 1.0), smooth=False)
-            shown = np.round(np.clip(over, 0, 1) * 255).astype(np.uint8)
-        yield pictures.photograph(shown, most=224), caption

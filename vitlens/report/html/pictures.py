@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST: Final = 448  # px, the longer side of a photograph on the page
+CHART: Final = "chart without images"  # the description in the PNG of such a figure, which may be inverted
 _WIDEST: Final = 1400  # px of a figure
 _DENSITY: Final = 1.15  # px of a figure in each CSS pixel at which it is shown
 _COLOURS: Final = 256
@@ -24,11 +25,13 @@ _ENLARGED: Final = 1.1  # figures have small type
 
 @dataclass(frozen=True)
 class Embedded:
-    """A picture as a data URI with the size in CSS pixels at which it is shown."""
+    """A picture as a data URI with the size in CSS pixels at which it is shown; is_chart: whether it has no images, so
+    that a dark page may invert it."""
 
     uri: str
     width: int
     height: int
+    is_chart: bool = False
 
 
 def figure(path: Path) -> Embedded:
@@ -37,14 +40,14 @@ def figure(path: Path) -> Embedded:
 
     with Image.open(path) as opened:
         dots = float(opened.info.get("dpi", (200.0, 200.0))[0]) or 200.0
-        drawn = _on_white(opened)
+        drawn, is_chart = _on_white(opened), opened.info.get("Description") == CHART
     width, height = (max(1, round(side / dots * _INCH * _ENLARGED)) for side in drawn.size)
     drawn = _at_most(drawn, min(_WIDEST, round(_DENSITY * max(width, height))))
     palette = drawn.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).convert("RGB")
     difference = np.asarray(palette, np.float32) - np.asarray(drawn, np.float32)
     if float(np.sqrt(np.mean(difference**2))) <= _VISIBLE:
-        return Embedded(_uri(palette, lossless=True, quality=20, method=3), width, height)
-    return Embedded(_uri(drawn, quality=60, method=4), width, height)
+        return Embedded(_uri(palette, lossless=True, quality=20, method=3), width, height, is_chart)
+    return Embedded(_uri(drawn, quality=60, method=4), width, height, is_chart)
 
 
 def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:
@@ -55,13 +58,6 @@ def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:
     tiny = max(picture.size) <= _TINY
     settings: dict[str, Any] = {"lossless": True, "quality": 50} if tiny else {"quality": 80, "method": 4}
     return Embedded(_uri(picture, **settings), *picture.size)
-
-
-def shrunk(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pixels (height, width, 3) scaled down to at most MOST px a side."""
-    from PIL import Image
-
-    return np.asarray(_at_most(Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8)), MOST))
 
 
 def _at_most(picture: "Image", most: int) -> "Image":

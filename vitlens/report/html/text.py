@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from itertools import count
 from typing import Final
@@ -12,7 +12,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from vitlens.display import as_markdown, unprotected, visible, without_machine_paths
-from vitlens.report.glossary import Term, found
+from vitlens.report.glossary import found
 
 # without a rule for links, images and HTML, none can come about, whatever a name holds
 _PARSER: Final = MarkdownIt("zero").enable(["backticks", "emphasis", "escape"])
@@ -51,7 +51,6 @@ class Words:
     def __init__(self) -> None:
         self._explained: set[str] = set()
         self._ids = count(1)
-        self.used: dict[str, Term] = {}
 
     def new_part(self) -> str:
         """Explain terms again from here on; empty, for a template."""
@@ -60,13 +59,14 @@ class Words:
 
     def __call__(self, text: str) -> Markup:
         """A text as HTML."""
-        return Markup("".join(self._rendered(text, self._explaining)))
+        return Markup("".join(self._rendered(text, explained=True)))
 
     def bare(self, text: str) -> Markup:
         """A text as HTML without explanations, as for a cell of a table."""
-        return Markup("".join(self._rendered(text, _escaped)))
+        return Markup("".join(self._rendered(text, explained=False)))
 
-    def _rendered(self, text: str, written: Callable[[str], Iterator[str]]) -> Iterator[str]:
+    def _rendered(self, text: str, *, explained: bool) -> Iterator[str]:
+        written: Callable[[str], Iterable[str]] = self._explaining if explained else lambda run: [escape(run)]
         run = ""
         for token in _tokens(text):
             if token.type in ("text", "text_special"):
@@ -86,7 +86,6 @@ class Words:
         """A run of plain text, its terms explained in a tooltip that pointing, touch and keyboard open."""
         at = 0
         for start, end, term in found(run):
-            self.used.setdefault(term.name, term)
             if term.name in self._explained:
                 continue
             self._explained.add(term.name)
@@ -98,10 +97,6 @@ class Words:
             )
             at = end
         yield escape(run[at:])
-
-
-def _escaped(run: str) -> Iterator[str]:
-    yield escape(run)
 
 
 def _tokens(text: str) -> list[Token]:

@@ -9,15 +9,15 @@ from urllib.parse import quote
 
 from vitlens.files import named_file
 from vitlens.record import Record
-from vitlens.report.document import Document, FigureSpec, ImagePanel, Section, Sentence
-from vitlens.report.glossary import Term
+from vitlens.report.document import Document, FigureSpec, ImagePanel, Section
+from vitlens.report.glossary import Term, found
 from vitlens.report.html import pictures
 from vitlens.report.html.fragment import explorer_part
 from vitlens.report.html.packing import BUDGET
 from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import Words, command_without_paths, plain
-from vitlens.report.markdown import UNFINISHED, citation, provenance, repeated_words
-from vitlens.report.numbers import in_time, in_words
+from vitlens.report.markdown import UNFINISHED, citation, provenance, repeated_words, took
+from vitlens.report.numbers import in_words
 from vitlens.safe_paths import inside
 from vitlens.version import __version__
 
@@ -34,9 +34,10 @@ class _Page:
     """What the parts of one page share: numbers of figures, terms that were explained, anchors that are taken."""
 
     def __init__(self, document: Document, folder: Path) -> None:
-        self.document, self.folder = document, folder
+        self.folder = folder
         self.numbers = {figure.name: number for number, figure in enumerate(document.figures, start=1)}
         self.words = Words()
+        self.embedded: list[pictures.Embedded] = []
         self._anchors: set[str] = set()
 
     def section(self, section: Section) -> Part:
@@ -44,16 +45,15 @@ class _Page:
         its panels differ."""
         figures = list(map(self.figure, section.figures))
         panels = [*map(_panel, section.panels)]
+        self.embedded += [picture for panel in panels for picture, _ in panel["pictures"]]
+        self.embedded += [figure["picture"] for figure in figures if figure["picture"]]
         return {
+            **vars(section),
             "anchor": self._anchor(section.title),
             "title": plain(section.title),
-            "sentences": section.sentences,
-            "tables": section.tables,
             "figures": figures,
             "panels": panels,
             "filters": _filters(panels) if len(figures) + len(panels) >= _FILTERED else [],
-            "step": section.step,
-            "status": section.status,
             "more": quote(section.more),
         }
 
@@ -61,35 +61,34 @@ class _Page:
         """A figure as it was drawn into the folder."""
         path = inside(self.folder, "figures", named_file(figure.name, ".png"))
         return {
+            **vars(figure),
             "text": f"{figure.name.replace('_', ' ')} {plain(figure.caption)}",
             "number": self.numbers[figure.name],
             "picture": pictures.figure(path) if path.is_file() else None,
-            "caption": figure.caption,
             "alt": plain(figure.alt or figure.caption),
         }
 
-    def answer(self) -> Iterator[tuple[Sentence, int | None]]:
-        """The sentences of the first page, with the number of the figure that shows each."""
-        return ((each, self.numbers.get(each.place)) for each in self.document.first.answer)
-
     def _anchor(self, title: str) -> str:
         stem = re.sub(r"[^a-z0-9]+", "-", plain(title).lower())[:60].strip("-") or "part"
-        anchor = next(name for name in _numbered(f"s-{stem}") if name not in self._anchors)
+        names = (f"s-{stem}" if number == 1 else f"s-{stem}-{number}" for number in count(1))
+        anchor = next(name for name in names if name not in self._anchors)
         self._anchors.add(anchor)
         return anchor
 
 
-def page(document: Document, record: Record, folder: Path, *, seconds: float | None = None) -> str:
+def page(document: Document, record: Record) -> str:
     """The whole file: the first page, the attention explorer, sections, folded parts and the glossary.
 
-    record: whose settings and models are listed; folder: whose figures/ hold the figures, drawn before; seconds: that
-    the run took. No absolute path of the machine is in it, and it fetches nothing (POLICY).
+    record: whose settings and models are listed, and whose folder holds the figures, drawn before. No absolute path of
+    the machine is in it, and it fetches nothing (POLICY).
     """
-    parts = _Page(document, folder)
+    parts = _Page(document, record.folder)
     sections = tuple(map(parts.section, document.sections))
+    budget = max(_LEAST, min(BUDGET, _SIZE - sum(len(picture.uri) for picture in parts.embedded)))
     values = {
         "title": plain(document.title),
-        "command": record.command,
+        "document": document,
+        "record": record,
         "version": __version__,
         "policy": POLICY,
         "style": asset("style.css"),
@@ -100,36 +99,19 @@ def page(document: Document, record: Record, folder: Path, *, seconds: float | N
         "plain": plain,
         "most_rows": _OPEN,
         "unfinished": UNFINISHED.get(record.status, ""),
-        "preface": document.preface,
-        "first": document.first,
-        "answer": tuple(parts.answer()),
+        "answer": tuple((each, parts.numbers.get(each.place)) for each in document.first.answer),
         "picture": None if document.first.picture is None else parts.figure(document.first.picture),
         "folded": tuple(map(parts.section, document.folded)),
-        "explorer": _explorer(document, sections),
+        "explorer": None if document.explorer is None else explorer_part(document.explorer, budget=budget),
         "sections": sections,
         "terms": _terms(document),
         "command_line": command_without_paths(record.config.command_line),
-        "took": in_time(seconds) if record.status == "done" and seconds is not None else "",
-        "repeated": plain(repeated_words(record, seconds)),
+        "took": took(record),
+        "repeated": plain(repeated_words(record)),
         "models": tuple(map(provenance, record.models)),
         "citation": plain(citation(record)),
     }
     return rendered("page.html.jinja", **values, contents=tuple(_contents(values, sections)))
-
-
-def _explorer(document: Document, sections: Sequence[Part]) -> Part | None:
-    """The attention explorer, its weights in what the page's figures leave of _SIZE."""
-    if document.explorer is None:
-        return None
-    taken = sum(
-        len(picture.uri)
-        for section in sections
-        for picture in (
-            *(figure["picture"] for figure in section["figures"] if figure["picture"]),
-            *(picture for panel in section["panels"] for picture, _ in panel["pictures"]),
-        )
-    )
-    return explorer_part(document.explorer, budget=max(_LEAST, min(BUDGET, _SIZE - taken)))
 
 
 def _contents(values: Mapping[str, object], sections: Sequence[Part]) -> Iterator[tuple[str, str]]:
@@ -153,28 +135,20 @@ def _panel(panel: ImagePanel) -> Part:
 
 def _filters(panels: Sequence[Part]) -> list[tuple[str, str, list[str]]]:
     """The tags by which panels differ, with their values."""
-    found = []
+    kept = []
     for title, name in _TAGS.items():
         values = list(dict.fromkeys(each[name] for each in panels if each[name]))
         if len(values) > 1:
-            found.append((title, name, sorted(values) if name == "class_name" else values))
-    return found
+            kept.append((title, name, sorted(values) if name == "class_name" else values))
+    return kept
 
 
 def _terms(document: Document) -> tuple[Term, ...]:
     """The terms that the document uses."""
-    seen = Words()
-    for sentence in (*document.preface, *document.first.answer):
-        seen(sentence.text)
-    for section in (*document.sections, *document.folded):
-        for text in (*(each.text for each in section.sentences), *(each.caption for each in section.figures)):
-            seen(text)
-        for table in section.tables:
-            seen(" ; ".join((table.caption, *table.columns)))
-    known = {**{term.name: term for term in document.terms}, **seen.used}
+    sections = (*document.sections, *document.folded)
+    texts = [each.text for each in (*document.preface, *document.first.answer)]
+    texts += [each.text for section in sections for each in section.sentences]
+    texts += [each.caption for section in sections for each in section.figures]
+    texts += [text for section in sections for table in section.tables for text in (table.caption, *table.columns)]
+    known = {term.name: term for term in (*document.terms, *(term for text in texts for *_, term in found(text)))}
     return tuple(known[term] for term in sorted(known, key=str.lower))
-
-
-def _numbered(stem: str) -> Iterator[str]:
-    yield stem
-    yield from (f"{stem}-{number}" for number in count(2))

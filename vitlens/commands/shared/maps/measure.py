@@ -21,32 +21,22 @@ from vitlens.analysis.faithfulness.localisation import (
     pointing_rate,
     roc_auc,
 )
-from vitlens.analysis.faithfulness.masking import require_substrate
+from vitlens.analysis.faithfulness.masking import has_substrate
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.analysis.faithfulness.resampled import AnyMaps, removal_grid
 from vitlens.analysis.faithfulness.road import road
 from vitlens.analysis.faithfulness.stability import Stability, stability
 from vitlens.analysis.faithfulness.steadiness import STEADY_IMAGES
 from vitlens.commands.run.progress import progress
-from vitlens.commands.shared.maps.record import (
-    IMPUTED,
-    SHUFFLED,
-    MapCheckRow,
-    MapRow,
-    OnObjectRow,
-    judged_by,
-    object_check,
-    removal_check,
-    shifts_check,
-    weights_check,
-)
+from vitlens.commands.shared.maps import record as kept
+from vitlens.commands.shared.maps.record import IMPUTED, MapCheckRow, MapRow, OnObjectRow, judged_by
 from vitlens.data.identity import sources as same_photograph
 from vitlens.data.split import Split
-from vitlens.errors import UnsupportedError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
+_BESIDE: Final = ("baseline", "of_baseline", "difference")  # columns of a score beside that of a baseline
 Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
 
 
@@ -75,7 +65,7 @@ class CheckedMaps:
         judge, of the methods' maps of other images."""
         names, maps = [checks.name for checks in self.results], [checks.maps[: self.count] for checks in self.results]
         own = self.settings.substrate
-        others = [name for name in dict.fromkeys(self.substrates) if name != own and self._has(name)]
+        others = [name for name in dict.fromkeys(self.substrates) if name != own and has_substrate(self.model, name)]
         judging = judged_by({own, *others, *([IMPUTED] if self.imputed else [])})
         where = self.other_images()
         moved = [] if where is None else [each[where] for name, each in zip(names, maps) if name not in BASELINES]
@@ -117,12 +107,10 @@ class CheckedMaps:
         """Whether ROAD was run."""
         return all(checks.road is not None for checks in self.results)
 
-    def _has(self, substrate: Any) -> bool:
-        try:
-            require_substrate(self.model, substrate)
-        except UnsupportedError:
-            return False
-        return True
+    def means(self, values: Tensor, *, unit: str = "", seed: int = 0) -> list[Estimate]:
+        """The mean of each row (cases, n) over the first n images."""
+        groups = None if self.groups is None else self.groups[: values.shape[1]]
+        return estimates(values, groups=groups, seed=seed, unit=unit)
 
     def _removed(self, substrate: Any, maps: Sequence[AnyMaps], advance: Any) -> list[Tensor]:
         """Insertion minus deletion of maps of the first images with one replacement."""
@@ -152,61 +140,51 @@ class CheckedMaps:
         """The row of each method in each check. on_object: where its maps lie, where masks are known."""
         alias, seed, looks = self.model.alias, self.settings.seed, len(self.methods)
         by_name = {checks.name: checks for checks in self.results}
-        cascades = {
-            name: None if (found := by_name[name].randomisation) is None else found.cascade(seed=seed)
-            for name in self.methods
-        }
+        found = {name: by_name[name].randomisation for name in self.methods}
+        cascades = {name: None if each is None else each.cascade(seed=seed) for name, each in found.items()}
         passing = [name for name, cascade in cascades.items() if cascade is not None and cascade.state == "passes"]
         every, shuffled = self.removals
+
+        def margin(own: Tensor, other: Tensor) -> Estimate:
+            """The paired difference on the images of both, as wide as so many methods require."""
+            count = min(len(own), len(other))
+            (difference,) = self.means((own[:count] - other[:count])[None])
+            return widened(replace(difference, n=count), looks)
+
         for substrate in judged_by(every):
             gaps, moved = every[substrate], shuffled.get(substrate, {})
             leader = max(passing or self.methods, key=lambda name: float(gaps[name].mean()))
-            values = estimates(torch.stack([gaps[name] for name in self.methods]), groups=self._of(gaps), unit="")
-            for name, value in zip(self.methods, values):
-                margins = {base: self._margin(gaps[name], gaps[base], looks) for base in BASELINES}
+            for name, value in zip(self.methods, self.means(torch.stack([gaps[name] for name in self.methods]))):
+                margins = {base: margin(gaps[name], gaps[base]) for base in BASELINES}
                 if name in moved:
-                    margins[SHUFFLED] = self._margin(gaps[name], moved[name], looks)
-                yield removal_check(
-                    alias, name, substrate, value, margins, usable=int(by_name[name].faults.sound.sum()),
-                    behind=None if name == leader else self._margin(gaps[leader], gaps[name], looks),
-                )  # fmt: skip
+                    margins[kept.SHUFFLED] = margin(gaps[name], moved[name])
+                behind = None if name == leader else margin(gaps[leader], gaps[name])
+                usable = int(by_name[name].faults.sound.sum())
+                yield kept.removal_check(alias, name, substrate, value, margins, usable=usable, behind=behind)
         for name in self.methods:
-            yield weights_check(alias, name, cascades[name])
+            yield kept.weights_check(alias, name, cascades[name])
         for name, steady in self.steady.items() if self.steadiness else ():
-            yield shifts_check(alias, name, steady.state(seed=seed), steady.overall(seed=seed)[1])
-        yield from (object_check(row) for row in on_object if row.score == "roc_auc")
-
-    def _of(self, gaps: Gaps) -> Tensor | None:
-        """The groups of the images of these gaps."""
-        return None if self.groups is None else self.groups[: len(next(iter(gaps.values())))]
-
-    def _margin(self, own: Tensor, other: Tensor, looks: int) -> Estimate:
-        """The paired difference on the images of both, as wide as so many methods require."""
-        count = min(len(own), len(other))
-        groups = None if self.groups is None else self.groups[:count]
-        (difference,) = estimates((own[:count] - other[:count])[None], groups=groups, unit="")
-        return widened(replace(difference, n=count), looks)
+            yield kept.shifts_check(alias, name, steady.state(seed=seed), steady.overall(seed=seed)[1])
+        yield from (kept.object_check(row) for row in on_object if row.score == "roc_auc")
 
 
 def map_rows(alias: str, maps: Sequence[tuple[str, Maps]], split: Split) -> list[MapRow]:
     """The row of each kind of map of the split's images, by its name; the pointing game where masks are known."""
-    groups = None if split.groups is None else split.groups.numpy()
+    groups, hits = None if split.groups is None else split.groups.numpy(), list[OnObjectRow]()
+    if split.masks is not None:
+        sources, masks = same_photograph(split), split.masks.cpu()
+        hits = on_object_rows(alias, maps, "pointing", masks, groups=split.groups, sources=sources)
     rows = []
-    for name, own in maps:
+    for at, (name, own) in enumerate(maps):
         bits = student_mean(map_bits(own).numpy(), groups=groups, unit="bits", least=0.0)
         few = len(own) < FEWEST
         fixed = None if few else student_mean(fixed_share(own).numpy(), groups=groups, least=0.0, most=1.0)
-        rows.append(MapRow(model=alias, maps=name, information=bits, by_place=fixed))
-    if split.masks is None:
-        return rows
-    of = same_photograph(split)
-    hits = on_object_rows(alias, maps, "pointing", split.masks.cpu(), groups=split.groups, sources=of)
-    return [
-        replace(
-            row, pointing=hit.estimate, baseline=hit.baseline, of_baseline=hit.of_baseline, difference=hit.difference
-        )
-        for row, hit in zip(rows, hits)
-    ] or rows
+        row = MapRow(model=alias, maps=name, information=bits, by_place=fixed)
+        if hits:
+            hit = hits[at]
+            row = replace(row, pointing=hit.estimate, **{each: getattr(hit, each) for each in _BESIDE})
+        rows.append(row)
+    return rows
 
 
 def on_object_rows(

@@ -2,12 +2,13 @@
 
 A map passes only if removing patches in its order tells more than in the order of a random map, of a map of the centre
 and of the maps of other images, with two replacements of removed patches; if it changes when the weights are
-randomised; and if it stays in place under shifts of at most a pixel. Otherwise the verdict says what it lacks.
+randomised; and if it stays in place under shifts of at most a pixel. Otherwise the verdict says what it lacks: a row
+holds the reasons as words of `Lack`, and `JudgedMap` says them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from vitlens.analysis.faithfulness.cascade import ENOUGH, KEPT, SIMILAR, Cascade
 from vitlens.analysis.faithfulness.steadiness import SteadyState
@@ -48,12 +49,32 @@ UNIFORM: Final = 0.5  # bits, below which a map is uniform; as the label of head
 FIXED: Final = 0.75  # of a map's information: beyond it, what the image itself decides is a small rest
 JUMPS: Final = "jumps"  # a fault that leaves the map worth looking at
 _BEST_FIRST: Final[tuple[State, ...]] = ("pass", "warn", "inconclusive", "fail")
-_OBSTACLES: Final = {
-    "uniform maps": "all its maps are uniform",
-    "few images": f"fewer than {ENOUGH} images have a usable map",
-    "predictions unchanged": f"random weights keep {percent(KEPT)} or more of the predictions, so no map had to change",
-    "interval holds the threshold": f"with random weights its maps correlate with those before by about {SIMILAR:g}, "
-    f"the limit",
+Lack = Literal[
+    "random", "centre", "other images",  # the baselines that a map does not beat
+    "unusable maps", "few images tried", "other images not tried",
+    "ignores the weights", "not finite", "uniform maps", "few images", "predictions unchanged",
+    "interval holds the threshold", "jumps", "may jump",
+]  # fmt: skip
+_LACKS: Final[Mapping[Lack, str]] = {
+    "unusable maps": "has uniform maps, or none that are finite",
+    "few images tried": f"was tried on fewer than {ENOUGH} images",
+    "other images not tried": "was not compared with its maps of other images",
+    "ignores the weights": "ignores the weights: its maps hardly change when these are randomised",
+    "not finite": "has maps that are not finite, so that the weights were not randomised",
+    "uniform maps": "may ignore the weights (all its maps are uniform)",
+    "few images": f"may ignore the weights (fewer than {ENOUGH} images have a usable map)",
+    "predictions unchanged": f"may ignore the weights (random weights keep {percent(KEPT)} or more of the predictions, "
+    "so no map had to change)",
+    "interval holds the threshold": "may ignore the weights (with random weights its maps correlate with those before "
+    f"by about {SIMILAR:g}, the limit)",
+    "jumps": "jumps when images are shifted by at most a pixel",
+    "may jump": "may move when images are shifted by at most a pixel",
+}
+_FAULTS: Final[Mapping[Lack, str]] = {  # in the few words that fit a figure
+    "unusable maps": "uniform",
+    "ignores the weights": "ignores the weights",
+    "jumps": JUMPS,
+    "random": "not above random",
 }
 
 
@@ -78,8 +99,13 @@ class OnObjectRow:
 
     @property
     def side(self) -> Side:
-        """Whether the maps are shown to exceed the baseline, or to stay below it."""
+        """On which side of the baseline the maps are, significantly."""
         return beyond(self.difference, 0.0)
+
+    @property
+    def above(self) -> bool:
+        """Whether they lie on the object significantly more than the baseline."""
+        return self.side is Side.ABOVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +170,7 @@ class MapCheckRow:
     value: Estimate | None = col("score", default=None)
     baseline: str = col("hardest baseline", default="")
     margin: Estimate | None = col("above it", default=None)
-    lacks: str = col("lacks", unit="text", default="")
+    lacks: tuple[Lack, ...] = col("lacks", default=())
     behind: Estimate | None = col("behind the best", default=None)
     needed: bool = col("needed", default=True)
 
@@ -167,45 +193,32 @@ class MapCheckRow:
 
 @dataclass(frozen=True)
 class JudgedMap:
-    """The verdict on one method of a model. lacks: why it does not pass, not_passed: which checks; value, baseline,
-    margin: of the first removal check; similarity: of maps with random weights; jumped: the share of maps that jump;
-    alike: whether its score cannot be told from that of the best."""
+    """The verdict on one method of a model. lacks: why it does not pass, a predicate; fault: why it fails, in the few
+    words that fit a figure; value, baseline, margin: of the first removal check; alike: whether its score cannot be
+    told from that of the best; not_passed: checks."""
 
     model: str = col("model")
     method: str = col("method")
     state: State = col("verdict")
     lacks: str = col("lacks", unit="text")
+    fault: str = col("fault")
+    not_passed: tuple[str, ...] = col(
+        "not passed", term="the checks that a map fails, that could not decide, or that were not run"
+    )
     value: Estimate | None = col(
         "removal score",
         term="the area under the target's probability where patches are removed from the lowest up, minus that where "
         "they are removed from the highest down; 0 for a random order",
+        default=None,
     )
-    baseline: str = col("hardest baseline")
-    margin: Estimate | None = col("above the hardest baseline")
-    similarity: Estimate | None = col(
-        "similarity with random weights", term="Spearman's correlation of the maps before and after randomisation"
-    )
-    jumped: Estimate | None = col("maps that jump", term="maps whose highest point moves by more than an eighth of a "
-                                  "side when the image is shifted by at most a pixel")  # fmt: skip
-    alike: bool = col("not told from the best")
-    not_passed: tuple[str, ...] = col(
-        "not passed", term="the checks that a map fails, that could not decide, or that were not run"
-    )
+    baseline: str = col("hardest baseline", default="")
+    margin: Estimate | None = col("above the hardest baseline", default=None)
+    alike: bool = col("not told from the best", default=False)
 
     @property
-    def fault(self) -> str:
-        """Why it fails, in the few words that fit a figure; "" for a method that does not."""
-        if self.state != "fail":
-            return ""
-        return next(fault for words, fault in _FAULTS.items() if words in self.lacks)
-
-
-_FAULTS: Final = {
-    "has uniform maps": "uniform",
-    "ignores the weights": "ignores the weights",
-    JUMPS: JUMPS,
-    "is not shown to exceed": "not above random",
-}
+    def because(self) -> str:
+        """Why its maps are judged as they are."""
+        return say("{{ m }} {{ lacks|whole if lacks else 'passes every check' }}", m=self.method, lacks=self.lacks)
 
 
 def judged_by(known: Collection[str]) -> list[str]:
@@ -226,48 +239,44 @@ def removal_check(
     """Whether removing patches in the order of a map tells more than in that of each baseline. margins: the paired
     differences from the baselines, as wide as all methods require; usable: maps that are finite and not uniform."""
     harder = min(margins, key=lambda name: margins[name].value)
-    missing = [BASELINES[name] for name in margins if beyond(margins[name], 0.0) is not Side.ABOVE]
     state: State = "pass"
-    lacks = f"is not shown to exceed {listed(missing, 'or')}" if missing else ""
+    lacks: tuple[Any, ...] = tuple(base for base in margins if beyond(margins[base], 0.0) is not Side.ABOVE)
     if not usable:
-        state, lacks = "fail", "has uniform maps, or none that are finite"
+        state, lacks = "fail", ("unusable maps",)
     elif (value.n or 0) < ENOUGH:
-        state, lacks = "inconclusive", f"was tried on fewer than {ENOUGH} images"
-    elif missing:
-        state = "fail" if BASELINES[RANDOM] in missing else "warn"
+        state, lacks = "inconclusive", ("few images tried",)
+    elif lacks:
+        state = "fail" if RANDOM in lacks else "warn"
     elif SHUFFLED not in margins:
-        state, lacks = "inconclusive", "was not compared with its maps of other images"
+        state, lacks = "inconclusive", ("other images not tried",)
     return MapCheckRow(model, method, substrate, state, value, BASELINES[harder], margins[harder], lacks, behind)
 
 
 def weights_check(model: str, method: str, cascade: Cascade | None) -> MapCheckRow:
     """Whether maps change when the weights are randomised from the head down; None where the check was not run."""
     if cascade is None:
-        lacks = "has maps that are not finite, so that the weights were not randomised"
-        return MapCheckRow(model, method, WEIGHTS, "inconclusive", lacks=lacks)
-    states: dict[str, State] = {"passes": "pass", "fails": "fail"}
-    lacks = "ignores the weights: its maps hardly change when these are randomised" if cascade.state == "fails" else ""
-    if cascade.state == "inconclusive":
-        lacks = f"may ignore the weights ({_OBSTACLES[cascade.obstacle]})"
-    state = states.get(cascade.state, "inconclusive")
+        return MapCheckRow(model, method, WEIGHTS, "inconclusive", lacks=("not finite",))
+    judged: dict[str, tuple[State, tuple[Any, ...]]] = {
+        "passes": ("pass", ()), "fails": ("fail", ("ignores the weights",)),
+    }  # fmt: skip
+    state, lacks = judged.get(cascade.state, ("inconclusive", (cascade.obstacle,)))
     return MapCheckRow(model, method, WEIGHTS, state, cascade.similarity, lacks=lacks)
 
 
 def shifts_check(model: str, method: str, steady: SteadyState, jumped: Estimate | None) -> MapCheckRow:
     """Whether maps follow shifts of their images by at most a pixel."""
-    states: dict[SteadyState, State] = {"steady": "pass", "jumps": "fail", "inconclusive": "inconclusive"}
-    words = {"steady": "", "jumps": "jumps when images are shifted by at most a pixel"}
-    lacks = words.get(steady, "is not shown to stay in place when images are shifted by at most a pixel")
-    return MapCheckRow(model, method, SHIFTS, states[steady], jumped, lacks=lacks)
+    judged: dict[SteadyState, tuple[State, tuple[Any, ...]]] = {
+        "steady": ("pass", ()), "jumps": ("fail", ("jumps",)), "inconclusive": ("inconclusive", ("may jump",)),
+    }  # fmt: skip
+    state, lacks = judged[steady]
+    return MapCheckRow(model, method, SHIFTS, state, jumped, lacks=lacks)
 
 
 def object_check(row: OnObjectRow) -> MapCheckRow:
     """Whether maps lie on the object more than maps that ignore the image; the verdict does not need it."""
-    passes = row.side is Side.ABOVE
-    lacks = "" if passes else f"is not shown to lie on the object more than {row.baseline}"
+    state: State = "pass" if row.above else "warn"
     return MapCheckRow(
-        row.model, row.maps, ON_OBJECT, "pass" if passes else "warn", row.estimate, row.baseline, row.difference, lacks,
-        needed=False,
+        row.model, row.maps, ON_OBJECT, state, row.estimate, row.baseline, row.difference, needed=False
     )  # fmt: skip
 
 
@@ -288,24 +297,24 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
     untested = [CHECKS[name] for name in (WEIGHTS, SHIFTS) if name not in known]
     if len(removals) < REMOVALS:
         untested = ["a second replacement of removed patches" if removals else "removed patches", *untested]
-    states: set[State] = {row.state for row in rows}
+    states: list[State] = [row.state for row in rows]
     if untested:
-        states.add("inconclusive")
-    lacks = [
-        f"{words} with patches {' and '.join(REPLACED[row.check] for row in own)}" if "exceed" in words else words
-        for words, own in by(removals, "lacks").items() if words
+        states.append("inconclusive")
+    state = max(states, key=_BEST_FIRST.index)
+    reasons = [
+        f"does not beat {listed([BASELINES[base] for base in lacks], 'or')} with patches "
+        f"{' and '.join(REPLACED[row.check] for row in own)}" if lacks[0] in BASELINES else _LACKS[lacks[0]]
+        for lacks, own in by(removals, "lacks").items() if lacks
     ]  # fmt: skip
-    lacks += [row.lacks for row in rows if row.check not in REPLACED and row.lacks]
-    lacks += [f"was not tested with {listed(untested)}"] if untested else []
+    reasons += [_LACKS[row.lacks[0]] for row in rows if row.check not in REPLACED and row.lacks]
+    reasons += [f"was not tested with {listed(untested)}"] if untested else []
+    faults = [fault for lack, fault in _FAULTS.items() if any(lack in row.lacks for row in rows)]
     first = removals[0] if removals else None
-    weights, shifts = known.get(WEIGHTS), known.get(SHIFTS)
     return JudgedMap(
-        rows[0].model, method, max(states, key=_BEST_FIRST.index), str(listed(lacks)) if lacks else "",
-        *((first.value, first.baseline, first.margin) if first else (None, "", None)),
-        weights.value if weights else None,
-        shifts.value if shifts else None,
-        first is not None and first.behind is not None and beyond(first.behind, 0.0) is not Side.ABOVE,
+        rows[0].model, method, state, str(listed(reasons)) if reasons else "", faults[0] if state == "fail" else "",
         (*(CHECKS[row.check] for row in rows if row.state != "pass"), *untested),
+        *((first.value, first.baseline, first.margin) if first else (None, "", None)),
+        first is not None and first.behind is not None and beyond(first.behind, 0.0) is not Side.ABOVE,
     )  # fmt: skip
 
 

@@ -46,45 +46,31 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
     given = {"best": best, "alias": alias, "judged": judged, "passing": passing, "several": len(passing) > 1,
              "alike": alike}  # fmt: skip
     which = best.state if best.state in _SAYS else ""
-    because = say(
-        "{{ best.method }} {% if best.lacks %}{{ best.lacks|whole }}{% else %}passes every check{% endif %}", best=best
-    )
-    yield Claim(
-        "maps", alias, say(_SAYS[which], **given), say(_TITLES[which], **given), state=best.state, effect=best.margin,
-        evidence="intervened", place=place, kind="answer", because=because,
+    yield found(
+        "maps", alias, _SAYS[which], best.margin, given=given, headline=_TITLES[which], state=best.state,
+        evidence="intervened", place=place, kind="answer", because=best.because,
     )  # fmt: skip
-    yield from _weights(alias, [row for row in rows if row.check == WEIGHTS and row.state == "fail"], place)
-    yield from _below(alias, rows, place)
+    weights = [row for row in rows if row.check == WEIGHTS and row.state == "fail" and _enough(row.value)]
+    under = [row for row in rows if row.needed and below(row.margin, 0.0) and _enough(row.margin)]
+    for question, own, effect, reference, words in (
+        ("maps that ignore the weights", weights, "value", SIMILAR,
+         "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of **{{ alias }}** are "
+         "randomised: {{ worst.method }} keeps a rank correlation of {{ effect|alone }}."),
+        ("maps below a baseline", under, "margin", 0.0,
+         "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse than a baseline: "
+         "{{ worst.method }} differs from {{ worst.baseline }} by {{ effect|alone }}."),
+    ):  # fmt: skip
+        if own:
+            worst = max(own, key=lambda row: abs(getattr(row, effect).value))
+            named = {"names": list(dict.fromkeys(row.method for row in own)), "worst": worst, "alias": alias}
+            yield found(
+                question, alias, words, getattr(worst, effect), given=named, kind="hidden fault", reference=reference,
+                evidence="intervened", place=place,
+            )  # fmt: skip
 
 
-def _weights(alias: str, rows: Sequence[MapCheckRow], place: str) -> Iterator[Claim]:
-    """The methods whose maps hardly change with random weights."""
-    known = [row for row in rows if row.value is not None and (row.value.n or 0) >= FEWEST]
-    if known:
-        worst = max(known, key=lambda row: row.value.value if row.value else 0.0)
-        yield found(
-            "maps that ignore the weights", alias,
-            "{{ rows|names }} hardly change{{ 's' if rows|length == 1 }} when the weights of **{{ alias }}** are "
-            "randomised: {{ worst }} keeps a rank correlation of {{ effect|alone }}.",
-            worst.value or Estimate(0.0),
-            given={"rows": [row.method for row in rows], "worst": worst.method, "alias": alias},
-            kind="hidden fault", reference=SIMILAR, evidence="intervened", place=place,
-        )  # fmt: skip
-
-
-def _below(alias: str, rows: Sequence[MapCheckRow], place: str) -> Iterator[Claim]:
-    """The methods by which patches are ranked worse than by a map that ignores the model or the image."""
-    known = [row for row in rows if row.needed and below(row.margin, 0.0) and (row.margin.n or 0) >= FEWEST]  # type: ignore[union-attr]
-    if known:
-        worst = min(known, key=lambda row: row.margin.value if row.margin else 0.0)
-        yield found(
-            "maps below a baseline", alias,
-            "{{ names|names }} rank{{ 's' if names|length == 1 }} patches of **{{ alias }}** worse than a baseline: "
-            "{{ worst.method }} differs from {{ worst.baseline }} by {{ effect|alone }}.",
-            worst.margin or Estimate(0.0),
-            given={"names": list(dict.fromkeys(row.method for row in known)), "worst": worst, "alias": alias},
-            kind="hidden fault", evidence="intervened", place=place,
-        )  # fmt: skip
+def _enough(value: Estimate | None) -> bool:
+    return value is not None and (value.n or 0) >= FEWEST
 
 
 def uniform_claim(alias: str, unusable: Mapping[str, int], images: int) -> Iterator[Claim]:
