@@ -55,9 +55,24 @@ def test_a_budget_too_small_for_any_attack_is_said(labelled):
     record = read_folder(labelled / "run")
     document = COMMANDS["audit"].report(record)
     [budget] = record.budget
-    assert budget.left == pytest.approx(0.2 * budget.minutes)
+    assert budget.left == pytest.approx(max(0.2 * budget.minutes, budget.minutes - budget.others))
+    assert budget.others > budget.minutes
     assert record.attacks_considered[-1].state == "chosen"
     assert states(document)["robustness"] in ("inconclusive", "fail")
+
+
+def test_the_checks_of_maps_are_kept_within_the_budget(tiny_cnn, tmp_path, monkeypatch):
+    """With next to no time the preferred method alone, which the report says; with more, all of them."""
+    monkeypatch.setattr(measure, "CANDIDATES", ())  # FGSM alone, however long the budget
+    found = {}
+    for budget in ("0.001", "60"):
+        words = [str(tiny_cnn), "--data", "digits", "--limit", "8", "--budget", budget]
+        record, document = audited(tmp_path / budget, *words)
+        found[budget] = len(record.named["explain"].record.methods)
+        said = any("do not fit the budget" in each.text for each in document.first.unknown)
+        assert said == ("explain" in {row.part for row in record.untested}) == (budget == "0.001")
+        assert sum(claim.question == "maps" for claim in judged(document)) == 1
+    assert found == {"0.001": 1, "60": 2}
 
 
 def test_the_file_for_continuous_integration_is_there_though_the_requirement_is_unmet(labelled):

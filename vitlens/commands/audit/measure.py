@@ -21,7 +21,7 @@ from vitlens.attacks.registry import ATTACKS, Attack, members_of
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.attack.options import AttackOptions
-from vitlens.commands.attack.record import AttackRow
+from vitlens.commands.attack.record import AttackRecord, AttackRow
 from vitlens.commands.attack.sweep import CHECKED, SAMPLED, example_attack
 from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.record import (
@@ -36,19 +36,17 @@ from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
-from vitlens.commands.run.folder import RunFolder, settings
-from vitlens.commands.run.load import load_models, load_split
-from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import publish, read, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.commands.run.resume import content_digest
+from vitlens.commands.run.run import Run
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, OutputError, UnsupportedError
 from vitlens.files import read_run, write_bytes
 from vitlens.models.model import Model
-from vitlens.models.naming import ModelName, parse_models, require_rule
+from vitlens.models.naming import parse_models
 from vitlens.report.junit import junit
 
 MAPPED: Final = 200  # images with maps for the question why the model fails
@@ -84,32 +82,35 @@ CANDIDATES: Final = tuple(  # the strongest first
 
 
 class AuditChapters(ChapterRunner):
-    """Runs the chapters of an audit of one model; untested: those that could not be run.
+    """Runs the chapters of an audit of one model, in the order of the methods, as the attack has the time that the
+    others leave. predicted: whether the model's predictions are the labels; untested: the chapters that could not be
+    run, or not whole."""
 
-    images: those of the split. To be run in the order of the methods, as the attack has the time that the others leave.
-    """
-
-    def __init__(
-        self, path: Path, name: ModelName, model: Model, split: Split, images: ChapterImages, options: AuditOptions
-    ) -> None:
-        names = {as_typed(name): content_digest(model)}
-        cache = ChapterCache(cache_folder(), names, images.digest) if options.cache else None
-        super().__init__(path, options.run, cache)
-        self.model, self.split, self.images, self.model_options = model, split, images, options.model_options
-        self.name, self.alias = as_typed(name), name.alias
+    def __init__(self, path: Path, run: Run[AuditOptions], predicted: bool) -> None:
+        options = run.options
+        (name,) = parse_models((options.model,))
+        images = ChapterImages(None if options.images else options.data or "digits", options.images)
+        cache = ChapterCache(cache_folder(), {as_typed(name): content_digest(run.model)}, images.digest)
+        super().__init__(path, run.run, cache if options.cache else None)
+        self.model, self.split, self.minutes = run.model, run.split, options.budget
+        self.models, self.alias, self.predicted = (as_typed(name),), name.alias, predicted
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.untested: list[UntestedRow] = []
 
-    def analyse(self, minutes: float) -> None:
-        """Accuracy, explanation, attention, and FGSM and corruptions on all images. minutes: of the whole audit."""
-        if self.images.predicted:
+    def analyse(self) -> None:
+        """Accuracy, explanation, attention, and FGSM and corruptions on all images."""
+        if self.predicted:
             self.untested.append(UntestedRow("evaluate", "it needs labelled images"))
         else:
-            options = EvaluateOptions((self.name,), self.images.data, self.model_options, self.run_options)
-            self.run("evaluate", self.alias, options)
-        self._explain(60 * EXPLAIN_SHARE * minutes)
-        self._stats()
-        self.run("attack", self.alias, self._attack_options(FEWEST), part=CORRUPTIONS_PART)
+            data, own = self.common["data"], self.common["model_options"]
+            self.run("evaluate", self.alias, EvaluateOptions(self.models, data, own, self.run_options))
+        self._explain(60 * EXPLAIN_SHARE * self.minutes)
+        reason = self.model.supports("stats")
+        if reason is None:
+            self.run("stats", self.alias, StatsOptions(self.models, run=self.run_options, **self.common))
+        else:
+            self.untested.append(UntestedRow("stats", reason.partition("; ")[0]))
+        self.quick = self._attack(CORRUPTIONS_PART)
 
     def _explain(self, seconds: float) -> None:
         """As many of the methods that are checked as take these seconds at most."""
@@ -124,45 +125,35 @@ class AuditChapters(ChapterRunner):
             reason = f"the checks of {', '.join(left_out)} do not fit the budget"
             self.untested.append(UntestedRow("explain", reason))
         options = ExplainOptions(
-            (self.name,), method=tuple(name for name in methods if name in kept), verify=True, counterfactuals=False,
+            self.models, method=tuple(name for name in methods if name in kept), verify=True, counterfactuals=False,
             composites=("none",), other_substrates=("none",), stability=False, run=self.at_most(images), **self.common,
         )  # fmt: skip
         self.run("explain", self.alias, options)
 
-    def _stats(self) -> None:
-        reason = self.model.supports("stats")
-        if reason is not None:
-            self.untested.append(UntestedRow("stats", reason.partition("; ")[0]))
-            return
-        self.run("stats", self.alias, StatsOptions((self.name,), run=self.run_options, **self.common))
-
-    def attack(self, minutes: float, *, others: float) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
-        """Run the strongest attack that fits a budget; returns what is left of it and the attacks that were considered.
+    def attack(self, *, others: float) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
+        """Run the strongest attack that fits the budget; returns it and the attacks that were considered.
 
         others: seconds that were spent outside the chapters.
         """
-        quick = read(read_run(self.path / self.done[-1].folder))
-        (timed,) = quick.attacks
-        budget = budget_row(minutes, others + sum(row.seconds for row in self.done), pass_seconds(timed))
-        rows = considered(
-            CANDIDATES, budget, images=len(self.split), defined=self._is_defined,
-            shares={row.epsilon: row.accuracy.value for row in quick.curves},
-        )  # fmt: skip
-        candidate = chosen(rows)
+        spent = (others + sum(row.seconds for row in self.done)) / 60
+        left = max(KEPT * self.minutes, self.minutes - spent)
+        budget = BudgetRow(self.minutes, spent, left, pass_seconds(self.quick.attacks[0]))
+        shares = {row.epsilon: row.accuracy.value for row in self.quick.curves}
+        rows = considered(CANDIDATES, budget, images=len(self.split), defined=self._is_defined, shares=shares)
+        (candidate,) = (row for row in rows if row.state == "chosen")
         if candidate.attacks != FEWEST:
-            attacks = (*FEWEST, *candidate.attacks)  # a single step takes no time, and the self-checks compare with it
-            options = replace(
-                self._attack_options(attacks), epsilons=(0.0, *candidate.epsilons), restarts=candidate.restarts,
-                corruptions=False, run=replace(self.run_options, limit=candidate.images),
+            self._attack(
+                attacks=(*FEWEST, *candidate.attacks),  # a step takes no time, and the self-checks compare with it
+                epsilons=(0.0, *candidate.epsilons), restarts=candidate.restarts, corruptions=False,
+                run=replace(self.run_options, limit=candidate.images),
             )  # fmt: skip
-            self.run("attack", self.alias, options)
         return budget, rows
 
-    def _attack_options(self, attacks: tuple[str, ...]) -> AttackOptions:
-        return AttackOptions(
-            (self.name,), attacks=attacks, inside=False, predicted=self.images.predicted, run=self.run_options,
-            **self.common,
-        )  # fmt: skip
+    def _attack(self, part: str = "", **changes: Any) -> AttackRecord:
+        given = {"attacks": FEWEST, "run": self.run_options, **self.common, **changes}
+        options = AttackOptions(self.models, inside=False, predicted=self.predicted, **given)
+        record: AttackRecord = read(read_run(self.path / self.run("attack", self.alias, options, part=part).folder))
+        return record
 
     def _is_defined(self, attack: Attack) -> bool:
         try:
@@ -219,11 +210,6 @@ def pass_seconds(row: AttackRow) -> float:
     return row.seconds / passes if passes else 0.0
 
 
-def budget_row(minutes: float, others: float, one_pass: float) -> BudgetRow:
-    """The budget in minutes; others: seconds of the other chapters; one_pass: of one forward pass of one image."""
-    return BudgetRow(minutes, others / 60, max(KEPT * minutes, minutes - others / 60), one_pass)
-
-
 def considered(
     candidates: Sequence[CandidateRow],
     budget: BudgetRow,
@@ -234,7 +220,7 @@ def considered(
 ) -> tuple[CandidateRow, ...]:
     """All candidates in their order, and FGSM at the end; the first that fits what is left is chosen.
 
-    images: that there are; candidates that differ in more images than these alone are one. shares: as swept_passes;
+    images: that there are; candidates that differ in more images than these alone are one. shares: as `passes_of`;
     defined: whether the model has enough classes for an attack.
     """
     rows: list[CandidateRow] = []
@@ -243,7 +229,7 @@ def considered(
         if not all(defined(member) for name in candidate.attacks for member in members_of(name)):
             rows.append(replace(candidate, state="undefined"))
             continue
-        takes = budget.pass_seconds * (swept_passes(candidate, shares) + checked_passes(candidate))
+        takes = budget.pass_seconds * passes_of(candidate, shares)
         first = later == "too long" and takes <= 60 * budget.left
         rows.append(replace(candidate, minutes=takes / 60, state="chosen" if first else later))
         later = "weaker" if first else later
@@ -251,24 +237,8 @@ def considered(
     return (*rows, CandidateRow(FEWEST, 1, _FULL, images, 0.0, last))  # it has been run already
 
 
-def chosen(rows: Sequence[CandidateRow]) -> CandidateRow:
-    """The candidate that is run."""
-    return next(row for row in rows if row.state == "chosen")
-
-
-def checked_passes(candidate: CandidateRow) -> float:
-    """The most forward passes that the self-checks take (slow attacks have few steps there), and the attack on a
-    sample."""
-    total = 0.0
-    for name in candidate.attacks:
-        runs = 0 if ATTACKS[name].slow else _RUNS * min(CHECKED, candidate.images)
-        runs += min(SAMPLED, candidate.images) if name == example_attack((*FEWEST, *candidate.attacks)) else 0
-        total += runs * sum(_passes(member, candidate.restarts) for member in members_of(name))
-    return total
-
-
-def swept_passes(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
-    """The most forward passes that the attacks alone take.
+def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
+    """The most forward passes that the attacks, their self-checks and the attack on a sample take.
 
     An image that is fooled at one epsilon is not attacked at larger ones, and by the later members of an ensemble not
     at this one. shares: epsilon in 1/255 (0: clean) -> the share of the images that a weaker attack leaves correct, so
@@ -276,16 +246,16 @@ def swept_passes(candidate: CandidateRow, shares: Mapping[float, float]) -> floa
     """
     total = 0.0
     for name in candidate.attacks:
+        checked = 0 if ATTACKS[name].slow else _RUNS * min(CHECKED, candidate.images)  # slow ones have few steps there
+        checked += min(SAMPLED, candidate.images) if name == example_attack((*FEWEST, *candidate.attacks)) else 0
         for index, member in enumerate(members_of(name)):
-            for before, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons):
-                share = shares.get(before if index == 0 else epsilon, shares.get(0.0, 1.0))
-                total += share * _passes(member, candidate.restarts)
-    return candidate.images * total
-
-
-def _passes(attack: Attack, restarts: int) -> float:
-    """One run of an attack on an image in forward passes of about the same time."""
-    return attack.passes(restarts=restarts) * (_BACKWARD if attack.gradients else 1.0)
+            swept = sum(
+                shares.get(before if index == 0 else epsilon, shares.get(0.0, 1.0))
+                for before, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons)
+            )
+            one = member.passes(restarts=candidate.restarts) * (_BACKWARD if member.gradients else 1.0)
+            total += (checked + candidate.images * swept) * one
+    return total
 
 
 def measure(options: AuditOptions) -> Path:
@@ -293,28 +263,23 @@ def measure(options: AuditOptions) -> Path:
 
     Raises InputError (or one of its kind) before anything is written for images that cannot be audited.
     """
-    run = options.run
-    requirements = requirements_of(run.at_least, run.at_most)
+    requirements = requirements_of(options.run.at_least, options.run.at_most)
     _require_writable(options.junit)
-    require_rule((options.model,))
-    (name,) = parse_models((options.model,))
-    (model,) = load_models((name,), command="audit", model_options=options.model_options, options=run)
-    split = load_split(model, options=run, data=options.data, images=options.images)
+    run = Run("audit", options)
+    model, split = run.model, run.split
     if not len(split):
         raise DataError(f"expected images to audit {model.alias} on, found none in {split.name}; see vitlens data")
     predicted = options.predicted or split.labels is None
     if not predicted:
         label_columns(model.classes, split)  # classes that the model does not know are refused before any chapter
-    data = None if options.images else options.data or "digits"
-    images = ChapterImages(data, options.images, predicted)
-    config = settings(options, run, models=(model,), split=split)
-    title = f"Audit of {model.alias} on {split.title or split.name}"
-    with RunFolder.opened("audit", run, config, name_parts=(model.alias, split.name), title=title) as folder:
-        chapters = AuditChapters(folder.path, name, model, split, images, options)
-        chapters.analyse(options.budget)
+    with run.folder("Audit of") as writing:
+        folder = writing.folder
+        assert folder is not None, "one process alone audits"
+        chapters = AuditChapters(folder.path, run, predicted)
+        chapters.analyse()
         start = time.monotonic()
-        why: dict[str, Any] = {} if predicted else failure_fields([_mapped(model, split, run)], quiet=run.quiet)
-        budget, tried = chapters.attack(options.budget, others=time.monotonic() - start)
+        why: dict[str, Any] = {} if predicted else failure_fields([_mapped(run)], quiet=run.run.quiet)
+        budget, tried = chapters.attack(others=time.monotonic() - start)
         folder.keep(
             AuditRecord(
                 folder=folder.path, chapters=tuple(chapters.done), attacks_considered=tried, budget=(budget,),
@@ -329,19 +294,17 @@ def measure(options: AuditOptions) -> Path:
     return path
 
 
-def _mapped(model: Model, split: Split, run: RunOptions) -> Subject:
+def _mapped(run: Run[AuditOptions]) -> Subject:
     """The model, its predictions, and maps of some images, half of them misclassified where there are so many."""
-    evaluation = evaluate(model, split, batch_size=run.batch_size, precision=run.precision)
-    draw = torch.randperm(len(split), generator=torch.Generator().manual_seed(run.seed))
-    wrong = [int(at) for at in draw if not evaluation.correct[at]][: MAPPED // 2]
-    right = [int(at) for at in draw if evaluation.correct[at]][: MAPPED - len(wrong)]
-    indices = torch.tensor([*wrong, *right], dtype=torch.long)
+    model, split, seed = run.model, run.split, run.run.seed
+    evaluation = evaluate(model, split, **run.passes)
+    draw = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
+    correct = evaluation.correct[draw]
+    wrong = draw[~correct][: MAPPED // 2]
+    indices = torch.cat([wrong, draw[correct][: MAPPED - len(wrong)]])
     method = preferred_method(model)
-    maps = explain(model, split.pick(indices), method=method, batch_size=run.batch_size, seed=run.seed)
-    return Subject(
-        model, split, evaluation, maps.detach().float().cpu(), indices,
-        precision=run.precision, batch_size=run.batch_size, seed=run.seed,
-    )  # fmt: skip
+    maps = explain(model, split.pick(indices), method=method, batch_size=run.run.batch_size, seed=seed)
+    return Subject(model, split, evaluation, maps.detach().float().cpu(), indices, **run.passes, seed=seed)
 
 
 def _require_writable(file: Path | None) -> None:

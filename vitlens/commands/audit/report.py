@@ -61,13 +61,10 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
 def _judged(record: AuditRecord) -> Iterator[Claim]:
     yield _accuracy(record)
     strong = "attack" in record.named
+    twice = {("attack", "common corruptions"), *([("corruptions", "robustness")] if strong else [])}
     for name, chapter in record.named.items():
         for claim in chapter.claims:
-            if claim.question in ("accuracy", "top-1 accuracy") or (
-                strong and name == "corruptions" and claim.question == "robustness"
-            ):
-                continue
-            if name == "attack" and claim.question == "common corruptions":
+            if claim.question in ("accuracy", "top-1 accuracy") or (name, claim.question) in twice:
                 continue
             claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
             claim = claim if strong else _one_step(claim)
