@@ -56,14 +56,14 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "pooling-digits": "study --kind pooling",
     "data-digits": "study --kind data",
     "swin-digits": "study --kind swin --epochs 4",
-    "distillation-digits": "train vit-mini --data digits --epochs 8 --out reports/alone-digits && "
-    "train vit-mini --data digits --epochs 8 --distill-from cnn-digits --beside alone=reports/alone-digits",
+    "distillation-digits": "train vit-mini --data digits --epochs 8 --out reports/untaught-digits && "
+    "train vit-mini --data digits --epochs 8 --distill-from cnn-digits --beside untaught=reports/untaught-digits",
     "transfer-deit-tiny": f"study {DEIT.partition('=')[2]} --kind transfer --data cifar10-five --image-size 112",
     "train-vit-cifar10-jpeg": "train vit-mini --data cifar10-jpeg --recipe short --epochs 16",
     "train-cnn-cifar10-jpeg": "train resnet20 --data cifar10-jpeg --recipe short --epochs 16",
     "compare-cifar10-jpeg": f"compare {PAIR}",
     "features-cifar10-jpeg": f"features {PAIR}",
-    "attack-cifar10-jpeg": f"attack {PAIR} --limit 500",
+    "attack-cifar10-jpeg": f"attack {PAIR} --limit 200 --steps pgd=20,cw=30 --self-checks few",
 }
 SIDE: Final = 0.65  # of a figure's pixels
 INNER: Final = 0.45  # of those of chapters

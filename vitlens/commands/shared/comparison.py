@@ -147,7 +147,7 @@ def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
 
 
 def _paired(row: PairRow) -> str:
-    words = "{{ first }} alone is correct on {{ only_first_right }} image{{ only_first_right|s }}, {{ second }} alone "
+    words = "Only {{ first }} is correct on {{ only_first_right }} image{{ only_first_right|s }}, only {{ second }} "
     words += "on {{ only_second_right }}, both on {{ both_right }}."
     small = row.p_holm <= LEVEL and abs(row.gain(row.first).value) < SMALLEST
     return words + " This difference is significant, but too small to matter." if small else words

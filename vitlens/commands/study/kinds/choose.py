@@ -89,7 +89,7 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 
 _SAYS: Final[Mapping[Outcome, str]] = {
     "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one "
-    "surely loses at most {{ margin }} points{% else %}, and none is cheaper{% endif %}.",
+    "is surely within {{ margin }} points of it{% else %}, and none is cheaper{% endif %}.",
     "cheaper": "Take **{{ own.name }}**: {{ what }} {{ own.value }}, {{ own.gap|alone }} from the highest, that of "
     "**{{ best.name }}**{{ price }}.",
     "no difference": "No difference is seen between {{ alike|names }}, and one of {{ detectable }} points would have "
