@@ -302,7 +302,7 @@ def test_lists_and_reports_need_no_torch(golden):
 import sys, vitlens
 [str(listed()) for listed in (vitlens.list_methods, vitlens.list_attacks, vitlens.list_statistics, vitlens.list_models)]
 run = vitlens.read({str(golden("ablate").folder)!r})
-repr(run), run.metrics["accuracy/tiny"].value, run.table("units"), run.arrays["redundancy"], run.report
+repr(run), run.metrics["accuracy/tiny"].value, run.table("units"), run.arrays["effects-mean"], run.report
 assert not {{"torch", "timm", "matplotlib", "pandas"}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", first], capture_output=True, text=True, check=False)

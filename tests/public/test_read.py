@@ -75,7 +75,7 @@ def test_unknown_names_are_told_with_the_nearest(folder):
         (lambda: run.metrics["acuracy/tiny"], "accuracy/tiny"),
         (lambda: run.table("curve"), "curves"),
         (lambda: run.to_pandas("curve"), "curves"),
-        (lambda: run.arrays["redundanzy"], "redundancy"),
+        (lambda: run.arrays["efects-mean"], "effects-mean"),
     ):
         with pytest.raises(UnknownNameError, match=f"did you mean.*'{near}'"):
             ask()

@@ -1,23 +1,18 @@
 """The options that commands share, one definition each; free of torch."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitlens.commands.run.flags import argument, choices, option
 from vitlens.commands.run.parsing import numbers, side_lengths
-from vitlens.errors import InputError
-from vitlens.files import CONFIG, read_run
 from vitlens.models.sources.registry import describe_names
 from vitlens.names import DEFAULT_SEED, FORMATS, Precision
-from vitlens.typed import read_as
 
 _PANEL = "Run and report"
 _run = partial(option, panel=_PANEL)
 _model = partial(option, panel="Your own weights")
-_ANEW = "begin anew without --resume"
 DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # the run options that change results
 
 
@@ -113,39 +108,6 @@ class ModelOptions:
     )
     classes: Path | None = _model("--classes", "A file of class names, one a line.", metavar="FILE")
     model_file: tuple[str, ...] = model_file_option()
-
-
-def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] = ()) -> Any:
-    """The options that a stopped run began with, so that it can go on in its folder.
-
-    typed: those that hold as they are typed now, as do the run options that change no result. Raises InputError for the
-    folder of another command, and for any other option that is typed with another value than the run began with.
-    """
-    if options.run.out is not None:
-        raise InputError(
-            f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run keeps its folder"
-        )
-    record, source = read_run(resume), f"the options in {resume / CONFIG}"
-    if record.command != command:
-        raise InputError(f"expected the folder of vitlens {command} to resume, found one of vitlens {record.command}")
-    begun = read_as(type(options), record.config.get("options"), source=source, hint=_ANEW)
-    run = replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})
-    kept = _begun(options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its ")
-    return replace(kept, run=run, resume=resume)
-
-
-def _begun(options: Any, begun: Any, typed: Collection[str], expected: str) -> Any:
-    """The options that a run began with, those in bundles, too, but for those that hold as they are typed now."""
-    kept = {}
-    for each in fields(options):
-        value, before = getattr(options, each.name), getattr(begun, each.name)
-        if each.name in typed:
-            kept[each.name] = value
-        elif is_dataclass(value):
-            kept[each.name] = _begun(value, before, typed, f"{expected}{each.name}.")
-        elif value not in (each.default, before):
-            raise InputError(f"{expected}{each.name}, {before}, found {value}; leave it out")
-    return replace(begun, **kept)
 
 
 def one_model() -> Any:

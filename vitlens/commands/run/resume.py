@@ -2,20 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitlens.commands.run.options import DECIDING
 from vitlens.commands.run.progress import PROGRESS, ProgressStore
 from vitlens.commands.run.run import Run, Writing
 from vitlens.errors import InputError
-from vitlens.files import read_run
+from vitlens.files import CONFIG, read_run
 from vitlens.models.model import Model
+from vitlens.typed import read_as
 
 
 def batch_digest(images: Tensor, labels: Tensor) -> str:
@@ -79,3 +81,36 @@ def _require_same(resume: Path, command: str, identity: Mapping[str, object]) ->
                 f"expected to resume {resume} with its {name} ({then}), found another ({now}); give what it began "
                 "with, or begin anew without --resume"
             )
+
+
+def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] = ()) -> Any:
+    """The options that a stopped run began with, so that it can go on in its folder.
+
+    typed: those that hold as they are typed now, as do the run options that change no result. Raises InputError for the
+    folder of another command, and for any other option that is typed with another value than the run began with.
+    """
+    if options.run.out is not None:
+        raise InputError(
+            f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run keeps its folder"
+        )
+    record, source = read_run(resume), f"the options in {resume / CONFIG}"
+    if record.command != command:
+        raise InputError(f"expected the folder of vitlens {command} to resume, found one of vitlens {record.command}")
+    begun = read_as(type(options), record.config.get("options"), source=source, hint="begin anew without --resume")
+    run = replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})
+    kept = _begun(options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its ")
+    return replace(kept, run=run, resume=resume)
+
+
+def _begun(options: Any, begun: Any, typed: Collection[str], expected: str) -> Any:
+    """The options that a run began with, those in bundles, too, but for those that hold as they are typed now."""
+    kept = {}
+    for each in fields(options):
+        value, before = getattr(options, each.name), getattr(begun, each.name)
+        if each.name in typed:
+            kept[each.name] = value
+        elif is_dataclass(value):
+            kept[each.name] = _begun(value, before, typed, f"{expected}{each.name}.")
+        elif value not in (each.default, before):
+            raise InputError(f"{expected}{each.name}, {before}, found {value}; leave it out")
+    return replace(begun, **kept)

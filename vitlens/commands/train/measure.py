@@ -14,10 +14,10 @@ from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, e
 from vitlens.commands.run.conclusion import UNMET, Conclusion
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
-from vitlens.commands.run.options import resumed
 from vitlens.commands.run.progress import progress, training_progress
 from vitlens.commands.run.publish import publish, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
+from vitlens.commands.run.resume import resumed
 from vitlens.commands.run.run import join_run
 from vitlens.commands.run.tracking import TrackerWatcher, require_trackers
 from vitlens.commands.run.unseen import keep_training_images

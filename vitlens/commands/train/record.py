@@ -108,6 +108,11 @@ class DistillationRow:
     token: bool
     forms: int
 
+    @property
+    def hard(self) -> bool:
+        """Whether the student learns the teacher's prediction alone."""
+        return self.kind == "hard"
+
 
 @dataclass(frozen=True)
 class PointRow:

@@ -341,7 +341,7 @@ REPORT: Final = Report(
         ),
         Section(
             "What does the teacher change?", "taught",
-            says="**{{ teacher }}** is the teacher: the student learns {% if kind == 'hard' %}the teacher's prediction "
+            says="**{{ teacher }}** is the teacher: the student learns {% if row.hard %}the teacher's prediction "
                  "as a second label{% else %}the teacher's probabilities at temperature {{ temperature }}{% endif %}, "
                  "with weight {{ weight }} in the loss, through {% if token %}a distillation token with its own head"
                  "{% else %}the head of the labels{% endif %}. {% if forms %}Its outputs on each training image"

@@ -23,9 +23,9 @@ from vitlens.archives import Form
 from vitlens.arrays import arrays_of, as_arrays
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
-from vitlens.commands.run.options import resumed
 from vitlens.commands.run.progress import training_progress
 from vitlens.commands.run.publish import publish
+from vitlens.commands.run.resume import resumed
 from vitlens.commands.run.unseen import keep_training_images
 from vitlens.commands.shared.receptive import field_rows
 from vitlens.commands.shared.trainings import augmentation_words
