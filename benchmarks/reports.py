@@ -63,7 +63,6 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "train-cnn-cifar10-jpeg": "train resnet20 --data cifar10-jpeg --recipe short --epochs 16",
     "compare-cifar10-jpeg": f"compare {PAIR}",
     "features-cifar10-jpeg": f"features {PAIR}",
-    "attack-cifar10-jpeg": f"attack {PAIR} --limit 200 --steps pgd=20,cw=30 --self-checks few",
 }
 SIDE: Final = 0.65  # of a figure's pixels
 INNER: Final = 0.45  # of those of chapters

@@ -38,12 +38,7 @@ ROOT: Final = Path(__file__).parents[2]
 REPORTS: Final = ROOT / "reports"
 TEMPLATES: Final = ROOT / "docs" / "pages"
 # reports that are being made, for `made`; take a name away when its report is committed
-PENDING: Final = frozenset(
-    {
-        "audit-vit-digits", "attack-cifar10-jpeg", "features-cifar10-jpeg", "transfer-deit-tiny", "swin-digits",
-        "architecture-digits", "patch-size-digits", "data-digits", "distillation-digits",
-    }
-)  # fmt: skip
+PENDING: Final = frozenset({"audit-vit-digits"})
 _LEFT_OUT: Final = ("--quiet", "--overwrite")  # of a command that a page shows
 
 
