@@ -36,7 +36,7 @@ SHOWN: Final = (
 FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the transfer study
 QUICK: Final = {  # minutes
     "study-digits": "study",
-    "audit-vit-digits": "audit vit-digits --at-least accuracy=0.9",
+    "audit-vit-digits": "audit vit-digits --at-least accuracy=0.9 --budget 6",
     "look-deit-tiny": "look square.png --model timm:deit_tiny_patch16_224@deit_tiny.safetensors --html",
     "stats-deit-tiny": f"stats {DEIT} --data photos",
     "rollout-vit-digits": "rollout vit-digits --limit 3",
