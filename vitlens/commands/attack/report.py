@@ -118,8 +118,8 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
         "in {{ against|length }} of {{ telling|length }} tests it is the other way round{% endif %}.",
         signed(row.difference, better == first),
         headline="{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on the attack{% else %}"
-        "{{ better }} withstands attacks better than {{ worse }}: {{ kept[better]|value(0) }} against "
-        "{{ kept[worse]|value(0) }} under {{ row.title }} at {{ row.at }}{% endif %}",
+        "{{ better }} withstands attacks at {{ row.at }} better than {{ worse }}: {{ kept[better]|value(0) }} against "
+        "{{ kept[worse]|value(0) }} under {{ row.title }}{% endif %}",
         given=known, p=row.p_holm,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -140,10 +141,10 @@ def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> list[Picture
 
 def _disagreed(record: CompareRecord) -> list[Picture]:
     """The errors with the highest confidence that one model alone makes, three of each; else images of the panels."""
-    alone = [
-        row for cell in ("only-first-wrong", "only-second-wrong")
-        for row in [each for each in record.images_shown if each.example and each.cell == cell][: _PICTURED // 2]
-    ]  # fmt: skip
+    alone = list[ImageRow]()
+    for cell, sure in (("only-first-wrong", "first_probability"), ("only-second-wrong", "second_probability")):
+        own = [row for row in record.images_shown if row.example and row.cell == cell]
+        alone += sorted(own, key=attrgetter(sure), reverse=True)[: _PICTURED // 2]
     return _pictures(record, alone or _panels(record)[:_PICTURED])
 
 
@@ -306,9 +307,8 @@ REPORT: Final = Report(
     unknown=unknown,
     picture=Chart(
         "examples", images(),
-        "Both models' maps (bright: evidence) on errors that one model alone makes, surest first. White: outline of "
-        "the "
-        "object; agreement: rank correlation of both maps; frames: correct or not.",
+        "Errors that one model alone makes, surest first, and both models' maps (bright: evidence). Frames: blue "
+        "correct, orange wrong; white: the object; agreement: rank correlation of both maps.",
         title="Input and the map of each model", rows=_disagreed,
     ),
     glance=(

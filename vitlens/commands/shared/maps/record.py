@@ -65,8 +65,8 @@ _LACKS: Final[Mapping[Lack, str]] = {
     "few images": f"may ignore the weights (fewer than {ENOUGH} images have a usable map)",
     "predictions unchanged": f"may ignore the weights (random weights keep {percent(KEPT)} or more of the predictions, "
     "so no map had to change)",
-    "interval holds the threshold": "may ignore the weights (with random weights its maps correlate with those before "
-    f"by about {SIMILAR:g}, the limit)",
+    "interval holds the threshold": "may ignore the weights (when these are randomised its maps still correlate with "
+    f"those before by about {SIMILAR:g}, the limit)",
     "jumps": "jumps when images are shifted by at most a pixel",
     "may jump": "may move when images are shifted by at most a pixel",
 }

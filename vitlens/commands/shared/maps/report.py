@@ -18,9 +18,9 @@ _SAYS: Final = {
     "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. Removing patches in its "
     "order exceeds {{ best.baseline }}, the hardest baseline, by {{ best.margin|alone }}"
     "{% if alike %}; {{ alike|names(3) }} cannot be told from it{% endif %}.",
-    "inconclusive": "It is open whether a map of **{{ alias }}** may be believed: **{{ best.method }}**"
-    "{% if judged|length > 1 %}, which comes closest of {{ judged|length }} methods,{% endif %} {{ best.lacks|whole "
-    "}}.",
+    "inconclusive": "It is open whether a map of **{{ alias }}** may be believed: {% if judged|length > 1 %}the "
+    "closest of {{ judged|length }} methods, **{{ best.method }}**,{% else %}**{{ best.method }}**{% endif %} "
+    "{{ best.lacks|whole }}.",
     "": "No map of **{{ alias }}** passes every check: **{{ best.method }}**{% if judged|length > 1 %}, the closest of "
     "{{ judged|length }} methods,{% endif %} {{ best.lacks|whole }}.",
 }
