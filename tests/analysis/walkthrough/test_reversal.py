@@ -67,6 +67,7 @@ def test_positions_in_queries_and_keys_reverse() -> None:
     assert weights.flip(-1).diagonal(dim1=-2, dim2=-1).mean() > 0.95
 
 
+@pytest.mark.slow
 def test_the_check_as_the_command_runs_it():
     state = torch.get_rng_state()
     placed, without = (reversal(positions=positions) for positions in (True, False))
