@@ -25,7 +25,7 @@ from PIL import Image
 
 PATIENCE = 60.0  # seconds that a visitor waits for an answer
 TABS = {name: f"[id='{result}-result'] iframe" for name, result in (
-    ("Look", "look"), ("Explain", "right"), ("Break", "break"), ("Intervene", "intervene"), ("3D", "3d"),
+    ("Look", "look"), ("Explain", "right"), ("Break", "break"), ("Intervene", "intervene"), ("3d"),
 )}  # fmt: skip
 
 
@@ -140,7 +140,7 @@ async def measure(address: str, aliases: list[str], users: int, lasting: float, 
         ]  # fmt: skip
         if not await intervenes(visitors[0]):
             for visitor in visitors:
-                visitor.tabs = {name: seen for name, seen in TABS.items() if name not in ("Intervene", "3D")}
+                visitor.tabs = {name: seen for name, seen in TABS.items() if name != "Intervene"}
         seconds.clear()
         end = time.monotonic() + lasting
 
