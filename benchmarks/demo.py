@@ -25,7 +25,7 @@ from PIL import Image
 
 PATIENCE = 60.0  # seconds that a visitor waits for an answer
 TABS = {name: f"[id='{result}-result'] iframe" for name, result in (
-    ("Look", "look"), ("Explain", "right"), ("Break", "break"), ("Intervene", "intervene"), ("3d"),
+    ("Look", "look"), ("Explain", "right"), ("Break", "break"), ("Intervene", "intervene"),
 )}  # fmt: skip
 
 
