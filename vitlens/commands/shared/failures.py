@@ -136,8 +136,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     elif differs is None:
         words = (
             "We do not know why **{{ model }}** fails: " + _CHANGED + ", {{ test.mended }} of its {{ errors }} errors "
-            "are mended (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors are not shown to be "
-            "more frequent on {{ row.where|whole }}"
+            "are mended (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors are not "
+            "significantly more frequent on {{ row.where|whole }}"
         )
         following = "more images"
     elif test is not None:
