@@ -102,11 +102,11 @@ def _most_important(record: AblateRecord) -> Claim:
     if not found:
         return _claim(
             record, f"most important {word}",
-            "Of {{ count }} {{ word }}s of **{{ model }}**, none has a significant effect when it is removed alone "
-            "(corrected for {{ count }} tests); the largest measured rise of the loss is that of **{{ most.unit "
-            "}}**, {{ most.loss|alone }}.",
-            title=f"No single {word} of {model} has a significant effect", kind="answer", count=len(rows), word=word,
-            most=max(rows, key=lambda row: row.loss.value),
+            "Of {{ count }} {{ word }}s of **{{ model }}**, none surely changes the loss by more than {{ least }} when "
+            "it is removed alone (corrected for {{ count }} tests); the largest measured rise is that of "
+            "**{{ most.unit }}**, {{ most.loss|alone }}.",
+            title=f"No single {word} of {model} surely matters", kind="answer", count=len(rows), word=word,
+            most=max(rows, key=lambda row: row.loss.value), least=record.model.smallest,
         )  # fmt: skip
     lead = found[0]
     return _claim(
