@@ -93,6 +93,9 @@ class Session:
                     self._skip(name, "out of memory with a single image")
                     return
                 too_large, batch = batch, batch // 2
+            except (RuntimeError, ValueError, TypeError) as error:  # time on a card is short: the other cases go on
+                self._skip(name, f"{type(error).__name__}: {error}")
+                return
             self._free()
         values = {"images at a time": batch, **values}
         if too_large:

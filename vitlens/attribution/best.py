@@ -73,8 +73,10 @@ def best_maps(model: Model, images: Images, targets: Labels) -> Maps:
     over one sequence of tokens.
     """
     parts = _parts(model, images, targets)
-    smooth = _smooth(parts, effects(model, images, targets))
-    candidates = torch.stack([smooth, parts.where**_SHARP_POWER * parts.rollout * parts.agreed, parts.rollout])
+    effect = effects(model, images, targets)
+    with without_autocast(model.device):
+        smooth = _smooth(parts, effect)
+        candidates = torch.stack([smooth, parts.where**_SHARP_POWER * parts.rollout * parts.agreed, parts.rollout])
     kept = _kept(model, images, targets, candidates)
     kept[0] += MARGIN
     found: Maps = candidates[kept.argmax(0), torch.arange(len(images), device=candidates.device)]
