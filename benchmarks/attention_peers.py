@@ -36,7 +36,7 @@ def vit_explain(layers: list[Tensor]) -> Tensor:
     """jacobgil/vit-explain's rollout, mean fusion, no discard: the CLS row over the patches."""
     result = torch.eye(layers[0].shape[-1], device=layers[0].device).expand(len(layers[0]), -1, -1)
     for weights in layers:
-        mixed = (weights.mean(1) + torch.eye(weights.shape[-1])) / 2
+        mixed = (weights.mean(1) + torch.eye(weights.shape[-1], device=weights.device)) / 2
         result = (mixed / mixed.sum(-1, keepdim=True)) @ result
     return result[:, 0, 1:]
 

@@ -10,13 +10,13 @@ from tests.kit.makers import learned, pictures, sharp_vit, tiny_cnn, tiny_vit, w
 from tests.kit.saving import save_little
 from tests.kit.typechecker import install
 
-__all__ = ["golden", "learned", "pictures", "sharp_vit", "tiny_cnn", "tiny_vit", "weaker"]  # fixtures
+__all__ = ["golden", "learned", "pictures", "places", "sharp_vit", "tiny_cnn", "tiny_vit", "weaker"]  # fixtures
 
 if {"VITLENS_SHAPES", "VITLENS_CHECK_ALL"} & os.environ.keys():
     install("vitlens")
 save_little()
 
-from tests.kit.golden import golden  # noqa: E402  after vitlens's annotations are checked
+from tests.kit.golden import golden, places  # noqa: E402  after vitlens's annotations are checked
 
 gc.set_threshold(50_000, 20, 20)  # a tenth of the tests' time went into walking through what stays anyway
 

@@ -81,7 +81,7 @@ def _sweep(session: Session, model: Model, name: str, precision: str, count: int
         found[:] = [[_swept(session, model, name, precision, *part) for part in parts]]
 
     with computing(session.device, "fp32"):
-        time = timed(work, session.device, repeats=1 if session.tiny else 3)
+        time = timed(work, session.device, repeats=1 if session.tiny or name == "cw" else 3)
     return {**_of(time, count), "robust": _robust(session, found[0], name)}
 
 
@@ -112,7 +112,7 @@ def _beside_foolbox(session: Session, model: Model, name: str, count: int, batch
     try:
         peers.STEPS = peers.CW_STEPS = _steps(name, session)
         with computing(session.device, "fp32"):
-            times = alternating(jobs, session.device, repeats=1 if session.tiny else 2)
+            times = alternating(jobs, session.device, repeats=1 if session.tiny or name == "cw" else 2)
     finally:
         peers.STEPS, peers.CW_STEPS = before
     ours, theirs = times["ours"], times["foolbox"]

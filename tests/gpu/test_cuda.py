@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.contracts.test_report_folders import LINES
 from tests.gpu.same_numbers import differences, results
+from tests.kit.golden import LINES, make
 from vitlens.cli.main import run
 
 pytestmark = [
@@ -30,13 +30,14 @@ def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_command_measures_on_cuda_what_it_measures_on_the_cpu(name, tiny_vit, tiny_cnn, pictures, tmp_path, capsys):
-    words = LINES[name].format(vit=tiny_vit, cnn=tiny_cnn, pictures=pictures).split()
+def test_a_command_measures_on_cuda_what_it_measures_on_the_cpu(name, places, tmp_path):
+    found = {}
     for device in ("cpu", "cuda"):
-        line = [*words, "--device", device, "--precision", "fp32", "--quiet", "--out", str(tmp_path / device)]
-        assert run(line) == 0, capsys.readouterr().err
-    assert results(tmp_path / "cuda")["status"] == "done"
-    assert differences(results(tmp_path / "cpu"), results(tmp_path / "cuda")) == []
+        beside = tmp_path / device
+        beside.mkdir()
+        found[device] = results(make(name, places, beside, device=("--device", device, "--precision", "fp32")))
+    assert found["cuda"]["status"] == "done"
+    assert differences(found["cpu"], found["cuda"]) == []
 
 
 def test_bf16_is_the_default_on_cuda_and_keeps_the_answers(tmp_path):

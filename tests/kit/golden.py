@@ -1,6 +1,6 @@
 """One run of each command on tiny models, made when it is first asked for and shared by all tests of the process."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,12 +91,14 @@ class Golden:
 
 
 @pytest.fixture(scope="session")
-def golden(
-    tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, learned: Path, pictures: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[str], Golden]:  # fmt: skip
+def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, learned: Path, pictures: Path) -> dict[str, Path]:
+    """What the lines name."""
+    return {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "learned": learned, "pictures": pictures}
+
+
+@pytest.fixture(scope="session")
+def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Golden]:
     """`golden("attack")`: the run of that name, or of a command that was added."""
-    places = {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "learned": learned, "pictures": pictures}
     made: dict[str, Golden] = {}
 
     def find(name: str) -> Golden:
@@ -107,9 +109,9 @@ def golden(
     return find
 
 
-def make(name: str, places: Mapping[str, Path], beside: Path) -> Path:
+def make(name: str, places: Mapping[str, Path], beside: Path, *, device: Sequence[str] = ("--device", "cpu")) -> Path:
     line = LINES.get(name, f"{name} {{vit}} --data digits --limit 4").format(**places, beside=beside)
-    words = [*line.split(), "--device", "cpu", "--quiet", "--out", str(beside / "run")]
+    words = [*line.split(), *device, "--quiet", "--out", str(beside / "run")]
     with saved_figures() if name in SAVED_TWICE else nullcontext(), pytest.MonkeyPatch.context() as patch:
         # the self-checks attack an image about a hundred times: two images are enough here
         patch.setattr("vitlens.commands.attack.sweep.CHECKED", 2)

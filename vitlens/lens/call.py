@@ -11,7 +11,8 @@ from vitlens.lens.site import Site, Windows
 from vitlens.shapes import Weights
 
 Placed = Float[Tensor, "batch heads _ key"]
-_AT_ONCE = 1 << 19  # weights: 2 MiB in fp32, which fits a core's cache
+# weights: 2 MiB in fp32, which fits a core's cache; on a card 256 MiB, or it would wait for each part's launches
+_AT_ONCE = {"cpu": 1 << 19, "other": 1 << 26}
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,11 @@ class AttentionCall:
         return self.gradient.to(self.inputs.value) @ self.inputs.value.transpose(-2, -1)  # output = weights @ value
 
     def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
-        """The call in parts of a few images, each with its slice, so that the weights fit the processor's cache."""
+        """The call in parts of a few images, each with its slice: a part's weights fit the processor's cache."""
         windows = self._windows_each()
         each = windows * self.site.heads * self.site.queries * self.site.keys
-        step = max(1, _AT_ONCE // each)
+        held = self.computed if self.computed is not None else self.inputs.query  # type: ignore[union-attr]
+        step = max(1, _AT_ONCE["cpu" if held.device.type == "cpu" else "other"] // each)
         for start in range(0, self.images, step):
             stop = min(start + step, self.images)
             yield slice(start, stop), self._part(slice(start * windows, stop * windows), stop - start)

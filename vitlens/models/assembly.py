@@ -116,6 +116,7 @@ def default_classes(count: int) -> tuple[str, ...]:
 
 def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
     """The number of logits, measured in a forward pass, as every library stores it elsewhere."""
+    device = next((parameter.device for parameter in module.parameters()), None)
     with evaluating(module), torch.no_grad():
-        logits = module(torch.zeros(1, 3, *size))
+        logits = module(torch.zeros(1, 3, *size, device=device))
     return int(logits.shape[-1])
