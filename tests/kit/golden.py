@@ -54,7 +54,6 @@ LINES: Final = {
     "train a head alone": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --freeze-backbone",
     "train from a teacher": "train vit-mini --data digits --epochs 2 --limit 60 --batch-size 20 --dim 16 --depth 1 "
     "--heads 2 --patch-size 8 --distill-from {vit} --beside cnn-digits",
-    "train frozen and full": "train {learned} --data digits --epochs 2 --limit 40 --batch-size 10 --compare-frozen",
     "study of points": "study --kind pooling --seeds 2 --epochs 2 --limit 20 --batch-size 10",
     "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
     "walkthrough": "walkthrough {vit} --images {pictures}/1.png --layer 1 --head 1",
@@ -91,9 +90,9 @@ class Golden:
 
 
 @pytest.fixture(scope="session")
-def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, learned: Path, pictures: Path) -> dict[str, Path]:
+def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> dict[str, Path]:
     """What the lines name."""
-    return {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "learned": learned, "pictures": pictures}
+    return {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "pictures": pictures}
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,6 @@ def test_a_requirement_that_does_not_hold_is_exit_code_3(tmp_path):
     ("changes", "option"),
     [
         ({"resume": Path("runs/a")}, "--resume"),
-        ({"tuning": Tuning(compare=True)}, "--compare-frozen"),
         ({"teaching": TeacherOptions("cnn-digits")}, "--distill-from"),
         ({"keep_every": 1}, "--keep-every"),
         ({"track": ("tensorboard",)}, "--track"),

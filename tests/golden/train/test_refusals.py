@@ -13,7 +13,7 @@ from vitlens.errors import InputError
 NAN = float("nan")
 TEACHER = TeacherOptions("cnn-digits")
 PLAN = TrainOptions("runs/mine")
-FROZEN, COMPARED = Tuning(freeze=True), Tuning(compare=True)
+FROZEN = Tuning(freeze=True)
 ALONE = (  # settings that need a teacher
     ({"kind": "soft"}, "--distill"),
     ({"weight": 0.3}, "--distill-weight"),
@@ -26,19 +26,13 @@ REFUSED: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "no block": (lambda: Tuning(last=0), ("--train-last", "0")),
     "no view": (lambda: Tuning(views=0, freeze=True), ("--cached-views", "0")),
     "the head and a block": (lambda: Tuning(freeze=True, last=2), ("--freeze-backbone", "--train-last")),
-    "the head and both": (lambda: Tuning(freeze=True, compare=True), ("--freeze-backbone", "--compare-frozen")),
     "views of what is trained": (lambda: Tuning(views=2), ("--cached-views", "--freeze-backbone")),
     "a preset's head": (lambda: FROZEN.require_learned("vit-tiny"), ("--freeze-backbone", "'vit-tiny'")),
     "a preset's block": (lambda: Tuning(last=1).require_learned("vit-tiny"), ("--train-last", "'vit-tiny'")),
-    "a preset both ways": (lambda: COMPARED.require_learned("vit-tiny"), ("--compare-frozen", "'vit-tiny'")),
     "a hard label's temperature": (lambda: TeacherOptions("m", temperature=2.0), ("--temperature", "--distill soft")),
     "a taught head": (
         lambda: require_compatible(replace(PLAN, tuning=FROZEN, teaching=TEACHER)),
         ("--freeze-backbone", "--distill-from"),
-    ),
-    "both ways taught": (
-        lambda: require_compatible(replace(PLAN, tuning=COMPARED, teaching=TEACHER)),
-        ("--compare-frozen", "--distill-from"),
     ),
     "a head at each epoch": (lambda: require_compatible(replace(PLAN, tuning=FROZEN, keep_every=3)), ("--keep-every",)),
 } | {
@@ -59,10 +53,9 @@ def test_what_goes_together_is_taken():
     for fields, _ in ALONE:
         TeacherOptions("cnn-digits", **fields)
     Tuning().require_learned("vit-tiny")
-    for tuning in (FROZEN, COMPARED, Tuning(last=1)):
+    for tuning in (FROZEN, Tuning(last=1)):
         tuning.require_learned("timm:vit_tiny_patch16_224")
     Tuning("vit.safetensors", freeze=True).require_learned("vit-tiny-224")
-    require_compatible(replace(PLAN, tuning=COMPARED, keep_every=3))
     require_compatible(replace(PLAN, tuning=Tuning(last=1), teaching=TEACHER, keep_every=3, recompute=True))
 
 
