@@ -7,12 +7,10 @@ from math import log2
 from typing import Final, TypeAlias
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from vitlens.analysis.heads.labels import FAULTY, LABELS, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
-from vitlens.charts import board, lines
-from vitlens.charts.specialisation import specialisation_matrix
+from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.stats.record import ChangeRow, HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.record import by
 from vitlens.report.claims import Claim, above, below, found, judge
@@ -25,6 +23,8 @@ _Number: TypeAlias = Callable[[HeadRow], Estimate | None]
 UNIFORM: Final = 0.5  # bits of a row, below which attention is uniform
 DEAD: Final = 0.005  # of the mean norm of the heads' outputs
 ON_ONE: Final = 0.25  # of the attention on one patch, from which on a head attends to one place
+_RATIOS: Final = (1 / 8, 32)  # times uniform attention, the ends of the colours
+_CODED: Final = 150  # heads, above which there is no room for codes
 FEW: Final = 2  # images, below which nothing is judged
 _OVERVIEW: Final = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")
 _TOKENS: Final = ("token_norm", "greatest_norm", "high_norm_patches")
@@ -177,7 +177,7 @@ def definitions(record: StatsRecord) -> Iterator[tuple[str, str]]:
     given = {label for head in heads_shown(record) for label in (head.label, head.best)}
     for label, rule in LABELS.items():
         if label in given:
-            yield label, f"{rule.sentence}."
+            yield label if label == rule.code else f"{label} ({rule.code})", f"{rule.sentence}."
 
 
 def _unclear(record: StatsRecord) -> str:
@@ -203,26 +203,31 @@ def _labelled(model: int, record: StatsRecord) -> list[HeadRow]:
     return [head for head in known if head.model == record.aliases[model]] if model < len(record.aliases) else []
 
 
-def _offsets(model: int, record: StatsRecord, title: str) -> Figure:
-    labelled = by(_labelled(model, record), "layer")
-    ratios = record.offsets[record.aliases[model]].ratio
-    return specialisation_matrix(
-        ratios=[ratios.get(layer) for layer in labelled],
-        labels=[[row.label if row.label in LABELS else UNLABELLED for row in own] for own in labelled.values()],
-        scores=[[row.score.value if row.score else np.nan for row in own] for own in labelled.values()],
-        layers=list(labelled),
-        title=title,
-    )
+def _offsets(model: int, record: StatsRecord) -> Iterator[Picture]:
+    """The mean weight by offset of every head, layers down, or across where they are more than twice as many."""
+    heads = sorted(_labelled(model, record), key=lambda head: (head.layer, head.head))
+    layers, most = {head.layer for head in heads}, max((head.head + 1 for head in heads), default=0)
+    for head in heads:
+        ratio, label = (
+            record.offsets[head.model].ratio.get(head.layer),
+            LABELS.get(head.label or "", LABELS[UNLABELLED]),
+        )
+        values = np.full((1, 1), np.nan) if ratio is None else np.log2(np.clip(ratio[head.head], *_RATIOS))
+        row, column = f"L{head.layer}", f"H{head.head}"
+        row, column = (column, row) if len(layers) > 2 * most else (row, column)
+        below = label.code if len(heads) <= _CODED else ""
+        yield Picture(None, values, row, column, below, label.colour)
 
 
 def _offset_chart(name: str, model: int) -> Chart:
     return Chart(
-        name, partial(_offsets, model),
-        "Mean weight of keys by their offset from the query, which is in the middle, for every head. Frame and code "
-        "name its pattern, the number is the score.",
+        name,
+        images(scale="joint", label="weight, log2 of times uniform"),
+        "Mean weight of keys by their offset from the query, which is in the middle, for every head; grey: never "
+        "occurs. Frame and code name its pattern.",
         title=f"What every head of {{{{ record.aliases[{model}] }}}} attends to",
-        only=lambda record: bool(_labelled(model, record)), whole=True,
-    )  # fmt: skip
+        rows=lambda record: list(_offsets(model, record)),
+    )
 
 
 def _sharpest(record: StatsRecord) -> str:
