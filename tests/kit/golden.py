@@ -29,7 +29,6 @@ LINES: Final = {
     "--method rollout,relevance,gradient-rollout,attention,flow",
     "stats": "stats {vit} --data digits --limit 12 --batch-size 5",
     "stats of pictures": "stats {vit} --images {pictures} --no-renormalise",
-    "stats of two": "stats {vit} {vit}@random --data digits --limit 6",
     "ablate": "ablate tiny={vit} --data digits --limit 12 --replace mean,zero,resample --greedy --prune 0.25",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
     "compare": "compare {vit} {cnn} --data digits --limit 24 --panels 6 --checked 8",
