@@ -11,7 +11,6 @@ NAMES = [*LINES, *sorted(MADE - {line.split()[0] for line in LINES.values()})]  
 
 # long ones that no test of the default suite asks for, and whose parts it makes by hand
 BY_HAND = (
-    "stats of two",
     "compare of one family",
     "profile by patch size",
     "attention of a patch",

@@ -29,7 +29,6 @@ LINES: Final = {
     "--method rollout,relevance,gradient-rollout,attention,flow",
     "stats": "stats {vit} --data digits --limit 12 --batch-size 5",
     "stats of pictures": "stats {vit} --images {pictures} --no-renormalise",
-    "stats of two": "stats {vit} {vit}@random --data digits --limit 6",
     "ablate": "ablate tiny={vit} --data digits --limit 12 --replace mean,zero,resample --greedy --prune 0.25",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
     "compare": "compare {vit} {cnn} --data digits --limit 24 --panels 6 --checked 8",
@@ -54,7 +53,6 @@ LINES: Final = {
     "train a head alone": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --freeze-backbone",
     "train from a teacher": "train vit-mini --data digits --epochs 2 --limit 60 --batch-size 20 --dim 16 --depth 1 "
     "--heads 2 --patch-size 8 --distill-from {vit} --beside cnn-digits",
-    "train frozen and full": "train {learned} --data digits --epochs 2 --limit 40 --batch-size 10 --compare-frozen",
     "study of points": "study --kind pooling --seeds 2 --epochs 2 --limit 20 --batch-size 10",
     "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
     "walkthrough": "walkthrough {vit} --images {pictures}/1.png --layer 1 --head 1",
@@ -91,9 +89,9 @@ class Golden:
 
 
 @pytest.fixture(scope="session")
-def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, learned: Path, pictures: Path) -> dict[str, Path]:
+def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> dict[str, Path]:
     """What the lines name."""
-    return {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "learned": learned, "pictures": pictures}
+    return {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "pictures": pictures}
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from vitlens.errors import InputError
 NAN = float("nan")
 TEACHER = TeacherOptions("cnn-digits")
 PLAN = TrainOptions("runs/mine")
-FROZEN, COMPARED = Tuning(freeze=True), Tuning(compare=True)
+FROZEN = Tuning(freeze=True)
 ALONE = (  # settings that need a teacher
     ({"kind": "soft"}, "--distill"),
     ({"weight": 0.3}, "--distill-weight"),
@@ -26,7 +26,6 @@ ALONE = (  # settings that need a teacher
 )
 USELESS = (  # in a check
     ({"resume": Path("runs/a")}, "--resume"),
-    ({"tuning": COMPARED}, "--compare-frozen"),
     ({"teaching": TEACHER}, "--distill-from"),
     ({"keep_every": 1}, "--keep-every"),
     ({"track": ("tensorboard",)}, "--track"),
@@ -45,14 +44,11 @@ def plan(**changes: object) -> Callable[[], None]:
         (partial(Tuning, last=0), "--train-last 0"),
         (partial(Tuning, views=0, freeze=True), "--cached-views 0"),
         (partial(Tuning, freeze=True, last=2), "--freeze-backbone --train-last"),
-        (partial(Tuning, freeze=True, compare=True), "--freeze-backbone --compare-frozen"),
         (partial(Tuning, views=2), "--cached-views --freeze-backbone"),
         (partial(FROZEN.require_learned, "vit-tiny"), "--freeze-backbone 'vit-tiny'"),
         (partial(Tuning(last=1).require_learned, "vit-tiny"), "--train-last 'vit-tiny'"),
-        (partial(COMPARED.require_learned, "vit-tiny"), "--compare-frozen 'vit-tiny'"),
         (partial(TeacherOptions, "m", temperature=2.0), "--temperature --distill soft"),
         (plan(tuning=FROZEN, teaching=TEACHER), "--freeze-backbone --distill-from"),
-        (plan(tuning=COMPARED, teaching=TEACHER), "--compare-frozen --distill-from"),
         (plan(tuning=FROZEN, keep_every=3), "--keep-every"),
         *((plan(check=True, **own), f"--check {option}") for own, option in USELESS),
         *((partial(TeacherOptions, **own), f"--distill-from {option}") for own, option in ALONE),
@@ -68,10 +64,9 @@ def test_what_goes_together_is_taken():
     for fields, _ in ALONE:
         TeacherOptions("cnn-digits", **fields)
     Tuning().require_learned("vit-tiny")
-    for tuning in (FROZEN, COMPARED, Tuning(last=1)):
+    for tuning in (FROZEN, Tuning(last=1)):
         tuning.require_learned("timm:vit_tiny_patch16_224")
     Tuning("vit.safetensors", freeze=True).require_learned("vit-tiny-224")
-    require_compatible(replace(PLAN, tuning=COMPARED, keep_every=3))
     require_compatible(replace(PLAN, tuning=Tuning(last=1), teaching=TEACHER, keep_every=3, recompute=True))
 
 

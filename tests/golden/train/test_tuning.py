@@ -1,7 +1,6 @@
-"""Fine-tuning a trained model: all weights, the last blocks, the head; frozen against full."""
+"""Fine-tuning a trained model: all weights, the last blocks, the head."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,59 +120,3 @@ def test_what_cannot_be_is_refused_before_anything_is_written(learned, tmp_path)
         with pytest.raises(InputError, match=says):
             train(model, data="digits", options=replace(OPTIONS, out=out), **settings)
     assert not out.exists()
-
-
-@pytest.fixture(scope="module")
-def compared(golden) -> Path:
-    return golden("train frozen and full").folder
-
-
-def test_frozen_against_full(compared, learned):
-    assert changed(learned, compared / "frozen") == {"head.weight", "head.bias"}
-    assert len(changed(learned, compared / "full")) > 2
-    found, record = vitlens.read(compared), read_folder(compared)
-    for way, score in zip(("frozen", "full"), record.scores, strict=True):
-        own = vitlens.read(compared / way)
-        assert own.status == "done"
-        assert found.metrics[f"accuracy/{way}"] == own.metrics[f"accuracy/{learned.stem}"] == score.accuracy
-        points = [(row.epochs, row.accuracy) for row in record.points if row.way == score.role]
-        assert points == [(row.epochs, row.test_accuracy) for row in own.table("history") if row.test_accuracy]
-        last = own.table("history")[-1]
-        before = own.table("history")[-2].images
-        assert score.seconds_per_epoch.value == pytest.approx((last.images - before) / last.images_per_second)
-    assert len(vitlens.read(compared / "full").table("history")) == 2  # --epochs are the full training's
-    gain = 100 * (record.scores[1].accuracy.value - record.scores[0].accuracy.value)
-    assert found.metrics["accuracy_difference/full/frozen"].value == pytest.approx(gain)
-    assert {row.way for row in record.reached} == {"the head alone", "all weights"}
-    best = max(row.accuracy for row in record.points)
-    for row in record.reached:
-        own = [point for point in record.points if point.way == row.way]
-        first = next((point for point in own if point.accuracy >= row.share_of_best * best), None)
-        assert row.epochs == (first and first.epochs)
-    text = (compared / "report.md").read_text()
-    assert "](figures/compared.png)" in text
-
-
-def test_overwriting_a_comparison_trains_both_anew(learned, compared, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    out = tmp_path / "both"
-    shutil.copytree(compared, out)
-    options = replace(OPTIONS, out=out, overwrite=True, seed=1)
-    train(str(learned), data="digits", recipe={"epochs": 1}, tuning=Tuning(compare=True), options=options)
-    assert json.loads((out / "full" / "config.json").read_text())["seed"] == 1
-    assert len(results(out / "full")["tables"]["history"]) == 1
-    assert results(out / "frozen")["status"] == "done"
-
-
-def test_a_stopped_comparison_goes_on(learned, compared, tmp_path):
-    out = tmp_path / "both"
-    with interrupted(lambda _, progress: progress.step >= 3):  # of the full one: the head alone has a loop of its own
-        tuned(learned, out, Tuning(compare=True))
-    assert results(out)["status"] == results(out / "full")["status"] == "interrupted"
-    kept = (out / "frozen" / "results.json").stat().st_mtime_ns
-    train(None, resume=out, options=RunOptions(device="cpu", quiet=True))
-    assert results(out)["status"] == "done"
-    assert (out / "frozen" / "results.json").stat().st_mtime_ns == kept
-    for way in ("frozen", "full"):
-        weights = [(folder / way / "model.safetensors").read_bytes() for folder in (out, compared)]
-        assert weights[0] == weights[1]
