@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.hooks import Arguments, Joined, Key, attention_module, inside_attention, watching
+from vitlens.lens.attention import Tap, TensorFunction, tapped
+from vitlens.lens.hooks import Arguments, Key, watching
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
 from vitlens.models.memo import once_per_model
@@ -59,9 +60,8 @@ def layers(model: Model) -> tuple[Layer, ...]:
         streams[unit] = _stream(arguments, output)
 
     with ExitStack() as stack:
-        for site in sites.values():
-            attention = attention_module(model, site.module)
-            stack.enter_context(inside_attention(attention, joined=_keep_shape(joined, site.module)))
+        taps = [Tap((site.module,), joined=_keep_shape(joined, site.module)) for site in sites.values()]
+        stack.enter_context(tapped(model, *taps))
         stack.enter_context(watching(model.module, dict.fromkeys(units), see_stream))
         with evaluating(model), torch.no_grad():
             model(image)
@@ -106,7 +106,7 @@ def _unit(model: Model, attention: str) -> str:
     return max(blocks, key=len) if blocks else attention
 
 
-def _keep_shape(shapes: dict[str, tuple[int, ...]], name: str) -> Joined:
+def _keep_shape(shapes: dict[str, tuple[int, ...]], name: str) -> TensorFunction:
     def joined(outputs: Tensor) -> Tensor:
         shapes[name] = tuple(outputs.shape)
         return outputs

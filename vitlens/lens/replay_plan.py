@@ -9,17 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.lens.hooks import (
-    Arguments,
-    AttentionModule,
-    Forward,
-    InsideAttention,
-    Key,
-    arguments,
-    attention_module,
-    overridden,
-    watching,
-)
+from vitlens.lens.attention import Tap, TensorFunction, attention_module, tapped
+from vitlens.lens.hooks import Arguments, Forward, Key, arguments, overridden, watching
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.models.model import Model
 
@@ -73,8 +64,9 @@ def recording(
             if layer.index not in which:
                 continue
             record = records.setdefault(layer.index, ReplayRecord())
-            attention, unit = attention_module(model, layer.attention), model.module.get_submodule(layer.unit)
-            stack.enter_context(overridden(attention.module, _attention(layer, attention, record, means, keep)))
+            attention, unit = (model.module.get_submodule(name) for name in (layer.attention, layer.unit))
+            stack.enter_context(overridden(attention, _attention(record, keep)))
+            stack.enter_context(tapped(model, Tap((layer.attention,), joined=_heads(layer, record, means, keep))))
             if layer.mlp is not None:
                 mlp = model.module.get_submodule(layer.mlp)
                 stack.enter_context(overridden(mlp, _mlp(layer, means)))
@@ -98,9 +90,7 @@ def _unit(record: ReplayRecord, keep: Cache, last: bool) -> Callable[[Forward], 
     return wrap
 
 
-def _attention(
-    layer: Layer, attention: AttentionModule, record: ReplayRecord, means: LayerMeans, keep: Cache
-) -> Callable[[Forward], Forward]:
+def _heads(layer: Layer, record: ReplayRecord, means: LayerMeans, keep: Cache) -> TensorFunction:
     def take(heads: Tensor) -> Tensor:
         per_image = heads.unflatten(0, (-1, layer.windows)).flatten(1, 2)  # (batch, tokens, heads x head_dim)
         means.heads[layer.index] = per_image.mean(0)
@@ -108,10 +98,13 @@ def _attention(
             record.heads = heads
         return heads
 
+    return take
+
+
+def _attention(record: ReplayRecord, keep: Cache) -> Callable[[Forward], Forward]:
     def wrap(forward: Forward) -> Forward:
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            with InsideAttention(attention, joined=take):
-                result = forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
             if keep == "everything":
                 record.branch, record.rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
             return result
@@ -190,29 +183,39 @@ class _Calls:
         with ExitStack() as stack:
             stack.enter_context(watching(model.module, names, leave, before=enter))
             for layer in layers(model):
-                attention = attention_module(model, layer.attention)
-                stack.enter_context(overridden(attention.module, self._attention(layer, attention)))
+                joined: list[Tensor] = []
+                stack.enter_context(tapped(model, Tap((layer.attention,), joined=_into(joined))))
+                attention = model.module.get_submodule(layer.attention)
+                stack.enter_context(overridden(attention, self._attention(model, layer, joined)))
             yield
 
-    def _attention(self, layer: Layer, attention: AttentionModule) -> Callable[[Forward], Forward]:
+    def _attention(self, model: Model, layer: Layer, joined: list[Tensor]) -> Callable[[Forward], Forward]:
+        projection = attention_module(model, layer.attention).projection
+
         def wrap(forward: Forward) -> Forward:
             def watched(*args: Any, **kwargs: Any) -> Any:
-                joined: list[Tensor] = []
-                with InsideAttention(attention, joined=lambda outputs: joined.append(outputs) or outputs):  # type: ignore[func-returns-value]
-                    result = forward(*args, **kwargs)
+                joined.clear()
+                result = forward(*args, **kwargs)
                 output = result[0] if isinstance(result, tuple) else result
-                projection = attention.projection
                 branch = False
                 if joined and projection is not None and layer.attention != layer.unit:
                     projected = torch.nn.functional.linear(joined[0], projection.weight, projection.bias)
                     branch = projected.shape == output.shape and torch.allclose(projected, output, atol=1e-5, rtol=1e-4)
                 self.branch[layer.attention] = branch
-                self.sizes[layer.attention] = sum(map(_bytes, (*joined, output)))
+                self.sizes[layer.attention] = sum(map(_bytes, (*joined[:1], output)))
                 return result
 
             return watched
 
         return wrap
+
+
+def _into(found: list[Tensor]) -> TensorFunction:
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    return keep
 
 
 def make_plan(model: Model) -> ReplayPlan:
