@@ -254,7 +254,7 @@ class _Call:
         inputs = own
         for stage, part in _INPUTS.items():
             changed = self._changed(stage, getattr(inputs, part))
-            inputs = inputs if changed is getattr(inputs, part) else replace(inputs, **{part: changed})
+            inputs = inputs if changed is getattr(inputs, part) else replace(inputs, **{part: changed})  # type: ignore[arg-type]
         scored, computed, keep = None, None, self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
         if self._is_late():
             scores = inputs.scores(slice(None))
@@ -433,7 +433,7 @@ def multi_head_attention(
         attn_mask = ~attn_mask  # nn.MultiheadAttention: True = masked
     if attn_mask is not None and attn_mask.dim() == 3:  # (batch x heads, query, key)
         attn_mask = attn_mask.unflatten(0, (batch, num_heads))
-    output = F.scaled_dot_product_attention(*heads, attn_mask, dropout_p if training else 0.0)
+    output = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask, dropout_p if training else 0.0)
     joined = output.permute(2, 0, 1, 3).reshape(tokens, batch, dim)
     returned = _returned_weights(heads[0], heads[1], attn_mask, average_attn_weights) if need_weights else None
     return F.linear(joined, out_proj_weight, out_proj_bias), returned
