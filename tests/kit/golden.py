@@ -1,5 +1,7 @@
-"""One run of each command on tiny models, made when it is first asked for and shared by all tests of the process."""
+"""One run of each command on tiny models, made when it is first asked for and shared by all tests of all processes."""
 
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from filelock import FileLock
 
 from tests.kit.saving import saved_figures
 from vitlens.cli.main import run
@@ -71,7 +74,7 @@ SAVED_TWICE: Final = (
 
 @dataclass(frozen=True)
 class Golden:
-    """A finished run: do not write into its folder but by `vitlens report`."""
+    """A finished run: do not write into its folder, which other processes read."""
 
     name: str
     folder: Path
@@ -98,10 +101,20 @@ def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> d
 def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Golden]:
     """`golden("attack")`: the run of that name, or of a command that was added."""
     made: dict[str, Golden] = {}
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "golden"
+    shared.mkdir(exist_ok=True)
 
     def find(name: str) -> Golden:
         if name not in made:
-            made[name] = Golden(name, make(name, places, tmp_path_factory.mktemp("golden")))
+            beside = shared / name.replace(" ", "-")
+            with FileLock(beside.with_suffix(".lock")):  # of another process that makes it at this moment
+                if not (beside / "made").is_file():
+                    shutil.rmtree(beside, ignore_errors=True)  # of one that failed
+                    beside.mkdir()
+                    make(name, places, beside)
+                    (beside / "made").touch()
+            made[name] = Golden(name, beside / "run")
         return made[name]
 
     return find
