@@ -62,8 +62,9 @@ def _in_parts(
 
 
 def _rows_read(model: Model) -> int | None:
-    """How many tokens of the last block the classifier reads, where computing no others gives the same logits."""
-    if model.anatomy.layout is None:
+    """How many tokens of the last block the classifier reads, where computing no others gives the same logits; None
+    for a model that is observed, as finding out takes passes."""
+    if model.anatomy.layout is None or _is_observed(model, ()):
         return None
     try:
         method = method_of(model)
