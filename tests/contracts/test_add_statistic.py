@@ -48,7 +48,7 @@ NEW = {
         "High: one key bears most of the weight.",
         f"{__name__}:greatest_weight",
         input="row",
-        views=("overview", "maps", "depth", "table", "differences", "training", "attack", "each head"),
+        views=("overview", "maps", "depth", "table", "training", "attack", "each head"),
     ),
     "received_most": Statistic(
         "most received",
