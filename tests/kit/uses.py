@@ -40,7 +40,7 @@ from vitlens.analysis.heads.statistics import statistics
 from vitlens.analysis.patching.contribution import contributions, logits_by_depth
 from vitlens.analysis.patching.patching import mlp_outputs, patch_parts
 from vitlens.analysis.patching.public import direct_logit_attribution, logit_lens
-from vitlens.analysis.robustness.inside import cosines, shifts
+from vitlens.analysis.robustness.inside import cosines
 from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
@@ -297,7 +297,6 @@ _LISTED = (
     Use("patch-tokens", patch_tokens, PLAIN),
     Use("embedding", lambda model, batch: features(model, batch, embedding=True), EVERYWHERE),
     Use("cosines", lambda model, batch: cosines(model, batch, {"other": batch.flip(0)}), EVERYWHERE),
-    Use("shifts", lambda model, batch: shifts(model, batch, batch.flip(0))),
     Use("answers-without", answers_with_half, EVERYWHERE),
     Use("randomised", run_randomised, EVERYWHERE),
     Use("contributions", contributions, PLAIN),

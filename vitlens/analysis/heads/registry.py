@@ -1,9 +1,9 @@
 """Every statistic of a head: one entry each, free of torch, read by everything that shows statistics.
 
 To add a statistic, write its function and add an entry to STATISTICS: `vitlens.statistics`, the report and figures of
-`vitlens stats`, `vitlens attack` and the documentation take it from here. The function's argument depends on `input`:
-"row", a `rows.Rows`, for one number per row; "layer", a `patch_rows.PatchRows`, for one number per image and head;
-"tokens", a `measure.TokenNorms`, for one number per image.
+`vitlens stats` and the documentation take it from here. The function's argument depends on `input`: "row", a
+`rows.Rows`, for one number per row; "layer", a `patch_rows.PatchRows`, for one number per image and head; "tokens", a
+`measure.TokenNorms`, for one number per image.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from typing import Final, Literal
 Input = Literal["row", "layer", "tokens"]
 QueryRows = Literal["patches", "CLS", "tokens"]
 Need = Literal["grid", "prefix", "cls"]
-View = Literal["overview", "maps", "depth", "table", "training", "attack", "each head"]
+View = Literal["overview", "maps", "depth", "table", "training", "each head"]
 
 USUAL_VIEWS: Final[tuple[View, ...]] = ("overview", "maps", "depth", "table")
 
@@ -91,7 +91,7 @@ _NORMALISED: Final = Statistic(
     "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
     "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
     f"{_ROWS}:row_normalised_entropy", input="row", source="entropy / ln(keys)",
-    views=("overview", "maps", "table", "training", "attack"),
+    views=("overview", "maps", "table", "training"),
     whole_range=True, axis="entropy / ln(keys)", tracked_as="entropy/patches",
 )  # fmt: skip
 _EFFECTIVE: Final = Statistic(
@@ -117,7 +117,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "attention distance", "px", "mean distance from a patch to the patches that it attends to",
         "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
         f"{_LAYER}:distance", range=_FROM_0, source="Dosovitskiy 2021, appendix D.8; Raghu 2021", needs=_GRID,
-        views=("table", "training", "attack", "each head"),
+        views=("table", "training", "each head"),
     ),
     "entropy": _ENTROPY,
     "normalised_entropy": _NORMALISED,

@@ -52,9 +52,7 @@ class AttackOptions(ModelsOnImages):
     transfer: bool = option(
         "--transfer/--no-transfer", "Test each model on adversarial images of the others.", default=True, panel=_MORE
     )
-    inside: bool = option(
-        "--inside/--no-inside", "Maps, attention and block outputs before and after.", default=True, panel=_MORE
-    )
+    inside: bool = option("--inside/--no-inside", "Maps and block outputs before and after.", default=True, panel=_MORE)
     corruptions: bool = option("--corruptions/--no-corruptions", "Also common corruptions.", default=True, panel=_MORE)
     self_checks: SelfChecks = option(
         "--self-checks", "all, or few: gradients, more steps of the strongest attack, one step against many.",
