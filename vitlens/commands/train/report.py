@@ -212,7 +212,7 @@ def _how(record: TrainRecord) -> str:
             "FOLDER --over-training` reads them{% endif %}.{% endif %}",
             row=row, smaller=row.batch_size < row.usual_batch_size and not row.chosen, least=LEAST_STEPS,
             kept=KEPT_FOLDER, every=_span(row.keep_every or 0),
-            attends=any(model.family != "cnn" for model in record.models[:1]),
+            attends=any(model.family != "cnn" for model in record.config.models[:1]),
         )
         for row in record.setup
     ]  # fmt: skip
