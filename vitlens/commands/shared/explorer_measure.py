@@ -58,7 +58,7 @@ def explored(model: Model, images: Images) -> dict[str, Any]:
     return {"explorer": (row,), "explorer_arrays": {model.alias: arrays}}
 
 
-def measured(model: Model, images: Images, *, whole: int) -> tuple[ExplorerRow, ExplorerArrays]:
+def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays]:
     """What looks where in these images. Raises UnsupportedError for a model of which there is no explorer."""
     layout, special = model.layout, len(model.layout.prefix)
 
