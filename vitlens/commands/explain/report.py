@@ -17,9 +17,10 @@ from vitlens.commands.explain.claims import claims, judged_of, unknown
 from vitlens.commands.explain.record import SEARCH, CompositeSetRow, ExplainRecord, ImageRow
 from vitlens.commands.shared.explorer import Shown, explorer_of
 from vitlens.commands.shared.maps.record import JUMPS, REPLACED, JudgedMap
-from vitlens.commands.shared.maps.report import FEWEST, checks_chart, in_order
+from vitlens.commands.shared.maps.report import checks_chart, in_order
 from vitlens.commands.shared.sheets import EACH, file_names
 from vitlens.record import by, col
+from vitlens.report.claims import FEWEST
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import Marked, counts, finalize, say
 from vitlens.report.sections import ROWS, Chart, Overview, Report, Section, other_sheets
