@@ -11,7 +11,7 @@ import numpy as np
 from vitlens.analysis.heads.labels import FAULTY, LABELS, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
 from vitlens.charts import Picture, board, images, lines
-from vitlens.commands.stats.record import HeadRow, HeadsRow, LayerRow, StatsRecord
+from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.report.claims import Claim, above, below, found, judge
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
@@ -190,6 +190,10 @@ def _ratio(row: LayerRow) -> float:
     return row.statistics["greatest_norm"].value / row.statistics["token_norm"].value
 
 
+def _has(name: str, row: HeadEpochRow) -> bool:
+    return name in row.statistics
+
+
 def _learned(record: StatsRecord) -> str:
     first, last = record.learning[0], record.learning[-1]
     parts = [
@@ -284,7 +288,7 @@ REPORT: Final = Report(
                     f"learning_{name}", lines("epochs", f"statistics.{name}", panel="layer", band=False),
                     f"{title_of(name).capitalize()} of every head by epoch: a dot a head, the line their mean.",
                     title=f"{title_of(name).capitalize()} over the training", rows="learning_heads",
-                    only=lambda row, name=name: name in row.statistics,
+                    only=partial(_has, name),
                 ) for name in shown_in("training")
             ),
         ),
