@@ -341,6 +341,7 @@ class Bench:
     means: MeanOutputs | None = None
     progress: Callable[..., AbstractContextManager[Callable[[int], object]]] = silent
     memory: Callable[[str, Images, Labels], Memory] | None = None
+    _found: list[MeanOutputs] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
     def replacement(self) -> Replacement:
@@ -364,11 +365,13 @@ class Bench:
         every = torch.arange(len(self.images)) if images is None else images
         return every[self.processes.index :: self.processes.count]
 
-    @cached_property
+    @property  # no cached_property: in Python 3.11 its lock is that of all instances, and processes wait for each other
     def known_means(self) -> MeanOutputs:
         """The means over the images of all processes, from clean passes that store nothing else."""
         if self.means is not None:
             return self.means
+        if self._found:
+            return self._found[0]
         found, own = MeanOutputs(), self.share()
         with self.progress("Mean outputs", len(self.images)) as advance:
             for rows in own.split(self.size):
@@ -376,6 +379,7 @@ class Bench:
                     found.add(replay)
                 advance(len(rows) * self.processes.count)
         found.join(self.processes.total)
+        self._found.append(found)
         return found
 
     @cached_property
