@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.attention import Tap, TensorFunction, tapped
-from vitlens.lens.hooks import Key
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
 from vitlens.lens.trace import ModuleCall, trace
 from vitlens.lens.trace import probe_images as probe_images
+from vitlens.models.hooks import Key
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.lens.attention import Tap, TensorFunction, attention_module, tapped
-from vitlens.lens.hooks import Arguments, Forward, Key, arguments, overridden, watching
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.trace import Shape, Trace, probe_images, trace
+from vitlens.models.hooks import Arguments, Forward, Key, arguments, overridden, watching
 from vitlens.models.model import Model
 
 Cache = Literal["everything", "inputs", "nothing"]

@@ -12,12 +12,12 @@ from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import Attended, Stage, Tap, TensorFunction, tapped
 from vitlens.lens.capture import stream_width
-from vitlens.lens.hooks import Arguments, first_tensor, watching
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.places.access import Access
 from vitlens.lens.places.place import Place, PlaceKind, Places
 from vitlens.lens.stages import stages
 from vitlens.models.given import require_model
+from vitlens.models.hooks import Arguments, first_tensor, watching
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 
