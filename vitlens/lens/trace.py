@@ -1,6 +1,7 @@
 """Trace: one recorded forward pass, with one and with two images of noise: which modules ran, when, on what shapes."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_args
@@ -94,8 +95,7 @@ def trace(model: Model, images: int) -> Trace:
         calls.append(ModuleCall(name, begin, clock, arguments, shape, size, number))
 
     names = [name for name, _ in model.module.named_modules()]
-    exact = torch.autocast(model.device.type, enabled=False)
-    with evaluating(model), torch.no_grad(), exact, watching(model.module, names, leave, before=enter):
+    with evaluating(model), torch.no_grad(), _exact(model.device), watching(model.module, names, leave, before=enter):
         logits: Tensor = model(probe_images(model, images))
     return Trace(tuple(calls), tuple(logits.shape))
 
@@ -137,26 +137,29 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
         return joined
 
     def leave(name: str, _values: Arguments, result: Any) -> None:
-        output = result[0] if isinstance(result, tuple) else result
+        output = first_tensor(result)
         heads, projection = latest.pop(name, None), attention_module(model, name).projection
         found[name].branch = False
         found[name].bytes = sum(each.numel() * each.element_size() for each in (heads, output) if each is not None)
-        if heads is not None and projection is not None:
+        if heads is not None and output is not None and projection is not None and not output.is_meta:
             projected = nn.functional.linear(heads, projection.weight, projection.bias)
             same = projected.shape == output.shape
             found[name].branch = same and torch.allclose(projected, output, atol=1e-5, rtol=1e-4)
 
     taps = [Tap((name,), joined=keep(name)) for name in names]
-    exact = torch.autocast(model.device.type, enabled=False)
     with (
         evaluating(model),
         torch.no_grad(),
-        exact,
+        _exact(model.device),
         tapped(model, Tap(names, read=read), *taps),
         watching(model.module, names, leave),
     ):
         model(probe_images(model, images))
     return found
+
+
+def _exact(device: torch.device) -> AbstractContextManager[None]:
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)  # no meta device
 
 
 def probe_images(model: Model, count: int) -> Images:
