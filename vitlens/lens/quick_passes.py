@@ -11,12 +11,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from vitlens.devices import evaluating
 from vitlens.lens.hooks import overridden
-from vitlens.lens.layers import probe_images
 from vitlens.lens.onednn import quick_convolutions, quick_linear, quick_mlps
-from vitlens.models.hooks import watching
-from vitlens.models.memo import once_per_model
+from vitlens.lens.trace import trace
 from vitlens.models.model import Model
 
 _CACHE: Final = 12 << 20  # bytes of the widest activation of one forward pass that fit a processor's cache
@@ -38,21 +35,10 @@ def quick_passes(model: Model) -> Iterator[None]:
             yield
 
 
-@once_per_model
-@torch.no_grad()
 def quick_batch_size(model: Model) -> int:
     """How many images fit the processor's cache, by the widest activation of one image; at least 1."""
-    widest = 1
-
-    def measure(_name: str, _arguments: object, output: Any) -> None:
-        nonlocal widest
-        if isinstance(output, Tensor):
-            widest = max(widest, output.numel() * output.element_size())
-
-    leaves = [name for name, module in model.named_modules() if not any(module.children())]
-    with evaluating(model), watching(model, leaves, measure):
-        model(probe_images(model, 1))
-    return max(1, _CACHE // widest)
+    leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
+    return max(1, _CACHE // max(1, *(call.bytes for call in trace(model, 1).calls if call.module in leaves)))
 
 
 def _in_parts(

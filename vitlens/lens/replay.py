@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError
+from vitlens.lens.attention import tapped_in_part
 from vitlens.lens.hooks import as_call
 from vitlens.lens.intervene import in_force
 from vitlens.lens.interventions import Intervention, PreparedIntervention, Replacements, as_set, resolve
@@ -221,9 +222,10 @@ class Replay:
         again: dict[int, ReplayRecord] = {}
         keep: Cache = "everything" if outputs else "inputs"
         recorded = recording(self.model, again, which=(index,), keep=keep, stop=True)
-        with suppress(StopForward), _without_gradients(self.model), self._spent, recorded:
+        with suppress(StopForward), _without_gradients(self.model), self._spent, recorded, ExitStack() as stack:
             if record.arguments:
                 args, kwargs = as_call(record.arguments)
+                stack.enter_context(tapped_in_part(self.model))
                 self.model.module.get_submodule(layer_of(self.model, index).unit)(*args, **kwargs)
             else:
                 self.model(self.images)

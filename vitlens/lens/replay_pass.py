@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.lens.hooks import Arguments, Forward, arguments, as_call, attention_module, overridden
+from vitlens.lens.attention import attention_module
+from vitlens.lens.hooks import Arguments, Forward, arguments, as_call, overridden
 from vitlens.lens.intervene import head_columns, in_force, other_images, substitute
 from vitlens.lens.interventions import HeadReplaced, KnockedOut, PreparedIntervention, StreamPatched
 from vitlens.lens.layers import Layer, layers

@@ -13,7 +13,7 @@ from vitlens.analysis.ablation.replacements import MeanOutputs, prepared
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.gradients import check_targets
 from vitlens.devices import evaluating
-from vitlens.lens.hooks import Joined, attention_module, inside_attention
+from vitlens.lens.attention import Tap, TensorFunction, tapped
 from vitlens.lens.layers import Layer, layer_of
 from vitlens.models.model import Model
 from vitlens.names import Replacement
@@ -82,12 +82,12 @@ def head_gradients(model: Model, images: Images, labels: Labels, which: set[int]
 def _reading(model: Model, which: set[int], read: dict[int, Tensor]) -> Iterator[None]:
     with ExitStack() as stack:
         for index in sorted(which):
-            attention = attention_module(model, layer_of(model, index).attention)
-            stack.enter_context(inside_attention(attention, joined=_keep_leaf(read, index)))
+            module = layer_of(model, index).attention
+            stack.enter_context(tapped(model, Tap((module,), joined=_keep_leaf(read, index))))
         yield
 
 
-def _keep_leaf(read: dict[int, Tensor], index: int) -> Joined:
+def _keep_leaf(read: dict[int, Tensor], index: int) -> TensorFunction:
     def joined(heads: Tensor) -> Tensor:
         read[index] = heads if heads.requires_grad else heads.detach().requires_grad_()
         return read[index]

@@ -134,7 +134,7 @@ def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split
     require_supported(model, "train")
     require_last(model, tuning.trained)
     if tuning.trained is not None:
-        require_learned(model, option="--freeze-backbone" if tuning.freeze else "--train-last")
+        require_learned(model, option=tuning.way)
     train, test = both_parts(str(options.data), model.preprocessing, run)
     return for_classes(model, train.classes), train, test
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitlens.errors import InputError
-from vitlens.lens.attend import TensorFunction
+from vitlens.lens.attention import TensorFunction
 from vitlens.lens.hooks import Key
 from vitlens.lens.places.place import Place
 

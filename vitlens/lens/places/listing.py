@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.attend import TensorFunction
+from vitlens.lens.attention import Attended, Stage, Tap, TensorFunction, tapped
 from vitlens.lens.capture import stream_width
-from vitlens.lens.hooks import Arguments, attention_module, first_tensor, inside_attention, watching
+from vitlens.lens.hooks import Arguments, first_tensor, watching
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.places.access import Access
-from vitlens.lens.places.inside import Stage, StageTouch, inside_stages
 from vitlens.lens.places.place import Place, PlaceKind, Places
 from vitlens.lens.stages import stages
 from vitlens.models.given import require_model
@@ -77,6 +76,12 @@ class _Shapes:
         key = (module, what)
         self.shapes[key] = None if key in self.shapes else tuple(tensor.shape)
 
+    def see_attention(self, call: Attended) -> None:
+        for stage, _ in _STAGES:
+            tensor = call.at(stage)
+            if tensor is not None:
+                self.see(call.module, stage, tensor)
+
     def keep(self, module: str, what: str) -> TensorFunction:
         def change(tensor: Tensor) -> Tensor:
             self.see(module, what, tensor)
@@ -107,12 +112,8 @@ def _shapes(model: Model, known: tuple[Layer, ...], maps: tuple[str, ...], count
     with ExitStack() as stack:
         stack.enter_context(watching(model.module, names, leave, before=enter))
         for layer in known:
-            module = model.module.get_submodule(layer.attention)
-            stack.enter_context(
-                inside_attention(attention_module(model, layer.attention), joined=seen.keep(layer.attention, "joined"))
-            )
-            touches = [StageTouch(stage, seen.keep(layer.attention, stage), reads=True) for stage, _ in _STAGES]
-            stack.enter_context(inside_stages(module, layer.heads, touches))
+            tap = Tap((layer.attention,), joined=seen.keep(layer.attention, "joined"), read=seen.see_attention)
+            stack.enter_context(tapped(model, tap))
         with evaluating(model), torch.no_grad():
             logits: Tensor = model(probe_images(model, count))
     seen.logits = tuple(logits.shape)
