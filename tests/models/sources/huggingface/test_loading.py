@@ -224,7 +224,7 @@ def test_a_processor_that_is_not_plain_is_replaced_by_mean_std_and_image_size(fo
     with torch.no_grad():
         expected = folders("vit")[1](pixel_values=(pixels() - mean) / std).logits
         torch.testing.assert_close(model(pixels()), expected, rtol=1e-5, atol=1e-5)
-    assert any("as the user gave it" in note for note in model.provenance.notes)
+    assert any("as the user gave it, with bilinear" in note for note in model.provenance.notes)
 
 
 CONFIGS = {
@@ -237,6 +237,7 @@ CONFIGS = {
     "sigmoid": ({"problem_type": "multi_label_classification"}, "exclude each other"),
     "channels": ({"num_channels": 1}, "3 channels"),
     "huge": ({"hidden_size": 2**20, "intermediate_size": 2**20}, "at most"),
+    "layers": ({"num_hidden_layers": 10**6}, "at most 999 layers"),
     "type": ({"hidden_size": "wide"}, "config.json"),
     "activation": ({"hidden_act": "none"}, "config.json"),
     "shape": ({"hidden_size": 64}, "do not fit"),

@@ -40,6 +40,7 @@ _DROPPED: Final = (
     "dtype", "output_attentions", "output_hidden_states", "gradient_checkpointing", "_name_or_path", "name_or_path",
     "transformers_version", "_commit_hash", "label2id", "use_kernels", "kernel_config",
 )  # fmt: skip
+_TOO_DEEP: Final = re.compile(r'(layers|depths)": (\[[\d, ]*?)?\d{4,}')  # in a configuration: 1,000 layers or more
 _SERIALISED: Final = 4000  # characters of a configuration that a saved model carries
 _FEATURES: Final = {
     "cls": "the CLS token after the last norm, without the learned pooler",
@@ -130,6 +131,8 @@ def _described(fields: Mapping[str, Any], name: str, *, texts: bool = False) -> 
     inner = {key: value for key, value in inner.items() if key not in _DROPPED}
     if inner.get("num_channels", 3) != 3:
         raise ModelError(f"expected 3 channels in {CONFIG} of {name}, found {short(str(inner['num_channels']))}")
+    if found := _TOO_DEEP.search(json.dumps(inner)):  # even an empty one would take minutes to build
+        raise ModelError(f"expected at most 999 layers in {CONFIG} of {name}, found {short(found[0])}")
     labels = _labels(fields.get("id2label"), name) if output == "logits" else ()
     return Description(class_name, inner, output, labels, tuple(_notes(fields, class_name, output, wanted)))
 
@@ -230,7 +233,7 @@ def read_preprocessing(
         if not (request.mean and request.std and request.image_size):
             raise UnsupportedError(f"{error}; {_ADVICE}") from error
         preprocessing = Preprocessing(request.image_size, None, "bilinear", request.mean, request.std)
-        return preprocessing, (f"preprocessing as the user gave it; {error}",)
+        return preprocessing, (f"preprocessing as the user gave it, with bilinear resizing assumed; {error}",)
     return preprocessing, tuple(notes)
 
 
