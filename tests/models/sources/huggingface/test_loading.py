@@ -184,7 +184,7 @@ def test_processors_as_earlier_versions_wrote_them(changed):
 
 
 def test_a_configuration_that_is_too_long_to_be_saved_is_not_trained(changed):
-    from vitlens.models.new_head import for_classes
+    from vitlens.models.rebuilt import for_classes
 
     model = vitlens.load(f"hf:{changed(more=['x' * 100] * 50)}")
     assert model.classes == LABELS
@@ -313,7 +313,7 @@ def test_nothing_is_printed(folders, capfd):
 
 
 def test_a_new_head_for_fine_tuning(folders):
-    from vitlens.models.new_head import for_classes
+    from vitlens.models.rebuilt import for_classes
 
     for name in ("vit", "deit-distilled", "vit-features", "swin", "convnext"):
         model = for_classes(vitlens.load(f"hf:{folders(name)[0]}"), ("a", "b", "c"))
