@@ -15,8 +15,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.attribution.models import cnn
 from tests.lens.tiny import handwritten, images, ours, timm_model, torchvision_swin, torchvision_vit
-from vitlens.analysis.ablation.ablate import ablate
 from vitlens.analysis.ablation.first_order import head_gradients
+from vitlens.analysis.ablation.importance import ablate
 from vitlens.analysis.answers.evaluate import evaluate
 from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION

@@ -1,6 +1,7 @@
 """Trace: one recorded forward pass, with one and with two images of noise: which modules ran, when, on what shapes."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -85,7 +86,8 @@ def trace(model: Model, images: int) -> Trace:
         calls.append(ModuleCall(name, begin, clock, arguments, None if first is None else tuple(first.shape), size))
 
     names = [name for name, _ in model.module.named_modules()]
-    exact = torch.autocast(model.device.type, enabled=False)
+    kind = model.device.type
+    exact = nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)  # it knows no meta device
     with evaluating(model), torch.no_grad(), exact, watching(model.module, names, leave, before=enter):
         model(probe_images(model, images))
     return Trace(tuple(calls))
