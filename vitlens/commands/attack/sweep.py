@@ -275,7 +275,7 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, right: Tensor) -> Iterator
         yield _more_steps(work, swept, images, labels)
         yield rules.unlimited_budget(slug, attempt, images, labels, epsilon=everything)
     if "from below" in planned:  # from the largest epsilon downwards and from the smallest upwards
-        more = {"steps": _SLOW[1]} if entry.slow else {}
+        more: dict[str, Any] = {"steps": _SLOW[1]} if entry.slow else {}
         above, below = (
             attempted(work, swept.attack, right, downwards=downwards, **more).broken_at.cpu()
             for downwards in (True, False)
