@@ -158,7 +158,7 @@ def test_a_stopped_run_is_resumed_and_no_other(tmp_path, monkeypatch, tiny_vit):
     real, calls = sweep_module.sweep, []
 
     def stops(*args: object, **more: object) -> object:
-        calls.append(more["attacks"])
+        calls.append(more["attack"])
         if len(calls) == 5:
             raise ZeroDivisionError
         return real(*args, **more)  # type: ignore[arg-type]

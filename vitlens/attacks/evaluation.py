@@ -12,9 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation
-from vitlens.attacks.defaults import PRECISION
 from vitlens.attacks.losses import is_misclassified, is_target, margin
-from vitlens.attacks.registry import without_gradients
+from vitlens.attacks.registry import PRECISION, without_gradients
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.quick_passes import quick_convolutions, quick_linear

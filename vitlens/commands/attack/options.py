@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.attacks.defaults import COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS, UNIT
-from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.registry import ATTACKS, COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS, UNIT
 from vitlens.commands.run.flags import bundle, choices, option
 from vitlens.commands.run.options import ModelOptions, ModelsOnImages, RunOptions, predicted_option
 from vitlens.commands.run.parsing import amounts, count_or_counts, named_amounts

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.attacks.defaults import UNIT
-from vitlens.attacks.registry import NormName
+from vitlens.attacks.registry import UNIT, NormName
 from vitlens.record import Record, arrays, col, table
 from vitlens.uncertainty import Estimate, wilson
 
