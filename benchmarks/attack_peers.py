@@ -12,12 +12,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from vitlens.attacks.attack import fitting_batch
-from vitlens.attacks.carlini_wagner import CarliniWagner
-from vitlens.attacks.clean import clean_images
 from vitlens.attacks.engine import Engine
+from vitlens.attacks.minimum_norm import CarliniWagner
 from vitlens.attacks.norms import LINF
-from vitlens.attacks.plan import AttackPlan
+from vitlens.attacks.plan import AttackPlan, clean_images, fitting_batch
 from vitlens.attacks.sweep import sweep
 from vitlens.data.catalogue import load_data
 from vitlens.data.draws import keys
@@ -198,17 +196,18 @@ def kept(case: Case, standing: Tensor) -> Standing:
 
 def ours(case: Case, attack: str, epsilons: Sequence[float], **options: object) -> Standing:
     found = sweep(
-        case.model, case.images, case.labels, attacks=[attack], epsilons=epsilons, seed=SEED,
-        batch_size=case.batch, **options,
-    )  # type: ignore[arg-type]  # fmt: skip
-    return [found.robust(attack, epsilon) for epsilon in epsilons]
+        case.model, case.images, case.labels,
+        AttackPlan(seed=SEED, batch_size=case.batch, **options),  # type: ignore[arg-type]
+        attack=attack, epsilons=epsilons,
+    )  # fmt: skip
+    return [found.robust(epsilon) for epsilon in epsilons]
 
 
 def our_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: float) -> Standing:
     clean = clean_images(case.model, case.images, case.labels)
-    plan = AttackPlan((1.0,), torch.ones(len(case.labels), dtype=torch.int64), batch_size=case.batch)
+    plan = AttackPlan((1.0,), batch_size=case.batch)
     algorithm = CarliniWagner(steps=CW_STEPS, searches=searches, first_c=first_c)
-    distance = Engine(case.model, clean, algorithm, plan, lambda *_: None).run().distance
+    distance = Engine(case.model, clean, algorithm, plan).run().distance
     return [clean.correct & (distance > length) for length in lengths]
 
 

@@ -28,7 +28,7 @@ import msgspec
 from vitlens.arrays import arrays_of, as_arrays
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_arrays
-from vitlens.recorded import Config, ModelEntry
+from vitlens.recorded import Config
 from vitlens.safe_paths import inside
 from vitlens.uncertainty import Estimate
 
@@ -152,11 +152,6 @@ class Record:
     def aliases(self) -> tuple[str, ...]:
         """The models' aliases, in the order in which they were given."""
         return tuple(model.alias for model in self.config.models)
-
-    @property
-    def models(self) -> tuple[ModelEntry, ...]:
-        """The models."""
-        return self.config.models
 
     @property
     def options(self) -> Mapping[str, Any]:

@@ -12,7 +12,9 @@ from benchmarks.gpu.machine import computing
 from benchmarks.gpu.session import Session, Values
 from benchmarks.gpu.subjects import Subject, small, subject
 from benchmarks.gpu.timing import Timed, alternating, timed
-from vitlens.attacks.attack import attack, fitting_batch
+from vitlens.attacks.attack import attack
+from vitlens.attacks.plan import AttackPlan, fitting_batch
+from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.data.digits import digits
 from vitlens.models import loading
@@ -66,8 +68,9 @@ def _epsilons(session: Session) -> tuple[float, ...]:
 
 def _swept(session: Session, model: Model, name: str, precision: str, images: Tensor, labels: Tensor) -> Sweep:
     return sweep(
-        model, images, labels, attacks=[name], epsilons=_epsilons(session), epsilons_l2=LENGTHS,
-        steps=_steps(name, session), batch_size=len(images), precision=precision,
+        model, images, labels,
+        AttackPlan(steps=_steps(name, session), batch_size=len(images), precision=precision),
+        attack=name, epsilons=LENGTHS if ATTACKS[name].norm == "l2" else _epsilons(session),
     )  # fmt: skip
 
 
@@ -88,7 +91,7 @@ def _sweep(session: Session, model: Model, name: str, precision: str, count: int
 def _robust(session: Session, parts: list[Sweep], name: str) -> str:
     """How many images are robust at each epsilon, ascending."""
     epsilons = _epsilons(session) if name == "pgd" else LENGTHS
-    return " / ".join(str(sum(int(part.robust(name, epsilon).sum()) for part in parts)) for epsilon in epsilons)
+    return " / ".join(str(sum(int(part.robust(epsilon).sum()) for part in parts)) for epsilon in epsilons)
 
 
 def _beside_foolbox(session: Session, model: Model, name: str, count: int, batch: int) -> Values:
@@ -149,14 +152,14 @@ def _every_step(session: Session, one: Subject, precision: str, batch: int) -> V
     def work() -> None:
         found[:] = [
             sweep(
-                one.model, images, labels, attacks=["pgd"], epsilons=NEVER, batch_size=batch, precision=precision,
-                steps=_steps("pgd", session),
+                one.model, images, labels,
+                AttackPlan(batch_size=batch, precision=precision, steps=_steps("pgd", session)), epsilons=NEVER,
             )
         ]  # fmt: skip
 
     with computing(session.device, "fp32"):
         time = timed(work, session.device, repeats=1 if session.tiny else 3)
-    passes = found[0].forwards["pgd"] + found[0].backwards["pgd"]  # a backward pass to the pixels costs one forward
+    passes = found[0].forwards + found[0].backwards  # a backward pass to the pixels costs one forward
     return {
         **_of(time, batch),
         "steps of an image/s": batch * _steps("pgd", session) / time.seconds,

@@ -17,6 +17,7 @@ from benchmarks.gpu.observation import JOBS
 from benchmarks.gpu.session import Session, Values
 from benchmarks.gpu.subjects import Subject, random_labels, subject
 from vitlens.analysis.features.features import features
+from vitlens.attacks.plan import AttackPlan
 from vitlens.attacks.sweep import sweep
 from vitlens.models.model import Model
 
@@ -69,8 +70,7 @@ def _jobs(session: Session) -> dict[str, Callable[[Model, Tensor], object]]:
             labels = model(images).argmax(-1)
         count = 3 if session.tiny else 20
         return sweep(
-            model, images, labels, attacks=["pgd"], epsilons=NEVER, steps=count, precision="bf16",
-            batch_size=len(images),
+            model, images, labels, AttackPlan(steps=count, precision="bf16", batch_size=len(images)), epsilons=NEVER,
         )  # fmt: skip
 
     return {

@@ -1,6 +1,7 @@
 """Tiny models to attack: linear, with one hidden layer, a ViT, a CNN; random weights, few pixels."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from tests.attribution.models import cnn
 from tests.lens.tiny import ours
 from vitlens.attacks.algorithm import Setting
+from vitlens.attacks.plan import AttackPlan
+from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.models.model import Anatomy, Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
@@ -87,3 +90,9 @@ def predictions(model: Model, images: Tensor) -> Tensor:
     """The predictions, one image at a time."""
     with torch.no_grad():
         return torch.cat([model(image).argmax(1) for image in images.split(1)])
+
+
+def swept(model: Model, images: Tensor, labels: Tensor | str, attack: str, **given: Any) -> Sweep:
+    """A sweep of one attack; given: its options, and fields of its plan."""
+    own = {name: given.pop(name) for name in ("epsilons", "indices", "on_progress") if name in given}
+    return sweep(model, images, labels, AttackPlan(**given), attack=attack, **own)

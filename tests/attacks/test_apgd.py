@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from tests.attacks.models import Flat, made, pictures, seeded, setting
 from vitlens.attacks.apgd import apgd, checkpoints, windows
-from vitlens.attacks.clean import clean_images
 from vitlens.attacks.engine import Engine
 from vitlens.attacks.losses import LossName
 from vitlens.attacks.norms import L2, LINF, Norm
-from vitlens.attacks.plan import AttackPlan
+from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.data.draws import keys
 from vitlens.models.model import Model
 
@@ -107,8 +106,8 @@ def test_every_point_is_that_of_algorithm_1(norm, loss, seed):
     seen: list[Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
     epsilon, steps = (0.2, 30) if norm is LINF else (2.0, 30)
-    plan = AttackPlan((epsilon,), torch.ones(1, dtype=torch.int64), seed=seed)
-    outcome = Engine(model, clean, apgd(setting(steps), loss=loss, norm=norm.name), plan, lambda *_: None).run()
+    plan = AttackPlan((epsilon,), seed=seed)
+    outcome = Engine(model, clean, apgd(setting(steps), loss=loss, norm=norm.name), plan).run()
     assert outcome.level.tolist() == [-1]
     key = keys(seed, clean.indices, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     start = (images + norm.project(norm.draw(key, images) * epsilon, torch.full((1,), epsilon).double())).clamp(0, 1)

@@ -5,11 +5,10 @@ import torch
 
 from tests.attacks.models import perceptron, pictures, predictions
 from vitlens.attacks.attack import attack
-from vitlens.attacks.carlini_wagner import CarliniWagner
-from vitlens.attacks.clean import clean_images
 from vitlens.attacks.engine import Engine
+from vitlens.attacks.minimum_norm import CarliniWagner
 from vitlens.attacks.norms import L2
-from vitlens.attacks.plan import AttackOutcome, AttackPlan
+from vitlens.attacks.plan import AttackOutcome, AttackPlan, clean_images
 
 
 def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[AttackOutcome, list[torch.Tensor]]:
@@ -17,9 +16,8 @@ def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[Attac
     clean = clean_images(model, images, "predicted")
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
-    limits = torch.ones(len(images), dtype=torch.int64)
-    plan = AttackPlan((1.0,), limits, keep=len(images))
-    outcome = Engine(model, clean, CarliniWagner(**options), plan, lambda *_: None).run()
+    plan = AttackPlan((1.0,), keep=len(images))
+    outcome = Engine(model, clean, CarliniWagner(**options), plan).run()
     return outcome, seen
 
 
@@ -60,7 +58,7 @@ def test_a_search_stops_when_the_loss_has_risen_at_two_checks_in_a_row():
 
 def test_one_rise_of_the_loss_ends_no_search(monkeypatch):
     long, _ = run(pictures(8), steps=60, searches=1, first_c=1.0)
-    monkeypatch.setattr("vitlens.attacks.carlini_wagner._PATIENCE", 1)
+    monkeypatch.setattr("vitlens.attacks.minimum_norm._PATIENCE", 1)
     short, _ = run(pictures(8), steps=60, searches=1, first_c=1.0)
     assert (short.forwards <= long.forwards).all()
     assert (short.forwards < long.forwards).any()

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from tests.attacks.models import linear, perceptron, pictures
+from tests.attacks.models import linear, perceptron, pictures, swept
 from vitlens.attacks.attack import attack
-from vitlens.attacks.sweep import sweep
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 
 LABELS = torch.tensor([0, 1, 2])
@@ -71,24 +70,22 @@ def test_unknown_attacks():
     with pytest.raises(UnknownNameError, match="no attack 'pdg'; did you mean 'pgd'"):
         attack(linear(), pictures(1), "predicted", method="pdg")
     with pytest.raises(UnknownNameError, match="no attack 'fsgm'; did you mean 'fgsm'"):
-        sweep(linear(), pictures(1), "predicted", attacks=["pgd", "fsgm"])
+        swept(linear(), pictures(1), "predicted", attack="fsgm")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attacks": []}, "attacks, each once, found none"),
-        ({"attacks": ["pgd", "pgd"]}, "attacks, each once, found pgd, pgd"),
         ({"epsilons": (0.1, 0.05)}, r"ascending order, found 0\.1, 0\.05"),
-        ({"epsilons_l2": (1.0, 1.0)}, r"ascending order, found 1, 1"),
-        ({"steps": {"pgd": 0}}, "steps of at least 1, found 0"),
+        ({"attack": "pgd-l2", "epsilons": (1.0, 1.0)}, r"ascending order, found 1, 1"),
+        ({"steps": 0}, "steps of at least 1, found 0"),
         ({"keep": -1}, "keep of at least 0, found -1"),
         ({"indices": [1, 2]}, r"one index per image \(1\), found 2"),
     ],
 )
 def test_invalid_arguments_of_a_sweep(options, message):
     with pytest.raises(InputError, match=message):
-        sweep(linear(), pictures(1), "predicted", **options)
+        swept(linear(), pictures(1), "predicted", **{"attack": "pgd", **options})
 
 
 @pytest.mark.parametrize(("name", "classes"), [("pgd-dlr", 2), ("apgd-dlr", 2), ("apgd-targeted", 3), ("auto", 3)])

@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.attacks.models import Flat, linear, made, perceptron, pictures, predictions, setting
+from tests.attacks.models import Flat, linear, made, perceptron, pictures, predictions, setting, swept
 from vitlens.attacks.algorithm import Jobs
 from vitlens.attacks.attack import attack
-from vitlens.attacks.clean import clean_images
 from vitlens.attacks.descent import pgd
 from vitlens.attacks.evaluation import Evaluator
-from vitlens.attacks.sweep import sweep
+from vitlens.attacks.plan import clean_images
 from vitlens.errors import NonFiniteError, UnsupportedError
 from vitlens.models.model import Model
 
@@ -44,32 +43,32 @@ def test_a_misclassified_image_takes_no_more_passes():
     result = attack(model, images, "predicted", method="pgd", epsilon=0.3, steps=20)
     assert result.success.all()
     assert result.forwards.max() <= 4
-    broken = sweep(model, images, "predicted", attacks=["pgd"], epsilons=(0.3, 0.4, 0.5), steps=20)
-    assert broken.forwards["pgd"] == int(result.forwards.sum())  # larger epsilons are not tried
-    assert (broken.broken_at["pgd"] == 0.3).all()
+    broken = swept(model, images, "predicted", attack="pgd", epsilons=(0.3, 0.4, 0.5), steps=20)
+    assert broken.forwards == int(result.forwards.sum())  # larger epsilons are not tried
+    assert (broken.broken_at == 0.3).all()
 
 
 def test_downwards_images_robust_at_the_largest_epsilon_are_attacked_only_there():
     model, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
-    asked = {"attacks": ["pgd"], "epsilons": (1e-5, 2e-5, 3e-5), "steps": 20}
-    up = sweep(model, images, "predicted", **asked)
-    down = sweep(model, images, "predicted", **asked, downwards=True)
-    assert torch.isinf(down.broken_at["pgd"]).all()
-    assert torch.equal(up.broken_at["pgd"], down.broken_at["pgd"])
-    assert up.forwards["pgd"] == 3 * down.forwards["pgd"] == 3 * 6 * 21
-    often = sweep(model, images, "predicted", **asked, downwards=True, restarts=2)
-    assert often.forwards["pgd"] == 2 * down.forwards["pgd"]
+    asked = {"attack": "pgd", "epsilons": (1e-5, 2e-5, 3e-5), "steps": 20}
+    up = swept(model, images, "predicted", **asked)
+    down = swept(model, images, "predicted", **asked, downwards=True)
+    assert torch.isinf(down.broken_at).all()
+    assert torch.equal(up.broken_at, down.broken_at)
+    assert up.forwards == 3 * down.forwards == 3 * 6 * 21
+    often = swept(model, images, "predicted", **asked, downwards=True, restarts=2)
+    assert often.forwards == 2 * down.forwards
 
 
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_downwards_ends_where_a_linear_model_breaks(restarts):
     """All epsilons and restarts, for images that break at different epsilons."""
     model, images = linear(classes=2), pictures(12, low=0.4, high=0.6)
-    asked = {"attacks": ["pgd"], "epsilons": tuple(epsilon / 1000 for epsilon in (2, 5, 10, 20, 40, 80)), "steps": 10}
-    up = sweep(model, images, "predicted", **asked)
-    down = sweep(model, images, "predicted", **asked, downwards=True, restarts=restarts)
-    assert torch.equal(up.broken_at["pgd"], down.broken_at["pgd"])
-    assert len(up.broken_at["pgd"].unique()) > 3
+    asked = {"attack": "pgd", "epsilons": tuple(epsilon / 1000 for epsilon in (2, 5, 10, 20, 40, 80)), "steps": 10}
+    up = swept(model, images, "predicted", **asked)
+    down = swept(model, images, "predicted", **asked, downwards=True, restarts=restarts)
+    assert torch.equal(up.broken_at, down.broken_at)
+    assert len(up.broken_at.unique()) > 3
 
 
 def test_downwards_several_attacks_share_the_images_still_robust():
@@ -77,9 +76,9 @@ def test_downwards_several_attacks_share_the_images_still_robust():
     model, images = perceptron(seed=1), pictures(12, seed=1)
     levels = (0.01, 0.02, 0.04, 0.08)
     asked = {"epsilons": levels, "steps": 2}
-    broken_at = sweep(model, images, "predicted", attacks=["auto"], downwards=True, **asked).broken_at["auto"]
-    alone = sweep(model, images, "predicted", attacks=["apgd-ce"], downwards=True, **asked).broken_at["apgd-ce"]
-    above = sweep(model, images, "predicted", attacks=["auto"], **asked).broken_at["auto"]
+    broken_at = swept(model, images, "predicted", attack="auto", downwards=True, **asked).broken_at
+    alone = swept(model, images, "predicted", attack="apgd-ce", downwards=True, **asked).broken_at
+    above = swept(model, images, "predicted", attack="auto", **asked).broken_at
     assert (broken_at <= alone).all()
     assert (above <= broken_at).all()
     assert ((broken_at > 0.01) & broken_at.isfinite()).any()
@@ -127,25 +126,25 @@ def test_misclassified_images_are_not_attacked():
 def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
     model, images = perceptron(), pictures(3)
     labels = (predictions(model, images) + 1) % 5
-    curves = sweep(model, images, labels, attacks=["pgd", "cw", "auto"], keep=3)
-    assert curves.notes == ("made misclassifies all 3 clean images: there is nothing to attack",)
-    assert not curves.clean.any()
-    for name in curves.attacks:
-        assert curves.broken_at[name].tolist() == [0.0] * 3
-        assert curves.distance[name].tolist() == [0.0] * 3
-        assert curves.kept[name][1].shape == (0, 3, 8, 8)
-        assert curves.forwards[name] == 0
+    for name in ("pgd", "cw", "auto"):
+        curves = swept(model, images, labels, attack=name, keep=3)
+        assert curves.notes == ("made misclassifies all 3 clean images: there is nothing to attack",)
+        assert not curves.clean.any()
+        assert curves.broken_at.tolist() == [0.0] * 3
+        assert curves.distance.tolist() == [0.0] * 3
+        assert curves.kept.shape == (0, 3, 8, 8)
+        assert curves.forwards == 0
     assert attack(model, images, labels).notes == curves.notes
 
 
-def test_progress_adds_up_to_images_times_attacks(few_queries):
+def test_progress_adds_up_to_the_images(few_queries):
     model, images = perceptron(), pictures(7)
     labels = predictions(model, images)
     labels[2] = (labels[2] + 1) % 5
-    for names in (["pgd"], ["auto"], ["fgsm", "auto", "cw"]):
+    for name in ("pgd", "fgsm", "auto", "cw"):
         done: list[int] = []
-        sweep(model, images, labels, attacks=names, epsilons=(0.0, 0.01, 0.1), steps=2, on_progress=done.append)
-        assert sum(done) == 7 * len(names)
+        swept(model, images, labels, attack=name, epsilons=(0.0, 0.01, 0.1), steps=2, on_progress=done.append)
+        assert sum(done) == 7
 
 
 class Poisoned(nn.Module):
@@ -172,9 +171,9 @@ def test_non_finite_values_are_reported_with_model_and_image(backward):
     what = "gradients" if backward else "logits"
     message = f"expected finite {what}, found NaN or infinity from made on image 31 under attack"
     with pytest.raises(NonFiniteError, match=message):
-        sweep(
+        swept(
             made(Poisoned(images, backward=backward), (8, 8)), images, "predicted",
-            attacks=["pgd"], epsilons=(1e-3,), indices=[30, 31, 32],
+            attack="pgd", epsilons=(1e-3,), indices=[30, 31, 32],
         )  # fmt: skip
 
 
@@ -190,11 +189,13 @@ def test_a_model_that_masks_its_gradient():
             return self.rest((images * 32).round() / 32)  # type: ignore[no-any-return]
 
     model, images = made(Rounded(), (8, 8), classes=2), pictures(8, low=0.4, high=0.6)
-    curves = sweep(model, images, "predicted", attacks=["fgsm", "square"], epsilons=(0.2,), steps=2)
-    assert curves.zero_gradients["fgsm"].all()
-    assert curves.robust("fgsm", 0.2).all()
-    assert not curves.zero_gradients["square"].any()
-    assert not curves.robust("square", 0.2).any()
+    fgsm, square = (
+        swept(model, images, "predicted", attack=name, epsilons=(0.2,), steps=2) for name in ("fgsm", "square")
+    )
+    assert fgsm.zero_gradients.all()
+    assert fgsm.robust(0.2).all()
+    assert not square.zero_gradients.any()
+    assert not square.robust(0.2).any()
 
     class Cut(Rounded):
         def forward(self, images: Tensor) -> Tensor:
@@ -204,33 +205,32 @@ def test_a_model_that_masks_its_gradient():
         attack(made(Cut(), (8, 8), classes=2), images, "predicted", method="pgd")
 
 
-def test_success_with_bf16_gradients_is_evaluated_in_fp32():
+@pytest.mark.parametrize(("name", "steps"), [("fgsm", None), ("pgd", 5), ("apgd-ce", 5), ("cw", 10)])
+def test_success_with_bf16_gradients_is_evaluated_in_fp32(name, steps):
     model, images = perceptron(seed=2), pictures(60, seed=2)
     labels = predictions(model, images)
     passes = watched(model)
     exact, coarse = (
-        sweep(
-            model, images, labels, attacks=["fgsm", "pgd", "apgd-ce", "cw"], epsilons=(0.01, 0.02, 0.04),
-            epsilons_l2=(0.2, 0.4), steps={"pgd": 5, "apgd-ce": 5, "cw": 10}, precision=precision, keep=60,
+        swept(
+            model, images, labels, attack=name, epsilons=(0.2, 0.4) if name == "cw" else (0.01, 0.02, 0.04),
+            steps=steps, precision=precision, keep=60,
         )
         for precision in ("fp32", "bf16")
     )  # fmt: skip
     assert any(not gradients for _, gradients in passes)
-    for name in exact.attacks:
-        rows, kept = coarse.kept[name]
-        assert (predictions(model, kept) != labels[rows]).all()
-        for epsilon in coarse.epsilons[name]:
-            strength = [int(curves.robust(name, epsilon).sum()) for curves in (exact, coarse)]
-            assert abs(strength[0] - strength[1]) <= 3
+    assert (predictions(model, coarse.kept) != labels[coarse.rows]).all()
+    for epsilon in coarse.epsilons:
+        strength = [int(curves.robust(epsilon).sum()) for curves in (exact, coarse)]
+        assert abs(strength[0] - strength[1]) <= 3
 
 
 def test_the_parts_of_a_batch_are_joined_in_order():
     """Jobs at their last query get a pass of their own; each gets its own results."""
     model, images = made(Flat(nn.Linear(192, 5)), (8, 8)), pictures(9)
     alone = [
-        sweep(model, images[row : row + 1], "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3,
-              indices=[row]).broken_at["pgd"]
+        swept(model, images[row : row + 1], "predicted", attack="pgd", epsilons=(0.01, 0.03), steps=3,
+              indices=[row]).broken_at
         for row in range(9)
     ]  # fmt: skip
-    batched = sweep(model, images, "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3, batch_size=3)
-    assert torch.equal(torch.cat(alone), batched.broken_at["pgd"])
+    batched = swept(model, images, "predicted", attack="pgd", epsilons=(0.01, 0.03), steps=3, batch_size=3)
+    assert torch.equal(torch.cat(alone), batched.broken_at)

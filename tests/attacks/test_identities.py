@@ -4,23 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.attacks.models import linear, perceptron, pictures, predictions, setting
+from tests.attacks.models import linear, perceptron, pictures, predictions, setting, swept
 from vitlens.attacks.algorithm import Algorithm
 from vitlens.attacks.attack import attack
-from vitlens.attacks.clean import clean_images
 from vitlens.attacks.descent import fgsm, pgd
 from vitlens.attacks.engine import Engine
 from vitlens.attacks.norms import L2, LINF, NORMS
-from vitlens.attacks.plan import AttackOutcome, AttackPlan
+from vitlens.attacks.plan import AttackOutcome, AttackPlan, clean_images
 from vitlens.attacks.registry import ATTACKS
-from vitlens.attacks.sweep import sweep
 from vitlens.models.model import Model
 
 
 def run(model: Model, images: Tensor, algorithm: Algorithm, *levels: float, **plan: object) -> AttackOutcome:
     clean = clean_images(model, images, "predicted")
-    limits = torch.full((len(images),), len(levels))
-    return Engine(model, clean, algorithm, AttackPlan(levels, limits, keep=len(images), **plan), lambda *_: None).run()
+    return Engine(model, clean, algorithm, AttackPlan(levels, keep=len(images), **plan)).run()
 
 
 def thresholds(model: Model, images: Tensor, power: int) -> Tensor:
@@ -37,7 +34,7 @@ def test_a_linear_model_of_two_classes_breaks_at_its_margin(name):
     model, images = linear(classes=2), pictures(20, low=0.4, high=0.6)
     exact = thresholds(model, images, 1)
     levels = tuple(epsilon / 1000 for epsilon in range(4, 100, 4))
-    broken_at = sweep(model, images, "predicted", attacks=[name], epsilons=levels, steps=5).broken_at[name]
+    broken_at = swept(model, images, "predicted", attack=name, epsilons=levels, steps=5).broken_at
     steps = torch.tensor([*levels, torch.inf], dtype=torch.float64)
     expected = steps[torch.searchsorted(steps, exact.double())]
     assert (broken_at >= expected).all()
@@ -51,7 +48,7 @@ def test_square_is_near_the_bound_and_never_below():
     model, images = linear(classes=2), pictures(10, low=0.4, high=0.6)
     exact = thresholds(model, images, 1)
     levels = tuple(epsilon / 1000 for epsilon in (5, 50, 100, 200, 400))
-    broken_at = sweep(model, images, "predicted", attacks=["square"], epsilons=levels, steps=4).broken_at["square"]
+    broken_at = swept(model, images, "predicted", attack="square", epsilons=levels, steps=4).broken_at
     assert (broken_at >= exact).all()
     assert (broken_at < 6 * exact + 0.03).all()
 
@@ -59,8 +56,10 @@ def test_square_is_near_the_bound_and_never_below():
 def test_noise_is_much_weaker_than_gradients():
     model, images = linear(classes=2), pictures(20, low=0.4, high=0.6)
     levels = tuple(epsilon / 100 for epsilon in range(2, 41, 2))
-    curves = sweep(model, images, "predicted", attacks=["noise", "fgsm"], epsilons=levels, steps=3)
-    assert curves.broken_at["noise"].clamp_max(0.4).mean() > 3 * curves.broken_at["fgsm"].mean()
+    noise, fgsm = (
+        swept(model, images, "predicted", attack=name, epsilons=levels, steps=3).broken_at for name in ("noise", "fgsm")
+    )
+    assert noise.clamp_max(0.4).mean() > 3 * fgsm.mean()
 
 
 @pytest.mark.parametrize("name", ["cw", "deepfool"])
@@ -106,38 +105,39 @@ def test_fgsm_is_the_sign_of_the_gradient_of_cross_entropy():
 
 def test_apgd_is_at_least_as_strong_as_pgd_with_the_same_steps():
     model, images = perceptron(seed=3), pictures(120, seed=3)
-    curves = sweep(model, images, "predicted", attacks=["pgd", "apgd-ce"], epsilons=(0.01, 0.02, 0.03), steps=10)
-    for epsilon in curves.epsilons["pgd"]:
-        assert 0 < curves.robust("apgd-ce", epsilon).sum() <= curves.robust("pgd", epsilon).sum()
+    asked = {"epsilons": (0.01, 0.02, 0.03), "steps": 10}
+    pgd_, apgd_ = (swept(model, images, "predicted", attack=name, **asked) for name in ("pgd", "apgd-ce"))
+    for epsilon in pgd_.epsilons:
+        assert 0 < apgd_.robust(epsilon).sum() <= pgd_.robust(epsilon).sum()
 
 
 def test_auto_is_the_worst_case_of_its_members():
     model, images = perceptron(seed=1), pictures(16, seed=1)
     members = ATTACKS["auto"].members
     asked = {"epsilons": (0.005, 0.01, 0.02), "steps": 2, "seed": 4}
-    whole = sweep(model, images, "predicted", attacks=["auto"], keep=16, **asked)
-    parts = sweep(model, images, "predicted", attacks=members, **asked)
-    assert torch.equal(whole.broken_at["auto"], torch.stack([parts.broken_at[name] for name in members]).amin(0))
-    assert whole.forwards["auto"] < sum(parts.forwards.values())
-    rows, kept = whole.kept["auto"]
-    assert len(set(whole.broken_at["auto"][rows].tolist())) > 1
+    whole = swept(model, images, "predicted", attack="auto", keep=16, **asked)
+    parts = [swept(model, images, "predicted", attack=name, **asked) for name in members]
+    assert torch.equal(whole.broken_at, torch.stack([part.broken_at for part in parts]).amin(0))
+    assert whole.forwards < sum(part.forwards for part in parts)
+    rows, kept = whole.rows, whole.kept
+    assert len(set(whole.broken_at[rows].tolist())) > 1
     lengths = NORMS["linf"].length(kept - images[rows])
-    torch.testing.assert_close(lengths, whole.distance["auto"][rows], atol=1e-6, rtol=0)
-    assert (lengths <= whole.broken_at["auto"][rows] + 1e-6).all()
+    torch.testing.assert_close(lengths, whole.distance[rows], atol=1e-6, rtol=0)
+    assert (lengths <= whole.broken_at[rows] + 1e-6).all()
 
 
-def test_parts_of_the_data_give_the_results_of_the_whole():
+@pytest.mark.parametrize("name", ["noise", "pgd", "square"])
+def test_parts_of_the_data_give_the_results_of_the_whole(name):
     model, images = perceptron(), pictures(10)
-    asked = {"attacks": ["noise", "pgd", "square"], "epsilons": (0.02, 0.1), "steps": 2, "seed": 9}
-    whole = sweep(model, images, "predicted", **asked)
+    asked = {"attack": name, "epsilons": (0.02, 0.1), "steps": 2, "seed": 9}
+    whole = swept(model, images, "predicted", **asked)
     parts = [
-        sweep(model, images[part], "predicted", indices=part, **asked) for part in (range(1, 10, 2), range(0, 10, 2))
+        swept(model, images[part], "predicted", indices=part, **asked) for part in (range(1, 10, 2), range(0, 10, 2))
     ]
-    for name in whole.attacks:
-        joined = torch.empty_like(whole.broken_at[name])
-        for part in parts:
-            joined[part.indices] = part.broken_at[name]
-        assert torch.equal(joined, whole.broken_at[name])
+    joined = torch.empty_like(whole.broken_at)
+    for part in parts:
+        joined[part.indices] = part.broken_at
+    assert torch.equal(joined, whole.broken_at)
 
 
 @pytest.mark.parametrize("name", ["pgd-targeted", "apgd-targeted"])

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.attacks.models import linear, perceptron, pictures, predictions
+from tests.attacks.models import linear, perceptron, pictures, predictions, swept
 from vitlens.attacks.attack import attack
 from vitlens.attacks.engine import POINTS, ROUNDS, line_search
 from vitlens.attacks.norms import L2
-from vitlens.attacks.sweep import sweep
 
 FINEST = (POINTS + 1) ** -ROUNDS
 
@@ -84,11 +83,11 @@ def test_its_passes_are_counted(name):
     model, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
     passes = []
     model.module.register_forward_pre_hook(lambda _module, inputs: passes.append(len(inputs[0])))
-    curves = sweep(model, images, "predicted", attacks=[name], steps=3, batch_size=1)
+    curves = swept(model, images, "predicted", attack=name, steps=3, batch_size=1)
     sizes = passes[6:]  # after the clean images
-    assert curves.forwards[name] == sum(sizes)
+    assert curves.forwards == sum(sizes)
     assert sizes.count(1) > 0
-    assert curves.distance[name].isfinite().any()
+    assert curves.distance.isfinite().any()
 
 
 def test_an_attack_within_epsilon_is_left_as_it_is(monkeypatch):

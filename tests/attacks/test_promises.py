@@ -8,10 +8,9 @@ from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.attacks.models import MODELS, perceptron, pictures, predictions
+from tests.attacks.models import MODELS, perceptron, pictures, predictions, swept
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
-from vitlens.attacks.sweep import sweep
 
 QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 BOUNDED = tuple(name for name, attack in ATTACKS.items() if attack.kind == "budget" and attack.norm != "patch")
@@ -101,12 +100,13 @@ def test_batch_size_and_order_do_not_matter(name, seed, batch_size, order):
     """In double precision, in which the batch size changes only the last digits."""
     model, images = perceptron(seed=seed).double(), pictures(5, seed=seed).double()
     labels = predictions(model, images)
-    asked = {"attacks": [name], "epsilons": (0.02, 0.1), "epsilons_l2": (0.1, 0.4), "steps": 2, "seed": seed}
-    one = sweep(model, images, labels, batch_size=5, **asked)
-    other = sweep(model, images[order], labels[order], batch_size=batch_size, indices=order, **asked)
+    epsilons = (0.1, 0.4) if ATTACKS[name].norm == "l2" else (0.02, 0.1)
+    asked = {"attack": name, "epsilons": epsilons, "steps": 2, "seed": seed}
+    one = swept(model, images, labels, batch_size=5, **asked)
+    other = swept(model, images[order], labels[order], batch_size=batch_size, indices=order, **asked)
     assert torch.equal(one.clean[order], other.clean)
-    assert torch.equal(one.broken_at[name][order], other.broken_at[name])
-    torch.testing.assert_close(one.distance[name][order], other.distance[name], atol=1e-6, rtol=1e-6)
+    assert torch.equal(one.broken_at[order], other.broken_at)
+    torch.testing.assert_close(one.distance[order], other.distance, atol=1e-6, rtol=1e-6)
     assert one.forwards == other.forwards
 
 
@@ -116,9 +116,10 @@ def test_batch_size_and_order_do_not_matter(name, seed, batch_size, order):
 def test_more_restarts_never_raise_robust_accuracy(name, seed):
     model, images = perceptron(seed=seed), pictures(8, seed=seed)
     labels = predictions(model, images)
-    asked = {"attacks": [name], "epsilons": (0.01, 0.04), "epsilons_l2": (0.1, 0.2), "steps": 2, "seed": seed}
-    once, often = (sweep(model, images, labels, restarts=restarts, **asked) for restarts in (1, 4))
-    assert (often.broken_at[name] <= once.broken_at[name]).all()
+    epsilons = (0.1, 0.2) if ATTACKS[name].norm == "l2" else (0.01, 0.04)
+    asked = {"attack": name, "epsilons": epsilons, "steps": 2, "seed": seed}
+    once, often = (swept(model, images, labels, restarts=restarts, **asked) for restarts in (1, 4))
+    assert (often.broken_at <= once.broken_at).all()
 
 
 @pytest.mark.parametrize("name", of_each_kind(BOUNDED))
@@ -130,17 +131,15 @@ def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_is
     images = pictures(3, size, seed=seed)
     labels = predictions(model, images)
     asked = {"steps": 2, "seed": seed, "restarts": restarts}
-    curves = sweep(
-        model, images, labels, attacks=[name], epsilons=levels, epsilons_l2=levels, keep=3, downwards=True, **asked
-    )
+    curves = swept(model, images, labels, attack=name, epsilons=levels, keep=3, downwards=True, **asked)
     falling = torch.ones(3, dtype=torch.bool)  # broken at this and every larger epsilon
     expected = torch.full((3,), torch.inf, dtype=torch.float64)
     for epsilon in reversed(levels):
         alone = attack(model, images, labels, method=name, epsilon=epsilon, **asked)
         falling = falling & alone.success
         expected[falling] = epsilon
-    assert torch.equal(curves.broken_at[name], expected)
-    rows, kept = curves.kept[name]
+    assert torch.equal(curves.broken_at, expected)
+    rows, kept = curves.rows, curves.kept
     assert rows.tolist() == expected.isfinite().nonzero()[:, 0].tolist()
     assert (predictions(model, kept) != labels[rows]).all()
     assert (perturbation_length(kept, images[rows], ATTACKS[name].norm) <= expected[rows] + 1e-6).all()
@@ -154,15 +153,13 @@ def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name, made, se
     model = MODELS[kind](size, seed=number)
     images = pictures(3, size, seed=seed)
     labels = predictions(model, images)
-    curves = sweep(
-        model, images, labels, attacks=[name], epsilons=levels, epsilons_l2=levels, steps=2, seed=seed, keep=3
-    )
+    curves = swept(model, images, labels, attack=name, epsilons=levels, steps=2, seed=seed, keep=3)
     robust = curves.clean
     for epsilon in levels:
         alone = attack(model, images, labels, method=name, epsilon=epsilon, steps=2, seed=seed)
         robust = robust & ~alone.success
-        assert torch.equal(curves.robust(name, epsilon), robust)
-    assert torch.equal(curves.robust(name, 0.0), curves.clean)
-    rows, kept = curves.kept[name]
+        assert torch.equal(curves.robust(epsilon), robust)
+    assert torch.equal(curves.robust(0.0), curves.clean)
+    rows, kept = curves.rows, curves.kept
     assert torch.equal(predictions(model, kept) != labels[rows], torch.ones(len(rows), dtype=torch.bool))
-    assert rows.tolist() == curves.broken_at[name].isfinite().nonzero()[:, 0].tolist()
+    assert rows.tolist() == curves.broken_at.isfinite().nonzero()[:, 0].tolist()

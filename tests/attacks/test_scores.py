@@ -4,9 +4,8 @@ import torch
 
 from tests.attacks.models import perceptron, pictures
 from vitlens.attacks.attack import attack
-from vitlens.attacks.clean import clean_images
 from vitlens.attacks.engine import Engine
-from vitlens.attacks.plan import AttackPlan
+from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.attacks.scores import SquareSearch, sides_of
 
 
@@ -25,8 +24,8 @@ def test_the_margin_never_rises_and_every_change_is_a_square():
     clean, epsilon, queries = clean_images(model, images, "predicted"), 1e-3, 60
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
-    plan = AttackPlan((epsilon,), torch.ones(1, dtype=torch.int64))
-    outcome = Engine(model, clean, SquareSearch(queries), plan, lambda *_: None).run()
+    plan = AttackPlan((epsilon,))
+    outcome = Engine(model, clean, SquareSearch(queries), plan).run()
     assert outcome.level.tolist() == [-1]
     assert outcome.forwards.tolist() == [queries]
     assert outcome.backwards.tolist() == [0]

@@ -10,13 +10,11 @@ import typer
 from typer.testing import CliRunner
 
 import vitlens
-from tests.attacks.models import perceptron, pictures, predictions
+from tests.attacks.models import perceptron, pictures, predictions, swept
 from vitlens.attacks import registry
 from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.descent import Descent, pgd
-from vitlens.attacks.registry import ATTACKS, Attack
-from vitlens.attacks.self_checks import StrengthOrder, checks_of, comparisons
-from vitlens.attacks.sweep import sweep
+from vitlens.attacks.registry import ATTACKS, Attack, StrengthOrder, checks_of, comparisons
 from vitlens.cli.build import command_function
 from vitlens.cli.main import run
 from vitlens.commands.attack.options import AttackOptions
@@ -57,8 +55,8 @@ def test_the_public_functions_find_it(attacked):
     result = vitlens.attack(*attacked, method=NAME, epsilon=1.0)
     assert result.success.any()
     assert result.forwards.max() <= ENTRY.steps + 1
-    found = sweep(*attacked, attacks=[NAME, "pgd"], epsilons=(0.0, 0.1, 1.0))
-    assert torch.equal(found.robust(NAME, 1.0), ~result.success)
+    found = swept(*attacked, attack=NAME, epsilons=(0.0, 0.1, 1.0))
+    assert torch.equal(found.robust(1.0), ~result.success)
 
 
 def test_it_is_gone_afterwards(attacked):

@@ -91,6 +91,14 @@ class Golden:
         return document
 
 
+def of_all_processes(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder of this session that the processes of pytest-xdist share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> dict[str, Path]:
     """What the lines name."""
@@ -101,19 +109,17 @@ def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> d
 def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Golden]:
     """`golden("attack")`: the run of that name, or of a command that was added."""
     made: dict[str, Golden] = {}
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "golden"
-    shared.mkdir(exist_ok=True)
+    shared = of_all_processes(tmp_path_factory, "golden")
 
     def find(name: str) -> Golden:
         if name not in made:
             beside = shared / name.replace(" ", "-")
             with FileLock(beside.with_suffix(".lock")):  # of another process that makes it at this moment
-                if not (beside / "made").is_file():
+                if not beside.with_suffix(".made").is_file():
                     shutil.rmtree(beside, ignore_errors=True)  # of one that failed
                     beside.mkdir()
                     make(name, places, beside)
-                    (beside / "made").touch()
+                    beside.with_suffix(".made").touch()
             made[name] = Golden(name, beside / "run")
         return made[name]
 

@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.attacks.models import swept
 from tests.oracles import peer_foolbox
-from vitlens.attacks.carlini_wagner import CarliniWagner
-from vitlens.attacks.clean import clean_images
 from vitlens.attacks.engine import Engine
-from vitlens.attacks.plan import AttackPlan
-from vitlens.attacks.sweep import sweep
+from vitlens.attacks.minimum_norm import CarliniWagner
+from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.data.digits import digits
 from vitlens.models import loading
 from vitlens.models.model import Model
@@ -41,10 +40,10 @@ def no_weaker(ours: list[Tensor], theirs: list[Tensor]) -> None:
 def compare_fgsm(model: Model, count: int) -> None:
     images, labels = pictures(count)
     theirs = peer_foolbox.standing(model, images, labels, peer_foolbox.fgsm(), PIXELS)
-    found = sweep(model, images, labels, attacks=["fgsm"], epsilons=PIXELS)
+    found = swept(model, images, labels, attack="fgsm", epsilons=PIXELS)
     # a sweep keeps broken what was broken: so does the union of foolbox's
     kept = [torch.stack(theirs[: place + 1]).all(0) for place in range(len(PIXELS))]
-    ours = [found.robust("fgsm", epsilon) for epsilon in PIXELS]
+    ours = [found.robust(epsilon) for epsilon in PIXELS]
     no_weaker(ours, kept)
     assert sum(int((own != other).sum()) for own, other in zip(ours, kept)) <= max(1, count // 200)
 
@@ -52,8 +51,8 @@ def compare_fgsm(model: Model, count: int) -> None:
 def compare_pgd(model: Model, count: int) -> None:
     images, labels = pictures(count)
     theirs = peer_foolbox.standing(model, images, labels, peer_foolbox.pgd(images, steps=20, seed=SEED), PIXELS)
-    found = sweep(model, images, labels, attacks=["pgd"], epsilons=PIXELS, steps=20, seed=SEED)
-    no_weaker([found.robust("pgd", epsilon) for epsilon in PIXELS], theirs)
+    found = swept(model, images, labels, attack="pgd", epsilons=PIXELS, steps=20, seed=SEED)
+    no_weaker([found.robust(epsilon) for epsilon in PIXELS], theirs)
 
 
 def compare_carlini_wagner(model: Model, count: int, *, searches: int, steps: int) -> None:
@@ -61,9 +60,9 @@ def compare_carlini_wagner(model: Model, count: int, *, searches: int, steps: in
     attack = peer_foolbox.carlini_wagner(searches=searches, steps=steps)
     theirs = peer_foolbox.standing(model, images, labels, attack, LENGTHS)
     clean = clean_images(model, images, labels)
-    plan = AttackPlan((1.0,), torch.ones(count, dtype=torch.int64), batch_size=count)
+    plan = AttackPlan((1.0,), batch_size=count)
     algorithm = CarliniWagner(steps=steps, searches=searches)
-    distance = Engine(model, clean, algorithm, plan, lambda *_: None).run().distance
+    distance = Engine(model, clean, algorithm, plan).run().distance
     no_weaker([clean.correct & (distance > length) for length in LENGTHS], theirs)
 
 

@@ -1,4 +1,4 @@
-"""`vitlens.attack`: one attack on a batch of images; also the functions that it shares with the sweep."""
+"""`vitlens.attack`: one attack on a batch of images, at one epsilon or over several."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,24 +8,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
-from vitlens.attacks.algorithm import Algorithm, Setting, algorithm_of
-from vitlens.attacks.checks import require_counts, require_epsilons, require_maps, require_targets
-from vitlens.attacks.clean import CleanImages, clean_images
-from vitlens.attacks.curve import AttackCurve, curve, require_none_of
-from vitlens.attacks.defaults import ATTACK, EPSILON, PRECISION, RESTARTS
-from vitlens.attacks.plan import AttackOutcome, AttackPlan
-from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of, targeted
-from vitlens.attacks.sequence import worst_case
+from vitlens.attacks.engine import worst_case
+from vitlens.attacks.plan import AttackPlan, CleanImages, clean_images
+from vitlens.attacks.registry import ATTACK, ATTACKS, EPSILON, PRECISION, RESTARTS, attack_named, targeted
+from vitlens.attacks.sweep import sweep
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED
-from vitlens.pixels import AnyImages, Targets, as_images, as_parts, as_targets, takes_images
-from vitlens.shapes import Images
+from vitlens.pixels import AnyImages, Parts, Targets, as_images, as_parts, as_targets, takes_images
+from vitlens.shapes import Images, Labels
 from vitlens.summary import Line, Summary
-
-_CPU_BATCH = 64  # images at a time on a CPU: more are no faster, and a small batch makes resuming finer
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,6 +50,26 @@ class AttackResult(Summary):
     def robust_accuracy(self) -> float:
         """The fraction of all images that are classified correctly before and after the attack."""
         return (self.tried & ~self.success).float().mean().item()
+
+
+@dataclass(frozen=True, repr=False)
+class AttackCurve(Summary):
+    """An attack at several epsilons.
+
+    epsilons: (epsilons,), pixel units, in the attack's norm; robust_accuracy: (epsilons,), the fraction of all images
+    classified correctly within each, which never rises; success: (epsilons, batch), whether the attack succeeded within
+    each; tried: whether the clean image was classified correctly, only then it is attacked; broken_at: (batch,), the
+    smallest of the epsilons at which it succeeded, infinite where at none, 0 where the clean image is misclassified;
+    distance: (batch,), of the smallest perturbation found, infinite where there is none; notes: caveats.
+    """
+
+    epsilons: Float[Tensor, " epsilons"]
+    robust_accuracy: Float[Tensor, " epsilons"]
+    success: Bool[Tensor, "epsilons batch"]
+    tried: Bool[Tensor, " batch"]
+    broken_at: Float[Tensor, " batch"]
+    distance: Float[Tensor, " batch"]
+    notes: tuple[str, ...] = ()
 
 
 @overload
@@ -136,96 +149,67 @@ def attack(
     >>> found.robust_accuracy.shape, found.success.shape  # (epsilons,), (epsilons, images)
     (torch.Size([2]), torch.Size([2, 2]))
     """
-    targets = as_targets(targets)
+    plan = AttackPlan(
+        steps=steps, restarts=restarts, targets=as_targets(targets), seed=seed, batch_size=batch_size,
+        precision=precision, side=side, aligned=aligned, maps=maps,
+    )  # fmt: skip
     if epsilons is not None:
-        require_none_of({"epsilon": epsilon, "targets": targets, "side": side, "maps": maps})
-        shared = {"steps": steps, "restarts": restarts, "seed": seed, "batch_size": batch_size, "precision": precision}
-        return curve(model, as_parts(images), labels, method=method, epsilons=_listed(epsilons), **shared)
-    require_counts(steps=steps, restarts=restarts, batch_size=batch_size)
-    members = members_of(method)
+        fixed = {"epsilon": epsilon, "targets": plan.targets, "side": side, "maps": maps}
+        also = [name for name, value in fixed.items() if value is not None]
+        if also:
+            raise InputError(f"expected epsilons, or an attack at one epsilon, found also {also[0]}; leave one out")
+        return _curve(model, as_parts(images), labels, plan, method, epsilons)
+    entry = attack_named(method)
     require(model, *needs_of("attack"))
+    if epsilon is not None and not entry.takes_epsilon:
+        raise InputError(f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}")
     pixels = as_images(images).detach()
     clean = clean_images(model, pixels, labels, batch_size=batch_size)
-    setting = setting_of(model, clean, side=side, aligned=aligned, maps=maps)
-    algorithms = [build_algorithm(member, setting, steps) for member in members]
-    limit, level = _level(members[0], setting, epsilon)
-    classes = None if targets is None else require_targets(targets, clean, setting.classes)
-    if classes is not None and not ATTACKS[method].targets:
-        raise InputError(f"expected {targeted()} to reach targets, found {method!r}")
-    plan = AttackPlan(
-        (level,), torch.full((len(clean.labels),), int(level > 0)), restarts, classes, seed,
-        batch_size or fitting_batch(model), precision, keep=len(clean.labels),
-    )  # fmt: skip
-    outcome = worst_case(model, clean, algorithms, plan)
-    return _result(clean, pixels, outcome, limit, model.alias, targeted=classes is not None)
-
-
-def _result(
-    clean: CleanImages, pixels: Images, outcome: AttackOutcome, limit: float, alias: str, *, targeted: bool
-) -> AttackResult:
-    """The adversarial images within the limit; targeted: whether targets were given."""
+    given = [EPSILON.get(entry.norm, 0.0)] if epsilon is None else [epsilon]
+    (level,), limit = plan.epsilons(entry, model, clean, given), torch.inf
+    if entry.kind == "minimum":  # it searches without an epsilon, and what it finds counts within this distance
+        level, limit = 1.0, torch.inf if epsilon is None else epsilon
+    if plan.targets is not None:
+        _require_reachable(plan.targets, clean, method)
+    levels = (level,) if level > 0 else ()  # at 0 no image changes
+    outcome = worst_case(model, clean, entry, replace(plan, levels=levels, keep=len(pixels)))
     success = (outcome.level >= 0) & (outcome.distance <= limit)
     adversarial = pixels.clone()
     for row in success.nonzero()[:, 0].tolist():
         adversarial[row] = outcome.adversarial[row]
     return AttackResult(
-        adversarial,
-        success,
-        torch.where(success, outcome.distance, 0.0),
-        clean.correct,
-        success if targeted else torch.zeros_like(success),
-        outcome.forwards,
-        outcome.backwards,
-        clean.notes(alias),
-    )
+        adversarial, success, torch.where(success, outcome.distance, 0.0), clean.correct,
+        torch.zeros_like(success) if plan.targets is None else success, outcome.forwards, outcome.backwards,
+        clean.notes(model.alias),
+    )  # fmt: skip
 
 
-def setting_of(model: Model, clean: CleanImages, *, side: int | None, aligned: bool, maps: Tensor | None) -> Setting:
-    """The setting of algorithms for this model and images of this size."""
-    size = int(clean.images.shape[2]), int(clean.images.shape[3])
-    layout = model.anatomy.layout
-    token = None
-    if layout is not None:
-        scaled = [round(patch * side / whole) for patch, side, whole in zip(layout.patch_size, size, layout.image_size)]
-        token = max(1, scaled[0]), max(1, scaled[1])
-    checked = require_maps(maps, len(clean.labels))
-    return Setting(1, len(model.classes), size, token, side, aligned, checked)
-
-
-def build_algorithm(member: Attack, setting: Setting, steps: int | None) -> Algorithm:
-    """An attack's algorithm with this number of steps; None: its default."""
-    return algorithm_of(member, replace(setting, steps=steps or max(1, member.steps)))
-
-
-def levels_of(norm: NormName, setting: Setting, epsilons: tuple[float, ...]) -> tuple[float, ...]:
-    """The epsilons of an attack as given; for a patch, the share of the image that it covers."""
-    if norm != "patch":
-        return epsilons
-    return (setting.square_side**2 / (setting.size[0] * setting.size[1]),)
-
-
-def fitting_batch(model: Model) -> int:
-    """The number of images whose passes with gradients fit into memory at once."""
-    most = _CPU_BATCH if model.device.type == "cpu" else fitting_batch_size(model)
-    return max(1, min(most, fitting_batch_size(model) // BACKWARD))
-
-
-def _listed(epsilons: object) -> list[float]:
-    """Several epsilons. Raises InputError for a single one."""
+def _curve(
+    model: Model, images: Parts, labels: Tensor | str | None, plan: AttackPlan, method: str, epsilons: object
+) -> AttackCurve:
+    """The curve of one attack: robust images go on to the next epsilon."""
     if not isinstance(epsilons, Iterable):
         raise InputError(f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] or epsilon=")
-    return list(map(float, epsilons))
+    levels = [float(epsilon) for epsilon in epsilons]
+    if not attack_named(method).takes_epsilon:
+        raise InputError(f"expected an attack bounded by epsilon for epsilons, found {method!r}; give side instead")
+    if not levels:
+        raise InputError("expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / 255]")
+    found = sweep(model, images, labels, plan, attack=method, epsilons=levels)
+    robust = torch.stack([found.robust(epsilon) for epsilon in found.epsilons])
+    return AttackCurve(
+        torch.tensor(found.epsilons, dtype=torch.float64), robust.double().mean(1), found.clean & ~robust, found.clean,
+        found.broken_at, found.distance, found.notes,
+    )  # fmt: skip
 
 
-def _level(member: Attack, setting: Setting, epsilon: float | None) -> tuple[float, float]:
-    """The largest distance that counts as a success, and the epsilon of the algorithm."""
-    if not member.takes_epsilon:
-        if epsilon is not None:
-            raise InputError(f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}")
-        return torch.inf, levels_of(member.norm, setting, ())[0]
-    if epsilon is not None:
-        require_epsilons([epsilon], member.norm)
-    if member.kind == "minimum":
-        return (torch.inf if epsilon is None else epsilon), 1.0
-    level = EPSILON[member.norm] if epsilon is None else epsilon
-    return torch.inf, level
+def _require_reachable(targets: Labels, clean: CleanImages, method: str) -> None:
+    """Raise InputError for an attack without targets, and for a target that is its image's label."""
+    if not ATTACKS[method].targets:
+        raise InputError(f"expected {targeted()} to reach targets, found {method!r}")
+    equal = (targets.cpu() == clean.labels).nonzero().flatten()
+    if len(equal):
+        raise InputError(
+            f"expected targets other than the labels, found {int(targets[equal[0]])} for both on image "
+            f"{int(clean.indices[equal[0]])}"
+        )

@@ -16,20 +16,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State
-from vitlens.attacks.clean import CleanImages
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State, algorithm_of
 from vitlens.attacks.evaluation import Evaluator, frozen
 from vitlens.attacks.norms import per_pixel
-from vitlens.attacks.plan import AttackOutcome, AttackPlan
-from vitlens.attacks.registry import without_gradients
+from vitlens.attacks.plan import AttackOutcome, AttackPlan, CleanImages, fitting_batch
+from vitlens.attacks.registry import Attack, members_of, without_gradients
 from vitlens.data.draws import keys
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
-OnDone = Callable[
-    [int, int], object
-]  # row of a finished image, and the level at which the attack succeeded (-1: robust)
+OnDone = Callable[[int], object]  # level at which the attack succeeded on a finished image (-1: robust)
 Points = Float[Tensor, "points 3 height width"]
 SuccessTest = Callable[[Points, Int[Tensor, " points"]], Bool[Tensor, " points"]]
 
@@ -38,14 +35,25 @@ POINTS = 8  # on each line in a round: each round narrows the interval to 1/9, t
 
 
 class Engine:
-    """Runs one algorithm over the images, batch by batch."""
+    """Runs one algorithm over the images, batch by batch.
+
+    limits: for each image how many of the plan's levels, from the smallest (None: all).
+    """
 
     def __init__(
-        self, model: Model, clean: CleanImages, algorithm: Algorithm, plan: AttackPlan, on_done: OnDone
+        self,
+        model: Model,
+        clean: CleanImages,
+        algorithm: Algorithm,
+        plan: AttackPlan,
+        limits: Int[Tensor, " batch"] | None = None,
+        on_done: OnDone = lambda _: None,
     ) -> None:
         self.model, self.clean, self.algorithm, self.plan, self.on_done = model, clean, algorithm, plan, on_done
         self.evaluator = Evaluator(model, algorithm, plan.precision, targeted=plan.targets is not None)
         count = len(clean.labels)
+        self.limits = [len(plan.levels)] * count if limits is None else limits.tolist()
+        self.batch_size = plan.batch_size or fitting_batch(model)
         self.targets = 1 if plan.targets is not None else max(1, min(algorithm.targets, clean.runners_up.shape[1]))
         self.jobs_per_level = self.targets * (plan.restarts if algorithm.random else 1)
         self.outcome = AttackOutcome(
@@ -56,7 +64,8 @@ class Engine:
             torch.ones(count, dtype=torch.bool),
             {},
         )
-        self.waiting = self._queue()
+        attacked = (row for row, correct in enumerate(clean.correct.tolist()) if correct and self.limits[row])
+        self.waiting: Iterator[int] = iter(attacked)
         self.rows: list[int] = []  # of each slot: image, index of the job among the image's jobs, queries of the job
         self.stages: list[int] = []
         self.queries = torch.zeros(0, dtype=torch.int64)
@@ -64,7 +73,7 @@ class Engine:
     def run(self) -> AttackOutcome:
         """Run all jobs of all images. Raises NonFiniteError naming model and image."""
         with frozen(self.model), torch.no_grad():
-            self.rows = list(islice(self.waiting, self.plan.batch_size))
+            self.rows = list(islice(self.waiting, self.batch_size))
             self.stages = [self._first(row) for row in self.rows]
             self.queries = torch.zeros(len(self.rows), dtype=torch.int64)
             jobs = self._jobs(self.rows, self.stages)
@@ -73,10 +82,6 @@ class Engine:
                 jobs, state = self._round(jobs, state)
         self.outcome.zero_gradients.logical_and_(self.outcome.backwards > 0)
         return self.outcome
-
-    def _queue(self) -> Iterator[int]:
-        limits = self.plan.limits.tolist()
-        return iter([row for row, correct in enumerate(self.clean.correct.tolist()) if correct and limits[row]])
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """One query of the model for the whole batch, and the changes that follow from it."""
@@ -133,7 +138,7 @@ class Engine:
         nearer = line_search(
             lambda points, rows: self.evaluator.successful(points, hit_jobs.select(rows)),
             hit_jobs.clean, adversarial[slots],
-            batch_size=self.plan.batch_size,
+            batch_size=self.batch_size,
         )  # fmt: skip
         self.outcome.forwards[torch.tensor([self.rows[slot] for slot in hits])] += ROUNDS * POINTS
         lengths = self.algorithm.norm.length(nearer - hit_jobs.clean).to(distance)
@@ -162,7 +167,7 @@ class Engine:
             row = self.rows[slot]
             self.stages[slot] = self._next(row, self.stages[slot], bool(success[slot]))
             if self.stages[slot] < 0:
-                self.on_done(row, int(self.outcome.level[row]))
+                self.on_done(int(self.outcome.level[row]))
                 self.rows[slot] = next(self.waiting, -1)
                 self.stages[slot] = self._first(self.rows[slot])
             if self.rows[slot] >= 0:
@@ -180,14 +185,14 @@ class Engine:
 
     def _first(self, row: int) -> int:
         """The first stage of an image: its first job at the smallest epsilon, or, downwards, at the largest."""
-        return (int(self.plan.limits[row]) - 1) * self.jobs_per_level if self.plan.downwards and row >= 0 else 0
+        return (self.limits[row] - 1) * self.jobs_per_level if self.plan.downwards and row >= 0 else 0
 
     def _next(self, row: int, stage: int, success: bool) -> int:
         """The next stage of an image; negative: none."""
         level, downwards = stage // self.jobs_per_level, self.plan.downwards
         if success:
             return (level - 1) * self.jobs_per_level if downwards else -1
-        levels = level + 1 if downwards else int(self.plan.limits[row])
+        levels = level + 1 if downwards else self.limits[row]
         return stage + 1 if stage + 1 < levels * self.jobs_per_level else -1
 
     def _shrink(self, occupied: list[int], jobs: Jobs, state: State) -> tuple[Jobs, State]:
@@ -209,6 +214,51 @@ class Engine:
             clean.labels[row], runners_up, targets, restarts, levels, torch.zeros_like(row),
         )  # fmt: skip
         return Jobs(*(part.to(device) for part in parts))
+
+
+def worst_case(
+    model: Model,
+    clean: CleanImages,
+    attack: Attack,
+    plan: AttackPlan,
+    *,
+    advance: Callable[[int], object] = lambda _: None,
+) -> AttackOutcome:
+    """The attack, or its members in turn, on each image only at the epsilons at which it is still robust.
+
+    advance: called with the number of images just finished, all of them in sum. Passes are summed; zero_gradients holds
+    where it does for every algorithm that computed gradients of the image.
+    """
+    algorithms = [algorithm_of(member, plan.setting(member, model, clean)) for member in members_of(attack.name)]
+    limits = torch.full((len(clean.labels),), len(plan.levels))
+    outcome: AttackOutcome | None = None
+    advance(len(clean.labels) - int((clean.correct & (limits > 0)).sum()))
+    for number, algorithm in enumerate(algorithms, 1):
+
+        def on_done(level: int, final: bool = number == len(algorithms)) -> None:
+            if final or level == 0:  # broken at the smallest epsilon: no later algorithm runs on it
+                advance(1)
+
+        later = Engine(model, clean, algorithm, plan, limits, on_done).run()
+        outcome = later if outcome is None else _worse(outcome, later, plan.keep)
+        limits = torch.where(outcome.level < 0, limits, torch.minimum(outcome.level, limits))
+    assert outcome is not None
+    return outcome
+
+
+def _worse(first: AttackOutcome, second: AttackOutcome, keep: int) -> AttackOutcome:
+    """The smaller of two breaking epsilons; the second attack ran only below the first one's."""
+    broken = second.level >= 0
+    adversarial = {**first.adversarial, **second.adversarial}
+    zero = [outcome.zero_gradients | (outcome.backwards == 0) for outcome in (first, second)]
+    return AttackOutcome(
+        torch.where(broken, second.level, first.level),
+        torch.where(broken, second.distance, first.distance),
+        first.forwards + second.forwards,
+        first.backwards + second.backwards,
+        zero[0] & zero[1] & (first.backwards + second.backwards > 0),
+        {row: adversarial[row] for row in sorted(adversarial)[:keep]},
+    )
 
 
 def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images, *, batch_size: int) -> Images:

@@ -1,35 +1,96 @@
-"""The engine's input, a plan, and its output, the outcome for each image."""
+"""What the engine runs (a plan, on clean images), and its outcome for each image."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.defaults import PRECISION, RESTARTS
+from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
+from vitlens.attacks.algorithm import Setting
+from vitlens.attacks.evaluation import frozen
+from vitlens.attacks.registry import EPSILONS, PRECISION, RESTARTS, TARGETS, Attack
+from vitlens.errors import InputError, NonFiniteError
+from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
+from vitlens.pixels import Parts
 from vitlens.shapes import Labels
+
+PREDICTED = "predicted"
+
+_CPU_BATCH = 64  # images at a time on a CPU: more are no faster, and a small batch makes resuming finer
 
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """What the engine runs.
+    """How images are attacked. Raises InputError for counts that are too small and for maps that are not finite.
 
-    levels: epsilons in ascending order; limits: for each image how many of them, from the smallest (0: none);
-    restarts: at each level; targets: the target classes, or None; keep: how many of the adversarial images to keep,
-    those of the first rows; downwards: from the largest epsilon down to the first at which an image is robust, instead
-    of from the smallest up to the first at which the attack succeeds.
+    levels: epsilons above 0 in ascending order; steps: of the attack (None: its default); restarts: at each level;
+    targets: the target classes (batch,), or None; batch_size: images at a time (None: as many as fit into memory);
+    precision: of the passes with gradients; side, aligned, maps: of the patch attack, as in `vitlens.attack`; keep: how
+    many of the adversarial images to keep, those of the first rows; downwards: from the largest epsilon down to the
+    first at which an image is robust, which is then taken to be robust at all smaller ones, instead of from the
+    smallest up to the first at which the attack succeeds: two to three times as fast where many images are robust, but
+    wrong where an attack fails only at a larger epsilon.
     """
 
-    levels: Sequence[float]
-    limits: Int[Tensor, " batch"]
+    levels: Sequence[float] = ()
+    steps: int | None = None
     restarts: int = RESTARTS
     targets: Labels | None = None
     seed: int = DEFAULT_SEED
-    batch_size: int = 32
+    batch_size: int | None = None
     precision: str = PRECISION
+    side: int | None = None
+    aligned: bool = True
+    maps: Tensor | None = None
     keep: int = 0
     downwards: bool = False
+
+    def __post_init__(self) -> None:
+        counts = ("steps", self.steps, 1), ("restarts", self.restarts, 1), ("keep", self.keep, 0)
+        for name, value, least in (*counts, ("batch size", self.batch_size, 1)):
+            if value is not None and value < least:
+                raise InputError(f"expected {name} of at least {least}, found {value}")
+        if self.maps is not None and not torch.isfinite(self.maps).all():
+            raise InputError("expected finite maps, found NaN or infinity")
+
+    def setting(self, attack: Attack, model: Model, clean: "CleanImages") -> Setting:
+        """The setting of the attack's algorithm for this model and images of this size."""
+        count, size = len(clean.labels), (int(clean.images.shape[2]), int(clean.images.shape[3]))
+        if self.maps is not None and (self.maps.ndim != 3 or len(self.maps) != count):
+            raise InputError(f"expected maps ({count}, rows, columns), found {tuple(self.maps.shape)}")
+        layout, token = model.anatomy.layout, None
+        if layout is not None:
+            scaled = [
+                round(patch * side / whole) for patch, side, whole in zip(layout.patch_size, size, layout.image_size)
+            ]
+            token = max(1, scaled[0]), max(1, scaled[1])
+        maps = None if self.maps is None else self.maps.detach().cpu().float()
+        steps = self.steps or max(1, attack.steps)
+        return Setting(steps, len(model.classes), size, token, self.side, self.aligned, maps)
+
+    def epsilons(
+        self, attack: Attack, model: Model, clean: "CleanImages", given: Sequence[float] | None
+    ) -> tuple[float, ...]:
+        """The epsilons of an attack, by default those of its norm; for a patch, the share of the image that it covers.
+
+        Raises InputError unless they are ascending, not negative, and at most 1 in L∞.
+        """
+        if not attack.takes_epsilon:
+            setting = self.setting(attack, model, clean)
+            return (setting.square_side**2 / math.prod(setting.size),)
+        values = tuple(float(epsilon) for epsilon in (EPSILONS[attack.norm] if given is None else given))
+        wrong = [each for each in values if not (0 <= each < math.inf) or (attack.norm == "linf" and each > 1)]
+        if wrong:
+            bounds = "from 0 to 1 (the command's --epsilon: 0 to 255)" if attack.norm == "linf" else "of 0 or more"
+            raise InputError(f"expected epsilons {bounds} in pixel units, found {wrong[0]:g}; e.g. 4 / 255")
+        if any(after <= before for before, after in pairwise(values)):
+            raise InputError(f"expected epsilons in ascending order, found {', '.join(f'{e:g}' for e in values)}")
+        return values
 
 
 @dataclass(frozen=True)
@@ -47,3 +108,81 @@ class AttackOutcome:
     backwards: Int[Tensor, " batch"]
     zero_gradients: Bool[Tensor, " batch"]
     adversarial: dict[int, Tensor]
+
+
+@dataclass(frozen=True)
+class CleanImages:
+    """The images before an attack, on the device of the images passed in, or read from a Split as they are needed.
+
+    correct: whether the model predicts the label; runners_up: other classes, most likely first; indices: of the images
+    in the data set.
+    """
+
+    images: Parts
+    labels: Labels
+    correct: Bool[Tensor, " batch"]
+    runners_up: Int[Tensor, "batch others"]
+    indices: Int[Tensor, " batch"]
+
+    def notes(self, alias: str) -> tuple[str, ...]:
+        """Caveats that a report states before its curves."""
+        if self.correct.any():
+            return ()
+        return (f"{alias} misclassifies all {len(self.labels)} clean images: there is nothing to attack",)
+
+
+def clean_images(
+    model: Model,
+    images: Parts,
+    labels: Tensor | str | None,
+    *,
+    indices: Sequence[int] | None = None,
+    batch_size: int | None = None,
+) -> CleanImages:
+    """The clean images, once the labels are checked and the model has been run on them.
+
+    labels: class indices, or "predicted". Raises InputError for invalid labels or indices, NonFiniteError naming model
+    and image.
+    """
+    model.require_classifier()
+    positions = torch.arange(len(images)) if indices is None else torch.tensor(indices, dtype=torch.int64)
+    if len(positions) != len(images):
+        raise InputError(f"expected one index per image ({len(images)}), found {len(positions)}")
+    with frozen(model), torch.no_grad():
+        parts = images.split(batch_size or fitting_batch_size(model))
+        logits = torch.cat([model(part.to(model.device)).cpu() for part in parts])
+    broken = (~logits.isfinite()).any(1).nonzero().flatten()
+    if len(broken):
+        raise NonFiniteError(
+            f"expected finite logits, found NaN or infinity from {model.alias} on image {int(positions[broken[0]])}"
+        )
+    classes = logits.shape[1]
+    if classes < 2:
+        raise InputError(f"expected a model of at least 2 classes to attack, found {classes}")
+    predicted = isinstance(labels, str) and labels == PREDICTED
+    truth = logits.argmax(1) if predicted else _require_labels(labels, len(images), classes)
+    others = logits.scatter(1, truth[:, None], -torch.inf)
+    runners_up = others.topk(min(TARGETS, classes - 1), dim=1).indices
+    return CleanImages(images, truth, logits.argmax(1) == truth, runners_up, positions)
+
+
+def _require_labels(labels: Tensor | str | None, count: int, classes: int) -> Labels:
+    """The labels on the CPU. Raises InputError unless there is one per image, and each is a class."""
+    if labels is None or isinstance(labels, str):
+        value = "none" if labels is None else repr(labels)
+        raise InputError(
+            f"expected a label for each image, found {value}; labels={PREDICTED!r} attacks the prediction, and a Split "
+            "or a folder of class folders has labels"
+        )
+    if len(labels) != count:
+        raise InputError(f"expected one label per image ({count}), found {len(labels)}")
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise InputError(f"expected labels from 0 to {classes - 1}, found {int(wrong[0])}")
+    return labels.detach().cpu().long()
+
+
+def fitting_batch(model: Model) -> int:
+    """The number of images whose passes with gradients fit into memory at once."""
+    most = _CPU_BATCH if model.device.type == "cpu" else fitting_batch_size(model)
+    return max(1, min(most, fitting_batch_size(model) // BACKWARD))

@@ -1,18 +1,36 @@
-"""The attacks. One table, free of torch: norm, requirements, cost and implementation of each.
+"""The attacks. One table, free of torch: norm, requirements, cost, defaults, self-checks and implementation of each.
 
 To add one, write its file and one entry here: the public functions, the command line, estimates of time, the
 self-checks and the tests read this table.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from vitlens.attacks.defaults import QUERIES, RESTARTS, SEARCHES, STEPS, TARGETS
 from vitlens.errors import UnknownNameError
 
 NormName = Literal["linf", "l2", "patch"]
+CheckName = Literal[
+    "curve", "gradients read", "epsilon 0", "within the budget", "batch size", "more steps", "no limit", "from below"
+]
+
+ATTACK: Final = "pgd"  # of the public functions
+COMMAND_ATTACKS: Final = ("fgsm", "pgd", "cw")
+UNIT: Final = 255.0  # the command takes epsilons of L∞ attacks in 1/255
+EPSILONS_255: Final = (0.0, 1.0, 2.0, 4.0, 8.0)  # of L∞ attacks, in 1/UNIT; 0: clean accuracy
+EPSILONS_LINF: Final = tuple(epsilon / UNIT for epsilon in EPSILONS_255)  # the same in pixel units
+EPSILONS_L2: Final = (0.25, 0.5, 1.0)  # of L2 attacks, pixel units
+EPSILONS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType({"linf": EPSILONS_LINF, "l2": EPSILONS_L2})
+EPSILON: Final[Mapping[str, float]] = MappingProxyType({"linf": 8 / 255, "l2": 0.5})  # of one attack, by its norm
+RESTARTS: Final = 1
+STEPS: Final = 20  # of projected gradient descent, and draws of uniform noise
+PRECISION: Final = "fp32"  # of the passes with gradients
+
+TARGETS: Final = 9  # most likely other classes that targeted attacks and DeepFool consider, as published
+SEARCHES: Final = 9  # binary-search steps of C&W
+QUERIES: Final = 50  # of Square per step: 5,000 for the 100 steps of APGD, as in AutoAttack
 
 _SLOW: Final = 1000  # passes per image
 
@@ -79,11 +97,16 @@ class Attack:
         return count * self.passes_a_step * tries
 
 
-def members_of(name: str) -> tuple[Attack, ...]:
-    """The attack of this name, or its members where it has some. Raises UnknownNameError."""
+def attack_named(name: str) -> Attack:
+    """The attack of this name. Raises UnknownNameError."""
     if name not in ATTACKS:
         raise UnknownNameError("attack", name, ATTACKS)
-    attack = ATTACKS[name]
+    return ATTACKS[name]
+
+
+def members_of(name: str) -> tuple[Attack, ...]:
+    """The attack of this name, or its members where it has some. Raises UnknownNameError."""
+    attack = attack_named(name)
     return tuple(ATTACKS[member] for member in attack.members) or (attack,)
 
 
@@ -149,13 +172,13 @@ _ENTRIES: Final = (
     ),
     Attack(
         "cw", "C&W", "l2", "minimum", "Carlini & Wagner 2017", "searches for the smallest perturbation in tanh space",
-        function="vitlens.attacks.carlini_wagner:carlini_wagner", steps=100, iterative=True, passes_a_step=SEARCHES,
+        function="vitlens.attacks.minimum_norm:carlini_wagner", steps=100, iterative=True, passes_a_step=SEARCHES,
         examples=9,
     ),
     Attack(
         "deepfool", "DeepFool", "l2", "minimum", "Moosavi-Dezfooli 2016",
         "steps to the nearest class boundary, as if the model were linear",
-        function="vitlens.attacks.deepfool:deepfool", steps=50, iterative=True, passes_a_step=TARGETS, examples=10,
+        function="vitlens.attacks.minimum_norm:deepfool", steps=50, iterative=True, passes_a_step=TARGETS, examples=10,
     ),
     Attack(
         "square", "Square", "linf", "budget", "Andriushchenko 2020; 50 queries a step",
@@ -190,3 +213,45 @@ _ENTRIES: Final = (
 
 _BY_NAME: Final = {attack.name: attack for attack in _ENTRIES}
 ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(_BY_NAME)
+
+
+@dataclass(frozen=True)
+class StrengthOrder:
+    """Two attacks of which the stronger should succeed wherever the weaker does; reason: why."""
+
+    weaker: str
+    stronger: str
+    reason: str
+
+
+def checks_of(attack: Attack, *, epsilons: int, downwards: bool = False) -> tuple[CheckName, ...]:
+    """The self-checks of one attack, in order; epsilons: their number; downwards: from the largest."""
+    unrestricted = not (attack.restricted or attack.targets or attack.slow)
+    more_steps = attack.kind == "minimum" or (attack.iterative and attack.gradients and unrestricted)
+    applies: dict[CheckName, bool] = {
+        "curve": True,
+        "gradients read": attack.gradients,
+        "epsilon 0": attack.kind == "budget" and attack.takes_epsilon,
+        "within the budget": True,
+        "batch size": True,
+        "more steps": more_steps,
+        "no limit": more_steps,
+        "from below": downwards and attack.kind == "budget" and epsilons > 1,
+    }
+    return tuple(name for name, applicable in applies.items() if applicable)
+
+
+def comparisons(names: Sequence[str]) -> Iterator[StrengthOrder]:
+    """The pairs of these attacks of which one should be at least as strong: many steps and one, with and without
+    gradients, and those that the registry names."""
+    entries = [attack for attack in ATTACKS.values() if attack.name in names]
+    weak = [attack for attack in entries if not (attack.iterative and attack.gradients)]
+    for weaker in sorted(weak, key=lambda attack: (attack.iterative, not attack.gradients)):
+        reason = "without gradients against with" if weaker.iterative else "one step against many"
+        for stronger in entries:
+            if stronger.strong and stronger.norm == weaker.norm:
+                yield StrengthOrder(weaker.name, stronger.name, reason)
+    for stronger in entries:
+        for name, reason in stronger.stronger_than.items():
+            if name in names:
+                yield StrengthOrder(name, stronger.name, reason)

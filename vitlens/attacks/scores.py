@@ -12,10 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, perturbed
-from vitlens.attacks.defaults import QUERIES
 from vitlens.attacks.losses import margin
 from vitlens.attacks.norms import LINF, Norm, per_pixel
 from vitlens.attacks.regions import squares
+from vitlens.attacks.registry import QUERIES
 from vitlens.data.draws import mix, uniform
 from vitlens.shapes import Images, Logits
 

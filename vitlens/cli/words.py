@@ -95,16 +95,16 @@ def _refuse_empty(args: list[str]) -> None:
             raise InputError(f"expected no empty value, found one after {after}; a variable that is not set makes one")
 
 
-def one_option_per_image(words: Iterable[str], option: str = "--images") -> Iterator[str]:
+def one_option_per_image(words: Iterable[str]) -> Iterator[str]:
     """`--images a b --quiet` as `--images a --images b --quiet`, as Typer's options take one value each."""
     values = None  # how many values --images has had; None outside it
     for word in words:
-        if word == option:
+        if word == "--images":
             values = 0
         elif word.startswith("-") and word != "-":
             values = None
         elif values is not None:
             values += 1
             if values > 1:
-                yield option
+                yield "--images"
         yield word

@@ -7,8 +7,7 @@ from typing import Any, Final
 import torch
 
 from vitlens.analysis.answers.targets import class_index
-from vitlens.attacks.defaults import ATTACK
-from vitlens.attacks.registry import ATTACKS, Attack
+from vitlens.attacks.registry import ATTACK, ATTACKS, Attack
 from vitlens.attribution.explain import methods_for, preferred_methods
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.attack.measure import measure as measure_attack

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vitlens.errors import InputError
 from vitlens.lens.attention import Tap, tapped
-from vitlens.lens.hooks import Forward, arguments, as_call, overridden
 from vitlens.lens.interventions import (
     BlockRemoved,
     HeadReplaced,
@@ -24,6 +23,7 @@ from vitlens.lens.interventions import (
     resolve,
 )
 from vitlens.lens.layers import Layer, layers
+from vitlens.models.hooks import Forward, arguments, as_call, overridden
 from vitlens.models.model import Model
 
 

@@ -3,17 +3,14 @@
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.attention import Tap, TensorFunction, tapped
-from vitlens.lens.hooks import Key
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
-from vitlens.lens.trace import ModuleCall, trace
+from vitlens.lens.trace import ModuleCall, trace, traced_heads
 from vitlens.lens.trace import probe_images as probe_images
+from vitlens.models.hooks import Key
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 
@@ -53,17 +50,13 @@ def layers(model: Model) -> tuple[Layer, ...]:
     image = probe_images(model, 1)
     sites = {site.layer: site for site in reversed(survey(model, image))}  # a layer's first call
     units = [_unit(model, sites[index].module) for index in range(len(sites))]
-    joined: dict[str, tuple[int, ...]] = {}
-    taps = [Tap((site.module,), joined=_keep_shape(joined, site.module)) for site in sites.values()]
-    with evaluating(model), torch.no_grad(), tapped(model, *taps):
-        model(image)
-    calls = trace(model, 1).by_module
+    calls, heads = trace(model, 1).by_module, traced_heads(model, 1)
     return tuple(
         _layer(
             model,
             sites[index],
             unit,
-            joined.get(sites[index].module, (1, 0, 0)),
+            ((1, 0, 0), *heads[sites[index].module].joined)[-1],
             _stream(calls[unit][-1]),
         )
         for index, unit in enumerate(units)
@@ -97,14 +90,6 @@ def _layer(
 def _unit(model: Model, attention: str) -> str:
     blocks = [block for block in model.anatomy.blocks if attention.startswith(f"{block}.")]
     return max(blocks, key=len) if blocks else attention
-
-
-def _keep_shape(shapes: dict[str, tuple[int, ...]], name: str) -> TensorFunction:
-    def joined(outputs: Tensor) -> Tensor:
-        shapes[name] = tuple(outputs.shape)
-        return outputs
-
-    return joined
 
 
 def _stream(call: ModuleCall) -> tuple[Key | None, int, bool, bool]:

@@ -57,13 +57,7 @@ class Observation:
         self.sites: list[Site] = []
         known = _SITES.known(model) if isinstance(model, Model) else None
         self._known = {(site.module, site.part): site for site in known or ()}
-        self._mode: AttentionMode
-
-    @contextmanager
-    def watching(self, model: Model | nn.Module, *, explicit: bool) -> Iterator[None]:
-        """Inside, the model is observed."""
-        with tapped(model, Tap(read=self._read, begin=self.sites.clear, explicit=explicit)) as self._mode:
-            yield
+        self.mode: AttentionMode
 
     def finish(self) -> None:
         """After a forward pass: check that the weights of every attention module that ran were observed.
@@ -74,7 +68,7 @@ class Observation:
         if not seen:
             raise UnsupportedError(f"expected softmax attention in the forward pass of {self.name}, found none")
         silent = [
-            name for name in self._mode.ran if not any(each == name or each.startswith(f"{name}.") for each in seen)
+            name for name in self.mode.ran if not any(each == name or each.startswith(f"{name}.") for each in seen)
         ]
         if silent:
             raise LensError(
@@ -82,7 +76,8 @@ class Observation:
                 f"(first {silent[0]!r}); this family computes attention in a way that the lens does not support"
             )
 
-    def _read(self, call: Attended) -> None:
+    def read(self, call: Attended) -> None:
+        """Take one call of an attention function."""
         if call.computed is not None:
             shape = call.computed.shape
         else:
@@ -93,15 +88,15 @@ class Observation:
         if site is None or (site.heads, site.queries, site.keys) != shape[1:]:
             site = self._site(call.module, part, shape)
         self.sites.append(site)
-        self.reducer(AttentionCall(site, self._mode.images, call.inputs, call.computed, call.output))
+        self.reducer(AttentionCall(site, self.mode.images, call.inputs, call.computed, call.output))
 
     def _site(self, module: str, part: int, shape: torch.Size) -> Site:
         """The place of a call whose weights have this shape, from the modules that are calling."""
         batch, heads, queries, keys = shape
-        images, running = self._mode.images, self._mode.running
-        calls, entered = max(batch // images, 1), self._mode.caller().shape
+        images, running = self.mode.images, self.mode.running
+        calls, entered = max(batch // images, 1), self.mode.caller().shape
         callers = [(each.name, each.module, each.shape) for each in running]
-        windows = windows_of(self._mode.root, callers, calls=calls, queries=queries, keys=keys)
+        windows = windows_of(self.mode.root, callers, calls=calls, queries=queries, keys=keys)
         patches = keys if windows else queries  # a pooled query stands for several
         tokens = patches if windows else _tokens(entered, queries, images)
         channels = queries * heads in entered[1:]
@@ -116,7 +111,8 @@ def observing(model: Model | nn.Module, reducer: Reducer, *, explicit: bool = Fa
     if isinstance(model, Model) and not model.anatomy.attention and model.anatomy.unread:
         raise UnsupportedError(f"expected softmax attention in {model.alias}, {model.anatomy.unread}")
     observation = Observation(model, reducer)
-    with observation.watching(model, explicit=explicit):
+    with tapped(model, Tap(read=observation.read, begin=observation.sites.clear, explicit=explicit)) as mode:
+        observation.mode = mode
         yield observation
 
 

@@ -1,19 +1,17 @@
 """The record of a clean pass, and the plan for starting the model again at one of its layers."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from vitlens.devices import evaluating
-from vitlens.lens.attention import Tap, TensorFunction, attention_module, tapped
-from vitlens.lens.hooks import Arguments, Forward, Key, arguments, overridden, watching
+from vitlens.lens.attention import Tap, TensorFunction, tapped
 from vitlens.lens.layers import Layer, layers
-from vitlens.lens.trace import Shape, Trace, probe_images, trace
+from vitlens.lens.trace import Shape, Trace, trace, traced_heads
+from vitlens.models.hooks import Arguments, Forward, Key, arguments, overridden
 from vitlens.models.model import Model
 
 Cache = Literal["everything", "inputs", "nothing"]
@@ -155,53 +153,13 @@ class ReplayPlan:
 def make_plan(model: Model) -> ReplayPlan:
     """The plan of a model, from the traces of one image and of two: the axis that doubles is the batch."""
     single, double = trace(model, 1), trace(model, 2)
-    checked = [_checked_branches(model, count) for count in (1, 2)]
-    starts = tuple(_start(model, layer, single, double, checked) for layer in layers(model))
+    starts = tuple(_start(model, layer, single, double) for layer in layers(model))
     shapes = [shape for name in single.by_module if (shape := _batched_shape(name, single, double)) is not None]
     return ReplayPlan(starts, max(4 * math.prod(shape) for shape in shapes))
 
 
-def _checked_branches(model: Model, count: int) -> dict[str, tuple[bool, int]]:
-    """Of each attention module whether its output is that of its projection, and the bytes of it and of the heads'."""
-    found: dict[str, tuple[bool, int]] = {}
-
-    def check(layer: Layer, joined: list[Tensor]) -> Callable[[str, Arguments, Any], None]:
-        projection = attention_module(model, layer.attention).projection
-
-        def after(name: str, _arguments: Arguments, result: Any) -> None:
-            output = result[0] if isinstance(result, tuple) else result
-            branch = False
-            if joined and projection is not None and layer.attention != layer.unit:
-                projected = torch.nn.functional.linear(joined[0], projection.weight, projection.bias)
-                branch = projected.shape == output.shape and torch.allclose(projected, output, atol=1e-5, rtol=1e-4)
-            found[name] = branch, sum(map(_bytes, (*joined[:1], output)))
-            joined.clear()
-
-        return after
-
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.autocast(model.device.type, enabled=False))
-        for layer in layers(model):
-            joined: list[Tensor] = []
-            stack.enter_context(tapped(model, Tap((layer.attention,), joined=_into(joined))))
-            stack.enter_context(watching(model.module, [layer.attention], check(layer, joined)))
-        model(probe_images(model, count))
-    return found
-
-
-def _into(found: list[Tensor]) -> TensorFunction:
-    def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    return keep
-
-
-def _start(
-    model: Model, layer: Layer, single: Trace, double: Trace, checked: Sequence[dict[str, tuple[bool, int]]]
-) -> ReplayStart:
+def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplayStart:
+    heads = [traced_heads(model, count)[layer.attention] for count in (1, 2)]
     begin = double.by_module[layer.unit][0].begin
     of_one, of_two = (each.by_module[layer.unit][-1].arguments for each in (single, double))
     batched = frozenset(
@@ -215,8 +173,8 @@ def _start(
         if value.number == of_two[here].number
     )
     skipped = tuple(_skippable(model.module, "", begin, single, double))
-    sizes = sum(of_one[key].bytes for key in batched), checked[0][layer.attention][1]
-    branch = all(each[layer.attention][0] for each in checked)
+    sizes = sum(of_one[key].bytes for key in batched), heads[0].bytes
+    branch = layer.attention != layer.unit and all(each.branch for each in heads)
     return ReplayStart(skipped, batched, carried, branch, sizes)
 
 
@@ -237,7 +195,3 @@ def _batched_shape(name: str, single: Trace, double: Trace) -> Shape | None:
     if one is None or two is None or not (one.bytes and two.bytes and one.output and two.output):
         return None
     return one.output if two.output == (2 * one.output[0], *one.output[1:]) else None
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
 from vitlens.layout import PrefixKind
-from vitlens.lens.hooks import Arguments, Key, watching
 from vitlens.lens.trace import Trace, trace
+from vitlens.models.hooks import Arguments, Key, watching
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Tokens

@@ -3,7 +3,7 @@
 One quantity is judged once, by one limit, with one sign and one sample (tests/kit/contradictions.py).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from types import MappingProxyType
@@ -20,10 +20,22 @@ WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(  # of a claim's rank
     {"answer": 20.0, "comparison": 1.5, "hidden fault": 1.5, "fact": 1.0, "expected fact": 0.5}
 )
 CAP: Final = 10.0  # half-widths
+FEWEST: Final = 20  # images, below which nothing is claimed
 SMALLEST: Final = 0.5  # points of accuracy: a smaller difference is no finding, however certain
 ASKED: Final = 0.05  # significance level, after Holm, of what a command was asked for
 FOUND: Final = 0.001  # of what it was not asked for, one of many effects
 _URGENCY: Final = {"fail": 3, "warn": 2, "inconclusive": 0, "pass": 0, "not tested": 0, "": 0}
+
+
+def enough(value: Estimate | None) -> bool:
+    """Whether a number is of enough images for a claim."""
+    return value is not None and (value.n or 0) >= FEWEST
+
+
+def few_images(count: int) -> Iterator[str]:
+    """That there are too few images for a claim, where that is so."""
+    if count < FEWEST:
+        yield say("{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about others.", n=count)
 
 
 @dataclass(frozen=True)

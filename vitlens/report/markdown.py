@@ -97,7 +97,7 @@ def _repeat(record: Record) -> Iterator[str]:
         yield as_code_block(command_line)
     if facts := repeated_words(record):
         yield as_markdown(facts)
-    yield from (f"- {as_markdown(provenance(model))}" for model in record.models)
+    yield from (f"- {as_markdown(provenance(model))}" for model in record.config.models)
     yield "All numbers are in `results.json`, the settings in `config.json`, the data of the figures in `arrays/`."
     yield as_markdown(citation(record))
 

@@ -3,9 +3,7 @@ import torch
 from torch import nn
 
 from tests.lens.tiny import images, ours, torchvision_swin
-from vitlens.analysis.heads.measure import measure
-from vitlens.analysis.heads.registry import shown_in
-from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement, shifts
+from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement
 from vitlens.errors import InputError
 from vitlens.lens.capture import watching_outputs
 from vitlens.models.loading import untrained
@@ -53,19 +51,6 @@ def test_where_paths_part():
     assert halfway_block(changed, another) == 2
     assert halfway_block(torch.ones(4, 3), another) is None
     assert halfway_block(changed, torch.ones(4, 3)) is None  # nothing tells images apart
-
-
-def test_shifts_are_means_over_heads_of_the_statistics(pictures):
-    model = ours()
-    changed = pictures.flip(3)
-    found = {one.name: one for one in shifts(model, pictures, changed, batch_size=3)}
-    assert tuple(found) == shown_in("attack")
-    table = measure(model, changed).values
-    for name, one in found.items():
-        assert one.before.shape == one.after.shape == (2, 4)
-        for layer in range(2):
-            torch.testing.assert_close(one.after[layer], table[name, layer].mean(1), atol=1e-5, rtol=1e-4)
-    assert shifts(untrained("resnet20", classes=("a", "b")), pictures[:, :, :32, :32], pictures[:, :, :32, :32]) == ()
 
 
 def test_agreement_of_maps():

@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.uncertainty import Estimate
@@ -21,7 +20,7 @@ class Moments:
 
     count: the number of images; sums, squares: by (name, layer), each (heads,); clusters: how many groups the images
     are of, 0 where each stands for itself; cluster_sums: the sums of each (clusters, heads), and under _MEMBERS its
-    number of images. Images of one group are not independent, so intervals and tests are of the means of groups.
+    number of images. Images of one group are not independent, so intervals are of the means of groups.
     Moments of different images are joined by adding all numbers.
     """
 
@@ -95,16 +94,6 @@ class Moments:
         known = self.cluster_sums.get(key)
         known = torch.zeros(self.clusters, values.shape[1], dtype=torch.float64) if known is None else known
         self.cluster_sums[key] = known.index_add(0, groups.cpu(), values)
-
-    def p_values(self, key: Key) -> NDArray[np.float64]:
-        """Two-sided p-values that the mean is 0, (heads,): Student's t; 1 where all values are 0, NaN for one
-        observation."""
-        mean, error = self.mean(key).numpy(), self._error(key).numpy()
-        ratio = np.divide(np.abs(mean), error, out=np.where(mean == 0, 0.0, np.inf), where=error > 0)
-        from scipy import stats
-
-        p: NDArray[np.float64] = 2 * stats.t.sf(ratio, max(self.independent - 1, 1))
-        return p if self.independent > 1 else np.full_like(p, np.nan)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Add up the moments of all processes; total: sums a tensor over them."""

@@ -88,7 +88,7 @@ def _cpu_attention() -> dict[Any, Callable[..., int]]:
 
 
 def _cpu_linear() -> dict[Any, Callable[..., int]]:
-    """A formula for oneDNN's linear layer (lens/onednn.py), which torch does not have."""
+    """A formula for oneDNN's linear layer (lens/quick_passes.py), which torch does not have."""
     if not hasattr(torch.ops.mkldnn, _LINEAR):
         return {}
     return {getattr(torch.ops.mkldnn, _LINEAR): lambda tokens, weight, *_, **__: 2 * tokens.numel() * weight.shape[0]}

@@ -1,9 +1,9 @@
 """Every statistic of a head: one entry each, free of torch, read by everything that shows statistics.
 
 To add a statistic, write its function and add an entry to STATISTICS: `vitlens.statistics`, the report and figures of
-`vitlens stats`, its tables of differences, `vitlens compare` and the documentation take it from here. The function's
-argument depends on `input`: "row", a `rows.Rows`, for one number per row; "layer", a `patch_rows.PatchRows`, for one
-number per image and head; "tokens", a `measure.TokenNorms`, for one number per image.
+`vitlens stats` and the documentation take it from here. The function's argument depends on `input`: "row", a
+`rows.Rows`, for one number per row; "layer", a `patch_rows.PatchRows`, for one number per image and head; "tokens", a
+`measure.TokenNorms`, for one number per image.
 """
 
 from dataclasses import dataclass, replace
@@ -13,9 +13,9 @@ from typing import Final, Literal
 Input = Literal["row", "layer", "tokens"]
 QueryRows = Literal["patches", "CLS", "tokens"]
 Need = Literal["grid", "prefix", "cls"]
-View = Literal["overview", "maps", "depth", "table", "differences", "training", "attack", "each head"]
+View = Literal["overview", "maps", "depth", "table", "training", "each head"]
 
-USUAL_VIEWS: Final[tuple[View, ...]] = ("overview", "maps", "depth", "table", "differences")
+USUAL_VIEWS: Final[tuple[View, ...]] = ("overview", "maps", "depth", "table")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ _NORMALISED: Final = Statistic(
     "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
     "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
     f"{_ROWS}:row_normalised_entropy", input="row", source="entropy / ln(keys)",
-    views=("overview", "maps", "table", "differences", "training", "attack"),
+    views=("overview", "maps", "table", "training"),
     whole_range=True, axis="entropy / ln(keys)", tracked_as="entropy/patches",
 )  # fmt: skip
 _EFFECTIVE: Final = Statistic(
@@ -103,7 +103,7 @@ _HOYER: Final = Statistic(
     "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
     "High: a few keys have most of the weight; 0: all keys have the same.",
     f"{_ROWS}:row_hoyer", input="row", source="Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
-    views=("overview", "maps", "depth", "table", "differences", "each head"), whole_range=True,
+    views=("overview", "maps", "depth", "table", "each head"), whole_range=True,
 )  # fmt: skip
 _GINI: Final = Statistic(
     "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
@@ -117,7 +117,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "attention distance", "px", "mean distance from a patch to the patches that it attends to",
         "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
         f"{_LAYER}:distance", range=_FROM_0, source="Dosovitskiy 2021, appendix D.8; Raghu 2021", needs=_GRID,
-        views=("table", "differences", "training", "attack", "each head"),
+        views=("table", "training", "each head"),
     ),
     "entropy": _ENTROPY,
     "normalised_entropy": _NORMALISED,
@@ -128,7 +128,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "mass on itself", "fraction", "attention of a patch on its own token",
         "High: patches attend to their own token; 0: they do not.",
         f"{_LAYER}:self_mass", source="mean over patches of w[i, i]", needs=_GRID,
-        views=("overview", "maps", "depth", "table", "differences"),
+        views=("overview", "maps", "depth", "table"),
     ),
     "neighbour_mass": Statistic(
         "mass on neighbours", "fraction", "attention on the four adjacent patches",
@@ -140,7 +140,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "mass on CLS", "fraction", "attention of patches on the CLS token",
         "High: patches attend to the CLS token instead of the image.",
         f"{_LAYER}:cls_mass", source="mean over patches of w[i, CLS]", needs=_PREFIX,
-        views=("overview", "maps", "depth", "table", "differences"),
+        views=("overview", "maps", "depth", "table"),
     ),
     "register_mass": Statistic(
         "mass on registers", "fraction", "attention of patches on registers and distillation token",
@@ -162,7 +162,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "mass on sinks", "fraction", "attention of patches that lies on those keys",
         "High: a few keys receive much of the attention of all patches.",
         f"{_LAYER}:sink_mass", source="weight received by the sinks, a share of all", needs=_GRID,
-        views=("overview", "maps", "table", "differences"),
+        views=("overview", "maps", "table"),
     ),
     "energy": Statistic(
         "mean square sum of a row", "", "sum of a patch row's squared weights on patches",

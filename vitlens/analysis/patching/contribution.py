@@ -19,8 +19,8 @@ from vitlens.analysis.patching.stream_to_logits import blocks_of, logits_from, s
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import Tap, TensorFunction, attention_module, tapped
-from vitlens.lens.hooks import Arguments, watching
 from vitlens.lens.layers import Layer, layers
+from vitlens.models.hooks import Arguments, watching
 from vitlens.models.known_modules import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Tokens

@@ -1,6 +1,6 @@
-"""What an attack changes inside a model: attention statistics, and the outputs of each block."""
+"""What an attack changes inside a model: its maps, and the outputs of each block."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.faithfulness.agreement import spearman, top_overlap
 from vitlens.analysis.faithfulness.map_shares import usable
-from vitlens.analysis.heads.measure import measure
-from vitlens.analysis.heads.registry import shown_in
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.capture import watching_outputs
@@ -71,51 +69,6 @@ def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
     share = torch.where(between_images > 1e-6, distance / between_images.clamp_min(1e-6), torch.zeros_like(distance))
     blocks = (share >= HALFWAY).nonzero().flatten()
     return int(blocks[0]) if len(blocks) else None
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A statistic of attention before and after a change, one number per layer and image: (layers, n), means over
-    heads; NaN where it is not defined for a layer."""
-
-    name: str
-    before: Float[Tensor, "layers batch"]
-    after: Float[Tensor, "layers batch"]
-
-
-def shifts(
-    model: Model,
-    images: Images,
-    changed: Images,
-    *,
-    statistics: Sequence[str] | None = None,
-    batch_size: int | None = None,
-) -> tuple[Shift, ...]:
-    """Statistics of every layer's attention before and after (None: those that the registry shows for an attack).
-
-    Empty for a model without attention.
-    """
-    if model.anatomy.family not in ("vit", "windowed"):
-        return ()
-    size = batch_size or max(1, fitting_batch_size(model) // 2)
-    names = shown_in("attack") if statistics is None else statistics
-    before, after = (_table(model, batch, names, size) for batch in (images, changed))
-    return tuple(Shift(name, before[name], after[name]) for name in names if name in before)
-
-
-def _table(model: Model, images: Images, statistics: Sequence[str], size: int) -> dict[str, Tensor]:
-    parts: dict[str, list[Tensor]] = {}
-    for batch in images.split(size):
-        measured = measure(model, batch.to(model.device))
-        for name in statistics:
-            rows = {layer: values.mean(1) for (known, layer), values in measured.values.items() if known == name}
-            if rows:
-                nothing = torch.full((len(batch),), torch.nan)
-                layers = [
-                    rows[layer].float().cpu() if layer in rows else nothing for layer in range(len(measured.sites))
-                ]
-                parts.setdefault(name, []).append(torch.stack(layers))
-    return {name: torch.cat(rows, 1) for name, rows in parts.items()}
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,18 @@ from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, HeadPairRow, UnitRow, fewest_images
 from vitlens.record import by as grouped
 from vitlens.record import col
-from vitlens.report.claims import Claim, Kind, above
+from vitlens.report.claims import FEWEST, Claim, Kind, above, enough
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import LEVEL, Estimate
 
-ENOUGH: Final = 20  # images, below which nothing is claimed
 _FAINTEST: Final = 0.01  # nats, of the full colour: below it differences are rounding errors or negligible
 
 
 def claims(record: AblateRecord) -> Iterator[Claim]:
     """Which units matter, how many heads can be spared, and what single removals hide. How many heads have an effect,
     have none, alone and in pairs, or may have one is counted, not judged, as heads back each other up."""
-    if record.images < ENOUGH:
+    if record.images < FEWEST:
         return
     yield _most_important(record)
     effects, dead, share = [row.effect for row in record.heads], without_effect(record), record.model.removable
@@ -37,7 +36,7 @@ def claims(record: AblateRecord) -> Iterator[Claim]:
             "{% if rest %}; {{ rest }} {{ rest|are }} undecided{% endif %}.",
             kind="answer", k=effects.count("effect"), dead=dead, rest=effects.count("undecided"),
         )  # fmt: skip
-    if share is not None and (share.n or 0) >= ENOUGH:
+    if enough(share):
         says = "{{ share }} of the heads can be removed, the least important first, within {{ one }} point of accuracy."
         yield _claim(record, "removable heads", says, share, kind="answer", place="curves", share=share, one=1)
     for row in redundant(record)[:1]:
@@ -148,11 +147,11 @@ def unknown(record: AblateRecord) -> Iterator[str]:
         yield say("{{ reason|whole }}.", reason=model.reason.rstrip("."))
     if record.options.get("predicted"):
         yield "Labels are the model's own predictions (`--predicted`): accuracy is the share of them that stay."
-    if record.images < ENOUGH:
+    if record.images < FEWEST:
         yield say("{{ n }} image{{ n|s }} {{ n|are }} too few for a claim.", n=record.images)
     for note in model.notes:
         yield say("{{ note|whole }}.", note=f"{note[:1].upper()}{note[1:]}")
-    if rest and record.images >= ENOUGH:
+    if rest and record.images >= FEWEST:
         yield say(
             "For {{ rest|length }} of {{ n }} heads these images leave open whether the loss changes by more than "
             "{{ smallest }} or by less{% if needed %}: about {{ needed }} would decide{% endif %}.",

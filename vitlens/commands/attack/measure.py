@@ -13,9 +13,8 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.failures.disturbed import Corrupted, correct_after
-from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.robustness.curve import paired
-from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement, shifts
+from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement
 from vitlens.analysis.robustness.transfer import transfer
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of
@@ -36,7 +35,7 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 MEASURED: Final = 64  # fooled images whose maps, attention and blocks are compared
 SHOWN: Final = 5  # of them with their maps in the figure
 _DRAWS: Final = 2000  # of a bootstrap: there is one for every block and layer
-_INSIDE: Final = ("agreements", "blocks", "shifts")  # tables of what changes inside the models
+_INSIDE: Final = ("agreements", "blocks")  # tables of what changes inside the models
 _ALSO: Final = "rollout"  # compared too where the model has attention, as a method that explains no class
 
 
@@ -250,7 +249,6 @@ def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, An
             rows.BlockDistanceRow(model.alias, at, kind, _distance(values, seed))
             for kind in others for at, values in enumerate(found[kind])
         ],
-        "shifts": _shift_rows(work, clean, changed),
         "examples": _examples(work, sample.indices[places], clean, changed, before, after),
         "halfway": None if block is None else Estimate(float(block), n=len(places), unit=""),
     }  # fmt: skip
@@ -287,17 +285,6 @@ def _distance(values: Tensor, seed: int) -> Estimate:
     mean = bootstrap_mean(values.double().numpy(), seed=seed, unit="", draws=_DRAWS)
     low, high = (None if end is None else max(0.0, 1 - end) for end in (mean.high, mean.low))
     return Estimate(max(0.0, 1 - mean.value), low, high, len(values), "")
-
-
-def _shift_rows(work: ModelAttack, clean: Tensor, changed: Tensor) -> Iterator[rows.AttentionShiftRow]:
-    alias, run = work.model.alias, work.run.run
-    for shift in shifts(work.model, clean, changed, batch_size=run.batch_size):
-        statistic = STATISTICS[shift.name]
-        for layer, (before, after) in enumerate(zip(shift.before, shift.after)):
-            if bool(before.isfinite().all() and after.isfinite().all()):
-                values = (after - before).double().numpy()
-                change = bootstrap_mean(values, seed=run.seed, unit=statistic.unit, draws=_DRAWS)
-                yield rows.AttentionShiftRow(alias, shift.name, statistic.title, layer, float(before.mean()), change)
 
 
 def _examples(

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.attacks.defaults import COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS, UNIT
-from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.registry import ATTACKS, COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS, UNIT
 from vitlens.commands.run.flags import bundle, choices, option
 from vitlens.commands.run.options import ModelOptions, ModelsOnImages, RunOptions, predicted_option
 from vitlens.commands.run.parsing import amounts, count_or_counts, named_amounts
@@ -52,9 +51,7 @@ class AttackOptions(ModelsOnImages):
     transfer: bool = option(
         "--transfer/--no-transfer", "Test each model on adversarial images of the others.", default=True, panel=_MORE
     )
-    inside: bool = option(
-        "--inside/--no-inside", "Maps, attention and block outputs before and after.", default=True, panel=_MORE
-    )
+    inside: bool = option("--inside/--no-inside", "Maps and block outputs before and after.", default=True, panel=_MORE)
     corruptions: bool = option("--corruptions/--no-corruptions", "Also common corruptions.", default=True, panel=_MORE)
     self_checks: SelfChecks = option(
         "--self-checks", "all, or few: gradients, more steps of the strongest attack, one step against many.",

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.attacks.defaults import UNIT
-from vitlens.attacks.registry import NormName
+from vitlens.attacks.registry import UNIT, NormName
 from vitlens.record import Record, arrays, col, table
 from vitlens.uncertainty import Estimate, wilson
 
@@ -219,18 +218,6 @@ class BlockDistanceRow:
 
 
 @dataclass(frozen=True)
-class AttentionShiftRow:
-    """A statistic of one layer's attention, mean over heads and images. change: after minus before."""
-
-    model: str = col("model")
-    statistic: str = col("name")
-    title: str = col("statistic")
-    layer: int = col("layer")
-    before: float = col("before")
-    change: Estimate = col("after minus before")
-
-
-@dataclass(frozen=True)
 class CorruptionRow:
     """Accuracy of one model under one common corruption at a severity from 1 to 5; strength: in the unit that
     `operation` names."""
@@ -283,7 +270,6 @@ class AttackRecord(Record):
     checks: tuple[AttackCheckRow, ...] = table()
     agreements: tuple[MapAgreementRow, ...] = table()
     blocks: tuple[BlockDistanceRow, ...] = table()
-    shifts: tuple[AttentionShiftRow, ...] = table()
     corruptions: tuple[CorruptionRow, ...] = table()
     attacked: Mapping[str, AttackedArrays] = arrays("attack-{model}")
     examples: Mapping[str, AttackExampleArrays] = arrays("examples-{model}")

@@ -13,14 +13,13 @@ from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.record import AXES, JUDGED, AttackCurveRow, AttackRecord, strongest
 from vitlens.commands.shared.comparison import signed
 from vitlens.record import by
-from vitlens.report.claims import SMALLEST, Claim, clear, found
+from vitlens.report.claims import FEWEST, SMALLEST, Claim, clear, enough, found
 from vitlens.report.document import State
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.report.verdicts import LIMITS
 from vitlens.uncertainty import LEVEL, Estimate
 
-FEW: Final = 20  # images, below which nothing is claimed
 PICTURES: Final = 6  # of the first page, of all models together
 _FAR: Final = 8.0  # 255ths, at which no undefended model keeps most of its accuracy
 _KEPT: Final = 0.8  # of the clean accuracy: what none keeps there
@@ -29,7 +28,7 @@ _ORDER: Final = ("failed", "inconclusive")
 
 def claims(record: AttackRecord) -> Iterator[Claim]:
     """Masked gradients, which model is more robust, how robust each is, and what corruptions cost."""
-    enough = record.images >= FEW
+    enough = record.images >= FEWEST
     masked = {row.model: list(_masked(record, row.model)) if enough else [] for row in record.overall}
     for signs in masked.values():
         yield from signs
@@ -162,7 +161,7 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
         "{{ row.clean|value(0) }}" if row.clean.value else "",
         reference=at.accuracy.value,  # the verdict says it: no finding of audit and study
     )  # fmt: skip
-    if record.images < FEW:
+    if record.images < FEWEST:
         claim = replace(claim, says="", title="")
     if judged is None:
         return claim
@@ -182,7 +181,7 @@ def _judged(
     elif min(each.accuracy.value for each in curves) >= row.clean.value:
         state = "inconclusive"
         words = "no attack fooled it at any epsilon, which says more about these attacks than about the model"
-    elif (row.clean.n or 0) < FEW:
+    elif (row.clean.n or 0) < FEWEST:
         state, words = "inconclusive", words + ", on fewer than {{ few }} images"
     elif failed and state in ("pass", "warn"):
         state = "inconclusive"
@@ -197,7 +196,7 @@ def _judged(
             "was trained against attacks, these are too weak"
         )
     fault = _in_words(failed[0]) if failed else ""
-    return state, say(words, at=at, few=FEW, failed=failed, fault=fault, far=far)
+    return state, say(words, at=at, few=FEWEST, failed=failed, fault=fault, far=far)
 
 
 def _soundness(record: AttackRecord, row: rows.AttackedModelRow) -> Claim:
@@ -230,10 +229,10 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
     state, classes = LIMITS["corruptions"].judge(lost), record.config.data.classes if record.config.data else 0
     if row.clean.low is None or row.clean.low <= 1 / max(classes, 1):
         because, state = "its clean accuracy is not above chance: nothing to lose", "inconclusive"
-    elif record.images < FEW:
+    elif record.images < FEWEST:
         because, state = f"{because}, of few images", "inconclusive"
     return Claim(
-        "common corruptions", row.model, said if record.images >= FEW else "", effect=lost, limit="corruptions",
+        "common corruptions", row.model, said if record.images >= FEWEST else "", effect=lost, limit="corruptions",
         state=state, evidence="intervened", place="corruptions", because=because,
     )  # fmt: skip
 
@@ -241,7 +240,7 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
 def unknown(record: AttackRecord) -> Iterator[str]:
     """What could overturn this report, the most serious first."""
     open_ = [row for row in record.checks if row.state == "inconclusive"]
-    if record.images < FEW:
+    if record.images < FEWEST:
         yield say("Only {{ n }} image{{ n|s }}: too few for any claim.", n=record.images)
     if open_:
         yield say(
@@ -272,13 +271,9 @@ def _sampled(record: AttackRecord) -> dict[str, list[Any]]:
     """The rows of the tables of images that fool a model, where there are enough of them."""
     transfer = [row for row in record.transfer if row.made_for != row.shown_to]
     return {
-        "transfer": [row for row in transfer if _enough(row.rate)],
-        "blocks": [row for row in record.blocks if _enough(row.distance)],
+        "transfer": [row for row in transfer if enough(row.rate)],
+        "blocks": [row for row in record.blocks if enough(row.distance)],
     }
-
-
-def _enough(value: Estimate | None) -> bool:
-    return value is not None and (value.n or 0) >= FEW
 
 
 def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
@@ -298,7 +293,7 @@ def _halfway(record: AttackRecord) -> str:
         "{{ last[row.model, 'another image']|value }}. {% endif %}{% endfor %}",
         last=last, rows=[
             row for row in record.overall
-            if _enough(row.halfway) or (row.halfway is None and (row.model, "another image") in last)
+            if enough(row.halfway) or (row.halfway is None and (row.model, "another image") in last)
         ],
     )  # fmt: skip
 

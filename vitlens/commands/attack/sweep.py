@@ -16,9 +16,9 @@ from vitlens.analysis.robustness.curve import Outcome, halving_epsilon
 from vitlens.analysis.robustness.masking_signs import never_rises, same_in_ascending_order, weaker_breaks_no_more
 from vitlens.analysis.robustness.verdict import Check
 from vitlens.archives import Form
-from vitlens.attacks.attack import attack, fitting_batch
-from vitlens.attacks.registry import ATTACKS, Attack
-from vitlens.attacks.self_checks import checks_of, comparisons
+from vitlens.attacks.attack import attack
+from vitlens.attacks.plan import AttackPlan, fitting_batch
+from vitlens.attacks.registry import ATTACKS, Attack, checks_of, comparisons
 from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.run.progress import Advance, ProgressStore
@@ -124,23 +124,24 @@ def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Ad
     if stored is not None:
         advance(len(indices))
         return stored
-    result = attempted(work, name, indices, downwards=work.run.options.downwards, on_progress=advance)
-    broken_at, distance = (each[name].cpu().double().numpy() for each in (result.broken_at, result.distance))
+    result = attempted(work, name, indices, downwards=work.run.options.downwards, advance=advance)
+    broken_at, distance = (each.cpu().double().numpy() for each in (result.broken_at, result.distance))
     part = {
         "clean": result.clean.cpu().numpy(), "broken_at": broken_at, "distance": distance,
-        "silent": result.zero_gradients[name].cpu().numpy(), "epsilons": np.array(result.epsilons[name], np.float64),
-        "counts": np.array([result.forwards[name], result.backwards[name], result.seconds[name]], np.float64),
+        "silent": result.zero_gradients.cpu().numpy(), "epsilons": np.array(result.epsilons, np.float64),
+        "counts": np.array([result.forwards, result.backwards, result.seconds], np.float64),
     }  # fmt: skip
     work.store.remember(key, digest, part)
     return part
 
 
-def attempted(work: ModelAttack, name: str, indices: Tensor, **more: Any) -> Sweep:
-    """One attack on these images at all epsilons; more: other arguments of `sweep`."""
-    epsilons, settings = work.run.options.epsilons_of(name), {**work.settings(name), **more}
+def attempted(
+    work: ModelAttack, name: str, indices: Tensor, *, advance: Advance = lambda _: None, **more: Any
+) -> Sweep:
+    """One attack on these images at all epsilons; more: fields of the plan."""
     return sweep(
-        work.model, work.images(indices), work.labels[indices], attacks=(name,), indices=indices.tolist(),
-        epsilons=epsilons if ATTACKS[name].norm == "linf" else (), epsilons_l2=work.run.options.l2, **settings,
+        work.model, work.images(indices), work.labels[indices], AttackPlan(**{**work.settings(name), **more}),
+        attack=name, epsilons=work.run.options.epsilons_of(name), indices=indices.tolist(), on_progress=advance,
     )  # fmt: skip
 
 
@@ -274,9 +275,9 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, right: Tensor) -> Iterator
         yield _more_steps(work, swept, images, labels)
         yield rules.unlimited_budget(slug, attempt, images, labels, epsilon=everything)
     if "from below" in planned:  # from the largest epsilon downwards and from the smallest upwards
-        more = {"steps": _SLOW[1]} if entry.slow else {}
+        more: dict[str, Any] = {"steps": _SLOW[1]} if entry.slow else {}
         above, below = (
-            attempted(work, swept.attack, right, downwards=downwards, **more).broken_at[swept.attack].cpu()
+            attempted(work, swept.attack, right, downwards=downwards, **more).broken_at.cpu()
             for downwards in (True, False)
         )
         yield same_in_ascending_order(slug, above, below)

@@ -68,7 +68,6 @@ def measure(options: AttentionOptions) -> Path | None:
         def record() -> kept.AttentionRecord:
             rollouts = _rollouts(model, images, layers)
             similar = None if model.anatomy.layout is None else position_similarity(model)
-            explorer, explorer_arrays = explored(model, images[:DRAWN])
             mapped = {layer.site.layer for layer in layers}
             without = {s.layer: s for s in survey_weights(model, images) if s.layer not in mapped}
             masses = tuple(_on_object(model, split, layers, rollouts))
@@ -81,14 +80,13 @@ def measure(options: AttentionOptions) -> Path | None:
                 on_object=masses,
                 layout=tuple(_layout(model, similar)),
                 mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, images))),
-                explorer=(explorer,),
                 maps=kept.AttentionArrays(
                     split.source.read(torch.arange(len(split))).numpy(),
                     {index: as_array(layer.maps) for index, layer in enumerate(layers)},
                     None if rollouts is None else as_array(rollouts),
                     None if similar is None else as_array(similar),
                 ),
-                explorer_arrays={} if explorer_arrays is None else {model.alias: explorer_arrays},
+                **explored(model, images[:DRAWN]),
                 **asked,
                 **_windows(model, images),
             )

@@ -26,7 +26,7 @@ from vitlens.commands.shared.maps.record import (
 )
 from vitlens.commands.shared.receptive import field_charts
 from vitlens.commands.shared.sheets import DRAWN, EACH, evenly
-from vitlens.report.claims import Claim, above, below, found
+from vitlens.report.claims import FEWEST, Claim, above, below, found
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section, other_sheets
@@ -34,7 +34,6 @@ from vitlens.uncertainty import Side
 
 ORDERED: Final = -0.2  # correlation of similarity with distance, at or below which embeddings follow the positions
 COLLAPSED: Final = 0.95  # cosine similarity, from which on maps are the same to the eye
-FEWEST: Final = 20  # images, below which nothing is claimed
 _ROWS: Final = 8  # layers of the first page's table
 _LAYERS: Final = 6  # maps in a row of the picture
 

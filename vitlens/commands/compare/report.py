@@ -13,12 +13,12 @@ from vitlens.charts import Picture, bars, images, lines, pixels
 from vitlens.commands.compare.record import CompareRecord, ImageRow
 from vitlens.commands.shared import failures
 from vitlens.commands.shared.calibration import DRAWN, FEW, calibration_claim, reliability
-from vitlens.commands.shared.comparison import FEWEST, accuracy_claims, not_equal, which_is_better
+from vitlens.commands.shared.comparison import accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import ClassRow, class_sections
 from vitlens.record import by
-from vitlens.report.claims import Claim, found
+from vitlens.report.claims import FEWEST, Claim, found
 from vitlens.report.document import ImagePanel, Tags
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section

@@ -7,7 +7,6 @@ from pathlib import Path
 from vitlens.commands.data.options import DataOptions
 from vitlens.data.catalogue import load_data
 from vitlens.data.registry import LAYOUTS, SETS
-from vitlens.data.split import Split
 from vitlens.errors import DataError
 
 
@@ -34,11 +33,8 @@ def _parts(name: str, data_dir: Path) -> Iterator[str]:
     shown = ", ".join(classes[:10]) + (" ..." if len(classes) > 10 else "")
     yield f"{whole.title or whole.name}: {f'{len(classes)} classes ({shown})' if classes else 'no labels'}"
     for part, split in parts.items():
-        yield f"{part}: {len(split):,} images of {split.size[0]}x{split.size[1]} px{_extras(split)}"
+        extras = [name for name, values in (("labels", split.labels), ("masks", split.masks)) if values is not None]
+        with_ = f", with {' and '.join(extras)}" if extras else ""
+        yield f"{part}: {len(split):,} images of {split.size[0]}x{split.size[1]} px{with_}"
     for skipped in dict.fromkeys(skipped for split in parts.values() for skipped in split.skipped):
         yield f"skipped {skipped.file}: {skipped.reason}"
-
-
-def _extras(split: Split) -> str:
-    extras = [name for name, values in (("labels", split.labels), ("masks", split.masks)) if values is not None]
-    return f", with {' and '.join(extras)}" if extras else ""

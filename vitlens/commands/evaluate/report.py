@@ -8,10 +8,10 @@ import numpy as np
 from vitlens.charts import Picture, images
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictedClassRow, ScoreRow
 from vitlens.commands.shared.calibration import ENOUGH, FEW, calibration_claim, reliability
-from vitlens.commands.shared.comparison import FEWEST, SECTION, accuracy_claims, not_equal, which_is_better
+from vitlens.commands.shared.comparison import SECTION, accuracy_claims, not_equal, which_is_better
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
-from vitlens.report.claims import FOUND, SMALLEST, Claim, clear, found
+from vitlens.report.claims import FEWEST, FOUND, SMALLEST, Claim, clear, found
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate

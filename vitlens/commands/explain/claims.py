@@ -7,9 +7,9 @@ from vitlens.commands.explain.options import ALL
 from vitlens.commands.explain.record import ChoiceRow, ExplainRecord
 from vitlens.commands.shared.explorer import without_explorer
 from vitlens.commands.shared.maps.record import REPLACED, JudgedMap, judged_maps
-from vitlens.commands.shared.maps.report import FEWEST, map_claims, uniform_claim
+from vitlens.commands.shared.maps.report import map_claims, uniform_claim
 from vitlens.record import by
-from vitlens.report.claims import Claim, found
+from vitlens.report.claims import Claim, few_images, found
 from vitlens.report.prose import say
 
 _LOOKED_AT: Final = ("Digits in scenes", "coco_masks")  # titles of data sets (benchmarks/best_map.md)
@@ -60,8 +60,7 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
     options, data = record.options, record.config.data
     if not record.checks:
         yield "No map was checked: a map that looks right may be that of any model. `--verify` checks them."
-    if record.images < FEWEST:
-        yield say("{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about others.", n=record.images)
+    yield from few_images(record.images)
     for kind in [row for row in record.methods if row.constant + row.not_finite][:2]:
         yield say("{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are uniform or not finite: "
                   "nothing is drawn.", row=kind, n=kind.constant + kind.not_finite)  # fmt: skip

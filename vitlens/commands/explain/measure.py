@@ -118,13 +118,11 @@ class Work:
             known = {name: (maps, row.seconds) for name, (row, maps) in made.items()}
             rows |= check_methods(model, split, classes, functions, known, self.options)
         (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
-        found = explored(model, shown.images) if explorer else None
         return kept.ExplainRecord(
             methods=tuple(row for row, _ in made.values()),
             shown=tuple(image_rows(model, split, logits, classes)),
-            explorer=() if found is None else (found[0],),
             maps={model.alias: self._arrays([maps for _, maps in made.values()], drawn)},
-            explorer_arrays={} if found is None or found[1] is None else {model.alias: found[1]},
+            **(explored(model, shown.images) if explorer else {}),
             **rows,  # type: ignore[arg-type]
         )
 

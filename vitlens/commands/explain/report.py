@@ -16,10 +16,11 @@ from vitlens.charts.overlay import upsample
 from vitlens.commands.explain.claims import claims, judged_of, unknown
 from vitlens.commands.explain.record import SEARCH, CompositeSetRow, ExplainRecord, ImageRow
 from vitlens.commands.shared.explorer import Shown, explorer_of
-from vitlens.commands.shared.maps.record import JUMPS, REPLACED, JudgedMap, MapCheckRow
-from vitlens.commands.shared.maps.report import FEWEST, checks_chart, in_order
+from vitlens.commands.shared.maps.record import JUMPS, REPLACED, JudgedMap
+from vitlens.commands.shared.maps.report import checks_chart, in_order
 from vitlens.commands.shared.sheets import EACH, file_names
 from vitlens.record import by, col
+from vitlens.report.claims import FEWEST
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import Marked, counts, finalize, say
 from vitlens.report.sections import ROWS, Chart, Overview, Report, Section, other_sheets
@@ -111,10 +112,6 @@ def believed(record: ExplainRecord) -> list[JudgedMap]:
     """The best maps of each model, as many as a table holds."""
     judged = judged_of(record).values()
     return [each for own in judged for each in own[: max(1, ROWS // len(judged))]]
-
-
-def _by_verdict(record: ExplainRecord) -> list[MapCheckRow]:
-    return [row for rows in by(record.checks, "model").values() for row in in_order(rows)]
 
 
 def _states(record: ExplainRecord) -> str:
@@ -274,7 +271,9 @@ REPORT: Final = Report(
     sections=(
         Section(
             "Which maps may be believed?", lambda record: record.checks if record.stages else (), opening=_states,
-            about=("maps",), charts=(checks_chart(_by_verdict),),
+            about=("maps",), charts=(checks_chart(lambda record: [
+                row for rows in by(record.checks, "model").values() for row in in_order(rows)
+            ]),),
         ),
         other_sheets(_PICTURE),
         Section(

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from vitlens.commands.features import record as kept
 from vitlens.commands.features.record import PROBE, FeaturesRecord, FeaturesRow, classifier_name
-from vitlens.commands.shared.comparison import FEWEST, signed
+from vitlens.commands.shared.comparison import signed
 from vitlens.names import OBJECTIVES
 from vitlens.record import by
-from vitlens.report.claims import Claim, Kind, found
+from vitlens.report.claims import FEWEST, Claim, Kind, few_images, found
 from vitlens.report.prose import say
 from vitlens.report.verdicts import LIMITS
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond, widened
@@ -213,8 +213,7 @@ def _places(row: kept.PatchesRow) -> Claim:
 def unknown(record: FeaturesRecord) -> Iterator[str]:
     """What could overturn this, the most serious first."""
     (data,), rows = record.sets, record.features
-    if record.images < FEWEST:
-        yield say("{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about others.", n=record.images)
+    yield from few_images(record.images)
     if data.bank is None:
         yield say("k-NN and linear probe are left out: {{ reason|whole }}.", reason=data.no_bank)
     for row in rows:

@@ -160,15 +160,11 @@ def _retrieved(record: FeaturesRecord) -> Iterator[Picture]:
                 )  # fmt: skip
 
 
-def _near(record: FeaturesRecord) -> str:
+def _near(row: FeaturesRow) -> str:
     """The share of the nearest images that are of the image's class."""
-    said = []
-    for row in record.features:
-        words = "{{ s|alone }} of the {% if k %}{{ k }} {% endif %}nearest"
-        shares = [say(words, s=share, k="" if k == "1" else k) for k, share in row.precision.items()]
-        if shares:
-            said.append(say("**{{ m }}**: {{ shares }} are of the image's class.", m=row.model, shares=listed(shares)))
-    return " ".join(said[:_SAID])
+    words = "{{ s|alone }} of the {% if k %}{{ k }} {% endif %}nearest"
+    shares = [say(words, s=share, k="" if k == "1" else k) for k, share in row.precision.items()]
+    return f"**{{{{ model }}}}**: {listed(shares)} are of the image's class." if shares else ""
 
 
 def _matched(record: FeaturesRecord) -> Iterator[Matches]:
@@ -284,7 +280,7 @@ REPORT: Final = Report(
         ),
         Section(
             "Which images are near one another?", lambda record: [row for row in record.features if row.searched],
-            opening=_near,
+            says=_near,
             charts=(
                 Chart(
                     "retrieval", images(largest=0.85),

@@ -102,7 +102,7 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
     ) as folder:
         with one_thread() if model.parameter_count() < _SMALL else nullcontext(), autocast(model.device, run.precision):
             seen = look(model, batch.images, batch_size=run.batch_size, seed=run.seed)
-            explorer, weights = explored(model, batch.images[:DRAWN])
+            explorer = explored(model, batch.images[:DRAWN])
         maps, method = seen.maps.float().numpy(), ATTRIBUTIONS[seen.method]
         pixels = split.source.read(torch.arange(len(split))).numpy()
         row = rows.LookRow(
@@ -115,9 +115,8 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
                 predictions=tuple(map(PredictionRow.of, split.names, seen.names, seen.probabilities.tolist())),
                 heads=tuple(_head_rows(seen, file_names(split.names))),
                 stages=tuple(_stage_rows(model.alias, seen)),
-                explorer=(explorer,),
                 maps=rows.LookArrays(pixels, maps[:, 0], maps[:, 1] if maps.shape[1] > 1 else None),
-                explorer_arrays={} if weights is None else {model.alias: weights},
+                **explorer,
             )
         )
         path = publish(folder)

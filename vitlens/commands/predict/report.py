@@ -10,12 +10,11 @@ import numpy as np
 from vitlens.charts import Picture, images
 from vitlens.commands.predict.record import PredictRecord
 from vitlens.commands.shared.predictions import by_file_name, for_images
-from vitlens.report.claims import Claim, above
+from vitlens.report.claims import FEWEST, Claim, above
 from vitlens.report.prose import say
 from vitlens.report.sections import ROWS, Chart, Overview, Report, Section
 from vitlens.uncertainty import wilson
 
-FEWEST: Final = 20  # images, below which nothing is claimed about others
 SHARE: Final = 0.5  # of the images, above which one predicted class is a fault
 _COLUMNS: Final = ("image", "class_1", "probability_1", "class_2", "probability_2", "label")
 _CERTAIN: Final = 0.5  # probability of a class that is more probable than all others together

@@ -109,10 +109,10 @@ def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
     for record in (before, after):
         if record.status != "done":
             raise InputError(f"expected a run that is done in {record.folder}, found one that is {record.status}")
-    if len(before.models) != len(after.models):
+    if len(before.aliases) != len(after.aliases):
         raise InputError(
-            f"expected as many models in both folders, found {len(before.models)} in {before.folder} and "
-            f"{len(after.models)} in {after.folder}"
+            f"expected as many models in both folders, found {len(before.aliases)} in {before.folder} and "
+            f"{len(after.aliases)} in {after.folder}"
         )
     names = _renamed(before, after)
     alone = [name for name in after.metrics if name not in names]

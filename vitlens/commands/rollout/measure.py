@@ -62,7 +62,6 @@ def measure(options: RolloutOptions) -> Path | None:
             drawn = min(DRAWN if options.images else EACH, len(split))
             print_left_out(drawn, len(split), quiet=run.run.quiet, more="maps of all are in arrays/")
             (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
-            row, arrays = explored(model, shown.images)
             masks, hits = split.masks, None
             if masks is not None:  # where most of the tied maxima lie on the object
                 hits = np.stack([(pointing_hits(own, masks) > 0.5)[:KEPT].numpy() for own in maps.unbind(1)], 1)
@@ -72,10 +71,9 @@ def measure(options: RolloutOptions) -> Path | None:
                 methods=tuple(_rows(model, split, ways, maps, readout)),
                 pairs=tuple(_pair_rows(split, ways, maps)),
                 shown=tuple(_image_rows(model, split, logits, targets)),
-                explorer=(row,),
                 mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, shown.images))),
                 maps=RolloutArrays(pixels, maps[:KEPT].numpy(), None if masks is None else masks.numpy(), hits),
-                explorer_arrays={} if arrays is None else {model.alias: arrays},
+                **explored(model, shown.images),
             )
 
         return folder.publish(record)

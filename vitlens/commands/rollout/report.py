@@ -13,7 +13,7 @@ from vitlens.commands.rollout.record import ImageRow, RolloutRecord, RolloutRow
 from vitlens.commands.shared.explorer import Shown, explorer_of, sinks_claim, without_explorer
 from vitlens.commands.shared.maps.record import FIXED, UNIFORM, fixed_maps, mixed_heads_words
 from vitlens.commands.shared.sheets import EACH, file_names
-from vitlens.report.claims import Claim, above, below, found
+from vitlens.report.claims import FEWEST, Claim, above, below, few_images, found
 from vitlens.report.explorer import Explorer
 from vitlens.report.numbers import percent
 from vitlens.report.prose import say
@@ -21,7 +21,6 @@ from vitlens.report.sections import Chart, Overview, Report, Section, other_shee
 from vitlens.uncertainty import Estimate
 
 AGREEING: Final = 0.5  # Spearman's correlation, below which two maps disagree
-FEWEST: Final = 20  # images, below which nothing is claimed
 
 
 def claims(record: RolloutRecord) -> Iterator[Claim]:
@@ -119,8 +118,7 @@ def _uniform(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
 def unknown(record: RolloutRecord) -> Iterator[str]:
     """What these maps do not show."""
     yield "No patch was removed: whether the output depends on what a map shows, `vitlens explain` measures."
-    if record.images < FEWEST:
-        yield say("{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about others.", n=record.images)
+    yield from few_images(record.images)
     if all(row.pointing is None for row in record.methods):
         yield "No masks of objects are known, so nothing here says whether a map lies on the object."
     if not any(row.prediction for row in record.shown):

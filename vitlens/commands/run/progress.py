@@ -55,15 +55,9 @@ def progress(
 
 
 @contextmanager
-def training_progress(
-    what: str,
-    *,
-    quiet: bool = False,
-    console: Console | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Callable[[Progress], None]]:
+def training_progress(what: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
     """Yields the progress callback of `fit`: a bar on a terminal, elsewhere a line every ten seconds; on stderr."""
-    with _shown(what, quiet=quiet, console=console, clock=clock, transient=False) as show:
+    with _shown(what, quiet=quiet, console=None, clock=time.monotonic, transient=False) as show:
         yield lambda each: show(each.step, each.steps, "", lambda _: progress_line(each))
 
 

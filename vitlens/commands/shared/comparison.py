@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from vitlens.commands.shared.calibration import FEW
 from vitlens.record import col
-from vitlens.report.claims import SMALLEST, Claim
+from vitlens.report.claims import FEWEST, SMALLEST, Claim
 from vitlens.report.prose import say
 from vitlens.report.sections import Section
 from vitlens.report.verdicts import LIMITS
 from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, mcnemar
 
-FEWEST: Final = 20  # images below which nothing is claimed
 UNDECIDED: Final = "undecided"
 
 

@@ -47,14 +47,15 @@ _FORM: Final = "(layers, heads, tokens, tokens)"
 _BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
 
 
-def explored(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays | None]:
-    """What looks where in these images, of the first `whole` by every head; or why this model has none."""
+def explored(model: Model, images: Images) -> dict[str, Any]:
+    """What looks where in these images, or why this model has no explorer: the fields of a record."""
     try:
         require_token_attention(model)
     except (LensError, UnsupportedError) as error:
-        return ExplorerRow(model.alias, str(error)), None
-    several, each = _fitting(model, whole)
-    return measured(model, images[:several], whole=each)
+        return {"explorer": (ExplorerRow(model.alias, str(error)),)}
+    several, each = _fitting(model)
+    row, arrays = measured(model, images[:several], whole=each)
+    return {"explorer": (row,), "explorer_arrays": {model.alias: arrays}}
 
 
 def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[ExplorerRow, ExplorerArrays]:
@@ -73,13 +74,13 @@ def measured(model: Model, images: Images, *, whole: int = WHOLE) -> tuple[Explo
     return row, ExplorerArrays(heads, heads_most, means, means_most, found.rollout.half().numpy())
 
 
-def _fitting(model: Model, whole: int) -> tuple[int, int]:
+def _fitting(model: Model) -> tuple[int, int]:
     """How many images are kept, and of how many of them every head, so that a folder stays small: _BYTES of each."""
     layout = model.layout
     rows, columns = _queries(layout)
     sites = [site for site in survey_weights(model, probe_images(model, 1)) if site.kind == "patch"]
     mean = len(sites) * (len(layout.prefix) + rows * columns) * layout.tokens
-    each = max(1, min(whole, _BYTES // (mean * sites[0].heads)))
+    each = max(1, min(WHOLE, _BYTES // (mean * sites[0].heads)))
     return each + _BYTES // mean, each
 
 

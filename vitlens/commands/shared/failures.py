@@ -31,14 +31,6 @@ QUARTERS: Final = 4
 
 
 @dataclass(frozen=True)
-class CovariateArrays:
-    """Of one model by image: each property, NaN where it is not known, and whether the prediction is correct."""
-
-    values: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
-    correct: Annotated[NDArray[np.bool_], Form("b", (None,))]
-
-
-@dataclass(frozen=True)
 class MendedArrays:
     """Errors of one model that the change of a cause mends and its control does not: the image, and it after the change
     and after the control; truth: the label; predictions (3, images): of the three."""
@@ -59,7 +51,6 @@ class FailuresRecord(Record):
     covariate_differences: tuple[DifferenceRow, ...] = table()
     quarters: tuple[QuarterRow, ...] = table()
     interventions: tuple[InterventionRow, ...] = table()
-    covariate_values: Mapping[str, CovariateArrays] = arrays("covariates-{model}")
     failure_examples: Mapping[str, MendedArrays] = arrays("mended-{model}")
 
 

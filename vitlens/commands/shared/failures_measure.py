@@ -12,7 +12,7 @@ from vitlens.analysis.failures.diagnosis import Diagnosis, diagnose, predictions
 from vitlens.analysis.failures.interventions import CHANGES, Pictures
 from vitlens.analysis.failures.properties import causes
 from vitlens.commands.run.progress import progress
-from vitlens.commands.shared.failures import CovariateArrays, MendedArrays
+from vitlens.commands.shared.failures import MendedArrays
 
 EXAMPLES: Final = 3  # errors that a change mends, shown beside their control
 _TRIED: Final = 100  # errors among which examples are looked for
@@ -26,12 +26,6 @@ def failure_fields(subjects: Sequence[Subject], *, quiet: bool) -> dict[str, Any
         "covariate_differences": found.differences,
         "quarters": found.quarters,
         "interventions": found.interventions,
-        "covariate_values": {
-            subject.evaluation.alias: CovariateArrays(
-                {name: own.cpu().float().numpy() for name, own in values.items()}, subject.evaluation.correct.numpy()
-            )
-            for subject, values in zip(subjects, found.values)
-        },
         "failure_examples": _examples(subjects, found),
     }
 

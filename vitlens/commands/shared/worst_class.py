@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
-from vitlens.commands.shared.comparison import FEWEST
 from vitlens.record import col
-from vitlens.report.claims import Claim, below, found
+from vitlens.report.claims import FEWEST, Claim, below, found
 from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate
 

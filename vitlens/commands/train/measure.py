@@ -26,7 +26,6 @@ from vitlens.commands.train import record as rows
 from vitlens.commands.train.options import TrainOptions, require_compatible
 from vitlens.commands.train.record import TrainRecord, last_tenth
 from vitlens.commands.train.start import Start, base_recipe, compute_outputs, part_of, prepare, taught
-from vitlens.models.model import Model
 from vitlens.processes import Processes
 from vitlens.training.check.rows import TrainingCheck
 from vitlens.training.check.run import check_training
@@ -210,8 +209,11 @@ def gain(history: Sequence[EpochMetrics], *, tested: int) -> Estimate | None:
 
 def _taught(record: TrainRecord, own: Evaluation, how: Distillation, start: Start) -> TrainRecord:
     """The record of a student with its distillation, compared with its teacher and the model trained without one."""
-    seed = start.run.seed
-    others = [predictions_of(model, start.options) for model in start.others]
+    seed, data, run = start.run.seed, str(start.options.data), start.options.run
+    others = [
+        evaluate(each, part_of(data, "test", each.preprocessing, run), batch_size=run.batch_size)
+        for each in start.others
+    ]
     roles = ("teacher", "without a teacher")[: len(others)]
     aliases = [own.alias, *(each.alias for each in others)]
     others = [
@@ -229,12 +231,6 @@ def _taught(record: TrainRecord, own: Evaluation, how: Distillation, start: Star
     forms = cacheable_views(start.recipe, start.train)
     row = rows.DistillationRow(start.others[0].alias, how.kind, how.weight, how.temperature, how.token, forms)
     return replace(record, scores=(student, *beside), taught=(row,), pairs=_pairs([own, *others], seed))
-
-
-def predictions_of(model: Model, options: TrainOptions) -> Evaluation:
-    """A model's predictions on the test part of the data, preprocessed for it."""
-    split = part_of(str(options.data), "test", model.preprocessing, options.run)
-    return evaluate(model, split, batch_size=options.run.batch_size)
 
 
 def _pairs(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, ...]:

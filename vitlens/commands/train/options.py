@@ -20,14 +20,6 @@ _teaching = partial(option, panel="Distillation")
 _shape = partial(option, panel="Shape (default: the preset's)")
 
 
-def _patch_sides(name: str, text: str) -> list[int]:
-    return list(side_lengths(name, text))
-
-
-def _window(name: str, text: str) -> list[int]:
-    return list(side_lengths(name, text, unit="patches", example=4))
-
-
 @dataclass(frozen=True)
 class Shape:
     """Changes to the preset's shape: the image's (height, width) in px, and sizes by field.
@@ -39,12 +31,18 @@ class Shape:
         "--image-size", "Input size in pixels.", metavar="N|HxW", parse=side_lengths
     )
     patch_size: list[int] | None = _shape(
-        "--patch-size", "Patch size of a ViT in pixels.", metavar="N|HxW", parse=_patch_sides
+        "--patch-size",
+        "Patch size of a ViT in pixels.",
+        metavar="N|HxW",
+        parse=lambda name, text: list(side_lengths(name, text)),
     )
     dim: int | None = _shape("--dim", "Embedding dimension of a ViT.", metavar="N")
     depth: int | None = _shape("--depth", "Number of blocks of a ViT.", metavar="N")
     heads: int | None = _shape("--heads", "Heads in each block of a ViT.", metavar="N")
-    window: list[int] | None = _shape("--window", "Window of a Swin.", metavar="N|HxW", parse=_window, shown=False)
+    window: list[int] | None = _shape(
+        "--window", "Window of a Swin.", metavar="N|HxW", shown=False,
+        parse=lambda name, text: list(side_lengths(name, text, unit="patches", example=4)),
+    )  # fmt: skip
     shift: bool | None = _shape("--shift/--no-shift", "Shift a Swin's windows (default).", shown=False)
     dropout: float | None = _shape(
         "--dropout", "Dropout of a ViT or Swin, in [0, 1): of tokens, projections and MLPs, in training alone.",

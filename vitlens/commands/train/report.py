@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 
 from vitlens.charts import Picture, images, intervals, lines
-from vitlens.commands.shared.comparison import FEWEST, not_equal
 from vitlens.commands.shared.comparison import SECTION as COMPARED
+from vitlens.commands.shared.comparison import not_equal
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
 from vitlens.commands.train.record import ScoreRow, TrainRecord, last_tenth
-from vitlens.report.claims import SMALLEST, Claim, above, clear, found
+from vitlens.report.claims import FEWEST, SMALLEST, Claim, above, clear, found
 from vitlens.report.prose import Marked, counts, listed, say
 from vitlens.report.sections import ORDER, Chart, Overview, Report, Section
 from vitlens.training.defaults import KEPT_FOLDER, LEAST_STEPS
@@ -212,7 +212,7 @@ def _how(record: TrainRecord) -> str:
             "FOLDER --over-training` reads them{% endif %}.{% endif %}",
             row=row, smaller=row.batch_size < row.usual_batch_size and not row.chosen, least=LEAST_STEPS,
             kept=KEPT_FOLDER, every=_span(row.keep_every or 0),
-            attends=any(model.family != "cnn" for model in record.models[:1]),
+            attends=any(model.family != "cnn" for model in record.config.models[:1]),
         )
         for row in record.setup
     ]  # fmt: skip

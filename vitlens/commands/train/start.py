@@ -16,7 +16,7 @@ from vitlens.errors import InputError
 from vitlens.models.assembly import Overrides
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.new_head import for_classes
+from vitlens.models.rebuilt import for_classes
 from vitlens.models.support import require_supported
 from vitlens.models.swin_config import SWIN_PRESETS
 from vitlens.models.vit_config import VIT_PRESETS

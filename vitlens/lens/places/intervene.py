@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from vitlens.lens.attention import Tap, tapped
-from vitlens.lens.hooks import Arguments
 from vitlens.lens.intervene import knock_out
 from vitlens.lens.layers import layers
 from vitlens.lens.places.changes import Changes, PreparedChange, Reference, prepared
 from vitlens.lens.places.touch import Touch, around, touched
+from vitlens.models.hooks import Arguments
 from vitlens.models.model import Model
 
 

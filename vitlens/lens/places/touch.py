@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitlens.lens.attention import Attended, Stage, Tap, TensorFunction, tapped
-from vitlens.lens.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
 from vitlens.lens.places.access import Access
+from vitlens.models.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
 from vitlens.models.model import Model
 
 Before = Callable[[Arguments], Arguments]

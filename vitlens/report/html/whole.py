@@ -108,7 +108,7 @@ def page(document: Document, record: Record) -> str:
         "command_line": command_without_paths(record.config.command_line),
         "took": took(record),
         "repeated": plain(repeated_words(record)),
-        "models": tuple(map(provenance, record.models)),
+        "models": tuple(map(provenance, record.config.models)),
         "citation": plain(citation(record)),
     }
     return rendered("page.html.jinja", **values, contents=tuple(_contents(values, sections)))

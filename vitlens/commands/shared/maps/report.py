@@ -6,12 +6,11 @@ from typing import Final
 from vitlens.analysis.faithfulness.cascade import SIMILAR
 from vitlens.charts import matrix
 from vitlens.commands.shared.maps.record import WEIGHTS, MapCheckRow, judged_maps
-from vitlens.report.claims import Claim, below, found
+from vitlens.report.claims import FEWEST, Claim, below, enough, found
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Rows
-from vitlens.uncertainty import Estimate, Side, beyond, widened, wilson
+from vitlens.uncertainty import Side, beyond, widened, wilson
 
-FEWEST: Final = 20  # images, below which nothing is claimed
 _UNIFORM: Final = 0.05  # share of unusable maps that is no finding
 _SAYS: Final = {
     "pass": "**{{ best.method }}** may be believed for **{{ alias }}**: it passes every check"
@@ -50,8 +49,8 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
         "maps", alias, _SAYS[which], best.margin, given=given, headline=_TITLES[which], state=best.state,
         evidence="intervened", place=place, kind="answer", because=best.because,
     )  # fmt: skip
-    weights = [row for row in rows if row.check == WEIGHTS and row.state == "fail" and _enough(row.value)]
-    under = [row for row in rows if row.needed and below(row.margin, 0.0) and _enough(row.margin)]
+    weights = [row for row in rows if row.check == WEIGHTS and row.state == "fail" and enough(row.value)]
+    under = [row for row in rows if row.needed and below(row.margin, 0.0) and enough(row.margin)]
     for question, own, effect, reference, words in (
         ("maps that ignore the weights", weights, "value", SIMILAR,
          "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of **{{ alias }}** are "
@@ -67,10 +66,6 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
                 question, alias, words, getattr(worst, effect), given=named, kind="hidden fault", reference=reference,
                 evidence="intervened", place=place,
             )  # fmt: skip
-
-
-def _enough(value: Estimate | None) -> bool:
-    return value is not None and (value.n or 0) >= FEWEST
 
 
 def uniform_claim(alias: str, unusable: Mapping[str, int], images: int) -> Iterator[Claim]:

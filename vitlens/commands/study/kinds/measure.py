@@ -96,8 +96,6 @@ def measure_kind(options: StudyOptions) -> Path:
 def _planned(options: StudyOptions) -> StudyOptions:
     """The options with their defaults filled in, as a resumed study reads them."""
     kind = KINDS[str(options.kind)]
-    if options.seeds is not None and options.seeds < 1:
-        raise InputError(f"expected --seeds of at least 1, found {options.seeds}; try --seeds {SEEDS}")
     data = options.data or ("" if kind.adapts else "digits")
     usual = ADAPTING_EPOCHS if kind.adapts else EPOCHS.get(data, OTHER_EPOCHS)
     epochs = usual if options.epochs is None else options.epochs

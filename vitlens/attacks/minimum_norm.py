@@ -1,7 +1,8 @@
-"""Carlini & Wagner's L2 attack (2017): the nearest adversarial image.
+"""The attacks that search for the smallest perturbation, L2: DeepFool, and Carlini & Wagner's.
 
-It minimises distance² + c · margin in tanh space, where no pixel can leave [0, 1]; a binary search finds each image's
-c. Each image's search stops on its own, and the result is the nearest of all adversarial images found on the way.
+DeepFool (Moosavi-Dezfooli 2016) steps to the nearest class boundary of the linearised model. Carlini & Wagner (2017)
+minimise distance² + c · margin in tanh space, where no pixel can leave [0, 1]; a binary search finds each image's c.
+Each image's search stops on its own, and the result is the nearest of all adversarial images found on the way.
 """
 
 import math
@@ -11,12 +12,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State
-from vitlens.attacks.defaults import SEARCHES
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, perturbed
 from vitlens.attacks.losses import margin, rounding_error
 from vitlens.attacks.norms import L2, Norm, per_pixel
+from vitlens.attacks.registry import SEARCHES, TARGETS
 from vitlens.shapes import Images, Logits
 
+OVERSHOOT = 0.02  # beyond the boundary
+_PUSH = 1e-4  # added to each step, so that none has length 0
 FIRST_C = 1e-3
 LARGEST_C = 1e10
 RATE = 0.01
@@ -26,6 +29,64 @@ _TINY = 1e-8  # Adam's epsilon
 _CHECKS = 10  # how often a search checks whether the loss still falls
 _FALL = 0.9999
 _PATIENCE = 2  # consecutive checks without a fall: a single image's loss oscillates more than the sum over a batch
+
+
+@dataclass(frozen=True)
+class DeepFool:
+    """objectives: how many of the most likely other classes are considered."""
+
+    steps: int
+    objectives: int
+    norm: Norm = L2
+    minimum: bool = True
+    targets: int = 0
+    random: bool = False
+
+    @property
+    def queries(self) -> int:
+        """One per step, and one after the last."""
+        return self.steps + 1
+
+    def start(self, jobs: Jobs) -> State:
+        """The clean image."""
+        return {
+            "points": jobs.clean.clone(),
+            "total": torch.zeros_like(jobs.clean),
+            "best": jobs.clean.clone(),
+            "nearest": torch.full_like(jobs.epsilon, torch.inf),
+            "over": torch.zeros_like(jobs.rows, dtype=torch.bool),
+        }
+
+    def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch objectives"]:
+        """The logits of the other classes minus that of the label."""
+        others = logits.gather(1, jobs.runners_up[:, : self.objectives])
+        return others - logits.gather(1, jobs.labels[:, None])
+
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+        """A step across the nearest linearised boundary; the job is over as soon as the image is adversarial."""
+        lengths = seen.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
+        tiny = torch.finfo(lengths.dtype).tiny
+        gap = seen.losses.abs() + rounding_error(seen.logits)[:, None]
+        distances = gap / lengths.clamp_min(tiny)
+        distances = torch.where(lengths > 0, distances, torch.inf)
+        nearest, chosen = distances.min(1)
+        gradient = seen.gradients[chosen, torch.arange(len(chosen), device=chosen.device)]
+        length = torch.where(nearest.isfinite(), nearest + _PUSH, 0)  # no step where all gradients are 0
+        total = state["total"] + per_pixel(length) * L2.steepest(gradient)
+        success, here = seen.success, state["points"]
+        per_image = success[:, None, None, None]
+        return {
+            "points": perturbed(jobs, (1 + OVERSHOOT) * total),
+            "total": total,
+            "best": torch.where(per_image, here, state["best"]),
+            "nearest": torch.where(success, L2.length(here - jobs.clean), state["nearest"]),
+            "over": success,
+        }
+
+
+def deepfool(setting: Setting) -> DeepFool:
+    """DeepFool with overshoot 0.02 over the 9 most likely other classes."""
+    return DeepFool(setting.steps, min(TARGETS, setting.classes - 1))
 
 
 @dataclass(frozen=True)
