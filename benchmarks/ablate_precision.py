@@ -11,7 +11,7 @@ import time
 import torch
 from scipy.stats import spearmanr
 
-from vitlens.analysis.ablation.ablate import ablate
+from vitlens.analysis.ablation.importance import ablate
 from vitlens.data.catalogue import load_data
 from vitlens.devices import autocast
 from vitlens.models import loading

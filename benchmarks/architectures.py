@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.models import handwritten
-from vitlens.analysis.ablation.ablate import require_heads
+from vitlens.analysis.ablation.bench import require_heads
 from vitlens.errors import ModelError, VitlensError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
@@ -36,7 +36,7 @@ from vitlens.lens.observe import survey
 from vitlens.lens.replay import replaying
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
-from vitlens.models.new_head import for_classes
+from vitlens.models.rebuilt import for_classes
 
 TIMM = (
     "vit_tiny_patch16_224", "vit_wee_patch16_reg1_gap_256", "deit_tiny_distilled_patch16_224",

@@ -17,7 +17,7 @@ import torch
 
 from vitlens.data.catalogue import load_data
 from vitlens.models.loading import load
-from vitlens.models.new_head import classifiers, for_classes
+from vitlens.models.rebuilt import classifiers, for_classes
 from vitlens.training.head import fit_head
 from vitlens.training.loop import fit
 from vitlens.training.metrics import TrainingResult
@@ -60,7 +60,7 @@ def main() -> None:
                 mine, train, test, recipe=recipe, directory=Path(folder), precision=options.precision, **more
             )
         seconds[way] = time.perf_counter() - began
-        (name,) = classifiers(mine.module)
+        (name,) = classifiers(mine)
         heads[way] = mine.module.get_submodule(name).weight.detach().clone()
         print(f"{way:9} {epoch_seconds(results[way]):8.4f} s an epoch, {seconds[way]:6.1f} s in all, ", end="")
         print(f"test accuracy {100 * results[way].accuracy:.1f} %", flush=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitlens.devices import autocast
-from vitlens.lens.hooks import attention_module
+from vitlens.lens.attention import attention_module
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import Replay, replaying

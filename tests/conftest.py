@@ -16,7 +16,7 @@ if {"VITLENS_SHAPES", "VITLENS_CHECK_ALL"} & os.environ.keys():
     install("vitlens")
 save_little()
 
-from tests.kit.golden import golden, places  # noqa: E402  after vitlens's annotations are checked
+from tests.kit.golden import golden, of_all_processes, places  # noqa: E402  after vitlens's annotations are checked
 
 gc.set_threshold(50_000, 20, 20)  # a tenth of the tests' time went into walking through what stays anyway
 
@@ -24,7 +24,7 @@ gc.set_threshold(50_000, 20, 20)  # a tenth of the tests' time went into walking
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Chapters of studies are kept in a folder of this session."""
-    os.environ["VITLENS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["VITLENS_CACHE"] = str(of_all_processes(tmp_path_factory, "cache"))
 
 
 @pytest.fixture(scope="session")

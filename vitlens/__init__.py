@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vitlens.version import __version__
 
 if TYPE_CHECKING:
-    from vitlens.analysis.ablation.ablate import ablate as ablate
+    from vitlens.analysis.ablation.importance import ablate as ablate
     from vitlens.analysis.answers.evaluate import evaluate as evaluate
     from vitlens.analysis.answers.pictures import images as images
     from vitlens.analysis.attention.relevance import relevance as relevance
@@ -66,7 +66,7 @@ _HOMES = {
     "Refinement": ("vitlens.attribution.refinement", "Refinement"),
     "Split": ("vitlens.data.split", "Split"),
     "Statistics": ("vitlens.analysis.heads.statistics", "Statistics"),
-    "ablate": ("vitlens.analysis.ablation.ablate", "ablate"),
+    "ablate": ("vitlens.analysis.ablation.importance", "ablate"),
     "attack": ("vitlens.attacks.attack", "attack"),
     "attention": ("vitlens.analysis.attention.weights", "attention"),
     "attention_explorer": ("vitlens.commands.shared.explorer_measure", "attention_explorer"),

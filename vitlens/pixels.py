@@ -98,6 +98,7 @@ def takes_images(function: Function) -> Function:
     is_open = len(names) < len(signature.parameters)
     by_place = [name for name in names if signature.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     targeted = signature.parameters.get("targets")
+    labelled = "labels" in signature.parameters
 
     @wraps(function)
     def checked(model: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,23 +112,21 @@ def takes_images(function: Function) -> Function:
                 f"arguments without a name; give the last as {', '.join(f'{name}=' for name in names[len(by_place) :])}"
             )
         with torch.inference_mode(mode=False):  # inside it, nothing has a gradient
-            return called(model, images, *args, **kwargs)
-
-    def called(model: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
-        images, split = _read(model, images)
-        if targeted is None and (split is None or "labels" not in signature.parameters):
-            return function(model, images, *args, **kwargs)
-        bound = signature.bind(model, images, *args, **kwargs)
-        if "labels" in signature.parameters and bound.arguments.get("labels") is None:
-            bound.arguments["labels"] = None if split is None else resolved(f"{_CLASSES}labels_of")(model, split)
-        if targeted is not None:
-            targets = bound.arguments.get("targets", targeted.default)
-            if targets is not None:
-                targets = resolved(f"{_CLASSES}class_targets")(
-                    targets, model, len(images), split=split, any_class=targeted.default is None
-                )
-            bound.arguments["targets"] = targets
-        return function(*bound.args, **bound.kwargs)
+            images, split = _read(model, images)
+            if targeted is None and (split is None or not labelled):
+                return function(model, images, *args, **kwargs)
+            bound = signature.bind(model, images, *args, **kwargs)
+            given = bound.arguments
+            if labelled and given.get("labels") is None:
+                given["labels"] = None if split is None else resolved(f"{_CLASSES}labels_of")(model, split)
+            if targeted is not None:
+                targets = given.get("targets", targeted.default)
+                if targets is not None:
+                    targets = resolved(f"{_CLASSES}class_targets")(
+                        targets, model, len(images), split=split, any_class=targeted.default is None
+                    )
+                given["targets"] = targets
+            return function(*bound.args, **bound.kwargs)
 
     return cast(Function, checked)
 

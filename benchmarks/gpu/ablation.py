@@ -12,8 +12,7 @@ from benchmarks.gpu.machine import PRECISIONS, computing
 from benchmarks.gpu.session import Session, Values
 from benchmarks.gpu.subjects import Subject, random_labels, small, subject
 from benchmarks.gpu.timing import timed
-from vitlens.analysis.ablation.ablate import measure_effects, units_of
-from vitlens.analysis.ablation.effects import Effects
+from vitlens.analysis.ablation.bench import Bench, Outcomes, units_of
 from vitlens.lens.replay import DEFAULT_BUDGET
 from vitlens.models.model import Model
 
@@ -27,7 +26,7 @@ def run(session: Session) -> None:
     session.check("loss of 8 images without each of 12 heads", _check, tolerance=TOLERANCE)
     one = subject(session.device, tiny=session.tiny)
     with computing(session.device, "fp32"):  # a count, which depends neither on precision nor on the number of images
-        forwards = effects_of(one.model, one.images(2)).forward_equivalents
+        forwards = effects_of(one.model, one.images(8)).forward_equivalents
     measured = partial(_case, session, one, forwards)
     for precision in PRECISIONS[::-1]:
         session.case(precision, partial(measured, precision, DEFAULT_BUDGET), batch=one.batch, needs=15)
@@ -38,10 +37,11 @@ def run(session: Session) -> None:
             session.case(f"{precision}, all kept, MLPs and norms compiled", measure, batch=one.batch, needs=45)
 
 
-def effects_of(model: Model, images: Tensor, *, budget: int = DEFAULT_BUDGET) -> Effects:
+def effects_of(model: Model, images: Tensor, *, budget: int = DEFAULT_BUDGET) -> Outcomes:
     """Every image's loss without each head, as `vitlens.ablate` measures it on one batch."""
     labels = random_labels(model, len(images))
-    return measure_effects(model, images, labels, units_of(model, kinds=["head"]), replace="mean", budget=budget)
+    bench = Bench(model, images, labels, "mean", batch_size=len(images), budget=budget)
+    return bench.without([(unit,) for unit in units_of(model, kinds=["head"])])
 
 
 def _check(device: torch.device) -> Tensor:
@@ -51,7 +51,7 @@ def _check(device: torch.device) -> Tensor:
 def _case(session: Session, one: Subject, forwards: float, precision: str, budget: int, batch: int) -> Values:
     """Seconds of all heads on one batch, and of its plain forward in the same precision; forwards: counted, for all."""
     images, repeats = one.images(batch), 1 if session.tiny else 3
-    found: list[Effects] = []
+    found: list[Outcomes] = []
 
     def ablation() -> None:
         found[:] = [effects_of(one.model, images, budget=budget)]
@@ -64,7 +64,7 @@ def _case(session: Session, one: Subject, forwards: float, precision: str, budge
     with computing(session.device, precision):
         plain = timed(forward, session.device, repeats=3 * repeats)
         all_heads = timed(ablation, session.device, repeats=repeats)
-    heads = len(found[0].units)
+    heads = len(found[0].sets)
     rate = batch / all_heads.seconds
     return {
         "images/s": rate,

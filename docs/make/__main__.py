@@ -2,7 +2,7 @@
 
 import sys
 
-from docs.make.measured import PENDING, UnknownNumberError, made
+from docs.make.measured import UnknownNumberError
 from docs.make.pages import DOCS, generated, outdated
 from docs.make.parts import MissingPartError
 
@@ -21,8 +21,6 @@ def main() -> None:
             (DOCS / path).parent.mkdir(exist_ok=True)
             (DOCS / path).write_text(text, encoding="utf-8")
         print(f"{'removed' if text is None else 'wrote'} docs/{path}")
-    if waiting := sorted(report for report in PENDING if not made(report)):
-        print(f"left out until they are there: {', '.join(waiting)} of reports/", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@
     {{ line("ablate-deit-tiny") }} {{ took("ablate-deit-tiny") }} the command that made the report, and its time
     {{ link("ablate-deit-tiny") }}                             [report](../reports/ablate-deit-tiny/report.md)
     {{ limits["calibration"].words }}                          a limit by which reports judge
-    {% if made("swin-digits") %} ... {% endif %}               where a report is being made: nothing until it is there
 
 A report is a folder of reports/; a chapter of one is "study-digits/chapters/evaluate". Filters and the form of numbers
 are those of reports (vitlens/report/prose.py); an unknown report, table, metric or row fails in one line.
@@ -37,8 +36,6 @@ from vitlens.uncertainty import Estimate
 ROOT: Final = Path(__file__).parents[2]
 REPORTS: Final = ROOT / "reports"
 TEMPLATES: Final = ROOT / "docs" / "pages"
-# reports that are being made, for `made`; take a name away when its report is committed
-PENDING: Final[frozenset[str]] = frozenset()
 _LEFT_OUT: Final = ("--quiet", "--overwrite")  # of a command that a page shows
 
 
@@ -69,7 +66,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined, finalize=_put_in, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     made_here.filters |= {**known.filters, "score": score, "text": Marked}
-    functions = (value, rows, row, judged, line, took, made)
+    functions = (value, rows, row, judged, line, took)
     made_here.globals |= {each.__name__: each for each in functions} | {"limits": LIMITS}
     return made_here
 
@@ -115,17 +112,6 @@ def line(report: str) -> Marked:
 def took(report: str) -> Marked:
     """How long the command took: "3 min 15 s"."""
     return Marked(in_time(_read(report)._record.seconds))
-
-
-def made(report: str) -> bool:
-    """Whether a report is there: only one of PENDING may be missing, and is told when pages are made."""
-    try:
-        _read(report)
-    except InputError:
-        if report not in PENDING:
-            raise
-        return False
-    return True
 
 
 def score(estimate: Estimate | None) -> Marked:

@@ -9,10 +9,9 @@ import pytest
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import judged
 from vitlens.commands.shared.comparison import UNDECIDED, PairRow
-from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow
-from vitlens.commands.train.measure import WAYS, gain, generalisation_gap
-from vitlens.commands.train.record import PointRow, ScoreRow, SetupRow, TrainRecord
+from vitlens.commands.train.measure import gain, generalisation_gap
+from vitlens.commands.train.record import ScoreRow, SetupRow, TrainRecord
 from vitlens.commands.train.report import REPORT
 from vitlens.report.claims import Claim, shown
 from vitlens.training.metrics import EpochMetrics
@@ -111,44 +110,6 @@ def test_the_worst_class_is_named_and_an_ordinary_one_is_not() -> None:
     worst = found_in(record_of(LEVEL, LEVEL, worst=60))["worst class"]
     assert worst.effect.value == 0.6
     assert "<3>" in worst.says
-
-
-def compared(gap: Estimate, counts: tuple[int, int], p: float, better: str) -> TrainRecord:
-    """Two ways of training, of which all weights have the lead that is planted."""
-    scores = tuple(
-        ScoreRow(
-            way, wilson(round(10 * share), TESTED), words, seconds=Estimate(30.0, unit="s"),
-            seconds_per_epoch=Estimate(time, unit="s"),
-        )
-        for (way, words), share, time in zip(WAYS.items(), (80, 80 + gap.value), (0.5, 3.0))
-    )  # fmt: skip
-    return TrainRecord(
-        scores=scores,
-        pairs=(PairRow("full", "frozen", 700, *counts, 100, p, p, gap, better),),
-        points=tuple(PointRow(words, 10, 30.0, 0.8) for words in WAYS.values()),
-        training=(Budget("frozen", epochs=10, steps=100), Budget("full", epochs=5, steps=100)),
-    )
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_better_way_comes_first_and_budgets_are_told(sign: int) -> None:
-    ends = sorted((sign * 4.0, sign * 8.0))
-    winner = "full" if sign > 0 else "frozen"
-    record = compared(Estimate(sign * 6.0, *ends, TESTED, "points"), (80, 20)[::sign], 1e-9, winner)
-    claim = found_in(record)["comparison"]
-    assert (claim.effect, claim.p) == (Estimate(6.0, 4.0, 8.0, TESTED, "points"), 1e-9)
-    better = "training all weights" if sign > 0 else "training the head alone"
-    assert claim.says.startswith(better)
-    assert f"`{winner}/`" in found_in(record)["next"].says
-    assert "6 times as long" in found_in(record)["time"].says
-    assert any("epochs 10 (frozen) and 5 (full)" in each.text for each in REPORT(record).first.unknown)
-
-
-def test_ways_that_do_not_differ() -> None:
-    gap = Estimate(0.3, 0.1, 0.5, TESTED, "points")  # significant, and too small to matter
-    record = compared(gap, (10, 1), 0.01, UNDECIDED)
-    assert "not significantly better" in REPORT(record).title
-    assert "`frozen/`" in found_in(record)["next"].says
 
 
 @pytest.mark.parametrize(("p", "words"), [(1e-6, "more held-out images"), (0.4, "not differ significantly")])

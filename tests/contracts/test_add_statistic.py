@@ -132,13 +132,6 @@ def test_the_command_writes_it_and_its_report_shows_it(added, tiny_vit, tmp_path
     assert "statistics_greatest_weight" in csv.splitlines()[0]
 
 
-def test_two_models_are_compared_by_it(added, tiny_vit, tmp_path):
-    results = stats(tmp_path, str(tiny_vit), f"fresh={tiny_vit}@random")
-    for name in NEW:
-        assert f"difference/tiny-vit/fresh/{name}" in results["metrics"]
-        assert {row["statistic"] for row in results["tables"]["changes"]} >= {name}
-
-
 def test_every_view_shows_it(added):
     assert all("greatest_weight" in shown_in(view) for view in NEW["greatest_weight"].views)
     from vitlens.analysis.robustness.inside import shifts

@@ -13,7 +13,7 @@ import vitlens
 from tests.kit.uses import CASES, ELSEWHERE, ONCE, USES, Break, BrokenError, batch_of, state_of, unsettled
 from tests.lens.tiny import CLASSES, shaken
 from tests.models.handwritten import SIZE, SoftmaxViT
-from vitlens.lens.hooks import overridden, watching
+from vitlens.models.hooks import overridden, watching
 from vitlens.models.model import Model
 
 

@@ -145,7 +145,6 @@ def test_a_number_on_a_page_is_the_reports_own(page):
         "{{ value('study-digits', 'accuracy/vit-digit') }}",
         "{{ value('no-such-report', 'accuracy/vit-digits') }}",
         "{{ link('no-such-report') }}",
-        "{% if made('no-such-report') %}a{% endif %}",
         "{{ row('study-digits', 'chapters', word='no such word') }}",
         "{{ rows('study-digits', 'chapter') }}",
         "{{ row('study-digits', 'chapters', word='features').accuracy }}",
@@ -156,8 +155,3 @@ def test_a_number_on_a_page_is_the_reports_own(page):
 def test_a_number_that_no_report_has_fails_in_one_line(page, text):
     with pytest.raises(measured.UnknownNumberError, match=r"^page\.md: [^\n]+$"):
         page(text)
-
-
-def test_a_report_that_is_being_made_is_left_out(page, monkeypatch):
-    monkeypatch.setattr(measured, "PENDING", frozenset({"no-such-report"}))
-    assert page("a{% if made('no-such-report') %}b{% endif %}{% if made('study-digits') %}c{% endif %}") == "ac\n"

@@ -14,8 +14,8 @@ import vitlens
 from tests.kit.making import digits, save
 from tests.kit.simulated_processes import run_in_processes
 from vitlens import load
-from vitlens.analysis.ablation import joint as analysis
-from vitlens.analysis.ablation.ablate import measure_effects, units_of
+from vitlens.analysis.ablation import bench as analysis
+from vitlens.analysis.ablation.bench import Bench, units_of
 from vitlens.analysis.ablation.importance import summarise
 from vitlens.analysis.patching.corruption import corrupt
 from vitlens.commands.ablate.measure import measure
@@ -46,7 +46,7 @@ def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
     split, model = digits("test").limit(12), load(str(tiny_vit))
     (batch,) = split.batches(12)
     units = units_of(model)
-    effects = measure_effects(model, batch.images, batch.labels, units, replace="zero")
+    effects = Bench(model, batch.images, batch.labels, "zero").without([(unit,) for unit in units])
     importance = summarise(effects, groups=split.groups)
     for index, (unit, row) in enumerate(zip(units, record.units, strict=True)):
         part = unit.kind if unit.head is None else unit.head

@@ -155,25 +155,12 @@ def test_offline_it_says_that_it_looks_with_the_model_of_digits(caches, pictures
     assert row.chosen in told[0]
 
 
-def shown(record: LookRecord, *, width: int, terminal: bool) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system="truecolor", record=True)
+def test_the_terminal_has_classes_and_heads(looked):
+    record, console = read_folder(looked), Console(file=io.StringIO(), width=100)
     print_look(record, console)
-    return console.export_text()
-
-
-def test_the_terminal_has_classes_heads_and_blocks_where_there_is_room(looked):
-    record = read_folder(looked)
-    wide = shown(record, width=100, terminal=True)
-    first, head = record.predictions[0], record.heads[0]
-    assert f"{100 * first.probability_1:.1f} %  {first.class_1}" in wide
-    assert f"{head.name}  {100 * head.probability:.1f} %" in wide
-    blocks = [line for line in wide.splitlines() if "▀" in line]
-    side = (100 - 2) // 3 - 2
-    assert len(blocks) == 3 * side // 2  # two pixels a character, three images
-    assert all(line.count("▀") == 3 * side for line in blocks)
-    for other in (shown(record, width=40, terminal=True), shown(record, width=100, terminal=False)):
-        assert "▀" not in other
-        assert head.name in other
+    told, first, head = console.file.getvalue(), record.predictions[0], record.heads[0]
+    assert f"{100 * first.probability_1:.1f} %  {first.class_1}" in told
+    assert f"{head.name}  {100 * head.probability:.1f} %" in told
 
 
 def test_one_image_cannot_tell_a_place_from_a_sink():

@@ -53,22 +53,16 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
     assert [record.block[0].norm, record.block[-1].norm] == pytest.approx(ends, rel=1e-4)
     assert record.block[1].norm == pytest.approx(record.added[1].norm, rel=1e-4)
     assert len(record.entropies) == 4
-    placed, without = record.reversal
-    assert (placed.positions, without.positions) == (True, False)
-    assert placed.loss < 0.01
-    assert placed.anti_diagonal > 0.95
-    assert without.floor <= without.loss < 0.91
-    assert (record.reversed.weights[0].argmax(-1) == np.arange(9, -1, -1)).all()
 
 
 def test_its_report_has_a_step_a_section_and_judges_the_differences(record):
     document = REPORT(record)
-    assert [section.step for section in document.sections] == [True] * 14
+    assert [section.step for section in document.sections] == [True] * 13
     (verdict,) = judged(document)
     assert verdict.state == "pass"
     assert verdict.effect.value == max(each.relative for each in record.steps)
     page = (record.folder / "report.html").read_text()
-    assert page.count('class="step"') == 14
+    assert page.count('class="step"') == 13
     assert page.count('<form class="steps"') == 1
 
 

@@ -1,5 +1,7 @@
-"""One run of each command on tiny models, made when it is first asked for and shared by all tests of the process."""
+"""One run of each command on tiny models, made when it is first asked for and shared by all tests of all processes."""
 
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from filelock import FileLock
 
 from tests.kit.saving import saved_figures
 from vitlens.cli.main import run
@@ -29,7 +32,6 @@ LINES: Final = {
     "--method rollout,relevance,gradient-rollout,attention,flow",
     "stats": "stats {vit} --data digits --limit 12 --batch-size 5",
     "stats of pictures": "stats {vit} --images {pictures} --no-renormalise",
-    "stats of two": "stats {vit} {vit}@random --data digits --limit 6",
     "ablate": "ablate tiny={vit} --data digits --limit 12 --replace mean,zero,resample --greedy --prune 0.25",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
     "compare": "compare {vit} {cnn} --data digits --limit 24 --panels 6 --checked 8",
@@ -54,7 +56,6 @@ LINES: Final = {
     "train a head alone": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --freeze-backbone",
     "train from a teacher": "train vit-mini --data digits --epochs 2 --limit 60 --batch-size 20 --dim 16 --depth 1 "
     "--heads 2 --patch-size 8 --distill-from {vit} --beside cnn-digits",
-    "train frozen and full": "train {learned} --data digits --epochs 2 --limit 40 --batch-size 10 --compare-frozen",
     "study of points": "study --kind pooling --seeds 2 --epochs 2 --limit 20 --batch-size 10",
     "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
     "walkthrough": "walkthrough {vit} --images {pictures}/1.png --layer 1 --head 1",
@@ -73,7 +74,7 @@ SAVED_TWICE: Final = (
 
 @dataclass(frozen=True)
 class Golden:
-    """A finished run: do not write into its folder but by `vitlens report`."""
+    """A finished run: do not write into its folder, which other processes read."""
 
     name: str
     folder: Path
@@ -90,20 +91,36 @@ class Golden:
         return document
 
 
+def of_all_processes(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder of this session that the processes of pytest-xdist share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session")
-def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, learned: Path, pictures: Path) -> dict[str, Path]:
+def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> dict[str, Path]:
     """What the lines name."""
-    return {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "learned": learned, "pictures": pictures}
+    return {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "pictures": pictures}
 
 
 @pytest.fixture(scope="session")
 def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Golden]:
     """`golden("attack")`: the run of that name, or of a command that was added."""
     made: dict[str, Golden] = {}
+    shared = of_all_processes(tmp_path_factory, "golden")
 
     def find(name: str) -> Golden:
         if name not in made:
-            made[name] = Golden(name, make(name, places, tmp_path_factory.mktemp("golden")))
+            beside = shared / name.replace(" ", "-")
+            with FileLock(beside.with_suffix(".lock")):  # of another process that makes it at this moment
+                if not beside.with_suffix(".made").is_file():
+                    shutil.rmtree(beside, ignore_errors=True)  # of one that failed
+                    beside.mkdir()
+                    make(name, places, beside)
+                    beside.with_suffix(".made").touch()
+            made[name] = Golden(name, beside / "run")
         return made[name]
 
     return find

@@ -1,7 +1,9 @@
-"""`vitlens train` as a function of what tests vary."""
+"""`vitlens train` as a function of what tests vary, and trainings that are interrupted."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -27,16 +29,23 @@ def train(
     return measure(TrainOptions(model or "", recipe=changes, shape=sides, run=options, **more))  # type: ignore[arg-type]
 
 
-def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the trainings of all weights be interrupted at a step."""
-    fit = module.fit
+@contextmanager
+def interrupted(when: Callable[[int, Progress], bool], module: ModuleType = module) -> Iterator[None]:
+    """Inside, a training of all weights is interrupted, by its number (from 1 on) and its progress."""
+    fit, begun = module.fit, 0
 
-    def interrupted(*args: object, on_progress: Callable[[Progress], None], **options: object) -> object:
+    def stopping(*args: object, on_progress: Callable[[Progress], None], **options: object) -> object:
+        nonlocal begun
+        begun += 1
+
         def tell(progress: Progress) -> None:
-            if progress.step >= step:
+            if when(begun, progress):
                 raise KeyboardInterrupt
             on_progress(progress)
 
-        return fit(*args, on_progress=tell, **options)  # type: ignore[arg-type]
+        return fit(*args, on_progress=tell, **options)
 
-    monkeypatch.setattr(module, "fit", interrupted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "fit", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            yield

@@ -15,8 +15,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.attribution.models import cnn
 from tests.lens.tiny import handwritten, images, ours, timm_model, torchvision_swin, torchvision_vit
-from vitlens.analysis.ablation.ablate import ablate
 from vitlens.analysis.ablation.first_order import head_gradients
+from vitlens.analysis.ablation.importance import ablate
 from vitlens.analysis.answers.evaluate import evaluate
 from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
@@ -54,7 +54,6 @@ from vitlens.lens.capture import capture_attention, watching_outputs, watching_s
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched
 from vitlens.lens.observe import observe
-from vitlens.lens.onednn import quick_convolutions, quick_linear, quick_mlps
 from vitlens.lens.places.capture import capture
 from vitlens.lens.places.changes import Change, KnockOut
 from vitlens.lens.places.intervene import intervene
@@ -62,6 +61,7 @@ from vitlens.lens.places.listing import places
 from vitlens.lens.places.patch import patch
 from vitlens.lens.public import observe as public_observe
 from vitlens.lens.public import replay as public_replay
+from vitlens.lens.quick_passes import quick_convolutions, quick_linear, quick_mlps
 from vitlens.lens.replay import replaying
 from vitlens.lens.replay_check import entry_of
 from vitlens.lens.stages import stages, watching_stages

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from tests.lens.tiny import images, ours
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.hooks import Arguments, as_call, watching
 from vitlens.lens.observe import observing
+from vitlens.models.hooks import Arguments, as_call, watching
 
 
 class Encoder(nn.Module):

@@ -23,9 +23,9 @@ from tests.lens.tiny import (
 )
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
+from vitlens.lens.attention import attention_module
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.capture import capture_attention
-from vitlens.lens.hooks import attention_module
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import (
     BlockRemoved,

@@ -9,8 +9,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.attacks.models import perceptron, pictures, tiny_cnn, tiny_vit
 from tests.lens.tiny import images, ours, timm_model
-from vitlens.lens import onednn
-from vitlens.lens.onednn import quick_convolutions, quick_linear, quick_mlps
+from vitlens.lens import quick_passes as onednn
+from vitlens.lens.quick_passes import quick_convolutions, quick_linear, quick_mlps
 from vitlens.models.model import Model
 
 

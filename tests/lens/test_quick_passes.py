@@ -6,8 +6,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.lens.tiny import images, ours, timm_model
 from vitlens.lens import quick_passes as module
-from vitlens.lens.hooks import overridden
 from vitlens.lens.quick_passes import quick_batch_size, quick_passes
+from vitlens.models.hooks import overridden
 from vitlens.models.loading import load
 
 

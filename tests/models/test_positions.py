@@ -11,8 +11,8 @@ from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
 import vitlens
 from vitlens.errors import InputError
 from vitlens.models.loading import untrained
-from vitlens.models.new_head import for_classes
 from vitlens.models.positions import FIXED, fixed_positions
+from vitlens.models.rebuilt import for_classes
 from vitlens.models.saved import save
 from vitlens.models.vit import VisionTransformer, ViTConfig
 from vitlens.typed import read_as

@@ -21,7 +21,7 @@ from vitlens.models.anatomy import attention_modules
 from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuilding.pruning import prune_heads
+from vitlens.models.rebuilt import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 
 CUT = {

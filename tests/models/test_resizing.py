@@ -5,8 +5,11 @@ import torch
 
 from vitlens.errors import InputError, ModelError
 from vitlens.models.loading import load
-from vitlens.models.rebuilding.pruning import prune_heads
-from vitlens.models.resizing import untrained_at
+from vitlens.models.rebuilt import prune_heads, untrained_like
+
+
+def untrained_at(model, size):
+    return untrained_like(model, seed=0, size=size)
 
 
 def test_a_vit_has_the_positions_of_its_new_grid():
@@ -18,11 +21,6 @@ def test_a_vit_has_the_positions_of_its_new_grid():
     assert (larger.alias, larger.provenance.weights) == ("vit-mini", "random")
     assert not larger.training
     assert not any(parameter.requires_grad for parameter in larger.parameters())
-
-
-def test_its_own_size_is_the_model_itself():
-    model = load("vit-digits")
-    assert untrained_at(model, (32, 32)) is model
 
 
 @pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18"])

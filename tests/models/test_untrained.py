@@ -6,8 +6,7 @@ from torch import nn
 
 import vitlens
 from vitlens.errors import UnsupportedError
-from vitlens.models.new_head import for_classes
-from vitlens.models.rebuilding.untrained import untrained_like
+from vitlens.models.rebuilt import for_classes, untrained_like
 
 
 def state(model: vitlens.Model) -> dict[str, torch.Tensor]:
@@ -33,8 +32,8 @@ def test_it_has_the_same_shapes_and_other_weights_that_depend_on_the_seed():
 
 def test_of_a_timm_model_at_another_size():
     model = vitlens.load("timm:deit_tiny_patch16_224", random_weights=True, image_size=(64, 64))
-    made = untrained_like(for_classes(model, ("a", "b", "c")), seed=1, alias="made")
-    assert (made.alias, made.input_size) == ("made", (64, 64))
+    made = untrained_like(for_classes(model, ("a", "b", "c")), seed=1)
+    assert (made.alias, made.input_size) == (model.alias, (64, 64))
     assert made(torch.rand(1, 3, 64, 64)).shape == (1, 3)
 
 

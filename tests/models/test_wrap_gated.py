@@ -13,7 +13,7 @@ from torch import nn
 
 import vitlens
 from tests.lens.tiny import images, model_of, shaken
-from vitlens.lens.hooks import attention_module
+from vitlens.lens.attention import attention_module
 from vitlens.lens.layers import layers
 from vitlens.models.model import Model
 

@@ -17,7 +17,7 @@ from vitlens.attacks.losses import is_misclassified, is_target, margin
 from vitlens.attacks.registry import without_gradients
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.onednn import quick_convolutions, quick_linear
+from vitlens.lens.quick_passes import quick_convolutions, quick_linear
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits
 

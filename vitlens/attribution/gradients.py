@@ -8,9 +8,8 @@ once.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.defaults import BASELINE, NOISE, SAMPLES, STEPS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
+from vitlens.lens.trace import trace
 from vitlens.models.hooks import overridden
 from vitlens.models.memo import per_model
 from vitlens.models.model import Model
@@ -173,31 +173,21 @@ def stem_of(model: Model) -> Stem:
 
 @per_model
 def _stem_name(model: Model) -> str | None:
-    prepared: list[Tensor] = []
-    readers: list[str] = []
-
-    def remember(_module: nn.Module, inputs: Any) -> None:
-        prepared.append(inputs[0])
-
-    def compare(name: str) -> Any:
-        def hook(_module: nn.Module, inputs: Any) -> None:
-            if inputs[0] is prepared[0]:
-                readers.append(name)
-
-        return hook
-
-    generator = torch.Generator().manual_seed(0)
-    first, second = torch.rand(2, 1, 3, *model.input_size, generator=generator).to(model.device)
-    exact = torch.autocast(model.device.type, enabled=False)
-    with ExitStack() as stack, torch.no_grad(), evaluating(model), exact:
-        stack.callback(model.module.register_forward_pre_hook(remember).remove)
-        for name, module in model.module.named_modules():
-            if isinstance(module, nn.Conv2d):
-                stack.callback(module.register_forward_pre_hook(compare(name)).remove)
-        logits = model(first)
+    calls = trace(model, 1).calls
+    prepared = calls[-1].arguments[0].number
+    readers = [
+        call.module
+        for call in calls
+        if isinstance(model.module.get_submodule(call.module), nn.Conv2d) and call.arguments[0].number == prepared
+    ]
     if len(readers) != 1:
         return None
     stem = Stem(model, readers[0])
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.rand(2, 1, 3, *model.input_size, generator=generator).to(model.device)
+    exact = torch.autocast(model.device.type, enabled=False)
+    with torch.no_grad(), evaluating(model), exact:
+        logits = model(first)
     with torch.no_grad(), evaluating(model), exact, _output_replaced(stem._module(), stem.output(first)):
         replaced = model(second)
     close = (replaced - logits).abs().max() <= _TOLERANCE * max(1.0, logits.abs().max().item())

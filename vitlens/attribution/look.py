@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.analysis.ablation.ablate import exact_effects, units_of
+from vitlens.analysis.ablation.bench import Bench, units_of
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.heads.specialisation import Given, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream
@@ -141,7 +141,8 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
 def _with_heads(seen: Look, model: Model, images: Parts, size: int, seed: int) -> Look:
     """What a model sees, with the effects of its heads."""
     units = units_of(model, kinds=("head",))
-    effects = exact_effects(model, images, seen.classes[:, 0], units, batch_size=size, seed=seed)
+    bench = Bench(model, images, seen.classes[:, 0], seed=seed, batch_size=size)
+    effects = bench.without([(unit,) for unit in units])
     return Look(
         seen.names,
         seen.classes,

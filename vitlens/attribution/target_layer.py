@@ -7,8 +7,9 @@ forward pass, which also covers post-norm blocks, registers and grids of any sha
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from vitlens.layout import TokenLayout
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import survey
 from vitlens.lens.stages import stages
+from vitlens.lens.trace import Shape, TracedTensor, trace
 from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits
@@ -117,60 +119,33 @@ def hooked(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
         handle.remove()
 
 
-@dataclass(frozen=True)
-class _ObservedPass:
-    """outputs: of every module, by name, in the order of computation; attention_inputs: attention module -> the module
-    that computed the tokens that it reads (None where none did), and these tokens."""
-
-    outputs: list[tuple[str, Tensor]]
-    attention_inputs: dict[str, tuple[str | None, Tensor]]
-
-
-def _observe(model: Model) -> _ObservedPass:
-    """One forward pass of a black image."""
-    observed = _ObservedPass([], {})
-
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                observed.outputs.append((name, output))
-            for attention, (_, tokens) in observed.attention_inputs.items():  # attention that norms its input itself
-                own = name.startswith(f"{attention}.") and "norm" in type(module).__name__.lower()
-                if own and inputs and inputs[0] is tokens and isinstance(output, Tensor):
-                    observed.attention_inputs[attention] = (name, output)
-
-        return hook
-
-    def find_source(name: str) -> Any:
-        def hook(_module: nn.Module, inputs: Any, named: Any) -> None:
-            tokens = next((value for value in (*inputs, *named.values()) if isinstance(value, Tensor)), None)
-            source = next((module for module, output in reversed(observed.outputs) if output is tokens), None)
-            if tokens is not None:
-                observed.attention_inputs[name] = (source, tokens)
-
-        return hook
-
-    black = torch.zeros(1, 3, *model.input_size, device=model.device)
-    with ExitStack() as stack:
-        for name, module in model.module.named_modules():
-            if name:
-                stack.callback(module.register_forward_hook(keep(name)).remove)
-        for name in model.anatomy.attention_modules:
-            module = model.module.get_submodule(name)
-            stack.callback(module.register_forward_pre_hook(find_source(name), with_kwargs=True).remove)
-        stack.enter_context(evaluating(model))
-        stack.enter_context(torch.no_grad())
-        model(black)
-    return observed
+def _attention_inputs(model: Model) -> dict[str, tuple[str | None, Shape]]:
+    """Attention module -> the module that computed the tokens that it reads (None where none did), and their shape."""
+    calls, found = trace(model, 1).calls, {}
+    names = set(model.anatomy.attention_modules)
+    for call in sorted((each for each in calls if each.module in names), key=lambda each: each.begin):
+        tokens = next(iter(call.arguments.values()), None)
+        if tokens is None:
+            continue
+        before = [each.module for each in calls if each.end < call.begin and each.number == tokens.number]
+        found[call.module] = ((None, *before)[-1], tokens.shape)
+        for each in calls:  # attention that norms its input itself
+            inside = call.begin < each.begin < call.end and each.module.startswith(f"{call.module}.")
+            norm = inside and "norm" in type(model.module.get_submodule(each.module)).__name__.lower()
+            first = each.arguments.get(0)
+            if norm and each.number and each.output and first is not None and first.number == tokens.number:
+                tokens = TracedTensor(each.output, each.bytes, each.number)
+                found[call.module] = (each.module, tokens.shape)
+    return found
 
 
 def _token_layer(model: Model, layout: TokenLayout) -> TargetLayer | None:
     """The module whose output the last block's attention reads; the last block itself where no block has attention."""
-    observed, blocks = _observe(model), model.anatomy.blocks
-    for name, (source, tokens) in reversed(observed.attention_inputs.items()):
+    blocks = model.anatomy.blocks
+    for name, (source, tokens) in reversed(_attention_inputs(model).items()):
         # a pooling query (SigLIP) or a late CLS (CaiT) comes after the last block over these tokens
         alone = not blocks or any(name == block or name.rpartition(".")[0] == block for block in blocks)
-        if source is not None and alone and tokens.dim() == 3 and tokens.shape[1] == layout.tokens:
+        if source is not None and alone and len(tokens) == 3 and tokens[1] == layout.tokens:
             return TargetLayer(source, layout, channel_axis=2)
     if not blocks or model.anatomy.attention_modules:
         return None
@@ -179,15 +154,16 @@ def _token_layer(model: Model, layout: TokenLayout) -> TargetLayer | None:
 
 def _map_layer(model: Model) -> TargetLayer | None:
     """The last map of more than one cell; of a windowed model the last LayerNorm's (Swin's maps are channels-last)."""
-    for name, output in reversed(_observe(model).outputs):
-        if output.dim() != 4:
+    for call in reversed(trace(model, 1).calls):
+        name, output = call.module, call.output
+        if not name or not call.number or output is None or len(output) != 4:
             continue
         if model.anatomy.family == "windowed":
             module = model.module.get_submodule(name)
-            axis = 3 if isinstance(module, nn.LayerNorm) and output.shape[3] == module.normalized_shape[0] else 1
-            if isinstance(module, nn.LayerNorm) and output[0].numel() > output.shape[axis]:
+            axis = 3 if isinstance(module, nn.LayerNorm) and output[3] == module.normalized_shape[0] else 1
+            if isinstance(module, nn.LayerNorm) and prod(output[1:]) > output[axis]:
                 return TargetLayer(name, None, channel_axis=axis)
-        elif model.anatomy.family == "cnn" and output.shape[2] * output.shape[3] > 1:
+        elif model.anatomy.family == "cnn" and output[2] * output[3] > 1:
             return TargetLayer(name, None, channel_axis=1)
     return None
 

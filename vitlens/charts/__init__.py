@@ -9,7 +9,7 @@
     images      images, with maps over them or without        (pictures)
 
 Each is called with its columns and gives a function from rows and a title to a Figure, which `Chart` holds. What none
-of them draws has a function of its own: specialisation, features, walkthrough and windows.
+of them draws has a function of its own: features, walkthrough and windows.
 """
 
 from vitlens.charts.grids import board, matrix

@@ -131,7 +131,7 @@ _ENTRIES: Final = (
     ),
     Command(
         "stats",
-        "Attention distance, entropy, sparsity, sinks and specialisation of every head; two models head by head.",
+        "Attention distance, entropy, sparsity, sinks and specialisation of every head, also over a training.",
         "vitlens stats vit-digits --limit 100",
         "Inspect",
         needs=("statistics",),

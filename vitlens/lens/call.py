@@ -8,8 +8,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from vitlens.lens.site import Site, Windows
+from vitlens.models.attention import softmax_or_zero as softmax_or_zero
 from vitlens.shapes import Weights
 
+Rows = Sequence[int] | slice
 Placed = Float[Tensor, "batch heads _ key"]
 # weights: 2 MiB in fp32, which fits a core's cache; on a card 256 MiB, or it would wait for each part's launches
 _AT_ONCE = {"cpu": 1 << 19, "other": 1 << 26}
@@ -28,7 +30,7 @@ class AttentionInputs:
     bias: Tensor | None
     scale: float
 
-    def scores(self, rows: Sequence[int] | slice) -> Tensor:
+    def scores(self, rows: Rows) -> Tensor:
         """q kᵀ · scale + bias of these query rows, before the softmax; -inf where a key takes no part."""
         query = self.query[..., rows, :]
         scores = (query * self.scale) @ self.key.transpose(-2, -1)
@@ -37,7 +39,7 @@ class AttentionInputs:
         bias = self.bias if self.bias.shape[-2] == 1 else self.bias[..., rows, :]
         return scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
 
-    def weights(self, rows: Sequence[int] | slice) -> Tensor:
+    def weights(self, rows: Rows) -> Tensor:
         """softmax of the scores of these query rows; a fully masked row is zeros."""
         scores = self.scores(rows)
         return scores.softmax(-1) if self.bias is None else softmax_or_zero(scores)
@@ -70,7 +72,7 @@ class AttentionCall:
         """All weights with the queries and keys of each window row by row (see `row_by_row`)."""
         return row_by_row(self.weights(), self.site.windows)
 
-    def rows(self, rows: Sequence[int] | slice) -> Weights:
+    def rows(self, rows: Rows) -> Weights:
         """The weights of some query rows alone; the cost is rows x keys instead of queries x keys."""
         if self.computed is not None:
             return self.computed[..., rows, :]
@@ -154,12 +156,6 @@ def attention_inputs(
     if mask is not None and (query.dim() != 4 or mask.dim() > 4):  # its axes are merged as the query's are
         mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
     return AttentionInputs(per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, factor)
-
-
-def softmax_or_zero(scores: Tensor) -> Tensor:
-    """The softmax over the last axis; a row of -inf alone, whose softmax would be NaN, is zeros."""
-    empty = (scores == -torch.inf).all(-1, keepdim=True)
-    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
 def precise(tensor: Tensor) -> Tensor:

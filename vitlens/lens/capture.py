@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.hooks import Arguments, first_tensor, watching
 from vitlens.lens.layers import Layer
 from vitlens.lens.observe import observe
 from vitlens.lens.site import Site
+from vitlens.models.hooks import Arguments, first_tensor, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Tokens
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vitlens.errors import InputError
-from vitlens.lens.hooks import Forward, arguments, as_call, attention_module, inside_attention, overridden
+from vitlens.lens.attention import Tap, tapped
 from vitlens.lens.interventions import (
     BlockRemoved,
     HeadReplaced,
@@ -23,6 +23,7 @@ from vitlens.lens.interventions import (
     resolve,
 )
 from vitlens.lens.layers import Layer, layers
+from vitlens.models.hooks import Forward, arguments, as_call, overridden
 from vitlens.models.model import Model
 
 
@@ -80,8 +81,8 @@ def _attention_changed(model: Model, layer: Layer, changes: list[PreparedInterve
             knock_out(mask[copy], knockout.heads, knockout.queries, knockout.keys)
         return mask if copies == 1 else mask.repeat_interleave(len(like) // copies, 0)
 
-    attention = attention_module(model, layer.attention)
-    with inside_attention(attention, joined=joined if heads else None, keep=keep if knocked else None):
+    tap = Tap((layer.attention,), joined=joined if heads else None, keep=keep if knocked else None)
+    with tapped(model, tap):
         yield
 
 

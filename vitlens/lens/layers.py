@@ -1,20 +1,18 @@
 """The layers of a model as interventions address them: attention, heads, block and MLP, read in one forward pass."""
 
-from contextlib import ExitStack
+import math
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.hooks import Arguments, Joined, Key, attention_module, inside_attention, watching
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
+from vitlens.lens.trace import ModuleCall, trace, traced_heads
+from vitlens.lens.trace import probe_images as probe_images
+from vitlens.models.hooks import Key
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
-from vitlens.shapes import Images
 
 
 @dataclass(frozen=True)
@@ -52,21 +50,15 @@ def layers(model: Model) -> tuple[Layer, ...]:
     image = probe_images(model, 1)
     sites = {site.layer: site for site in reversed(survey(model, image))}  # a layer's first call
     units = [_unit(model, sites[index].module) for index in range(len(sites))]
-    joined: dict[str, tuple[int, ...]] = {}
-    streams: dict[str, tuple[Key | None, int, bool, bool]] = {}
-
-    def see_stream(unit: str, arguments: Arguments, output: Any) -> None:
-        streams[unit] = _stream(arguments, output)
-
-    with ExitStack() as stack:
-        for site in sites.values():
-            attention = attention_module(model, site.module)
-            stack.enter_context(inside_attention(attention, joined=_keep_shape(joined, site.module)))
-        stack.enter_context(watching(model.module, dict.fromkeys(units), see_stream))
-        with evaluating(model), torch.no_grad():
-            model(image)
+    calls, heads = trace(model, 1).by_module, traced_heads(model, 1)
     return tuple(
-        _layer(model, sites[index], unit, joined.get(sites[index].module, (1, 0, 0)), streams[unit])
+        _layer(
+            model,
+            sites[index],
+            unit,
+            ((1, 0, 0), *heads[sites[index].module].joined)[-1],
+            _stream(calls[unit][-1]),
+        )
         for index, unit in enumerate(units)
     )
 
@@ -77,12 +69,6 @@ def layer_of(model: Model, index: int) -> Layer:
     if not 0 <= index < len(known):
         raise InputError(f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}")
     return known[index]
-
-
-def probe_images(model: Model, count: int) -> Images:
-    """Images of uniform noise, from which shapes and the order of modules are read."""
-    noise = torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
-    return noise.to(model.device)
 
 
 def _layer(
@@ -106,20 +92,12 @@ def _unit(model: Model, attention: str) -> str:
     return max(blocks, key=len) if blocks else attention
 
 
-def _keep_shape(shapes: dict[str, tuple[int, ...]], name: str) -> Joined:
-    def joined(outputs: Tensor) -> Tensor:
-        shapes[name] = tuple(outputs.shape)
-        return outputs
-
-    return joined
-
-
-def _stream(arguments: Arguments, output: Any) -> tuple[Key | None, int, bool, bool]:
+def _stream(call: ModuleCall) -> tuple[Key | None, int, bool, bool]:
     """Which argument of a block is the residual stream, how many tokens it has, if the output has its shape, and if
     its first axis is that of tokens, for one image."""
-    tensors = {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
-    same = [key for key, value in tensors.items() if value.shape == getattr(output, "shape", None)]
-    key = next(iter((*same, *tensors)), None)
-    if key is not None and tensors[key].dim() == 3 and len(tensors[key]) > 1 == tensors[key].shape[1]:
-        return None, len(tensors[key]), False, True
-    return key, 0 if key is None else tensors[key].shape[1:-1].numel(), bool(same), False
+    same = [key for key, value in call.arguments.items() if value.shape == call.output]
+    key = next(iter((*same, *call.arguments)), None)
+    shape = () if key is None else call.arguments[key].shape
+    if len(shape) == 3 and shape[0] > 1 == shape[1]:
+        return None, shape[0], False, True
+    return key, math.prod(shape[1:-1]) if key is not None else 0, bool(same), False

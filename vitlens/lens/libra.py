@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.lens.hooks import SOFTMAX, ScopedMode, multi_head_attention
+from vitlens.lens.attention import SOFTMAX, multi_head_attention
+from vitlens.models.hooks import ScopedMode
 from vitlens.models.model import Model
 
 Rule = Callable[..., Any]  # of the function itself and its arguments
@@ -47,7 +48,7 @@ class LibraMode(ScopedMode):
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:  # a mode is not active in its own calls, and attention has a rule
-                return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)
+                return multi_head_attention(*args, **kwargs)
         rule = RULES.get(func)
         return func(*args, **kwargs) if rule is None else rule(func, *args, **kwargs)
 

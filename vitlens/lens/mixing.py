@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.hooks import SOFTMAX, ScopedMode, positional, watching
+from vitlens.lens.attention import SOFTMAX, positional
+from vitlens.models.hooks import ScopedMode, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 

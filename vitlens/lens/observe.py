@@ -1,22 +1,25 @@
 """Observe: run a model once and hand each layer's attention to a reducer, after a self-check on the first image."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.errors import LensError, NonFiniteError
+from vitlens.errors import LensError, NonFiniteError, UnsupportedError
+from vitlens.lens.attention import Attended, AttentionMode, Tap, tapped
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.mixing import require_one_softmax
-from vitlens.lens.observer import AttentionObserver as AttentionObserver
-from vitlens.lens.observer import Reducer as Reducer
-from vitlens.lens.observer import observing as observing
-from vitlens.lens.site import Site
-from vitlens.models.memo import once_per_model
+from vitlens.lens.site import Site, decide_kind
+from vitlens.lens.windows import windows_of
+from vitlens.models.memo import Memo, once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 
+Reducer = Callable[[AttentionCall], None]
+_SITES: Final[Memo[tuple[Site, ...]]] = Memo()
 _OTHER: Final = 0.1  # of the spread over heads and queries: a greater difference is not rounding
 TOLERANCE: Final = 1e-4  # fp32: weights @ value against the output of the model's own kernel
 
@@ -42,7 +45,87 @@ def observe(model: Model, images: Images, reducer: Reducer, *, explicit: bool = 
     return logits
 
 
-@once_per_model
+class Observation:
+    """Hands every attention call of a model to a reducer, in the order of the forward pass, and keeps no tensor.
+
+    sites: of the latest forward pass; known: those of the model's survey, if there was one, by module and part.
+    """
+
+    def __init__(self, model: Model | nn.Module, reducer: Reducer) -> None:
+        self.name = model.alias if isinstance(model, Model) else "the model"
+        self.reducer = reducer
+        self.sites: list[Site] = []
+        known = _SITES.known(model) if isinstance(model, Model) else None
+        self._known = {(site.module, site.part): site for site in known or ()}
+        self.mode: AttentionMode
+
+    def finish(self) -> None:
+        """After a forward pass: check that the weights of every attention module that ran were observed.
+
+        Raises UnsupportedError for a model without softmax attention, LensError where some layers were missed.
+        """
+        seen = {site.module for site in self.sites}
+        if not seen:
+            raise UnsupportedError(f"expected softmax attention in the forward pass of {self.name}, found none")
+        silent = [
+            name for name in self.mode.ran if not any(each == name or each.startswith(f"{name}.") for each in seen)
+        ]
+        if silent:
+            raise LensError(
+                f"expected weights from every attention layer, found none from {len(silent)} "
+                f"(first {silent[0]!r}); this family computes attention in a way that the lens does not support"
+            )
+
+    def read(self, call: Attended) -> None:
+        """Take one call of an attention function."""
+        if call.computed is not None:
+            shape = call.computed.shape
+        else:
+            assert call.inputs is not None  # a call has inputs or weights
+            shape = torch.Size((*call.inputs.query.shape[:3], call.inputs.key.shape[2]))
+        part = sum(site.module == call.module for site in self.sites)
+        site = self._known.get((call.module, part))
+        if site is None or (site.heads, site.queries, site.keys) != shape[1:]:
+            site = self._site(call.module, part, shape)
+        self.sites.append(site)
+        self.reducer(AttentionCall(site, self.mode.images, call.inputs, call.computed, call.output))
+
+    def _site(self, module: str, part: int, shape: torch.Size) -> Site:
+        """The place of a call whose weights have this shape, from the modules that are calling."""
+        batch, heads, queries, keys = shape
+        images, running = self.mode.images, self.mode.running
+        calls, entered = max(batch // images, 1), self.mode.caller().shape
+        callers = [(each.name, each.module, each.shape) for each in running]
+        windows = windows_of(self.mode.root, callers, calls=calls, queries=queries, keys=keys)
+        patches = keys if windows else queries  # a pooled query stands for several
+        tokens = patches if windows else _tokens(entered, queries, images)
+        channels = queries * heads in entered[1:]
+        kind = decide_kind(calls=calls, queries=patches, keys=keys, tokens=tokens, channels=channels)
+        layer = len(dict.fromkeys((*(site.module for site in self.sites), module))) - 1
+        return Site(layer, module, part, kind, heads, queries, keys, windows)
+
+
+@contextmanager
+def observing(model: Model | nn.Module, reducer: Reducer, *, explicit: bool = False) -> Iterator[Observation]:
+    """Inside, every attention call is handed to the reducer; a plain module's heads are read from its attributes."""
+    if isinstance(model, Model) and not model.anatomy.attention and model.anatomy.unread:
+        raise UnsupportedError(f"expected softmax attention in {model.alias}, {model.anatomy.unread}")
+    observation = Observation(model, reducer)
+    with tapped(model, Tap(read=observation.read, begin=observation.sites.clear, explicit=explicit)) as mode:
+        observation.mode = mode
+        yield observation
+
+
+def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
+    """The number of tokens of an image in a module's input, from its shape."""
+    if len(entered) == 4:  # (batch, rows, columns, channels) or (batch, channels, rows, columns)
+        last, first = entered[1] * entered[2], entered[2] * entered[3]
+        return last if last == queries else first
+    if len(entered) == 3:  # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
+        return entered[0] if entered[:2] == (queries, images) else entered[1]
+    return queries
+
+
 def survey(model: Model, images: Images) -> tuple[Site, ...]:
     """Where a model computes attention, layer by layer; checked on the first of the images, once per model.
 
@@ -52,7 +135,8 @@ def survey(model: Model, images: Images) -> tuple[Site, ...]:
     values, only the third is checked. The tolerances of a module in bf16 or fp16 are those of its rounding. Raises
     LensError where a check fails.
     """
-    return _sites(model, images[:1]) if images.is_meta else _checked_sites(model, images[:1])
+    read = _sites if images.is_meta else _checked_sites
+    return _SITES.get(model, lambda: read(model, images[:1]))
 
 
 @once_per_model

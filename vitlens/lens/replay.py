@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError
-from vitlens.lens.hooks import as_call
+from vitlens.lens.attention import tapped_in_part
 from vitlens.lens.intervene import in_force
 from vitlens.lens.interventions import Intervention, PreparedIntervention, Replacements, as_set, resolve
 from vitlens.lens.layers import layer_of, layers
@@ -27,6 +27,7 @@ from vitlens.lens.places.runs import as_interventions, run_sets
 from vitlens.lens.replay_check import method_of
 from vitlens.lens.replay_pass import PassKind, ReplayBatch, ReplayMethod, kind_of, replay_pass
 from vitlens.lens.replay_plan import Cache, LayerMeans, ReplayRecord, StopForward, recording
+from vitlens.models.hooks import as_call
 from vitlens.models.model import Model
 from vitlens.shapes import Heads, Images, Logits, Tokens
 
@@ -221,9 +222,10 @@ class Replay:
         again: dict[int, ReplayRecord] = {}
         keep: Cache = "everything" if outputs else "inputs"
         recorded = recording(self.model, again, which=(index,), keep=keep, stop=True)
-        with suppress(StopForward), _without_gradients(self.model), self._spent, recorded:
+        with suppress(StopForward), _without_gradients(self.model), self._spent, recorded, ExitStack() as stack:
             if record.arguments:
                 args, kwargs = as_call(record.arguments)
+                stack.enter_context(tapped_in_part(self.model))
                 self.model.module.get_submodule(layer_of(self.model, index).unit)(*args, **kwargs)
             else:
                 self.model(self.images)

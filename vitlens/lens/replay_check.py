@@ -9,12 +9,12 @@ from torch import Tensor
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, UnsupportedError
-from vitlens.lens.hooks import Arguments, Key
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced, PreparedIntervention
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.replay_pass import PassKind, ReplayBatch, ReplayMethod, replay_pass, rows_read
 from vitlens.lens.replay_plan import ReplayRecord, StopForward, make_plan, recording
+from vitlens.models.hooks import Arguments, Key
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits, Tokens

@@ -13,12 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.lens.hooks import Arguments, Forward, arguments, as_call, attention_module, overridden
+from vitlens.lens.attention import attention_module
 from vitlens.lens.intervene import head_columns, in_force, other_images, substitute
 from vitlens.lens.interventions import HeadReplaced, KnockedOut, PreparedIntervention, StreamPatched
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord
 from vitlens.models.attention_parts import heads_of
+from vitlens.models.hooks import Arguments, Forward, arguments, as_call, overridden
 from vitlens.models.known_modules import is_known_block
 from vitlens.models.model import Model
 from vitlens.shapes import Tokens

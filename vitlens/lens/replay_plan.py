@@ -1,30 +1,20 @@
 """The record of a clean pass, and the plan for starting the model again at one of its layers."""
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from vitlens.devices import evaluating
-from vitlens.lens.hooks import (
-    Arguments,
-    AttentionModule,
-    Forward,
-    InsideAttention,
-    Key,
-    arguments,
-    attention_module,
-    overridden,
-    watching,
-)
-from vitlens.lens.layers import Layer, layers, probe_images
+from vitlens.lens.attention import Tap, TensorFunction, tapped
+from vitlens.lens.layers import Layer, layers
+from vitlens.lens.trace import Shape, Trace, trace, traced_heads
+from vitlens.models.hooks import Arguments, Forward, Key, arguments, overridden
 from vitlens.models.model import Model
 
 Cache = Literal["everything", "inputs", "nothing"]
-Shape = tuple[int, ...]
 
 
 @dataclass
@@ -73,8 +63,9 @@ def recording(
             if layer.index not in which:
                 continue
             record = records.setdefault(layer.index, ReplayRecord())
-            attention, unit = attention_module(model, layer.attention), model.module.get_submodule(layer.unit)
-            stack.enter_context(overridden(attention.module, _attention(layer, attention, record, means, keep)))
+            attention, unit = (model.module.get_submodule(name) for name in (layer.attention, layer.unit))
+            stack.enter_context(overridden(attention, _attention(record, keep)))
+            stack.enter_context(tapped(model, Tap((layer.attention,), joined=_heads(layer, record, means, keep))))
             if layer.mlp is not None:
                 mlp = model.module.get_submodule(layer.mlp)
                 stack.enter_context(overridden(mlp, _mlp(layer, means)))
@@ -98,9 +89,7 @@ def _unit(record: ReplayRecord, keep: Cache, last: bool) -> Callable[[Forward], 
     return wrap
 
 
-def _attention(
-    layer: Layer, attention: AttentionModule, record: ReplayRecord, means: LayerMeans, keep: Cache
-) -> Callable[[Forward], Forward]:
+def _heads(layer: Layer, record: ReplayRecord, means: LayerMeans, keep: Cache) -> TensorFunction:
     def take(heads: Tensor) -> Tensor:
         per_image = heads.unflatten(0, (-1, layer.windows)).flatten(1, 2)  # (batch, tokens, heads x head_dim)
         means.heads[layer.index] = per_image.mean(0)
@@ -108,10 +97,13 @@ def _attention(
             record.heads = heads
         return heads
 
+    return take
+
+
+def _attention(record: ReplayRecord, keep: Cache) -> Callable[[Forward], Forward]:
     def wrap(forward: Forward) -> Forward:
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            with InsideAttention(attention, joined=take):
-                result = forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
             if keep == "everything":
                 record.branch, record.rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
             return result
@@ -158,114 +150,48 @@ class ReplayPlan:
     largest: int
 
 
-class _Calls:
-    """Every module's calls in one forward pass: when each began and ended, and the shape of its output."""
-
-    def __init__(self) -> None:
-        self.clock = 0
-        self.spans: dict[str, list[tuple[int, int]]] = {}
-        self.shapes: dict[str, Shape | None] = {}
-        self.arguments: dict[str, Arguments] = {}
-        self.branch: dict[str, bool] = {}
-        self.sizes: dict[str, int] = {}
-        self._begun: list[int] = []
-
-    @contextmanager
-    def watching(self, model: Model) -> Iterator[None]:
-        """Watch all modules, and the inside of attention, for one forward pass."""
-        units = {layer.unit for layer in layers(model)}
-
-        def enter(name: str, call_arguments: Arguments) -> None:
-            self.clock += 1
-            self._begun.append(self.clock)
-            if name in units:
-                self.arguments[name] = call_arguments
-
-        def leave(name: str, _arguments: Arguments, output: Any) -> None:
-            self.clock += 1
-            self.spans.setdefault(name, []).append((self._begun.pop(), self.clock))
-            self.shapes[name] = tuple(output.shape) if isinstance(output, Tensor) else None
-
-        names = [name for name, _ in model.module.named_modules()]
-        with ExitStack() as stack:
-            stack.enter_context(watching(model.module, names, leave, before=enter))
-            for layer in layers(model):
-                attention = attention_module(model, layer.attention)
-                stack.enter_context(overridden(attention.module, self._attention(layer, attention)))
-            yield
-
-    def _attention(self, layer: Layer, attention: AttentionModule) -> Callable[[Forward], Forward]:
-        def wrap(forward: Forward) -> Forward:
-            def watched(*args: Any, **kwargs: Any) -> Any:
-                joined: list[Tensor] = []
-                with InsideAttention(attention, joined=lambda outputs: joined.append(outputs) or outputs):  # type: ignore[func-returns-value]
-                    result = forward(*args, **kwargs)
-                output = result[0] if isinstance(result, tuple) else result
-                projection = attention.projection
-                branch = False
-                if joined and projection is not None and layer.attention != layer.unit:
-                    projected = torch.nn.functional.linear(joined[0], projection.weight, projection.bias)
-                    branch = projected.shape == output.shape and torch.allclose(projected, output, atol=1e-5, rtol=1e-4)
-                self.branch[layer.attention] = branch
-                self.sizes[layer.attention] = sum(map(_bytes, (*joined, output)))
-                return result
-
-            return watched
-
-        return wrap
-
-
 def make_plan(model: Model) -> ReplayPlan:
-    """The plan of a model, from a forward pass of one image and of two: the axis that doubles is the batch."""
-    single, double = _Calls(), _Calls()
-    with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        for count, calls in ((1, single), (2, double)):
-            with calls.watching(model):
-                model(probe_images(model, count))
+    """The plan of a model, from the traces of one image and of two: the axis that doubles is the batch."""
+    single, double = trace(model, 1), trace(model, 2)
     starts = tuple(_start(model, layer, single, double) for layer in layers(model))
-    batched = [shape for name, shape in single.shapes.items() if shape and _is_batched(name, single, double)]
-    largest = max(4 * torch.Size(shape).numel() for shape in batched)
-    return ReplayPlan(starts, largest)
+    shapes = [shape for name in single.by_module if (shape := _batched_shape(name, single, double)) is not None]
+    return ReplayPlan(starts, max(4 * math.prod(shape) for shape in shapes))
 
 
-def _start(model: Model, layer: Layer, single: _Calls, double: _Calls) -> ReplayStart:
-    begin = double.spans[layer.unit][0][0]
-    batch_arguments, single_arguments = double.arguments[layer.unit], single.arguments[layer.unit]
+def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplayStart:
+    heads = [traced_heads(model, count)[layer.attention] for count in (1, 2)]
+    begin = double.by_module[layer.unit][0].begin
+    of_one, of_two = (each.by_module[layer.unit][-1].arguments for each in (single, double))
     batched = frozenset(
-        key
-        for key, value in batch_arguments.items()
-        if isinstance(value, Tensor) and value.dim() and len(value) == 2 * len(single_arguments[key])
+        key for key, value in of_two.items() if value.shape and value.shape[0] == 2 * of_one[key].shape[0]
     )
     carried = tuple(
         (later.index, there, here)
         for later in layers(model)[layer.index + 1 :]
-        for there, value in double.arguments[later.unit].items()
+        for there, value in double.by_module[later.unit][-1].arguments.items()
         for here in batched
-        if value is batch_arguments[here]
+        if value.number == of_two[here].number
     )
     skipped = tuple(_skippable(model.module, "", begin, single, double))
-    sizes = sum(_bytes(single_arguments[key]) for key in batched), single.sizes[layer.attention]
-    branch = double.branch[layer.attention] and single.branch[layer.attention]
+    sizes = sum(of_one[key].bytes for key in batched), heads[0].bytes
+    branch = layer.attention != layer.unit and all(each.branch for each in heads)
     return ReplayStart(skipped, batched, carried, branch, sizes)
 
 
-def _skippable(module: nn.Module, name: str, begin: int, single: _Calls, double: _Calls) -> Iterator[tuple[str, Shape]]:
+def _skippable(module: nn.Module, name: str, begin: int, single: Trace, double: Trace) -> Iterator[tuple[str, Shape]]:
     """The outermost modules whose calls end before `begin` and whose outputs have the batch as their first axis."""
     for child_name, child in module.named_children():
         full = f"{name}.{child_name}" if name else child_name
-        spans = double.spans.get(full, [])
-        if spans and all(end < begin for _, end in spans) and _is_batched(full, single, double):
-            shape = single.shapes[full]
-            assert shape is not None
+        shape, calls = _batched_shape(full, single, double), double.by_module.get(full, ())
+        if shape is not None and all(call.end < begin for call in calls):
             yield full, shape
         else:
             yield from _skippable(child, full, begin, single, double)
 
 
-def _is_batched(name: str, single: _Calls, double: _Calls) -> bool:
-    first, second = single.shapes.get(name), double.shapes.get(name)
-    return bool(first) and second is not None and second == (2 * first[0], *first[1:])  # type: ignore[index]
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _batched_shape(name: str, single: Trace, double: Trace) -> Shape | None:
+    """The shape of a module's output for one image where it is one tensor whose first axis is the batch, else None."""
+    one, two = (each.by_module.get(name, (None,))[-1] for each in (single, double))
+    if one is None or two is None or not (one.bytes and two.bytes and one.output and two.output):
+        return None
+    return one.output if two.output == (2 * one.output[0], *one.output[1:]) else None

@@ -4,20 +4,18 @@ them (the embedding, a CNN's stem); and the final norm.
 They are determined from the shapes in one forward pass of two images, for any number of registers and any grid.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final, Literal
 
-import torch
 from torch import Tensor, nn
 
-from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.layout import PrefixKind
-from vitlens.lens.hooks import Arguments, Key, first_tensor, watching
-from vitlens.lens.layers import probe_images
+from vitlens.lens.trace import Trace, trace
+from vitlens.models.hooks import Arguments, Key, watching
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Tokens
@@ -122,7 +120,8 @@ def watching_stages(
 
 @once_per_model
 def _places(model: Model) -> _Places:
-    shapes, entering = _shapes(model)
+    seen = trace(model, 2)
+    shapes = [(call.module, call.output) for call in seen.calls if call.module and call.output is not None]
     blocks, read = _stages(model, shapes)
     if not read:
         reason = f": {model.anatomy.unread}" if model.anatomy.unread else ""
@@ -134,34 +133,7 @@ def _places(model: Model) -> _Places:
             f"expected blocks or maps to read features from, found none in {model.alias} ({model.anatomy.family})"
             f"{reason}{f'; {advice}' if transformer else ''}"
         )
-    return _Places(read, _embedding(model, blocks, read, entering), _norm(model, shapes, read[-1]))
-
-
-def _shapes(model: Model) -> tuple[list[tuple[str, Shape]], dict[str, dict[Key, Shape]]]:
-    """The shape of every module's output for two images, in the order in which they were computed; and the shapes of
-    each block's arguments in its first call."""
-    shapes: list[tuple[str, Shape]] = []
-    entering: dict[str, dict[Key, Shape]] = {}
-
-    def before(name: str, values: Arguments) -> None:
-        tensors = {key: tuple(value.shape) for key, value in values.items() if isinstance(value, Tensor)}
-        entering.setdefault(name, tensors)
-
-    def after(name: str, _arguments: Arguments, output: Any) -> None:
-        tensor = first_tensor(output)
-        if tensor is not None:
-            shapes.append((name, tuple(tensor.shape)))
-
-    names = [name for name, _ in model.module.named_modules() if name]
-    blocks = [name for name in model.anatomy.blocks if name in names]
-    with (
-        watching(model.module, names, after),
-        watching(model.module, blocks, before=before),
-        evaluating(model),
-        torch.no_grad(),
-    ):
-        model(probe_images(model, 2))
-    return shapes, entering
+    return _Places(read, _embedding(model, blocks, read, seen), _norm(model, shapes, read[-1]))
 
 
 def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str], tuple[FeatureStage, ...]]:
@@ -182,13 +154,12 @@ def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str],
     return blocks, tuple(_stage(model, index, kind, name, shapes[name]) for index, name in enumerate(names))
 
 
-def _embedding(
-    model: Model, blocks: Sequence[str], read: Sequence[FeatureStage], entering: Mapping[str, Mapping[Key, Shape]]
-) -> FeatureStage | None:
+def _embedding(model: Model, blocks: Sequence[str], read: Sequence[FeatureStage], seen: Trace) -> FeatureStage | None:
     """The argument of the first block that holds all patches of each image; the first one of its shape."""
     layout = model.anatomy.layout
-    tokens, arguments = None if layout is None else layout.tokens, entering.get(blocks[0], {}) if blocks else {}
-    streams = {key: shape for key, shape in arguments.items() if _is_stream(shape, tokens)}
+    tokens = None if layout is None else layout.tokens
+    arguments = seen.by_module[blocks[0]][0].arguments if blocks else {}
+    streams = {key: value.shape for key, value in arguments.items() if _is_stream(value.shape, tokens)}
     if not streams:
         return None
     argument, shape = next(iter(streams.items()))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from vitlens.preprocessing import Preprocessing, Side
 from vitlens.references import resolved
 from vitlens.typed import between, length, read_as
 from vitlens.version import __version__
+
+if TYPE_CHECKING:
+    from vitlens.models.tracing.anatomy import Told
 
 Overrides = Mapping[str, int | float | bool | str | list[int]]
 
@@ -69,12 +72,15 @@ def assemble(
     classes: tuple[str, ...],
     alias: str,
     provenance: Provenance,
+    *,
+    told: "Told | None" = None,
 ) -> Model:
-    """A Model around a module, whose anatomy is read from the module, or from forward passes of a source's modules
-    that have no attributes to read it from."""
-    if SOURCES[architecture.kind].traced:
+    """A Model around a module, whose anatomy is read from the module, or from forward passes where its source has no
+    attributes to read it from, and where its user said of it what they do not show (told)."""
+    if told is not None or SOURCES[architecture.kind].traced:
+        told = told or getattr(module, "told", None)
         traced: Model = resolved("vitlens.models.wrap:wrapped")(
-            module, architecture, preprocessing, classes, alias, provenance, told=getattr(module, "told", None)
+            module, architecture, preprocessing, classes, alias, provenance, told=told
         )
         return traced
     if isinstance(module, SwinTransformer):

@@ -1,5 +1,7 @@
 """Attention from raw matrix products: the weights, the output, and multi-head self-attention over tokens."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -25,9 +27,18 @@ def attention_weights(
     if mask is None:
         return scores.softmax(dim=-1)
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return softmax_or_zero(scores)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    return scores.softmax(dim=-1)
+
+
+def softmax_or_zero(scores: Tensor, softmax: Callable[[Tensor], Tensor] = _softmax) -> Tensor:
+    """The softmax over the last axis; a row of -inf alone is zeros."""
     # softmax of only -inf is NaN, forward and backward: such rows get equal scores, and are set to zero afterwards
     empty = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    return scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
+    return softmax(scores.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
 
 
 def scaled_dot_product_attention(

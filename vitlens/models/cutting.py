@@ -1,20 +1,21 @@
 """Attention modules without some of their heads: fewer rows of the qkv projection, fewer columns of the output's."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.errors import ModelError, UnsupportedError
+from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.attention_parts import heads_of
 from vitlens.models.known_modules import TIMM
 from vitlens.shapes import Tokens
 
 Pruned = Mapping[str, Sequence[int]]  # attention module -> its removed heads, as numbered in the whole model
+HeadMeans = Mapping[int, Tensor]  # layer -> (heads, head_dim)
 
 _ROWS = ("qkv.weight", "qkv.bias", "in_proj_weight", "in_proj_bias")
 UNCUT: Final = "vitlens ablate removes its heads by setting them to zero"
@@ -22,17 +23,15 @@ _COLUMNS = ("proj.weight", "out_proj.weight")
 
 
 class MultiheadCut(nn.Module):
-    """nn.MultiheadAttention with fewer heads than width / head_dim; self-attention, batch first, no mask."""
+    """nn.MultiheadAttention that may lose heads: self-attention, batch first, no mask."""
 
-    def __init__(self, whole: nn.MultiheadAttention, kept_heads: Sequence[int]) -> None:
+    def __init__(self, whole: nn.MultiheadAttention) -> None:
         super().__init__()
-        rows, columns = _places(kept_heads, whole.num_heads, whole.head_dim)
-        assert whole.in_proj_weight is not None
-        self.heads = len(kept_heads)
+        self.heads = whole.num_heads
         self.dropout = whole.dropout
-        self.in_proj_weight = _part(whole.in_proj_weight, 0, rows)
-        self.in_proj_bias = None if whole.in_proj_bias is None else _part(whole.in_proj_bias, 0, rows)
-        self.out_proj = _without_columns(whole.out_proj, columns)
+        self.in_proj_weight = whole.in_proj_weight
+        self.in_proj_bias = whole.in_proj_bias
+        self.out_proj = whole.out_proj
 
     def forward(self, tokens: Tokens, *_key_and_value: Tensor, **_options: bool) -> tuple[Tokens, None]:
         """Tokens (batch, tokens, dim) after attention, and no weights."""
@@ -102,16 +101,13 @@ def _cut(attention: nn.Module, removed: Collection[int]) -> nn.Module:
     if not kept_heads:
         return Headless(projection, name, pair=pair)
     if isinstance(attention, nn.MultiheadAttention):
-        return MultiheadCut(attention, kept_heads)
+        attention = MultiheadCut(attention)
     rows, columns = _places(kept_heads, heads, projection.in_features // heads)
-    if isinstance(attention, MultiheadCut):
-        attention.in_proj_weight = _part(attention.in_proj_weight, 0, rows)
-        attention.in_proj_bias = None if attention.in_proj_bias is None else _part(attention.in_proj_bias, 0, rows)
-    else:
-        joint = attention.qkv
-        assert isinstance(joint, nn.Linear)
-        joint.weight = _part(joint.weight, 0, rows)
-        joint.bias = None if joint.bias is None else _part(joint.bias, 0, rows)
+    joint: Any = attention if isinstance(attention, MultiheadCut) else attention.qkv
+    for word in ("in_proj_weight", "in_proj_bias") if joint is attention else ("weight", "bias"):
+        if getattr(joint, word) is not None:
+            setattr(joint, word, _part(getattr(joint, word), 0, rows))
+    if joint is not attention:
         joint.out_features = len(rows)
     setattr(attention, name, _without_columns(projection, columns))
     for word, value in (("heads", len(kept_heads)), ("num_heads", len(kept_heads)), ("attn_dim", len(columns))):
@@ -148,6 +144,29 @@ def with_lost_heads(state: Mapping[str, Tensor], whole: nn.Module, pruned: Prune
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(f"expected weights without the heads {dict(pruned)}, found others: {reason}") from error
     return filled
+
+
+def add_means(attention: nn.Module, heads: Collection[int], means: Tensor | None, *, layer: int) -> None:
+    """Add the heads' mean outputs, through their columns of the output projection, to its bias.
+
+    means: (heads, head_dim) of this layer. Raises InputError for another shape, UnsupportedError without a bias.
+    """
+    _, projection = output_projection(attention)
+    count = heads_of(attention) or 0
+    shape = (count, projection.in_features // count)
+    if means is None or means.shape != shape:
+        received = "none" if means is None else f"{tuple(means.shape)}"
+        hint = "; a bias cannot hold a mean for each token: take .mean(1)" if means is not None else ""
+        raise InputError(f"expected means (heads, head_dim) = {shape} for layer {layer}, found {received}{hint}")
+    if projection.bias is None:
+        raise UnsupportedError(
+            f"expected an output projection with a bias at layer {layer}, found none; leave the means out"
+        )
+    chosen = torch.zeros(shape, dtype=torch.bool)
+    chosen[list(heads)] = True
+    only = torch.where(chosen, means.cpu(), 0.0).flatten().to(projection.weight)
+    bias = projection.bias
+    projection.bias = nn.Parameter((bias + projection.weight @ only).detach(), requires_grad=bias.requires_grad)
 
 
 def _places(kept_heads: Sequence[int], heads: int, head_dim: int) -> tuple[Tensor, Tensor]:

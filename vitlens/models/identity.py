@@ -1,15 +1,12 @@
-"""Hashes of a model's weights and of everything that determines its outputs; comparisons of two models."""
+"""Hashes of a model's weights and of everything that determines its outputs."""
 
 import hashlib
 import json
-from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitlens.errors import UnsupportedError
 from vitlens.models.model import Model
-from vitlens.models.new_head import classifiers
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -29,31 +26,3 @@ def model_fingerprint(model: Model) -> str:
     architecture = json.dumps(model.architecture, sort_keys=True, default=str)
     parts = (fingerprint(model.module), architecture, repr(model.module), repr(model.preprocessing))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def same_anatomy(first: Model, second: Model) -> bool:
-    """Whether two models have the same blocks, token layout and readout, so that heads correspond by number."""
-    return first.anatomy == second.anatomy
-
-
-def same_backbone(first: Model, second: Model) -> bool:
-    """Whether everything before the classifiers is equal: every parameter, every buffer, the preprocessing.
-
-    Values are compared, not file names: attention is then the same on every image.
-    """
-    first_state, second_state = backbone(first), backbone(second)
-    alike = (
-        same_anatomy(first, second)
-        and first.preprocessing == second.preprocessing
-        and first_state.keys() == second_state.keys()
-    )
-    return alike and all(torch.equal(first_state[name].cpu(), second_state[name].cpu()) for name in first_state)
-
-
-def backbone(model: Model) -> Mapping[str, Tensor]:
-    """Parameters and buffers by name, without those of the classifier."""
-    try:
-        heads = tuple(f"{name}." for name in classifiers(model))
-    except UnsupportedError:  # no linear layer at all
-        heads = ()
-    return {name: value for name, value in model.module.state_dict().items() if not name.startswith(heads)}

@@ -60,7 +60,7 @@ def load(
     source = request.source
     if (mean or std) and source.own_input:
         raise InputError(f"expected no --mean and no --std for {name.name}, whose weights define them; leave them out")
-    request = replace(request, arch=arch, image_size=size, seed=seed, code_files=tuple(code_files))
+    request = replace(request, arch=arch, image_size=size, mean=mean, std=std, seed=seed, code_files=tuple(code_files))
     model: Model = resolved(source.load)(request)
     if mean or std:
         preprocessing = model.preprocessing

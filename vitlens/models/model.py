@@ -169,13 +169,13 @@ class Model(nn.Module):
         return unsupported(self, command)
 
     def __repr__(self) -> str:
-        from vitlens.models.describe import description
+        from vitlens.models.support import description
         from vitlens.summary import as_text
 
         return as_text(f"Model {self.alias}", description(self))
 
     def _repr_html_(self) -> str:
-        from vitlens.models.describe import description
+        from vitlens.models.support import description
         from vitlens.summary import as_html
 
         return as_html(f"Model {self.alias}", ("", ""), description(self))

@@ -1,4 +1,4 @@
-"""What each command requires of a model, and why a model does not support a command.
+"""What each command requires of a model, why a model does not support a command, and what a model's repr says.
 
 A need is checked by the function in which the command itself would fail, so that listing, refusals and behaviour agree.
 Those functions are in higher layers; the table refers to them as module:function.
@@ -12,6 +12,7 @@ from vitlens.errors import LensError, UnknownNameError, UnsupportedError
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.memo import per_model
 from vitlens.models.model import Model
+from vitlens.models.sources.registry import SOURCES
 from vitlens.references import resolved
 
 Need = Literal[
@@ -31,18 +32,19 @@ Need = Literal[
 CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
     {  # module:function that takes a model and raises UnsupportedError
         "classifier": "vitlens.models.support:require_classifier",
-        "new head": "vitlens.models.new_head:require_replaceable",
+        "new head": "vitlens.models.rebuilt:require_replaceable",
         "attention": "vitlens.analysis.attention.weights:require_attention",
         "maps": "vitlens.analysis.attention.weights:require_maps",
         "chain": "vitlens.analysis.attention.chain:require_chain",
         "statistics": "vitlens.analysis.heads.statistics:require_statistics",
-        "heads": "vitlens.analysis.ablation.ablate:require_heads",
+        "heads": "vitlens.analysis.ablation.bench:require_heads",
         "features": "vitlens.lens.stages:stages",
         "cam": "vitlens.attribution.target_layer:target_layer",
         "depths": "vitlens.attribution.legrad:require_legrad",
         "walkthrough": "vitlens.analysis.walkthrough.public:require_walkthrough",
     }
 )
+_CLASSES: Final = 4  # names shown in a repr
 _SUPPORTS = " supports "  # precedes the supported commands at the end of every reason
 
 
@@ -147,6 +149,60 @@ def _why_not(model: Model, need: Need) -> str:
     except (LensError, UnsupportedError) as error:
         return str(error)
     return ""
+
+
+def description(model: Model) -> list[tuple[str, str]]:
+    """Names and values: family, source, input, classes, blocks and heads, parameters, normalisation, supports."""
+    anatomy, preprocessing = model.anatomy, model.preprocessing
+    height, width = model.input_size
+    rows = [
+        ("family", anatomy.family),
+        ("source", _source(model)),
+        ("input", f"{height} x {width} px, in [0, 1]"),
+        ("normalisation", f"mean {_triple(preprocessing.mean)}, std {_triple(preprocessing.std)}, inside the model"),
+        ("classes", _classes(model.classes)),
+        ("blocks", _blocks(model)),
+    ]
+    if anatomy.layout is not None:
+        down, across = anatomy.layout.grid
+        prefix = f" after {', '.join(anatomy.layout.prefix)}" if anatomy.layout.prefix else ""
+        rows.append(("tokens", f"{down} x {across} patches{prefix}"))
+    rows += [("parameters", f"{model.parameter_count():,}"), ("device", str(model.device)), *_supported_rows(model)]
+    return rows
+
+
+def _source(model: Model) -> str:
+    provenance = model.provenance
+    kind = str(model.architecture.get("kind", ""))
+    library = f" ({kind})" if kind in SOURCES and not provenance.name.startswith(kind) else ""
+    return f"{provenance.name}{library}, weights: {provenance.weights}"
+
+
+def _classes(names: tuple[str, ...]) -> str:
+    if not names:
+        return "none: its outputs are features"
+    more = f" and {len(names) - _CLASSES} more" if len(names) > _CLASSES else ""
+    return f"{len(names)}: {', '.join(names[:_CLASSES])}{more}"
+
+
+def _blocks(model: Model) -> str:
+    """The number of blocks, and of heads."""
+    heads = sorted({model.anatomy.parts[name].heads for name in model.anatomy.attention_modules})
+    words = f", {' or '.join(map(str, heads))} heads each" if heads else ""
+    return f"{len(model.anatomy.blocks)}{words}"
+
+
+def _supported_rows(model: Model) -> list[tuple[str, str]]:
+    """The commands whose needs are known to be met, and those not checked yet, as that would take a forward pass."""
+    met = checked_needs(model)
+    known = [word for word in model_commands() if all(met.get(need, False) for need in needs_of(word))]
+    open_ones = [word for word in model_commands() if any(need not in met for need in needs_of(word))]
+    rows = [("supports", ", ".join(known))]
+    return [*rows, ("not checked", ", ".join(open_ones))] if open_ones else rows
+
+
+def _triple(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 assert set(CHECKS) == set(get_args(Need))

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from tests.kit.sign_flips import sign_flip_test
 from tests.lens.tiny import images, ours
-from vitlens.analysis.ablation.ablate import ablate
-from vitlens.analysis.ablation.effects import Effects, Unit
-from vitlens.analysis.ablation.importance import agreement, spearman, summarise
+from vitlens.analysis.ablation.bench import Outcomes, Unit
+from vitlens.analysis.ablation.importance import ablate, spearman, summarise
 from vitlens.analysis.answers.paired import intervals, resampled_means, sign_flips
 from vitlens.errors import InputError
-from vitlens.names import REPLACEMENTS
 from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm
 
 HEADS = tuple(Unit("head", layer, head) for layer in range(2) for head in range(3))
@@ -28,12 +26,12 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def made(n: int = 40, *, seed: int = 0, right: float = 0.7) -> Effects:
+def made(n: int = 40, *, seed: int = 0, right: float = 0.7) -> Outcomes:
     """Effects whose true change of loss is DECIMALS, one a unit."""
     clean = noise(n, seed=seed).abs()
     generator = torch.Generator().manual_seed(seed)
-    return Effects(
-        UNITS,
+    return Outcomes(
+        tuple((unit,) for unit in UNITS),
         "mean",
         torch.arange(n) % 4,
         clean,
@@ -129,8 +127,9 @@ def test_holm_counts_units_of_one_kind() -> None:
 
 def test_enough_flips_for_many_units() -> None:
     units = tuple(Unit("head", layer, head) for layer in range(30) for head in range(20))
-    effects = Effects(
-        units, "zero", torch.zeros(20).long(), torch.zeros(20).double(), torch.ones(20).bool(),
+    effects = Outcomes(
+        tuple((unit,) for unit in units), "zero",
+        torch.zeros(20).long(), torch.zeros(20).double(), torch.ones(20).bool(),
         torch.ones(600, 20).double(), torch.zeros(600, 20).bool(), 1.0,
     )  # fmt: skip
     assert bool(summarise(effects).matters.all())  # 600 times the smallest p-value of 10,000 draws would be 0.06
@@ -152,8 +151,8 @@ def test_tables_put_units_where_they_are() -> None:
 
 def test_heads_that_are_not_there_are_nan() -> None:
     effects = made()
-    some = Effects(
-        (HEADS[0], HEADS[5]), "mean", effects.labels, effects.clean_loss, effects.clean_correct,
+    some = Outcomes(
+        ((HEADS[0],), (HEADS[5],)), "mean", effects.labels, effects.clean_loss, effects.clean_correct,
         effects.loss[:2], effects.correct[:2], 1.0,
     )  # fmt: skip
     assert summarise(some).delta_loss.isnan().tolist() == [[False, True, True], [True, True, False]]
@@ -192,18 +191,6 @@ def test_one_image_has_no_interval_and_says_so(groups: Tensor | None) -> None:
 
 def test_a_model_that_is_never_right_is_told_of() -> None:
     assert "classifies none of the 40 images correctly" in summarise(made(right=0.0)).note
-
-
-def test_agreement_is_the_rank_correlation_of_replacements() -> None:
-    found = {by: summarise(made(seed=10 * index)) for index, by in enumerate(REPLACEMENTS)}
-    matrix = agreement(found)
-    assert torch.equal(matrix.diagonal().round(decimals=9), torch.ones(3).double())
-    one, two = (found[by].loss.mean[:6].numpy() for by in REPLACEMENTS[:2])
-    assert float(matrix[0, 1]) == float(matrix[1, 0]) == pytest.approx(stats.spearmanr(one, two).statistic)
-    other = summarise(Effects.join([made()]))
-    assert float(agreement({"mean": other, "zero": other})[0, 1]) == pytest.approx(1)
-    with pytest.raises(InputError, match="the same units"):
-        agreement({})
 
 
 def test_a_rank_correlation_of_equal_values_is_undefined() -> None:

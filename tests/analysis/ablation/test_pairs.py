@@ -6,9 +6,15 @@ from torch import Tensor, nn
 
 from tests.kit.sign_flips import sign_flip_test
 from tests.lens.tiny import images, model_of, ours, timm_model
-from vitlens.analysis.ablation.ablate import units_of
-from vitlens.analysis.ablation.effects import JointEffects, Unit
-from vitlens.analysis.ablation.pairs import CrossMoments, Pairs, RedundancyStream, pairwise, redundancy, synergy
+from vitlens.analysis.ablation.bench import Bench, Outcomes, Unit, units_of
+from vitlens.analysis.ablation.pairs import (
+    CrossMoments,
+    RedundancyStream,
+    Synergy,
+    pairwise,
+    redundancy,
+    synergy,
+)
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.replay import replaying
@@ -124,50 +130,48 @@ def test_a_cnn_has_no_heads_to_compare() -> None:
         redundancy(model_of(resnet20(classes=5)), [images()])
 
 
-def made(beyond: Tensor) -> Pairs:
+def made(beyond: Tensor, **options: object) -> Synergy:
     """Three units whose pairs do so much more than the sum (pairs, n)."""
     n = beyond.shape[1]
     alone = noise(3, n, seed=4)
     pairs = ((0, 1), (0, 2), (1, 2))
     both = torch.stack([alone[one] + alone[two] for one, two in pairs]) + beyond
     clean = noise(n, seed=5).abs()
-    return Pairs(
-        HEADS, pairs,
-        JointEffects(
-            (*((head,) for head in HEADS), *((HEADS[one], HEADS[two]) for one, two in pairs)), "mean",
-            torch.zeros(n).long(), clean, torch.ones(n).bool(), clean + torch.cat([alone, both]),
-            torch.ones(6, n).bool(), 1.0,
-        ),
+    outcomes = Outcomes(
+        (*((head,) for head in HEADS), *((HEADS[one], HEADS[two]) for one, two in pairs)), "mean",
+        torch.zeros(n).long(), clean, torch.ones(n).bool(), clean + torch.cat([alone, both]),
+        torch.ones(6, n).bool(), 1.0,
     )  # fmt: skip
+    found = synergy(HEADS, pairs, outcomes, **options)
+    torch.testing.assert_close(found.both, both.mean(1))
+    return found
 
 
 def test_independent_heads_have_no_synergy() -> None:
-    found = synergy(made(torch.zeros(3, 20).double()))
+    found = made(torch.zeros(3, 20).double())
     assert found.change.mean.abs().max() < 1e-12
     assert found.change.high.abs().max() < 1e-12
 
 
 def test_synergy_is_both_less_the_sum_with_its_paired_interval() -> None:
     beyond = torch.tensor([0.0, 0.5, -0.5]).double()[:, None] + 0.3 * noise(3, 30)
-    pairs = made(beyond)
-    found = synergy(pairs, seed=3)
+    found = made(beyond, seed=3)
     torch.testing.assert_close(found.change.mean, beyond.mean(1))
     alone = bootstrap_mean(beyond[1].numpy(), seed=3)
     assert (float(found.change.low[1]), float(found.change.high[1])) == pytest.approx((alone.low, alone.high))
     p = [sign_flip_test(row.numpy(), seed=3) for row in beyond]
     assert found.change.p_holm.tolist() == pytest.approx(holm(p))
-    torch.testing.assert_close(found.both, pairs.outcomes.delta_loss[3:].mean(1))
     matrix = found.matrix()
     assert matrix.diagonal().isnan().all()
     assert float(matrix[2, 0]) == float(matrix[0, 2]) == float(found.change.mean[1])
     assert (found.n, found.note) == (30, "")
     groups = torch.arange(30) // 3
     grouped = bootstrap_mean(beyond[1].numpy(), groups=groups.numpy())
-    assert float(synergy(pairs, groups=groups).change.low[1]) == pytest.approx(grouped.low)
+    assert float(made(beyond, groups=groups).change.low[1]) == pytest.approx(grouped.low)
 
 
 def test_one_image_gives_no_interval_and_says_so() -> None:
-    found = synergy(made(torch.ones(3, 1).double()))
+    found = made(torch.ones(3, 1).double())
     assert found.change.low.isnan().all()
     assert "at least 2 images" in found.note
 
@@ -175,25 +179,23 @@ def test_one_image_gives_no_interval_and_says_so() -> None:
 def test_pairs_of_a_model_are_full_forwards() -> None:
     model, pictures = ours(), images((32, 48), batch=6)
     heads = units_of(model, kinds=("head",))[:3]
-    pairs = pairwise(model, pictures, LABELS, heads, replace="zero")
-    assert pairs.pairs == ((0, 1), (0, 2), (1, 2))
+    bench = Bench(model, pictures, LABELS, "zero")
 
     def loss(*units: Unit) -> Tensor:
         with intervened(model, [unit.intervention("zero") for unit in units]) as changed, torch.no_grad():
             return nn.functional.cross_entropy(changed(pictures), LABELS, reduction="none").double()
 
-    found = synergy(pairs)
-    for (one, two), value in zip(pairs.pairs, found.change.mean):
+    found = pairwise(bench, heads)
+    assert found.pairs == ((0, 1), (0, 2), (1, 2))
+    for (one, two), value in zip(found.pairs, found.change.mean):
         expected = loss(heads[one], heads[two]) - loss(heads[one]) - loss(heads[two]) + loss()
         assert float(value) == pytest.approx(float(expected.mean()), abs=1e-5)
     assert found.change.mean.abs().max() > 1e-4
     assert float(found.alone[1]) == pytest.approx(float((loss(heads[1]) - loss()).mean()), abs=1e-5)
-    chosen = synergy(pairwise(model, pictures, LABELS, heads, pairs=[(1, 2)], replace="zero"))
+    chosen = pairwise(bench, heads, pairs=[(1, 2)])
     torch.testing.assert_close(chosen.change.mean, found.change.mean[2:], atol=1e-6, rtol=0)
-    parts = [
-        pairwise(model, pictures[part], LABELS[part], heads, replace="zero") for part in (slice(0, 4), slice(4, 6))
-    ]
-    torch.testing.assert_close(synergy(Pairs.join(parts)).change.mean, found.change.mean, atol=1e-5, rtol=0)
+    parts = pairwise(Bench(model, pictures, LABELS, "zero", batch_size=4), heads)
+    torch.testing.assert_close(parts.change.mean, found.change.mean, atol=1e-5, rtol=0)
 
 
 def test_heads_of_a_block_whose_output_is_not_read_are_independent() -> None:
@@ -201,12 +203,12 @@ def test_heads_of_a_block_whose_output_is_not_read_are_independent() -> None:
     with torch.no_grad():
         model.module.blocks[1].attn.proj.weight.zero_()
     heads = (Unit("head", 0, 0), Unit("head", 1, 0), Unit("head", 1, 1))
-    found = synergy(pairwise(model, images((32, 48), batch=6), LABELS, heads))
+    found = pairwise(Bench(model, images((32, 48), batch=9), torch.arange(9) % 5, "mean"), heads)
     assert found.change.mean.abs().max() < 1e-6
 
 
 def test_a_pair_needs_two_different_units() -> None:
-    model, head = ours(), Unit("head", 0, 0)
+    bench, head = Bench(ours(), images((32, 48), batch=6), LABELS), Unit("head", 0, 0)
     for units in ((head,), (head, head)):
         with pytest.raises(InputError, match="at least 2 different units"):
-            pairwise(model, images((32, 48), batch=6), LABELS, units)
+            pairwise(bench, units)

@@ -22,7 +22,7 @@ from vitlens.analysis.attention.relevance import (
 )
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.hooks import watching
+from vitlens.models.hooks import watching
 from vitlens.models.model import Model
 
 

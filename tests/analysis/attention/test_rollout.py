@@ -20,7 +20,7 @@ from vitlens.analysis.attention.rollout import (
 )
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture_attention
-from vitlens.lens.hooks import watching
+from vitlens.models.hooks import watching
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 from vitlens.names import FUSIONS

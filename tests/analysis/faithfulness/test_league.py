@@ -10,7 +10,7 @@ from vitlens.analysis.faithfulness.deletion import both_orders, removal_counts
 from vitlens.analysis.faithfulness.forwards import forward_equivalents
 from vitlens.analysis.faithfulness.league import COSTLY, RANDOMISED_COSTLY, MethodChecks, Settings, league
 from vitlens.attribution.explain import explain
-from vitlens.lens.onednn import quick_linear, quick_mlps
+from vitlens.lens.quick_passes import quick_linear, quick_mlps
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 

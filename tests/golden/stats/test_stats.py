@@ -1,4 +1,4 @@
-"""The record of `vitlens stats` holds what the functions compute, for one model or two, in one process or two."""
+"""The record of `vitlens stats` holds what the functions compute, in one process or two."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 import torch
 from scipy import stats as scipy_stats
 
-from tests.kit.making import digits, save, untrained
+from tests.kit.making import digits, save
 from tests.kit.waiting import HANGS
 from vitlens import load, statistics
 from vitlens.analysis.heads.measure import measure
@@ -24,14 +24,13 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.commands.stats.measure import measure as stats
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import StatsRecord
-from vitlens.errors import InputError, NonFiniteError, UnsupportedError
-from vitlens.uncertainty import holm
+from vitlens.errors import NonFiniteError, UnsupportedError
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
 
 
-def run(models: list[str], out: Path, **changes: object) -> StatsRecord:
-    options = StatsOptions(tuple(models), **{"data": "digits", "run": replace(OPTIONS, out=out), **changes})
+def run(model: str, out: Path, **changes: object) -> StatsRecord:
+    options = StatsOptions(model, **{"data": "digits", "run": replace(OPTIONS, out=out), **changes})
     assert stats(options) == out / "report.md"
     return read_folder(out)
 
@@ -77,73 +76,16 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
     assert (metric.value, metric.low, metric.high) == pytest.approx((means.mean(), low, high), rel=1e-5)
 
 
-def changed(tiny_vit: Path, file: Path, *, parameter: str) -> Path:
-    """The model with one of its parameters moved."""
-    model = load(str(tiny_vit))
-    model.module.get_parameter(parameter).data += torch.randn(
-        model.module.get_parameter(parameter).shape, generator=torch.Generator().manual_seed(0)
-    )
-    save(model, file)
-    return file
-
-
-def test_a_frozen_backbone_is_identical_whatever_its_head_and_its_file(tiny_vit, tmp_path):
-    other = changed(tiny_vit, tmp_path / "other.safetensors", parameter="head.weight")
-    record = run([f"before={tiny_vit}", f"after={other}"], tmp_path / "out")
-    [row] = record.pair
-    assert (row.comparable, row.identical) == (True, True)
-    model = load(str(tiny_vit))
-    assert row.parameters == model.parameter_count() - sum(p.numel() for p in model.module.head.parameters())
-    assert record.metric("heads_changed/before/after").value == 0
-    drawn = {file.stem for file in (tmp_path / "out" / "figures").glob("*.png")}
-    assert "heads" in drawn  # of the first model alone
-    assert not drawn & {"heads_after", "differences"}
-
-
-def test_a_changed_backbone_is_subtracted_head_by_head(tiny_vit, tmp_path):
-    other = changed(tiny_vit, tmp_path / "other.safetensors", parameter="blocks.1.attn.qkv.weight")
-    record = run([f"before={tiny_vit}", f"after={other}"], tmp_path / "out")
-    [common] = record.pair
-    assert (common.comparable, common.identical) == (True, False)
-    rows = {(row.layer, row.head): row for row in record.changes if row.statistic == "hoyer"}
-    first, second = (measure(load(str(name)), batch_of()).values for name in (tiny_vit, other))
-    apart = {at: (first["hoyer", at[0]] - second["hoyer", at[0]])[:, at[1]].double().numpy() for at in rows}
-    p_values = [1.0 if not each.any() else scipy_stats.ttest_1samp(each, 0).pvalue for each in apart.values()]
-    assert [row.p for row in rows.values()] == pytest.approx(holm(p_values), rel=1e-3)
-    for (layer, head), row in rows.items():
-        own, found = apart[layer, head], row.difference
-        low, high = scipy_stats.t.interval(0.95, 11, own.mean(), scipy_stats.sem(own)) if layer else (0, 0)
-        assert (found.value, found.low, found.high, found.n) == pytest.approx((own.mean(), low, high, 12), rel=1e-4)
-    assert record.metric("difference/before/after/hoyer").n == 12
-    moved = {(row.layer, row.head) for row in record.changes if row.p_all is not None and row.p_all <= 0.05}
-    assert moved == {(1, 0), (1, 1)}
-    share = record.metric("heads_changed/before/after")
-    assert (share.value, share.n) == (2 / 4, 4)
-
-
-def test_heads_of_another_anatomy_are_compared_overall_alone(tiny_vit, tmp_path):
-    shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8], "registers": 1}
-    save(
-        untrained("vit-mini", classes=load(str(tiny_vit)).classes, overrides=shape), tmp_path / "registers.safetensors"
-    )
-    for other in (str(tmp_path / "registers.safetensors"), "vit-digits"):
-        record = run([str(tiny_vit), f"other={other}"], tmp_path / Path(other).stem)
-        assert not record.pair[0].comparable
-        assert record.changes == ()
-        assert record.metric("difference/tiny-vit/other/entropy").n == 12
-
-
 def test_refusals_write_nothing(tiny_vit, tiny_cnn, tmp_path):
     broken = load(str(tiny_vit))
     broken.module.blocks[1].attn.qkv.weight.data[0] = 3e38
     save(broken, tmp_path / "broken" / "model.safetensors")
-    for error, models, message in (
-        (UnsupportedError, [str(tiny_cnn)], "softmax attention"),
-        (InputError, [str(tiny_vit)] * 3, "at most 2 models for stats, found 3"),
-        (NonFiniteError, [str(tmp_path / "broken")], r"layer 1 \(blocks.1.attn\)"),  # finite weights, too large
+    for error, model, message in (
+        (UnsupportedError, str(tiny_cnn), "softmax attention"),
+        (NonFiniteError, str(tmp_path / "broken"), r"layer 1 \(blocks.1.attn\)"),  # finite weights, too large
     ):
         with pytest.raises(error, match=message):
-            run(models, tmp_path / "out")
+            run(model, tmp_path / "out")
         assert not (tmp_path / "out" / "report.md").exists()
 
 

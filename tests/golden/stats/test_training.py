@@ -51,7 +51,7 @@ def record(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> StatsReco
 
 def run(folder: Path, out: Path, **changes: object) -> StatsRecord:
     given = {"data": "digits", "over_training": True, "run": replace(OPTIONS, out=out), **changes}
-    assert training.measure(StatsOptions((str(folder),), **given)) == out / "report.md"
+    assert training.measure(StatsOptions(str(folder), **given)) == out / "report.md"
     return read_folder(out)
 
 
@@ -95,7 +95,7 @@ def test_two_processes_find_what_one_does(trained, monkeypatch):
             numbers=lambda batch: processes.index + batch.indices * processes.count,
             progress=lambda *_: nullcontext(lambda _: None),
         )  # fmt: skip
-        weights = training.kept_weights([str(trained)])
+        weights = training.kept_weights(str(trained))
         heads = training.over_training(weights, part, renormalise=True)["learning_heads"]
         return torch.tensor([row.statistics["normalised_entropy"] for row in heads])
 
@@ -105,12 +105,11 @@ def test_two_processes_find_what_one_does(trained, monkeypatch):
 
 
 def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path):
-    options = StatsOptions((), "digits", run=replace(OPTIONS, out=tmp_path / "out"))
-    for models, message in (
-        ([str(tiny_vit)], "found none kept in .*; train one with vitlens train PRESET --keep-every N"),
-        (["vit-digits"], "found none kept in vit-digits"),
-        ([str(trained), str(trained)], "one run for --over-training, found 2 models"),
+    options = StatsOptions("", "digits", run=replace(OPTIONS, out=tmp_path / "out"))
+    for model, message in (
+        (str(tiny_vit), "found none kept in .*; train one with vitlens train PRESET --keep-every N"),
+        ("vit-digits", "found none kept in vit-digits"),
     ):
         with pytest.raises(InputError, match=message):
-            training.measure(replace(options, models=tuple(models), over_training=True))
+            training.measure(replace(options, model=model, over_training=True))
     assert not (tmp_path / "out").exists()

@@ -1,9 +1,9 @@
 """`study --kind`: the table of kinds, every point, results against the models that were trained, resuming, refusals."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 import vitlens
 from tests.kit.making import digits
+from tests.kit.training_runs import interrupted
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.memory import saved_for_training
@@ -18,15 +19,15 @@ from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.study.kinds import measure as kind_measure
-from vitlens.commands.study.kinds.kinds import KINDS, Kind, Point
+from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
-from vitlens.errors import DataError, InputError, UnknownNameError
+from vitlens.errors import InputError
 from vitlens.lens.layers import probe_images
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.names import PRESETS
-from vitlens.training.metrics import Progress, read_metrics
+from vitlens.training.metrics import read_metrics
 
 OPTIONS = RunOptions(device="cpu", limit=20, batch_size=10, quiet=True)
 FROM_PRESETS = {name: kind for name, kind in KINDS.items() if not kind.adapts}
@@ -86,12 +87,6 @@ def test_each_point_of_the_architecture_differs_in_one_thing_from_the_one_that_i
     assert kind.steps[5:7] == (("post-norm", "mlp"), ("depth-2", "mlp"))  # depth builds on the pre-norm block
 
 
-def test_without_others_named_each_point_is_compared_with_the_first():
-    points = (Point("a", "a"), Point("b", "b", base="a"), Point("c", "c", base="b"))
-    assert Kind("three", points, "").steps == (("b", "a"), ("c", "b"))
-    assert Kind("three", points, "").pairs == (("b", "a"), ("c", "a"))
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -137,46 +132,25 @@ def test_accuracies_are_those_of_the_trained_models(done):
     assert "](figures/points.png)" in (done / "report.md").read_text()
 
 
-def stop_in(trial: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Stop the trial of that number (from 1) in its second epoch; the list counts the trainings that were begun."""
-    fit, begun = kind_measure.fit, []
-
-    def interrupted(*args: object, on_progress: Callable[[Progress], None], **options: object) -> object:
-        begun.append(1)
-
-        def tell(progress: Progress) -> None:
-            if len(begun) == trial and progress.epoch == 1:
-                raise KeyboardInterrupt
-            on_progress(progress)
-
-        return fit(*args, on_progress=tell, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(kind_measure, "fit", interrupted)
-    return begun
-
-
-def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path, monkeypatch):
+def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     folder = tmp_path / "stopped"
-    with monkeypatch.context() as patch:
-        stop_in(3, patch)
-        with pytest.raises(KeyboardInterrupt):
-            study(options=replace(OPTIONS, out=folder))
+    with interrupted(lambda training, progress: (training, progress.epoch) == (3, 1), kind_measure):
+        study(options=replace(OPTIONS, out=folder))
     assert results(folder)["status"] == "interrupted"
-    stopped = folder / "points" / "mean" / "seed-0"
+    stopped, before = folder / "points" / "mean" / "seed-0", folder / "points" / "cls" / "seed-1" / "result.npz"
     assert read_metrics(stopped)  # an epoch was through
     assert not (stopped / "result.npz").exists()
     (stopped / ".model-0123abcd.safetensors").touch()  # as a kill while writing leaves it
-    earlier = (folder / "points" / "cls" / "seed-1" / "result.npz").stat().st_mtime_ns
-    begun = stop_in(99, monkeypatch)
+    earlier = before.stat().st_mtime_ns
     study(None, resume=folder, options=RunOptions(device="cpu", quiet=True, seed=7))
-    assert len(begun) == 2  # the stopped one and the one that had not begun
-    assert (folder / "points" / "cls" / "seed-1" / "result.npz").stat().st_mtime_ns == earlier
+    assert before.stat().st_mtime_ns == earlier
     assert not list(folder.rglob(".*"))
     for name in ("arrays/correct.npz", "points/mean/seed-0/model.safetensors"):
         assert (folder / name).read_bytes() == (done / name).read_bytes()
     assert results(folder)["metrics"] == results(done)["metrics"]
+    trained = {path: path.stat().st_mtime_ns for path in folder.glob("points/*/*/*")}
     assert study(None, resume=folder, options=OPTIONS) == folder / "report.html"
-    assert len(begun) == 2  # a whole study is not trained again
+    assert {path: path.stat().st_mtime_ns for path in trained} == trained  # a whole study is not trained again
 
 
 def test_shares_are_of_the_data_and_steps_are_equal():
@@ -203,44 +177,46 @@ def test_all_points_have_one_batch_size_though_their_presets_differ(images, batc
     assert recipes["swin"] == recipes["swin-no-shift"]
 
 
-def refuses(match: str, error: type[Exception] = InputError, **changes: object) -> None:
-    out = changes["options"].out if "options" in changes else None  # type: ignore[attr-defined]
-    with pytest.raises(error, match=match):
-        study(**changes)  # type: ignore[arg-type]
-    assert out is None or not out.exists()
-
-
-def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, done):
-    out = replace(OPTIONS, out=tmp_path / "out")
-    refuses("did you mean 'pooling'", UnknownNameError, kind="poolin", options=out)
-    refuses("--seeds of at least 1, found 0", seeds=0, options=out)
-    refuses("--epochs at least 1", epochs=0, options=out)
-    refuses("did you mean 'digits'", UnknownNameError, data="digts", options=out)
-    refuses("expected no --weights with --kind pooling", model_options=ModelOptions(weights=Path("w.pth")), options=out)
-    sized = ModelOptions(image_size=(36, 36))
-    refuses("'patch 8 px' cannot be built: .* found 36 and 8 px", kind="patch-size", model_options=sized, options=out)
-    refuses("an image of each of 10 classes in 5%", DataError, kind="data", options=out)
-    refuses("expected no MODEL with --kind pooling.* found vit-tiny", models=("vit-tiny",), options=out)
-    refuses("expected --kind with --seeds 2", kind=None, seeds=2, options=out)
-    refuses("found both", resume=done, options=out)
-    refuses("with its kind, pooling, found size; leave it out", resume=done, kind="size")
-    refuses("with its epochs, 2, found 5; leave it out", resume=done, epochs=5)
-    refuses("expected the folder of a run", resume=tmp_path)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"kind": "poolin"}, "did you mean 'pooling'"),
+        ({"seeds": 0}, "--seeds of at least 1, found 0"),
+        ({"epochs": 0}, "--epochs at least 1"),
+        ({"data": "digts"}, "did you mean 'digits'"),
+        ({"model_options": ModelOptions(weights=Path("w.pth"))}, "no --weights with --kind pooling"),
+        ({"kind": "patch-size", "model_options": ModelOptions(image_size=(36, 36))}, "found 36 and 8 px"),
+        ({"kind": "data"}, "an image of each of 10 classes in 5%"),
+        ({"models": ("vit-tiny",)}, "no MODEL with --kind pooling"),
+        ({"kind": None, "seeds": 2}, "--kind with --seeds 2"),
+    ],
+)
+def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, changes, says):
+    with pytest.raises(InputError, match=says):
+        study(options=replace(OPTIONS, out=tmp_path / "out"), **changes)
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_study_is_not_resumed(done, tmp_path):
-    RunFolder.opened("study", RunOptions(out=tmp_path / "whole"), {"options": {}})
-    refuses("folder of vitlens study --kind to resume", resume=tmp_path / "whole", kind=None)
     config = json.loads((done / "config.json").read_text())
     recipes = {name: {**recipe, "batch_size": 7} for name, recipe in config["recipes"].items()}
-    for name, own in (("points", config["points"][:1]), ("recipes", recipes)):
-        RunFolder.opened("study", RunOptions(out=tmp_path / name), {**config, name: own})
-        refuses(f"expected the {name} that the run began with", resume=tmp_path / name)
+    for name, own in (("points", {"points": config["points"][:1]}), ("recipes", {"recipes": recipes})):
+        RunFolder.opened("study", RunOptions(out=tmp_path / name), {**config, **own})
+    RunFolder.opened("study", RunOptions(out=tmp_path / "whole"), {"options": {}})
+    for changes, says in (
+        ({"resume": done, "options": replace(OPTIONS, out=tmp_path / "out")}, "found both"),
+        ({"resume": done, "kind": "size"}, "with its kind, pooling, found size; leave it out"),
+        ({"resume": done, "epochs": 5}, "with its epochs, 2, found 5; leave it out"),
+        ({"resume": tmp_path}, "expected the folder of a run"),
+        ({"resume": tmp_path / "whole", "kind": None}, "folder of vitlens study --kind to resume"),
+        ({"resume": tmp_path / "points"}, "expected the points that the run began with"),
+        ({"resume": tmp_path / "recipes"}, "expected the recipes that the run began with"),
+    ):
+        with pytest.raises(InputError, match=says):
+            study(**changes)
 
 
 def test_results_about_other_images_are_refused(done, tmp_path):
-    from shutil import copytree
-
     folder = copytree(done, tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())
     config["options"]["run"]["limit"] = 10
@@ -268,15 +244,15 @@ def test_position_embeddings_of_every_training_are_measured(tmp_path):
     assert "](figures/position_similarity.png)" in (folder / "report.md").read_text()
 
 
-def test_the_image_that_is_cut_is_the_first_of_the_test_images(tmp_path):
-    folder = made(tmp_path / "patches", "patch-size")
-    record = read_folder(folder)
+def test_the_image_that_is_cut_is_the_first_of_the_test_images(golden):
+    run = golden("study along an axis")
+    record = run.record
     image = digits("test").limit(20).source.read(torch.arange(1)).numpy()
     assert np.array_equal(record.cut.image, image)
     assert [(row.tokens, row.grid, row.patch) for row in record.points] == [
         (1 + side * side, (side, side), (32 // side, 32 // side)) for side in (16, 8, 4, 2)
     ]
-    assert (folder / "figures" / "cuts.png").is_file()
+    assert (run.folder / "figures" / "cuts.png").is_file()
 
 
 @pytest.mark.slow

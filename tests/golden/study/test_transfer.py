@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
-from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -12,20 +11,20 @@ from PIL import Image
 
 import vitlens
 from tests.kit.making import digits
+from tests.kit.training_runs import interrupted
+from tests.kit.whole_folder import whole_folder
 from vitlens import load_data
-from vitlens.cli.main import run
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read_folder
-from vitlens.commands.run.publish import report as publish_again
 from vitlens.commands.study.kinds import measure as kind_measure
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.setup import prepare
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import StudyRecord
-from vitlens.errors import DataError, InputError, ModelError, UnsupportedError
+from vitlens.errors import DataError, InputError
 
-OPTIONS = RunOptions(device="cpu", quiet=True, precision="fp32")
+OPTIONS = RunOptions(device="cpu", quiet=True, precision="fp32", command="vitlens study tiny --kind transfer")
 NAMES = ("zero", "one", "two")
 
 
@@ -168,19 +167,10 @@ def test_maps_show_one_image_of_each_class_with_both_models_own_classes(done, re
     assert not np.array_equal(stored.before, stored.after)
 
 
-def test_a_stopped_study_goes_on_and_finds_the_same(done, tiny_vit, data, tmp_path, monkeypatch):
-    folder, fit, begun = tmp_path / "stopped", kind_measure.fit, []
-
-    def interrupted(*args: object, **options: object) -> object:
-        begun.append(1)
-        if len(begun) == 3:
-            raise KeyboardInterrupt
-        return fit(*args, **options)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kind_measure, "fit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            transfer(str(tiny_vit), data, seeds=1, run=replace(OPTIONS, out=folder))
+def test_a_stopped_study_goes_on_and_finds_the_same(done, tiny_vit, data, tmp_path):
+    folder = tmp_path / "stopped"
+    with interrupted(lambda training, _: training == 3, kind_measure):
+        transfer(str(tiny_vit), data, seeds=1, run=replace(OPTIONS, out=folder))
     first = folder / "points" / "scratch" / "seed-0" / "result.npz"
     earlier = first.stat().st_mtime_ns
     measure(StudyOptions(resume=folder, run=RunOptions(device="cpu", quiet=True, seed=7)))
@@ -207,37 +197,21 @@ def test_one_class_or_ten_images_are_refused_before_anything_is_written(tiny_vit
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("name", "says"), [("medmnist:bloodmnist", "found none"), ("eurosat", "or a network")])
-def test_a_name_without_network_is_one_line_and_exit_code_2(tiny_vit, tmp_path, capsys, name, says, monkeypatch):
-    def no_network(*_: object, **__: object) -> None:
-        raise URLError("no network")
-
-    monkeypatch.setattr("urllib.request.urlopen", no_network)
-    line = ["study", str(tiny_vit), "--kind", "transfer", "--data", name, "--data-dir", str(tmp_path / "data")]
-    assert run([*line, "--out", str(tmp_path / "out")]) == 2
-    (error,) = [text for text in capsys.readouterr().err.splitlines() if text.strip()]
-    assert says in error
-    assert not (tmp_path / "out").exists()
-
-
 def test_wrong_calls_are_refused(tiny_vit, tiny_cnn, data, tmp_path):
-    run = replace(OPTIONS, out=tmp_path / "out")
-    with pytest.raises(InputError, match="expected one MODEL with --kind transfer, found none"):
-        measure(StudyOptions(data=str(data), kind="transfer", run=run))
-    with pytest.raises(InputError, match="expected one MODEL with --kind transfer, found a, b"):
-        measure(StudyOptions(("a", "b"), str(data), kind="transfer", run=run))
-    with pytest.raises(InputError, match="expected --data FOLDER or NAME with --kind transfer"):
-        measure(StudyOptions((str(tiny_vit),), kind="transfer", run=run))
-    with pytest.raises(ModelError, match="expected a trained model, found the preset"):
-        transfer("vit-mini", data, run=run)
-    with pytest.raises(InputError, match="expected a trained model with --kind transfer"):
-        transfer("vit-mini", data, run=run, model_options=ModelOptions(random_weights=True))
-    with pytest.raises(UnsupportedError, match="tiny-cnn"):
-        transfer(str(tiny_cnn), data, run=run)
-    with pytest.raises(InputError, match="--seeds of at least 1"):
-        transfer(str(tiny_vit), data, run=run, seeds=0)
-    with pytest.raises(InputError, match="expected --data with --kind transfer"):
-        measure(StudyOptions((str(tiny_vit),), images=("a.png",), kind="transfer", run=run))
+    run, vit, given = replace(OPTIONS, out=tmp_path / "out"), str(tiny_vit), str(data)
+    calls = {
+        "one MODEL with --kind transfer, found none": ((), given, {}),
+        "one MODEL with --kind transfer, found a, b": (("a", "b"), given, {}),
+        "--data FOLDER or NAME with --kind transfer": ((vit,), None, {}),
+        "expected a trained model, found the preset": (("vit-mini",), given, {}),
+        "a trained model with --kind": (("vit-mini",), given, {"model_options": ModelOptions(random_weights=True)}),
+        "tiny-cnn": ((str(tiny_cnn),), given, {}),
+        "--seeds of at least 1": ((vit,), given, {"seeds": 0}),
+        "expected --data with --kind transfer": ((vit,), None, {"images": ("a.png",)}),
+    }
+    for says, (models, images, more) in calls.items():
+        with pytest.raises(InputError, match=says):
+            measure(StudyOptions(models, images, kind="transfer", run=run, **more))
     assert not (tmp_path / "out").exists()
 
 
@@ -247,9 +221,5 @@ def test_shares_that_leave_a_class_with_one_image_are_left_out(tiny_vit, tmp_pat
     assert {point.share for point in setup.points} == {None, 0.5}  # a fifth of 21 images is 4
 
 
-def test_the_report_is_made_again_from_a_copied_folder(done, tmp_path):
-    copy = tmp_path / "copy"
-    copytree(done, copy, ignore=lambda *_: ["points", "figures"])
-    publish_again(copy)
-    assert (copy / "report.md").read_bytes() == (done / "report.md").read_bytes()
-    assert {path.name for path in (copy / "figures").iterdir()} == {path.name for path in (done / "figures").iterdir()}
+def test_the_report_is_made_again_from_a_copy_without_the_models(done, tmp_path):
+    whole_folder(copytree(done, tmp_path / "copy", ignore=lambda *_: ["points"]), "study")

@@ -14,9 +14,8 @@ from vitlens.commands.run.conclusion import Conclusion
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder, report
 from vitlens.commands.train.measure import measure
-from vitlens.commands.train.options import RecipeChanges, Shape, TeacherOptions, TrainOptions, Tuning
+from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions, Tuning
 from vitlens.commands.train.report import REPORT
-from vitlens.errors import InputError
 from vitlens.training.check.rows import NAMES
 
 TINY = Shape(patch_size=[8, 8], dim=16, depth=2, heads=2)
@@ -71,24 +70,6 @@ def test_a_failed_check_is_said_and_is_exit_code_1(tmp_path, capsys):
 def test_a_requirement_that_does_not_hold_is_exit_code_3(tmp_path):
     ended = check(tmp_path / "out", run=replace(OPTIONS, out=tmp_path / "out", at_least=("accuracy=0.9",)))
     assert (ended.holds, ended.code) == (False, 3)
-
-
-@pytest.mark.parametrize(
-    ("changes", "option"),
-    [
-        ({"resume": Path("runs/a")}, "--resume"),
-        ({"tuning": Tuning(compare=True)}, "--compare-frozen"),
-        ({"teaching": TeacherOptions("cnn-digits")}, "--distill-from"),
-        ({"keep_every": 1}, "--keep-every"),
-        ({"track": ("tensorboard",)}, "--track"),
-        ({"recompute": True}, "--recompute"),
-        ({"compiling": "on"}, "--compile on"),
-    ],
-)
-def test_what_it_has_no_use_for_is_refused(changes, option, tmp_path):
-    with pytest.raises(InputError, match=f"expected --check without {option}, found both; leave one out"):
-        check(tmp_path / "out", **changes)
-    assert not (tmp_path / "out").exists()
 
 
 def test_broken_photographs_of_a_folder_are_found(tmp_path):

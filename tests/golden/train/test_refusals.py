@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from vitlens.errors import InputError
 NAN = float("nan")
 TEACHER = TeacherOptions("cnn-digits")
 PLAN = TrainOptions("runs/mine")
-FROZEN, COMPARED = Tuning(freeze=True), Tuning(compare=True)
+FROZEN = Tuning(freeze=True)
 ALONE = (  # settings that need a teacher
     ({"kind": "soft"}, "--distill"),
     ({"weight": 0.3}, "--distill-weight"),
@@ -22,47 +24,49 @@ ALONE = (  # settings that need a teacher
     ({"token": False}, "--no-distill-token"),
     ({"beside": "runs/plain"}, "--beside"),
 )
-REFUSED: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
-    "no block": (lambda: Tuning(last=0), ("--train-last", "0")),
-    "no view": (lambda: Tuning(views=0, freeze=True), ("--cached-views", "0")),
-    "the head and a block": (lambda: Tuning(freeze=True, last=2), ("--freeze-backbone", "--train-last")),
-    "the head and both": (lambda: Tuning(freeze=True, compare=True), ("--freeze-backbone", "--compare-frozen")),
-    "views of what is trained": (lambda: Tuning(views=2), ("--cached-views", "--freeze-backbone")),
-    "a preset's head": (lambda: FROZEN.require_learned("vit-tiny"), ("--freeze-backbone", "'vit-tiny'")),
-    "a preset's block": (lambda: Tuning(last=1).require_learned("vit-tiny"), ("--train-last", "'vit-tiny'")),
-    "a preset both ways": (lambda: COMPARED.require_learned("vit-tiny"), ("--compare-frozen", "'vit-tiny'")),
-    "a hard label's temperature": (lambda: TeacherOptions("m", temperature=2.0), ("--temperature", "--distill soft")),
-    "a taught head": (
-        lambda: require_compatible(replace(PLAN, tuning=FROZEN, teaching=TEACHER)),
-        ("--freeze-backbone", "--distill-from"),
-    ),
-    "both ways taught": (
-        lambda: require_compatible(replace(PLAN, tuning=COMPARED, teaching=TEACHER)),
-        ("--compare-frozen", "--distill-from"),
-    ),
-    "a head at each epoch": (lambda: require_compatible(replace(PLAN, tuning=FROZEN, keep_every=3)), ("--keep-every",)),
-} | {
-    f"{option} without a teacher {fields}": (lambda fields=fields: TeacherOptions(**fields), ("--distill-from", option))
-    for fields, option in ALONE
-}
+USELESS = (  # in a check
+    ({"resume": Path("runs/a")}, "--resume"),
+    ({"teaching": TEACHER}, "--distill-from"),
+    ({"keep_every": 1}, "--keep-every"),
+    ({"track": ("tensorboard",)}, "--track"),
+    ({"recompute": True}, "--recompute"),
+    ({"compiling": "on"}, "--compile on"),
+)
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_excludes_each_other_is_refused_by_its_names(what):
-    call, names = REFUSED[what]
+def plan(**changes: object) -> Callable[[], None]:
+    return partial(require_compatible, replace(PLAN, **changes))
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (partial(Tuning, last=0), "--train-last 0"),
+        (partial(Tuning, views=0, freeze=True), "--cached-views 0"),
+        (partial(Tuning, freeze=True, last=2), "--freeze-backbone --train-last"),
+        (partial(Tuning, views=2), "--cached-views --freeze-backbone"),
+        (partial(FROZEN.require_learned, "vit-tiny"), "--freeze-backbone 'vit-tiny'"),
+        (partial(Tuning(last=1).require_learned, "vit-tiny"), "--train-last 'vit-tiny'"),
+        (partial(TeacherOptions, "m", temperature=2.0), "--temperature --distill soft"),
+        (plan(tuning=FROZEN, teaching=TEACHER), "--freeze-backbone --distill-from"),
+        (plan(tuning=FROZEN, keep_every=3), "--keep-every"),
+        *((plan(check=True, **own), f"--check {option}") for own, option in USELESS),
+        *((partial(TeacherOptions, **own), f"--distill-from {option}") for own, option in ALONE),
+    ],
+)
+def test_what_excludes_each_other_is_refused_by_its_names(call, names):
     with pytest.raises(InputError) as caught:
         call()
-    assert all(name in str(caught.value) for name in names)
+    assert all(name in str(caught.value) for name in names.split())
 
 
 def test_what_goes_together_is_taken():
     for fields, _ in ALONE:
         TeacherOptions("cnn-digits", **fields)
     Tuning().require_learned("vit-tiny")
-    for tuning in (FROZEN, COMPARED, Tuning(last=1)):
+    for tuning in (FROZEN, Tuning(last=1)):
         tuning.require_learned("timm:vit_tiny_patch16_224")
     Tuning("vit.safetensors", freeze=True).require_learned("vit-tiny-224")
-    require_compatible(replace(PLAN, tuning=COMPARED, keep_every=3))
     require_compatible(replace(PLAN, tuning=Tuning(last=1), teaching=TEACHER, keep_every=3, recompute=True))
 
 

@@ -8,9 +8,9 @@ import torch
 from scipy.stats import binomtest
 
 import vitlens
-from tests.kit.making import CLASSES, save
-from tests.kit.training_runs import stop_at, train
-from vitlens import load
+from tests.kit.making import CLASSES, save, untrained
+from tests.kit.training_runs import interrupted, train
+from vitlens import load, load_data
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.train.options import TeacherOptions
@@ -33,8 +33,6 @@ def run(golden) -> Path:
 
 
 def test_the_student_has_a_token_and_numbers_are_those_of_the_models(run, tiny_vit):
-    from vitlens import load_data
-
     found = vitlens.read(run)
     student = vitlens.load(str(run))
     assert student.layout.prefix == ("cls", "distillation")
@@ -77,14 +75,12 @@ def test_without_the_token(tmp_path):
     assert (row.kind, row.weight, row.temperature, row.token) == ("soft", 0.4, 2.0, False)
 
 
-def test_a_stopped_run_goes_on_with_its_teacher(tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_with_its_teacher(tmp_path):
     teacher = tmp_path / "teacher"
     save(load("cnn-digits"), teacher / "model.safetensors")
     whole = taught(tmp_path / "whole", str(teacher))
-    with monkeypatch.context() as patch:
-        stop_at(4, patch)
-        with pytest.raises(KeyboardInterrupt):
-            taught(tmp_path / "cut", str(teacher))
+    with interrupted(lambda _, progress: progress.step >= 4):
+        taught(tmp_path / "cut", str(teacher))
     train(None, resume=tmp_path / "cut", options=RunOptions(device="cpu", quiet=True))
     weights = [(folder / "model.safetensors").read_bytes() for folder in (whole, tmp_path / "cut")]
     assert weights[0] == weights[1]
@@ -100,8 +96,6 @@ def test_a_stopped_run_goes_on_with_its_teacher(tmp_path, monkeypatch):
 
 
 def test_a_teacher_of_other_classes_is_refused(tmp_path):
-    from tests.kit.making import untrained
-
     classes = (*CLASSES[:-1], "a letter")
     save(untrained("resnet20", classes=classes), tmp_path / "teacher" / "model.safetensors")
     with pytest.raises(InputError, match=r"the teacher teacher has other classes.*in the model: 'a letter'"):

@@ -13,7 +13,7 @@ from vitlens.commands.stats.options import StatsOptions
 from vitlens.files import read_run
 
 NAME = "mine=runs/a"
-OPTIONS = StatsOptions((NAME,), data="digits", run=RunOptions(limit=4, command="vitlens stats"))
+OPTIONS = StatsOptions(NAME, data="digits", run=RunOptions(limit=4, command="vitlens stats"))
 
 
 def cache(root: Path, name: str = NAME, digest: str = "weights", data: str = "digits") -> ChapterCache:
@@ -50,7 +50,7 @@ def test_the_same_chapter_is_restored_under_the_folder_of_its_new_run(tmp_path):
 def test_only_where_a_model_lies_does_not_matter(tmp_path):
     keep(tmp_path)
     moved = "mine=elsewhere/b"
-    assert found(tmp_path, replace(OPTIONS, models=(moved,)), name=moved)
+    assert found(tmp_path, replace(OPTIONS, model=moved), name=moved)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_only_where_a_model_lies_does_not_matter(tmp_path):
         {"options": with_run(precision="fp32")},
         {"options": replace(OPTIONS, renormalise=False)},
         # its metrics and arrays are named by the alias
-        {"name": "other=runs/a", "options": replace(OPTIONS, models=("other=runs/a",))},
+        {"name": "other=runs/a", "options": replace(OPTIONS, model="other=runs/a")},
     ],
     ids=str,
 )

@@ -12,8 +12,8 @@ from tests.kit.uses import BrokenError, state_of
 from tests.lens.places.models import ATTENTIVE, EVERY, HANDWRITTEN, MODELS, PLAIN
 from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.lens.attention import attention_module
 from vitlens.lens.capture import capture_attention
-from vitlens.lens.hooks import attention_module
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import KnockedOut
 from vitlens.lens.layers import layers

@@ -135,11 +135,11 @@ def test_evaluate_takes_several_models(stand_in):
     assert (options.models, options.data) == (("vit-digits", "small=runs/a"), None)
 
 
-def test_stats_takes_one_model_or_two(stand_in, capsys):
+def test_stats_takes_one_model(stand_in, capsys):
     calls = stand_in("stats", result=None)
-    assert run(["stats", "vit-digits", "fresh=vit-digits@random", "--no-renormalise"]) == 0
+    assert run(["stats", "fresh=vit-digits@random", "--no-renormalise"]) == 0
     [((options,), _)] = calls
-    assert options.models == ("vit-digits", "fresh=vit-digits@random")
+    assert options.model == "fresh=vit-digits@random"
     assert options.renormalise is False
     assert capsys.readouterr().out == ""  # a process that is not the first has nothing to say
 
@@ -149,7 +149,7 @@ def test_stats_over_training_arrives(stand_in):
     assert run(["stats", "runs/a", "--over-training"]) == 0
     assert run(["stats", "runs/a"]) == 0
     [((asked,), _), ((default,), _)] = calls
-    assert (asked.models, asked.over_training, default.over_training) == (("runs/a",), True, False)
+    assert (asked.model, asked.over_training, default.over_training) == ("runs/a", True, False)
 
 
 def test_profile_takes_lists(stand_in, capsys):

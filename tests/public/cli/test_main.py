@@ -131,7 +131,7 @@ def test_a_mistyped_statistic_is_answered_with_the_near_one(word, capsys):
 @pytest.mark.parametrize(
     ("word", "metrics"),
     [
-        ("stats", ["entropy", "normalised_entropy/vit-digits", "distance/L0.H1", "heads_changed/a/b"]),
+        ("stats", ["entropy", "normalised_entropy/vit-digits", "distance/L0.H1"]),
         ("study", ["accuracy", "entropy", "rank_correlation/patch"]),
         ("audit", ["accuracy/vit-digits", "calibration_error", "entropy"]),
         ("ablate", ["rank_correlation/first-order"]),

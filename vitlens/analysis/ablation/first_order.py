@@ -8,53 +8,41 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.ablation.effects import Unit, UnitsByImage
-from vitlens.analysis.ablation.replacements import MeanOutputs, prepared
+from vitlens.analysis.ablation.bench import Bench, ByImage, Unit
 from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.attention.gradients import check_targets
 from vitlens.devices import evaluating
-from vitlens.lens.hooks import Joined, attention_module, inside_attention
+from vitlens.lens.attention import Tap, TensorFunction, tapped
 from vitlens.lens.layers import Layer, layer_of
 from vitlens.models.model import Model
-from vitlens.names import Replacement
 from vitlens.shapes import Heads, Images, Labels
 
 GRAPH = 4  # divides the batch size, as a backward pass keeps the activations of all layers
 
 
-def first_order(
-    model: Model,
-    images: Images,
-    labels: Labels,
-    units: Sequence[Unit],
-    *,
-    replace: Replacement = "mean",
-    means: MeanOutputs | None = None,
-    donors: Images | None = None,
-    seed: int = 0,
-    offset: int = 0,
-) -> UnitsByImage:
+def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
     """Each image's gradient of the cross-entropy with respect to a head's output · (replacement - output), nats.
 
-    (units, batch), signed, float64 on the CPU; NaN for MLPs and blocks. The replacement is that of measure_effects with
-    the same arguments; with "zero" this is the estimate of Michel 2019 before the absolute value.
+    (units, images), signed, float64 on the CPU; NaN for MLPs and blocks. With "zero" this is the estimate of Michel
+    2019 before the absolute value.
     """
-    result = torch.full((len(units), len(images)), torch.nan, dtype=torch.float64)
-    rows = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
-    if not rows:
-        return result
-    size = max(1, fitting_batch_size(model) // GRAPH)
-    with prepared(model, images, tuple(rows), replace=replace, means=means, donors=donors, seed=seed + offset) as ready:
-        truth, replacements = check_targets(labels, ready.replay.logits), ready.replacements(tuple(rows))
-    for start in range(0, len(images), size):
-        part = slice(start, min(start + size, len(images)))
-        outputs = head_gradients(model, images[part], truth[part], {unit.layer for unit in rows})
-        for unit, row in rows.items():
-            tensor = replacements.get(unit.intervention(replace))
-            result[row, part] = gradient_times_change(
-                outputs, unit, tensor[part] if tensor is not None and tensor.dim() == 3 else tensor
-            )
-    return result
+    own, rows = bench.share(), {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
+    result = torch.full((len(units), len(own)), torch.nan, dtype=torch.float64)
+    size = max(1, fitting_batch_size(bench.model) // GRAPH)
+    for start in range(0, len(own) if rows else 0, bench.size):
+        batch = own[start : start + bench.size]
+        images, labels = (each[batch].to(bench.model.device) for each in (bench.images, bench.labels))
+        with bench.source(batch, tuple(rows)) as source:
+            replacements = source.tensors(tuple(rows))
+        for first in range(0, len(batch), size):
+            part = slice(first, first + size)
+            where = slice(start + first, min(start + first + size, start + len(batch)))
+            outputs = head_gradients(bench.model, images[part], labels[part], {unit.layer for unit in rows})
+            for unit, row in rows.items():
+                tensor = replacements.get(unit.intervention(source.by))
+                result[row, where] = gradient_times_change(
+                    outputs, unit, tensor[part] if tensor is not None and tensor.dim() == 3 else tensor
+                )
+    return bench.processes.gathered(result.T.contiguous()).T
 
 
 def gradient_times_change(
@@ -82,12 +70,12 @@ def head_gradients(model: Model, images: Images, labels: Labels, which: set[int]
 def _reading(model: Model, which: set[int], read: dict[int, Tensor]) -> Iterator[None]:
     with ExitStack() as stack:
         for index in sorted(which):
-            attention = attention_module(model, layer_of(model, index).attention)
-            stack.enter_context(inside_attention(attention, joined=_keep_leaf(read, index)))
+            module = layer_of(model, index).attention
+            stack.enter_context(tapped(model, Tap((module,), joined=_keep_leaf(read, index))))
         yield
 
 
-def _keep_leaf(read: dict[int, Tensor], index: int) -> Joined:
+def _keep_leaf(read: dict[int, Tensor], index: int) -> TensorFunction:
     def joined(heads: Tensor) -> Tensor:
         read[index] = heads if heads.requires_grad else heads.detach().requires_grad_()
         return read[index]

@@ -1,22 +1,27 @@
-"""The importance of each unit from its effects on all images: means, intervals, tests, also by class."""
+"""The importance of each unit from its effects on all images: means, intervals, tests."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as changed
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.effects import Effects, PerUnit, Unit, UnitsByImage
+from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes, Unit, units_of
 from vitlens.analysis.answers.paired import intervals, sign_flips
-from vitlens.errors import InputError
+from vitlens.analysis.answers.targets import required_labels
+from vitlens.models.model import Model
+from vitlens.models.support import needs_of, require
 from vitlens.names import Replacement, UnitKind
+from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
 from vitlens.summary import HeadBoard, Line, Summary
 from vitlens.uncertainty import DRAWS, Estimate, finite, holm
 
 LEVEL = 0.05  # of the tests, after Holm's correction
 
+PerUnit = Float[Tensor, " units"]
 PerLayer = Float[Tensor, "layers heads"]
 
 
@@ -129,11 +134,50 @@ class Importance(Summary):
         return table
 
 
+@takes_images
+def ablate(
+    model: Model,
+    images: AnyImages,
+    labels: Tensor | str | None = None,
+    *,
+    replace: Replacement | None = None,
+    kinds: UnitKind | Sequence[UnitKind] = ("head",),
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Importance:
+    """How much every head (and MLP, block) matters: the exact change of loss and accuracy without it, with intervals.
+
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, read a batch at a time; intervals
+    and tests are over its groups where it is a Split that has them; labels: class indices (n,), or "predicted" (None:
+    those of the Split or the class folders); replace: what replaces a
+    head's output, its "mean" over the images (at least 8), "zero", or another image's output, "resample" (None: "mean",
+    with 2 to 7 images "resample", with one "zero"; the result's `replace` and `note` say which); batch_size: images at
+    a time (None: chosen to fit). Raises UnsupportedError for a model without attention or without a classifier,
+    InputError for too few images.
+
+    >>> import torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> effect = vitlens.ablate(vit, torch.rand(8, 3, 32, 32), torch.arange(8))
+    >>> effect.delta_loss.shape == effect.low.shape  # (layers, heads), nats
+    True
+    """
+    model.require_classifier()
+    images = as_parts(images)
+    labels = required_labels(model, images, labels, batch_size=batch_size)
+    kinds = (kinds,) if isinstance(kinds, str) else kinds
+    require(model, *(needs_of("ablate") if "head" in kinds else ("classifier", "attention")))
+    bench = Bench(model, images, labels, replace, groups_of(images), seed, batch_size)
+    found = summarise(bench.without([(unit,) for unit in units_of(model, kinds=kinds)]), groups=bench.groups, seed=seed)
+    if bench.replacement == "mean" and not bench.one_batch:  # a pass more, for the means
+        found = changed(found, forward_equivalents=found.forward_equivalents + 1)
+    return found
+
+
 def summarise(
-    effects: Effects,
+    effects: Outcomes,
     *,
     groups: Tensor | None = None,
-    first: UnitsByImage | None = None,
+    first: ByImage | None = None,
     seed: int = 0,
 ) -> Importance:
     """Means, intervals and tests of effects on all images.
@@ -188,24 +232,6 @@ def mean_changes(
     return [MeanChange(mean[part], low[part], high[part], p[part], _holm(p[part], families)) for part in parts]
 
 
-def agreement(
-    importances: Mapping[Replacement, Importance], *, kind: UnitKind = "head"
-) -> Float[Tensor, "replacements others"]:
-    """Spearman's correlation of the changes of loss under different replacements, in their order.
-
-    Raises InputError unless all are of the same units.
-    """
-    each_replacement = list(importances.values())
-    if len({each.units for each in each_replacement}) != 1:
-        raise InputError("expected the importance of the same units under each replacement, found others or none")
-    own = each_replacement[0].of_kind(kind)
-    rows = [each.loss.mean[own] for each in each_replacement]
-    return torch.tensor(
-        [[spearman(first_losses, second_losses) for second_losses in rows] for first_losses in rows],
-        dtype=torch.float64,
-    )
-
-
 def spearman(first: Tensor, second: Tensor) -> float:
     """Spearman's correlation; NaN where one of them is constant or has a NaN, or for fewer than 2 values."""
     first_values, second_values = (np.asarray(each.double().numpy()) for each in (first, second))
@@ -228,7 +254,7 @@ def _clusters(images: int, groups: Tensor | None) -> int:
     return images if groups is None else len(groups.unique())
 
 
-def _remarks(effects: Effects, groups: Tensor | None) -> list[str]:
+def _remarks(effects: Outcomes, groups: Tensor | None) -> list[str]:
     notes = []
     clusters, sampled = _clusters(len(effects), groups), "images" if groups is None else "groups of images"
     if clusters < 2:

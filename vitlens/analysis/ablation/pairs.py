@@ -5,25 +5,21 @@ K = X Xᵀ without its diagonal, needs only sums over the samples: Σ x yᵀ, Σ
 accumulated for all heads, and CKA is computed from them at the end: it is not a mean over batches.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as changed
 from itertools import combinations
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.effects import JointEffects, Unit
+from vitlens.analysis.ablation.bench import Bench, Outcomes, Some, Unit
 from vitlens.analysis.ablation.importance import MeanChange, mean_changes
-from vitlens.analysis.ablation.joint import measure_jointly
-from vitlens.analysis.ablation.replacements import Batches, MeanOutputs
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.layers import Layer, layers
-from vitlens.lens.replay import DEFAULT_BUDGET, replaying
+from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
-from vitlens.names import Replacement
-from vitlens.shapes import Images, Labels
+from vitlens.shapes import Images
 
 _ROWS = 4096  # samples at once
 _FEWEST = 4  # samples: unbiased HSIC divides by n (n - 3)
@@ -33,30 +29,13 @@ Samples = Float[Tensor, "samples _ _"]
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Every image's loss without each of some units, and without each pair of them.
-
-    units: the k units; pairs: (first, second) as indices of units; outcomes: rows are the k units, then the pairs.
-    """
-
-    units: tuple[Unit, ...]
-    pairs: tuple[tuple[int, int], ...]
-    outcomes: JointEffects
-
-    @classmethod
-    def join(cls, parts: Sequence["Pairs"]) -> "Pairs":
-        """Pairs measured on several batches as one. Raises InputError unless they are of the same units."""
-        return changed(parts[0], outcomes=JointEffects.join([part.outcomes for part in parts]))
-
-
-@dataclass(frozen=True)
 class Synergy:
     """Effect of both minus the sum of the effects, change of loss in nats, for each pair.
 
     Positive: one compensates for the removal of the other (removing both costs more than the sum); negative: they
     depend on each other (once one is removed, removing the other costs less).
 
-    units, pairs: as in Pairs; change: mean, low, high, p, p_holm (pairs,); both
+    units: the k units; pairs: (first, second) as indices of units; change: mean, low, high, p, p_holm (pairs,); both
     (pairs,), alone (units,): mean effect of removing both, or each; n: images; note: what a report must say, or "".
     """
 
@@ -77,57 +56,44 @@ class Synergy:
 
 
 def pairwise(
-    model: Model,
-    images: Images,
-    labels: Labels,
+    bench: Bench,
     units: Sequence[Unit],
     *,
     pairs: Sequence[tuple[int, int]] | None = None,
-    replace: Replacement = "mean",
-    means: MeanOutputs | None = None,
-    donors: Images | None = None,
-    seed: int = 0,
-    offset: int = 0,
-    budget: int = DEFAULT_BUDGET,
-    advance: Callable[[int], object] = lambda _: None,
-) -> Pairs:
-    """The effects of removing each unit and each pair of units on one batch; join over batches, then call `synergy`.
-
-    pairs: as indices of units (None: all of them); advance: called with the number of removals just done, one for each
-    unit and each pair. Other arguments as measure_effects.
-    """
+    images: Some | None = None,
+    what: str = "Removing pairs",
+) -> Synergy:
+    """The synergy of each pair of units, from removing each of them and each pair; pairs: as indices of units (None:
+    all of them); images: some of the bench's (None: all)."""
     if len(units) < 2 or len(set(units)) < len(units):
         raise InputError(f"expected at least 2 different units to pair, found {[unit.name for unit in units]}")
     chosen = tuple(combinations(range(len(units)), 2)) if pairs is None else tuple(pairs)
-    outcomes = measure_jointly(
-        model,
-        images,
-        labels,
-        [*((unit,) for unit in units), *((units[first], units[second]) for first, second in chosen)],
-        replace=replace,
-        means=means,
-        donors=donors,
-        seed=seed,
-        offset=offset,
-        budget=budget,
-        advance=advance,
-    )
-    return Pairs(tuple(units), chosen, outcomes)
+    sets = [*((unit,) for unit in units), *((units[first], units[second]) for first, second in chosen)]
+    outcomes = bench.without(sets, images, what=what)
+    groups = bench.groups if bench.groups is None or images is None else bench.groups[images]
+    return synergy(units, chosen, outcomes, groups=groups, seed=bench.seed)
 
 
-def synergy(pairs: Pairs, *, groups: Tensor | None = None, seed: int = 0) -> Synergy:
-    """Interval and test of each pair's synergy, paired over images (or groups), Holm over the pairs."""
-    effect, count = pairs.outcomes.delta_loss, len(pairs.units)
-    first, second = (list(each) for each in zip(*pairs.pairs))
+def synergy(
+    units: Sequence[Unit],
+    pairs: Sequence[tuple[int, int]],
+    outcomes: Outcomes,
+    *,
+    groups: Tensor | None = None,
+    seed: int = 0,
+) -> Synergy:
+    """Interval and test of each pair's synergy, paired over images (or groups), Holm over the pairs; outcomes: without
+    each of the units, then without each of the pairs."""
+    effect, count = outcomes.delta_loss, len(units)
+    first, second = (list(each) for each in zip(*pairs))
     both = effect[count:]
     beyond = both - effect[first] - effect[second]
     (change,) = mean_changes((beyond,), families=[0] * len(beyond), groups=groups, seed=seed)
-    n = len(pairs.outcomes)
     warning = (
         "" if change.low.isfinite().all() else "no intervals and no tests: they need at least 2 images (or groups)"
     )
-    note = "; ".join(filter(None, (pairs.outcomes.note, warning)))
-    return Synergy(pairs.units, pairs.pairs, change, both.mean(1), effect[:count].mean(1), n, note)
+    note = "; ".join(filter(None, (outcomes.note, warning)))
+    return Synergy(tuple(units), tuple(pairs), change, both.mean(1), effect[:count].mean(1), len(outcomes), note)
 
 
 @dataclass(frozen=True)
@@ -254,7 +220,7 @@ class RedundancyStream:
         return Redundancy(units, matrix, self.images)
 
 
-def redundancy(model: Model, batches: Batches) -> Redundancy:
+def redundancy(model: Model, batches: Iterable[Images]) -> Redundancy:
     """The similarity of each pair of heads' outputs over all tokens of all images."""
     stream = RedundancyStream(model)
     for images in batches:

@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitlens.analysis.cost.parts import EMBEDDING, HEAD, MLP, PRODUCTS, PROJECTIONS, Parts, in_order
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.hooks import Arguments, watching
 from vitlens.lens.layers import probe_images
+from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
 from vitlens.models.vit_config import ViTConfig
 from vitlens.uncertainty import Estimate

@@ -11,9 +11,9 @@ from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.parts import parameters_by_part
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError
-from vitlens.lens.hooks import Arguments, watching
 from vitlens.lens.layers import probe_images
 from vitlens.models.given import require_model
+from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
 from vitlens.models.vit import VisionTransformer
 from vitlens.summary import Summary

@@ -17,8 +17,7 @@ from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.onednn import quick_linear, quick_mlps
-from vitlens.lens.quick_passes import quick_passes
+from vitlens.lens.quick_passes import quick_linear, quick_mlps, quick_passes
 from vitlens.lens.replay_check import Entry, entry_of
 from vitlens.models.model import Model
 from vitlens.names import SUBSTRATES, Substrate

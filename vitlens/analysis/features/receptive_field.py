@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.hooks import Arguments, watching
 from vitlens.lens.stages import FeatureStage, stages
+from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 from vitlens.summary import Summary

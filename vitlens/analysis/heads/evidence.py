@@ -20,8 +20,8 @@ from vitlens.analysis.answers.moments import Key
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.patch_rows import PatchRows, PerImage
 from vitlens.analysis.heads.rows import ascending
+from vitlens.lens.attention import attention_module
 from vitlens.lens.call import AttentionCall, precise, received
-from vitlens.lens.hooks import attention_module
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 

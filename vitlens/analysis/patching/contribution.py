@@ -18,8 +18,9 @@ from vitlens.analysis.attention.gradients import check_targets
 from vitlens.analysis.patching.stream_to_logits import blocks_of, logits_from, stream_weights
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.hooks import Arguments, Joined, attention_module, inside_attention, watching
+from vitlens.lens.attention import Tap, TensorFunction, attention_module, tapped
 from vitlens.lens.layers import Layer, layers
+from vitlens.models.hooks import Arguments, watching
 from vitlens.models.known_modules import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Tokens
@@ -240,12 +241,11 @@ def watching_branches(model: Model, outputs: BranchOutputs, blocks: Sequence[str
         stack.enter_context(watching(model.module, blocks, record_block))
         stack.enter_context(watching(model.module, mlps, record_mlp))
         for layer in known:
-            attention = attention_module(model, layer.attention)
-            stack.enter_context(inside_attention(attention, joined=_keep_heads(outputs, layer.index)))
+            stack.enter_context(tapped(model, Tap((layer.attention,), joined=_keep_heads(outputs, layer.index))))
         yield
 
 
-def _keep_heads(outputs: BranchOutputs, layer: int) -> Joined:
+def _keep_heads(outputs: BranchOutputs, layer: int) -> TensorFunction:
     def joined(heads: Tensor) -> Tensor:
         outputs.heads[layer] = outputs.row(heads)
         return heads

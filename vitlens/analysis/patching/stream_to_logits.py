@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.errors import UnsupportedError
-from vitlens.lens.hooks import ScopedMode, overridden
 from vitlens.lens.stages import stages
+from vitlens.models.hooks import ScopedMode, overridden
 from vitlens.models.model import Model
 from vitlens.shapes import Labels, Logits, Tokens
 

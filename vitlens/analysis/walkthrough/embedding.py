@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.lens.hooks import Arguments, watching
 from vitlens.lens.places.capture import capture
+from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 

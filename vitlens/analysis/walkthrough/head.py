@@ -15,11 +15,12 @@ from torch.nn import functional as F
 from vitlens.analysis.patching.contribution import branch_scale
 from vitlens.analysis.walkthrough.registry import TOLERANCE, StepName
 from vitlens.errors import UnsupportedError
+from vitlens.lens.attention import attention_module
 from vitlens.lens.call import AttentionCall, softmax_or_zero
-from vitlens.lens.hooks import Arguments, attention_module, watching
 from vitlens.lens.layers import Layer
 from vitlens.lens.observe import observe
 from vitlens.lens.places.capture import Captured, capture
+from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Heads, Images, Tokens, Weights
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitlens.analysis.walkthrough.embedding import Embedding
-from vitlens.lens.attend import TensorFunction
+from vitlens.lens.attention import TensorFunction
 from vitlens.lens.call import AttentionCall, softmax_or_zero
 from vitlens.lens.observe import observe
 from vitlens.lens.places.capture import capture

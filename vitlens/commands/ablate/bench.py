@@ -1,7 +1,7 @@
 """What all measurements of `vitlens ablate` share; and those inside the model: labels, patching, lens, pruning."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.ablation.effects import Unit
+from vitlens.analysis.ablation import bench as ablation
+from vitlens.analysis.ablation.bench import Removal, Stored, Unit
 from vitlens.analysis.ablation.importance import Importance
-from vitlens.analysis.ablation.joint import BatchOutcomes
-from vitlens.analysis.ablation.replacements import MeanOutputs, means_of, other_images
 from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.cost.latency import latency
 from vitlens.analysis.heads.labels import LABELS, head_words
@@ -26,14 +25,16 @@ from vitlens.archives import Form
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
 from vitlens.commands.run.progress import ProgressStore
+from vitlens.commands.run.resume import batch_digest
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.unseen import copy_training_images
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model
-from vitlens.models.rebuilding.pruning import prune_heads
+from vitlens.models.rebuilt import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.names import Replacement
+from vitlens.pixels import Streamed
 from vitlens.uncertainty import Estimate, finite, wilson
 
 IMAGES: Final = 64  # on which heads are labelled, of the lens and the contributions, at most; the pair is one of them
@@ -41,17 +42,6 @@ _TRIED: Final = 8  # images that are corrupted in search of one whose prediction
 _CORRUPTED: Final = {"blur": "blurred", "shuffle": "tiles shuffled", "noise": "with noise"}  # tried in this order
 _ROUNDS: Final = 3  # of timing, alternating between the whole and the pruned model
 _TIMED: Final = 8  # images in the batch that is timed
-
-
-@dataclass(frozen=True)
-class LabelledBatch:
-    """Images, labels as columns of the logits, and the index of the first image in this process's share. donors: for
-    each image the one whose output replaces its own, where units are resampled."""
-
-    images: Tensor
-    labels: Tensor
-    offset: int
-    donors: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,7 @@ class Bench:
     labels: Tensor
     units: tuple[Unit, ...]
     store: ProgressStore
-    means: MeanOutputs | None = None
+    means: ablation.MeanOutputs | None = None
 
     @property
     def heads(self) -> tuple[Unit, ...]:
@@ -85,55 +75,25 @@ class Bench:
         groups = self.run.split.groups
         return groups if groups is None or indices is None else groups[indices]
 
-    def share(self, indices: Tensor | None = None) -> Tensor:
-        """The part of these indices (None: of all images) that belongs to this process."""
-        every = torch.arange(len(self.run.split)) if indices is None else indices
-        return every[self.run.processes.index :: self.run.processes.count]
+    def by(self, replacement: Replacement) -> ablation.Bench:
+        """What the analysis measures with, for one of the replacements."""
+        run = self.run
+        return ablation.Bench(
+            run.model, Streamed(run.split, run.model.mean.dtype), self.labels, replacement, self.groups(), run.run.seed,
+            self.batch_size, run.processes, means=self.means, progress=run.progress, memory=self._memory,
+        )  # fmt: skip
 
-    def batches(self, indices: Tensor | None = None) -> Iterator[LabelledBatch]:
-        """This process's images in batches that fit into memory; indices: of the images to take (None: all).
-
-        The donor of an image is drawn from all images, so that results do not depend on the batches.
-        """
-        own, device = self.share(indices), self.run.model.device
-        resampled = "resample" in self.run.options.replace
-        others = other_images(len(self.run.split), seed=self.run.run.seed) if resampled else None
-        for batch in self.run.split.pick(own).batches(self.batch_size, device=device):
-            positions, donors = own[batch.indices], None
-            if others is not None:
-                (donors, *_), *_ = self.run.split.pick(others[positions]).batches(len(positions), device=device)
-            yield LabelledBatch(batch.images, self.labels[positions].to(device), int(batch.indices[0]), donors)
-
-    def measured_means(self) -> MeanOutputs | None:
+    def measured_means(self) -> ablation.MeanOutputs | None:
         """The mean outputs over all processes, where they are needed; None where one batch holds all images, whose
         clean pass gives them."""
-        options, processes = self.run.options, self.run.processes
-        one_batch = processes.count == 1 and len(self.run.split) <= self.batch_size and not options.curves
-        if "mean" not in options.replace or (one_batch and not options.pairs):
+        options = self.run.options
+        if "mean" not in options.replace:
             return None
-        with self.run.progress("Mean outputs", len(self.run.split)) as advance:
+        bench = self.by("mean")
+        return None if bench.one_batch and not options.curves and not options.pairs else bench.known_means
 
-            def images() -> Iterator[Tensor]:
-                for batch in self.batches():
-                    yield batch.images
-                    advance(len(batch.images) * processes.count)
-
-            means = means_of(self.run.model, images())
-        means.join(processes.total)
-        return means
-
-    def rounds(
-        self, what: str, removals: int, indices: Tensor | None = None
-    ) -> Iterator[tuple[LabelledBatch, dict[str, Any]]]:
-        """`batches` with progress, each with what every measurement takes; removals: done on each image."""
-        common = {"means": self.means, "seed": self.run.run.seed}
-        with self.run.progress(what, removals * len(self.share(indices)), "removals") as advance:
-            for batch in self.batches(indices):
-
-                def done(removed: int, images: int = len(batch.images)) -> None:
-                    advance(removed * images)
-
-                yield batch, {**common, "donors": batch.donors, "offset": batch.offset, "advance": done}
+    def _memory(self, key: str, images: Tensor, labels: Tensor) -> "BatchMemory":
+        return BatchMemory(self.store, key, batch_digest(images, labels), len(labels))
 
 
 @dataclass(frozen=True)
@@ -146,7 +106,7 @@ class BatchMemory:
     digest: str
     count: int
 
-    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> BatchOutcomes | None:
+    def recall(self, sets: Sequence[Removal]) -> Stored | None:
         """The stored outcomes, or None. Raises InputError when they are of other images, or damaged."""
         sides = (len(sets), self.count)
         forms = {"loss": Form("f", sides), "correct": Form("b", sides), "cost": Form("iu")}
@@ -154,14 +114,14 @@ class BatchMemory:
         if arrays is None:
             return None
         loss, correct = (torch.from_numpy(np.asarray(arrays[name])) for name in ("loss", "correct"))
-        return BatchOutcomes(loss, correct, int(arrays["cost"]))
+        return Stored(loss, correct, int(arrays["cost"]))
 
-    def remember(self, sets: Sequence[tuple[Unit, ...]], outcomes: BatchOutcomes) -> None:
+    def remember(self, sets: Sequence[Removal], outcomes: Stored) -> None:
         """Store outcomes, completely or not at all."""
         arrays = {"loss": outcomes.loss.numpy(), "correct": outcomes.correct.numpy(), "cost": np.array(outcomes.cost)}
         self.store.remember(self._key(sets), self.digest, arrays)
 
-    def _key(self, sets: Sequence[tuple[Unit, ...]]) -> str:
+    def _key(self, sets: Sequence[Removal]) -> str:
         names = ",".join("+".join(unit.name for unit in each) for each in sets)
         return f"{self.key}-{hashlib.sha256(names.encode()).hexdigest()[:16]}"
 

@@ -11,19 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.ablation import removal as removing
-from vitlens.analysis.ablation.ablate import measure_effects, units_of
-from vitlens.analysis.ablation.effects import Effects, Unit
+from vitlens.analysis.ablation import orders as removing
+from vitlens.analysis.ablation.bench import Outcomes, Unit, replacement_for, replacement_note, units_of
 from vitlens.analysis.ablation.first_order import first_order
-from vitlens.analysis.ablation.greedy import greedy_order
 from vitlens.analysis.ablation.importance import Importance, mean_changes, spearman, summarise
-from vitlens.analysis.ablation.pairs import Pairs, Redundancy, RedundancyStream, pairwise, synergy
-from vitlens.analysis.ablation.replacements import replacement_for, replacement_note
+from vitlens.analysis.ablation.pairs import Redundancy, RedundancyStream, pairwise
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.commands.ablate import record as rows
-from vitlens.commands.ablate.bench import BatchMemory, Bench, head_labels, inside, name_of, pruned
+from vitlens.commands.ablate.bench import Bench, head_labels, inside, name_of, pruned
 from vitlens.commands.ablate.options import AblateOptions
-from vitlens.commands.run.resume import batch_digest, resumable
+from vitlens.commands.run.resume import resumable
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.devices import autocast
@@ -42,7 +39,7 @@ _FEWEST: Final = 10  # images to rank on, and to test on; for fewer than twice a
 class UnitEffects:
     """The effects of all units on all images, with one replacement. first_order: (units, n)."""
 
-    effects: Effects
+    effects: Outcomes
     first_order: Tensor
     importance: Importance
 
@@ -101,15 +98,10 @@ def measure(options: AblateOptions) -> Path | None:
 
 def _unit_effects(bench: Bench, replacement: Replacement) -> UnitEffects:
     """The effects of all units on all images, and the first-order estimates, gathered from all processes."""
-    parts, estimates = [], []
-    for batch, common in bench.rounds(f"Removing each unit ({replacement})", len(bench.units)):
-        inputs = (bench.run.model, batch.images, batch.labels, bench.units)
-        digest = batch_digest(batch.images, batch.labels)
-        memory = BatchMemory(bench.store, f"{replacement}-{batch.offset}", digest, len(batch.labels))
-        parts.append(measure_effects(*inputs, replace=replacement, memory=memory, **common))
-        estimates.append(first_order(*inputs, replace=replacement, means=bench.means, donors=batch.donors))
-    estimate = bench.run.processes.gathered(torch.cat(estimates, 1).T.contiguous()).T
-    effects = Effects.join(parts).gathered(bench.run.processes)
+    by = bench.by(replacement)
+    sets = [(unit,) for unit in bench.units]
+    effects = by.without(sets, what=f"Removing each unit ({replacement})")
+    estimate = first_order(by, bench.units)
     return UnitEffects(
         effects, estimate, summarise(effects, groups=bench.groups(), first=estimate, seed=bench.run.run.seed)
     )
@@ -205,21 +197,15 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> dict[str, Any]:
     orders, spent = dict(_orders(bench, measured, ranked)), None
     if bench.run.options.greedy:
         orders["greedy"], spent = _greedy(bench, ranked[:REMOVAL_IMAGES])
-    removed = removing.steps(len(bench.heads), points=POINTS)
-    parts = [
-        removing.removal_curves(
-            bench.run.model, batch.images, batch.labels, orders, removed=removed, replace=bench.replacement, **common
-        )
-        for batch, common in bench.rounds("Removing heads in order", len(orders) * len(removed), tested)
-    ]
-    joined = [removing.AblationCurve.join([part[name] for part in parts]) for name in orders]
-    curves = [replace(curve, outcomes=curve.outcomes.gathered(bench.run.processes)) for curve in joined]
+    curves = removing.removal_curves(
+        bench.by(bench.replacement), orders, points=POINTS, images=tested, what="Removing heads in order"
+    )
     points = tuple(
         rows.RemovalRow(name, count, count / len(curve.order), right, loss)
-        for name, curve in zip(orders, curves)
+        for name, curve in curves.items()
         for count, right, loss in zip(curve.removed, curve.accuracy(), curve.loss.tolist())
     )
-    groups, least = bench.groups(tested), curves[0]
+    groups, least = bench.groups(tested), next(iter(curves.values()))
     matters = removing.removal_matters(least, groups=groups)
     removable = removing.share_removable(least, groups=groups, seed=bench.run.run.seed) if matters else None
     return {"curves": points, "removable": removable, "greedy": spent}
@@ -242,22 +228,19 @@ def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tup
 
 def _greedy(bench: Bench, chosen: Tensor) -> tuple[tuple[Unit, ...], float]:
     """The order, ranked again after some removals, and the forward passes an image that it took."""
-    heads, device = bench.heads, bench.run.model.device
-    (batch,) = bench.run.split.pick(chosen).batches(len(chosen), device=device)
-    labels, every = bench.labels[chosen].to(device), max(1, len(heads) // RERANKINGS)
+    heads, every = bench.heads, max(1, len(bench.heads) // RERANKINGS)
+    chosen_images = replace(bench.by(bench.replacement).on(chosen), batch_size=None)
     with bench.run.progress("Ranking heads again", len(heads), "heads") as advance:
-        found = greedy_order(
-            bench.run.model, batch.images, labels, heads, every=every, replace=bench.replacement, means=bench.means,
-            advance=advance,
-        )  # fmt: skip
+        found = removing.greedy_order(chosen_images, heads, every=every, advance=advance)
     return found.order, found.forward_equivalents
 
 
 def _head_redundancy(bench: Bench) -> Redundancy:
     """The similarity of the outputs of each pair of heads."""
     stream = RedundancyStream(bench.run.model)
-    for batch in bench.batches(torch.arange(len(bench.run.split))[:REMOVAL_IMAGES]):
-        stream.add(batch.images)
+    by = bench.by(bench.replacement)
+    for rows_of_batch in by.share(torch.arange(len(by.images))[:REMOVAL_IMAGES]).split(by.size):
+        stream.add(by.images[rows_of_batch].to(bench.run.model.device))
     stream.join(bench.run.processes.total)
     return stream.result()
 
@@ -283,12 +266,7 @@ def _heads_in_pairs(
     units = tuple(dict.fromkeys(unit for pair in wanted for unit in pair))
     pairs = [(units.index(first), units.index(second)) for first, second in wanted]
     chosen = torch.arange(len(bench.run.split))[:REMOVAL_IMAGES]
-    joined = Pairs.join([
-        pairwise(bench.run.model, batch.images, batch.labels, units, pairs=pairs, replace=bench.replacement, **common)
-        for batch, common in bench.rounds("Removing pairs of heads", len(units) + len(pairs), chosen)
-    ])  # fmt: skip
-    gathered = replace(joined, outcomes=joined.outcomes.gathered(bench.run.processes))
-    found = synergy(gathered, groups=bench.groups(chosen), seed=bench.run.run.seed)
+    found = pairwise(bench.by(bench.replacement), units, pairs=pairs, images=chosen, what="Removing pairs of heads")
     places, names = {unit: place for place, unit in enumerate(redundancy.units)}, [*map(name_of, units)]
     return tuple(
         rows.HeadPairRow(

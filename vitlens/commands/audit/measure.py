@@ -107,7 +107,7 @@ class AuditChapters(ChapterRunner):
         self._explain(60 * EXPLAIN_SHARE * self.minutes)
         reason = self.model.supports("stats")
         if reason is None:
-            self.run("stats", self.alias, StatsOptions(self.models, run=self.run_options, **self.common))
+            self.run("stats", self.alias, StatsOptions(*self.models, run=self.run_options, **self.common))
         else:
             self.untested.append(UntestedRow("stats", reason.partition("; ")[0]))
         self.quick = self._attack(CORRUPTIONS_PART)

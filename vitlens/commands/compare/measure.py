@@ -6,9 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import require_shared
@@ -30,7 +28,7 @@ from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.analysis.failures.disturbed import correct_after
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
 from vitlens.analysis.faithfulness.league import Settings, checks_in, league
-from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, as_shares, map_overlap, map_shares
+from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, map_overlap, map_shares
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution.explain import explain, preferred_methods, require_method
@@ -66,15 +64,13 @@ STEPS: Final = 8  # of the removal curves; vitlens explain has 20
 class Maps:
     """Maps of some images: indices (m,) into the split, sorted; sampled: (m,), those of the random subset over which
     statistics are averaged, the others are examples; values: raw maps of each model (m, rows, columns); shares,
-    overlap: their position, concentration and overlap, all (m,); means: of the usable sampled maps of each model, each
-    divided by its sum, uniform where there is none."""
+    overlap: their position, concentration and overlap, all (m,)."""
 
     indices: Tensor
     sampled: Tensor
     values: tuple[Tensor, ...]
     shares: tuple[MapShares, ...]
     overlap: MapOverlap
-    means: tuple[NDArray[np.float64], ...]
 
 
 def measure(options: CompareOptions) -> Path | None:
@@ -371,12 +367,8 @@ def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tens
     size = (grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1]))
     masks = None if run.split.masks is None else run.split.masks[indices]
     shares = tuple(map_shares(values, size=size, grid=grid, masks=masks) for values in both)
-    chosen, means = torch.isin(indices, sampled), []
-    for values, of_model in zip(both, shares):
-        usable = of_model.usable & chosen
-        mean = as_shares(values[usable], size=size, grid=grid).mean(0).numpy() if usable.any() else None
-        means.append(np.full(grid, 1 / np.prod(grid)) if mean is None else mean)
-    return Maps(indices, chosen, tuple(both), shares, map_overlap(*both, size=size, grid=grid), tuple(means))
+    overlap = map_overlap(*both, size=size, grid=grid)
+    return Maps(indices, torch.isin(indices, sampled), tuple(both), shares, overlap)
 
 
 def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> dict[str, Any]:
@@ -421,5 +413,4 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
         "methods": tuple(known),
         "on_object": tuple(on_object),
         "agreement": agreement,
-        "mean_maps": rows.MeanMapArrays(*maps.means),
     }

@@ -176,7 +176,6 @@ class ConflictRow:
 
 
 _Maps = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
-_Map = Annotated[NDArray[np.floating], Form("f", (None, None))]
 
 
 @dataclass(frozen=True)
@@ -187,14 +186,6 @@ class ShownArrays:
     first: _Maps
     second: _Maps
     masks: Masks | None = None
-
-
-@dataclass(frozen=True)
-class MeanMapArrays:
-    """Both models' mean map, as shares of its sum."""
-
-    first: _Map
-    second: _Map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +210,6 @@ class CompareRecord(FailuresRecord):
     cue_conflicts: tuple[ConflictRow, ...] = table()
     training: tuple[Budget, ...] = table()
     shown: ShownArrays | None = arrays("images")
-    mean_maps: MeanMapArrays | None = arrays("mean_maps")
 
 
 RECORD = CompareRecord

@@ -39,7 +39,7 @@ from vitlens.lens.layers import probe_images
 from vitlens.lens.stages import embedding_stage, stages
 from vitlens.models.language_image import PHOTO, by_template, has_text_tower, prompt_names, text_tower
 from vitlens.models.model import Model
-from vitlens.models.pretraining.reading import pretraining_of, told_objectives
+from vitlens.models.pretraining import pretraining_of, told_objectives
 from vitlens.names import TEMPLATE_SETS, Objective, Weighting
 from vitlens.processes import share_of
 from vitlens.record import joined

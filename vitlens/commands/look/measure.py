@@ -7,12 +7,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Row
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -59,7 +57,6 @@ SHOWN: Final = 4  # images
 PLACED: Final = frozenset(("position", "sink"))  # labels that one image cannot tell apart
 FEW_PLACES: Final = "few places"  # what heads of these attend to
 GIVEN: Final = "attention"  # the name of weights that were given
-_SIDES: Final = (16, 36)  # columns of a picture, at least and at most
 _BAR: Final = 20  # characters of a probability of 1
 MOST: Final = 8  # images of a run, unless --limit says otherwise
 _SMALL: Final = 30_000_000  # parameters, below which one thread is fastest on a few images
@@ -301,8 +298,6 @@ def print_look(record: rows.LookRecord, console: Console | None = None) -> None:
     (row,) = record.look
     for index, name in enumerate(record.names[:SHOWN]):
         console.print(Text(for_terminal(name), style="bold"))
-        for line in _pictures(record, index, console):
-            console.print(line, no_wrap=True, overflow="crop")
         classes, heads = (Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim") for _ in range(2))
         classes.show_header = False
         predicted = record.predictions[index]
@@ -319,37 +314,3 @@ def print_look(record: rows.LookRecord, console: Console | None = None) -> None:
         console.print(f"the report shows all {len(record.names)} images", markup=False, highlight=False)
     if row.note:
         console.print(Text(row.note), soft_wrap=True)
-
-
-def _pictures(record: rows.LookRecord, index: int, console: Console) -> Iterator[Text]:
-    """The image and its maps beside one another, two pixels a character; none where there is no room or no colour."""
-    if record.maps is None:
-        return
-    maps = [own[index] for own in record.maps.named.values()]
-    side = min(_SIDES[1], (console.width - 2) // (1 + len(maps)) - 2)
-    if not console.is_terminal or console.color_system not in ("truecolor", "256") or side < _SIDES[0]:
-        return
-    from vitlens.charts.overlay import Scale, blend
-
-    picture = record.maps.pixels[index] / np.float32(255)
-    panels = [picture.transpose(1, 2, 0)]
-    for values in maps:
-        positive = np.clip(np.nan_to_num(values), 0, None)
-        panels.append(blend(picture, positive / (positive.max() or 1), scale=Scale(0.0, 1.0)))
-    named = ["", *(for_terminal(name) for name, _ in record.predictions[index].top_classes)]
-    small = [_reduced(panel, side) for panel in panels]
-    yield Text("  ".join(f"{name[:side]:<{side}}" for name in named[: len(small)]))
-    for row in range(0, len(small[0]) - 1, 2):
-        line = Text()
-        for panel in small:
-            for upper, lower in zip(panel[row], panel[row + 1]):
-                line.append("▀", style=" on ".join(f"rgb({','.join(map(str, each))})" for each in (upper, lower)))
-            line.append("  ")
-        yield line
-
-
-def _reduced(pixels: NDArray[np.floating[Any]], width: int) -> NDArray[np.uint8]:
-    """Pixels (height, width, 3) in [0, 1] at this width, and an even height in proportion."""
-    height = max(2, round(pixels.shape[0] * width / pixels.shape[1] / 2) * 2)
-    image = Image.fromarray((255 * pixels).round().astype(np.uint8))
-    return np.asarray(image.resize((width, height), Image.Resampling.BOX))

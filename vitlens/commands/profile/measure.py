@@ -24,7 +24,7 @@ from vitlens.models.assembly import default_classes
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_models, require_rule
-from vitlens.models.resizing import untrained_at
+from vitlens.models.rebuilt import untrained_like
 from vitlens.models.sources.registry import source_of
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.uncertainty import Estimate, median_of
@@ -45,7 +45,7 @@ def measure(options: ProfileOptions) -> Path | None:
     run = Run("profile", options, images=False, load=lambda given: _loaded(options, given, variants))
     for model in run.models:
         for size in options.sizes:
-            untrained_at(model, size)  # refuses a size that does not fit before anything is measured
+            _at(model, size)  # refuses a size that does not fit before anything is measured
     device = run.model.device
     requested = options.batch_sizes or (() if run.run.batch_size is None else (run.run.batch_size,))
     batches = requested or tuple(2**power for power in range(_LARGEST[device.type == "cpu"].bit_length()))
@@ -171,11 +171,16 @@ def _growth(
             continue
         for size in sizes or default_sizes(model):
             try:
-                resized = untrained_at(model, size)
+                resized = _at(model, size)
             except InputError as error:  # of a default size: those of --sizes were tried before
                 yield rows.LeftOutSizeRow(model.alias, "image-size", size, str(error))
             else:
                 yield _point(model.alias, "image-size", resized, precision)
+
+
+def _at(model: Model, size: rows.Size) -> Model:
+    """The model itself at its own size, else an untrained one of the same architecture. Raises InputError."""
+    return model if size == model.input_size else untrained_like(model, seed=0, size=size)
 
 
 def default_sizes(model: Model) -> list[rows.Size]:

@@ -62,7 +62,7 @@ _TOP = tuple(
     )
 )
 _BEGAN = time.time()  # of this process: temporary files that are older were left by a killed one
-_PARTS = ("chapters", "frozen", "full", "pruned")  # runs, and a model, within a run
+_PARTS = ("chapters", "pruned")  # runs, and a model, within a run
 
 
 class RunFolder:

@@ -1,95 +1,65 @@
-"""Statistics of every head over any number of images, for one model or two on the same images, and over a training."""
+"""Statistics of every head over any number of images, and over a training."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.answers.moments import Key, Moments
+from vitlens.analysis.answers.moments import Moments
 from vitlens.analysis.heads.labels import FAULTY
 from vitlens.analysis.heads.marks import marks, sinks_off_object
 from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
-from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads
+from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.commands.run.run import Run
 from vitlens.commands.stats import record as rows
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.devices import autocast
 from vitlens.errors import InputError
 from vitlens.lens.site import NO_PLACE
-from vitlens.models.identity import backbone, same_anatomy, same_backbone
 from vitlens.models.loading import load
 from vitlens.models.naming import parse_model
 from vitlens.processes import share_of
 from vitlens.training.checkpoint import KeptWeights, weights_over_training
-from vitlens.uncertainty import LEVEL, Estimate, finite, holm
+from vitlens.uncertainty import Estimate, finite
 
 IMAGES: Final = 200  # of --over-training at most, the same for all checkpoints
 CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer
-MOST_MODELS: Final = 2  # differences are those of one pair
 _LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most this share is local
 
 
 def measure(options: StatsOptions) -> Path | None:
     """Measure every head and write the report; returns its path, None in all processes but the first.
 
-    Raises InputError for more than two models, and for a run that kept no weights.
+    Raises InputError for a run that kept no weights.
     """
-    kept = kept_weights(options.models) if options.over_training else ()
-    run = Run("stats", options, most=MOST_MODELS)
-    streams = [
-        Stream(model, renormalise=options.renormalise, groups=split.groups)
-        for model, split in zip(run.models, run.splits)
-    ]
-    pair = len(streams) == MOST_MODELS
-    comparable = pair and same_anatomy(*run.models)
-    differences, overall = (Moments(clusters=streams[0].moments.clusters) for _ in range(2))
+    kept = kept_weights(options.model) if options.over_training else ()
+    run = Run("stats", options)
+    stream, (share,) = Stream(run.model, renormalise=options.renormalise, groups=run.split.groups), run.shares
     with run.folder("Attention heads of") as folder:
-        for batches in run.batches("Statistics of heads"):
-            own, numbers = batches[0].indices, run.numbers(batches[0])
-            measured = [
-                stream.add(batch.images, numbers=numbers, masks=None if split.masks is None else split.masks[own])
-                for stream, batch, split in zip(streams, batches, run.shares)
-            ]
-            if pair:
-                (first, second), of = measured, streams[0].groups
-                groups = None if of is None else of[numbers.cpu()]
-                if comparable and first.sites == second.sites:
-                    differences.add(_apart(first.values, second.values), first.images, groups=groups)
-                means = _apart(over_heads(first.values), over_heads(second.values))
-                overall.add(means, first.images, groups=groups)
-        for stream in streams:
-            stream.join(run.processes.total)
-        for moments in (differences, overall):
-            moments.join(run.processes.total)
+        for (batch,) in run.batches("Statistics of heads"):
+            masks = None if share.masks is None else share.masks[batch.indices]
+            stream.add(batch.images, numbers=run.numbers(batch), masks=masks)
+        stream.join(run.processes.total)
         learned = over_training(kept, run, renormalise=options.renormalise) if kept else {}
 
         def record() -> rows.StatsRecord:
-            results = {model.alias: stream.result() for model, stream in zip(run.models, streams)}
-            roles = {alias: specialise(found) for alias, found in results.items()}
-            heads = [row for alias, found in results.items() for row in head_rows(alias, found, roles[alias])]
-            layers = [row for alias, found in results.items() for row in layer_rows(alias, found)]
-            changes = tuple(change_rows(differences)) if pair else ()
+            found, (alias,) = stream.result(), run.aliases
+            roles = specialise(found)
+            heads, layers = tuple(head_rows(alias, found, roles)), tuple(layer_rows(alias, found))
+            offsets = _offsets(found, roles)
             return rows.StatsRecord(
-                heads=tuple(heads),
-                layers=tuple(layers),
-                means=tuple(heads_row(alias, found, heads) for alias, found in results.items()),
-                local=tuple(row for alias in results for row in local_rows(alias, heads, layers)),
-                pair=(pair_row(run, comparable, overall, changes),) if pair else (),
-                changes=changes,
-                offsets={alias: own for alias, found in results.items() if (own := _offsets(found, roles[alias]))},
+                heads=heads,
+                layers=layers,
+                means=(heads_row(alias, found, heads),),
+                local=tuple(local_rows(heads, layers)),
+                offsets={} if offsets is None else {alias: offsets},
                 **learned,
             )
 
         return folder.publish(record)
-
-
-def _apart(first: Mapping[Key, torch.Tensor], second: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-    """First minus second, of what both have."""
-    return {key: each - second[key] for key, each in first.items() if key in second}
 
 
 def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str]) -> rows.Numbers:
@@ -139,7 +109,7 @@ def layer_rows(alias: str, found: Statistics) -> Iterator[rows.LayerRow]:
 
 def heads_row(alias: str, found: Statistics, heads: Sequence[rows.HeadRow]) -> rows.HeadsRow:
     """All heads of a model: labels, means of statistics, faults."""
-    labels = [row.label for row in heads if row.model == alias and row.label is not None]
+    labels = [row.label for row in heads if row.label is not None]
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
     faulty = sum(counts.get(label, 0) for label in FAULTY)
     return rows.HeadsRow(
@@ -152,15 +122,13 @@ def heads_row(alias: str, found: Statistics, heads: Sequence[rows.HeadRow]) -> r
     )
 
 
-def local_rows(
-    alias: str, heads: Sequence[rows.HeadRow], layers: Sequence[rows.LayerRow]
-) -> Iterator[rows.LocalHeadsRow]:
+def local_rows(heads: Sequence[rows.HeadRow], layers: Sequence[rows.LayerRow]) -> Iterator[rows.LocalHeadsRow]:
     """The first and the last quarter of the layers that have a distance; none for a model without any."""
-    uniform = {row.layer: row.uniform_distance for row in layers if row.model == alias}
+    uniform = {row.layer: row.uniform_distance for row in layers}
     shares: dict[int, list[float]] = {}
     for row in heads:
         distance, of_uniform = row.statistics.get("distance"), uniform.get(row.layer)
-        if row.model == alias and distance is not None and of_uniform:
+        if distance is not None and of_uniform:
             shares.setdefault(row.layer, []).append(distance.value / of_uniform)
     placed = sorted(shares)
     quarter = max(1, len(placed) // 4)
@@ -168,35 +136,7 @@ def local_rows(
         every = [share for layer in chosen for share in shares[layer]]
         if every:
             local = sum(share <= _LOCAL for share in every)
-            yield rows.LocalHeadsRow(alias, part, tuple(chosen), len(every), local, sum(every) / len(every))
-
-
-def pair_row(run: Run[Any], comparable: bool, overall: Moments, changes: Sequence[rows.ChangeRow]) -> rows.PairRow:
-    """What two models have in common, and how they differ over all heads."""
-    first, second = run.models
-    heads = {row.name for row in changes if row.p_all is not None}
-    differ = {row.name for row in changes if row.p_all is not None and row.p_all <= LEVEL}
-    return rows.PairRow(
-        first.alias, second.alias, comparable, same_backbone(first, second),
-        sum(value.numel() for value in backbone(first).values()), numbers_of(overall, 0, 0, list(head_statistics())),
-        Estimate(len(differ) / len(heads), n=len(heads)) if heads else None,
-    )  # fmt: skip
-
-
-def change_rows(moments: Moments) -> Iterator[rows.ChangeRow]:
-    """Every head's difference in every statistic, by paired t tests; nothing for a single image (or group)."""
-    if moments.independent < 2:
-        return
-    by_name = {name: sorted(key for key in moments.sums if key[0] == name) for name in head_statistics()}
-    shown = [key for name in shown_in("differences") for key in by_name[name]]
-    together = iter(holm([p for key in shown for p in moments.p_values(key)]))
-    everywhere = {(key, head): next(together) for key in shown for head in range(len(moments.sums[key]))}
-    for name, keys in by_name.items():
-        corrected = iter(holm([p for key in keys for p in moments.p_values(key)]))
-        for key in keys:
-            for head in range(len(moments.sums[key])):
-                difference = moments.estimate(key, head, STATISTICS[name].unit)
-                yield rows.ChangeRow(name, key[1], head, difference, next(corrected), everywhere.get((key, head)))
+            yield rows.LocalHeadsRow(heads[0].model, part, tuple(chosen), len(every), local, sum(every) / len(every))
 
 
 def _offsets(found: Statistics, roles: Specialisation) -> rows.OffsetArrays | None:
@@ -207,16 +147,14 @@ def _offsets(found: Statistics, roles: Specialisation) -> rows.OffsetArrays | No
     return rows.OffsetArrays(mass, ratio) if mass else None
 
 
-def kept_weights(models: Sequence[str]) -> tuple[KeptWeights, ...]:
-    """The weights that one run kept, and its final ones. Raises InputError where it kept none."""
-    if len(models) != 1:
-        raise InputError(f"expected one run for --over-training, found {len(models)} models")
-    folder = Path(parse_model(models[0]).name)
+def kept_weights(model: str) -> tuple[KeptWeights, ...]:
+    """The weights that a run kept, and its final ones. Raises InputError where it kept none."""
+    folder = Path(parse_model(model).name)
     checkpoints = weights_over_training(folder) if folder.is_dir() else ()
     if len(checkpoints) < 2:
         raise InputError(
             f"expected a run that kept its weights for --over-training, found {len(checkpoints) or 'none'} kept in "
-            f"{models[0]}; train one with vitlens train PRESET --keep-every N"
+            f"{model}; train one with vitlens train PRESET --keep-every N"
         )
     return checkpoints
 

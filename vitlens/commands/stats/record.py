@@ -110,36 +110,6 @@ class LocalHeadsRow:
 
 
 @dataclass(frozen=True)
-class PairRow:
-    """Two models. comparable: whether heads of one number can be compared; identical: whether all `parameters` before
-    the classifiers are equal; statistics: first minus second, means over heads, paired over images; changed: share of
-    the heads that differ significantly."""
-
-    first: str = col("first")
-    second: str = col("second")
-    comparable: bool = col("comparable")
-    identical: bool = col("same backbone")
-    parameters: int = col("parameters")
-    statistics: Numbers = col("statistics", metric="difference/{first}/{second}/{key}", keys=head_statistics)
-    changed: Estimate | None = col("heads that differ", metric="heads_changed/{first}/{second}", default=None)
-
-
-@dataclass(frozen=True)
-class ChangeRow:
-    """One head in one statistic, first model minus second, paired over images. p: after Holm's correction over the
-    heads of the statistic; p_all: over all heads and all statistics whose differences are shown, None for others."""
-
-    statistic: str = col("statistic")
-    layer: int = col("layer")
-    head: int = col("head")
-    difference: Estimate = col("first minus second")
-    p: float = col("p (Holm, heads)")
-    p_all: float | None = col("p (Holm)", default=None)
-
-    name = head_name
-
-
-@dataclass(frozen=True)
 class EpochRow:
     """The weights of one checkpoint of a training: means over heads. epochs: those done at it."""
 
@@ -169,15 +139,13 @@ class OffsetArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class StatsRecord(Record):
-    """Every head of one model, of two on the same images, or over a training."""
+    """Every head of a model, and over a training."""
 
     command: ClassVar[str] = "stats"
     heads: tuple[HeadRow, ...] = table()
     layers: tuple[LayerRow, ...] = table()
     means: tuple[HeadsRow, ...] = table()
     local: tuple[LocalHeadsRow, ...] = table()
-    pair: tuple[PairRow, ...] = table()
-    changes: tuple[ChangeRow, ...] = table()
     learning: tuple[EpochRow, ...] = table()
     learning_heads: tuple[HeadEpochRow, ...] = table()
     offsets: Mapping[str, OffsetArrays] = arrays("offsets-{model}")

@@ -1,4 +1,4 @@
-"""The report of `vitlens stats`: what each head attends to, how far and how sharply, and how two models differ."""
+"""The report of `vitlens stats`: what each head attends to, and how far and how sharply."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -7,24 +7,23 @@ from math import log2
 from typing import Final, TypeAlias
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from vitlens.analysis.heads.labels import FAULTY, LABELS, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
-from vitlens.charts import board, lines
-from vitlens.charts.specialisation import specialisation_matrix
-from vitlens.commands.stats.record import ChangeRow, HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
-from vitlens.record import by
+from vitlens.charts import Picture, board, images, lines
+from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.report.claims import Claim, above, below, found, judge
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.report.verdicts import LIMITS
-from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
+from vitlens.uncertainty import Estimate
 
 _Number: TypeAlias = Callable[[HeadRow], Estimate | None]
 UNIFORM: Final = 0.5  # bits of a row, below which attention is uniform
 DEAD: Final = 0.005  # of the mean norm of the heads' outputs
 ON_ONE: Final = 0.25  # of the attention on one patch, from which on a head attends to one place
+_RATIOS: Final = (1 / 8, 32)  # times uniform attention, the ends of the colours
+_CODED: Final = 150  # heads, above which there is no room for codes
 FEW: Final = 2  # images, below which nothing is judged
 _OVERVIEW: Final = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")
 _TOKENS: Final = ("token_norm", "greatest_norm", "high_norm_patches")
@@ -35,21 +34,9 @@ def title_of(name: str) -> str:
     return STATISTICS[name.rpartition(".")[2]].title
 
 
-def heads_shown(record: StatsRecord) -> tuple[HeadRow, ...]:
-    """The heads of the models; of two with the same backbone of the first alone, as their attention is the same."""
-    models = {row.model for row in models_shown(record)}
-    return tuple(row for row in record.heads if row.model in models)
-
-
-def models_shown(record: StatsRecord) -> tuple[HeadsRow, ...]:
-    """The models that the report shows, as heads_shown."""
-    return record.means[:1] if any(row.identical for row in record.pair) else record.means
-
-
 def claims(record: StatsRecord) -> Iterator[Claim]:
-    """How two models differ, how many heads follow a pattern, and which are at fault."""
-    yield from _difference(record)
-    for row in models_shown(record):
+    """How many heads follow a pattern, and which are at fault."""
+    for row in record.means:
         heads = [each for each in record.heads if each.model == row.model]
         clear = [head for head in heads if head.is_clear]
         if row.heads:
@@ -114,48 +101,6 @@ def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterat
             )  # fmt: skip
 
 
-def _difference(record: StatsRecord) -> Iterator[Claim]:
-    """How many heads of two models differ, and which most clearly."""
-    for pair in record.pair:
-        between = f"{pair.first} and {pair.second}"
-        if pair.identical:
-            yield found(
-                "difference", between,
-                "All {{ p.parameters }} parameters before the classifiers of **{{ p.first }}** and **{{ p.second }}** "
-                "are equal, so their attention is identical.",
-                headline="{{ p.first }} and {{ p.second }} have the same backbone", given={"p": pair}, kind="answer",
-            )  # fmt: skip
-        moved = [row for row in record.changes if differs(row)]
-        if moved and not pair.identical:
-            lead = max(moved, key=_clearness)
-            more, less = (pair.first, pair.second) if lead.difference.value > 0 else (pair.second, pair.first)
-            heads = {row.name for row in record.changes if row.p_all is not None}
-            yield found(
-                "difference", between,
-                "{{ k }} of {{ n }} heads differ between **{{ p.first }}** and **{{ p.second }}**; most clearly "
-                "{{ lead.name }}, whose {{ what }} is higher in {{ more }} than in {{ less }} (first minus second "
-                "{{ effect|points }}, p = {{ lead.p_all|number }}).",
-                lead.difference, headline="{{ k }} of {{ n }} heads differ between {{ p.first }} and {{ p.second }}",
-                given={
-                    "p": pair, "lead": lead, "what": title_of(lead.statistic), "more": more, "less": less,
-                    "k": len({row.name for row in moved}), "n": len(heads),
-                },
-                p=lead.p_all, kind="answer", place="differences",
-            )  # fmt: skip
-
-
-def differs(row: ChangeRow) -> bool:
-    """Whether a head differs significantly, after the correction over heads and statistics."""
-    return row.p_all is not None and row.p_all <= LEVEL
-
-
-def _clearness(row: ChangeRow) -> float:
-    """A difference in half-widths of its interval."""
-    each = row.difference
-    half = 0.0 if each.low is None or each.high is None else (each.high - each.low) / 2
-    return abs(each.value) / half if half else 0.0
-
-
 def _keys(view: View) -> list[str]:
     return [f"statistics.{name}" for name in shown_in(view)]
 
@@ -170,19 +115,19 @@ def definitions(record: StatsRecord) -> Iterator[tuple[str, str]]:
     """What each statistic and each label is that the report shows."""
     numbers = [row.statistics for row in record.heads] + [row.statistics for row in record.layers]
     measured = {name for each in numbers for name in each}
-    shown = {*_OVERVIEW, *_TOKENS, *shown_in("maps"), *(shown_in("differences") if record.pair else ())}
+    shown = {*_OVERVIEW, *_TOKENS, *shown_in("maps")}
     for name, each in STATISTICS.items():
         if name in measured & shown:
             yield each.title, f"{each.meaning}{f' ({each.unit})' if each.unit else ''}. {each.reading}"
-    given = {label for head in heads_shown(record) for label in (head.label, head.best)}
+    given = {label for head in record.heads for label in (head.label, head.best)}
     for label, rule in LABELS.items():
         if label in given:
-            yield label, f"{rule.sentence}."
+            yield label if label == rule.code else f"{label} ({rule.code})", f"{rule.sentence}."
 
 
 def _unclear(record: StatsRecord) -> str:
     """What was found for the heads without a clear label."""
-    heads = [head for head in heads_shown(record) if head.label is not None and not head.is_clear]
+    heads = [head for head in record.heads if head.label is not None and not head.is_clear]
     if not heads:
         return ""
     return say(
@@ -197,37 +142,23 @@ def _rank(head: HeadRow) -> tuple[object, ...]:
     return (not head.is_clear, -(head.score.value if head.score else 0.0), head.model, head.layer, head.head)
 
 
-def _labelled(model: int, record: StatsRecord) -> list[HeadRow]:
-    """The heads of the model of this number that have a label."""
-    known = [head for head in heads_shown(record) if head.label is not None and head.model in record.offsets]
-    return [head for head in known if head.model == record.aliases[model]] if model < len(record.aliases) else []
-
-
-def _offsets(model: int, record: StatsRecord, title: str) -> Figure:
-    labelled = by(_labelled(model, record), "layer")
-    ratios = record.offsets[record.aliases[model]].ratio
-    return specialisation_matrix(
-        ratios=[ratios.get(layer) for layer in labelled],
-        labels=[[row.label if row.label in LABELS else UNLABELLED for row in own] for own in labelled.values()],
-        scores=[[row.score.value if row.score else np.nan for row in own] for own in labelled.values()],
-        layers=list(labelled),
-        title=title,
-    )
-
-
-def _offset_chart(name: str, model: int) -> Chart:
-    return Chart(
-        name, partial(_offsets, model),
-        "Mean weight of keys by their offset from the query, which is in the middle, for every head. Frame and code "
-        "name its pattern, the number is the score.",
-        title=f"What every head of {{{{ record.aliases[{model}] }}}} attends to",
-        only=lambda record: bool(_labelled(model, record)), whole=True,
-    )  # fmt: skip
+def _offsets(record: StatsRecord) -> Iterator[Picture]:
+    """The mean weight by offset of every head, layers down, or across where they are more than twice as many."""
+    alias = record.aliases[0]
+    labelled = [head for head in record.heads if head.label is not None and head.model == alias in record.offsets]
+    layers, most = {head.layer for head in labelled}, max((head.head + 1 for head in labelled), default=0)
+    for head in labelled:
+        ratio = record.offsets[alias].ratio.get(head.layer)
+        values = np.full((1, 1), np.nan) if ratio is None else np.log2(np.clip(ratio[head.head], *_RATIOS))
+        row, column = f"L{head.layer}", f"H{head.head}"
+        row, column = (column, row) if len(layers) > 2 * most else (row, column)
+        label = LABELS[head.label if head.label in LABELS else UNLABELLED]
+        yield Picture(None, values, row, column, label.code if len(labelled) <= _CODED else "", label.colour)
 
 
 def _sharpest(record: StatsRecord) -> str:
     name = "normalised_entropy"
-    known = [head for head in heads_shown(record) if name in head.statistics]
+    known = [head for head in record.heads if name in head.statistics]
     if not known:
         return ""
     ordered = sorted(known, key=lambda head: head.statistics[name].value)
@@ -239,8 +170,7 @@ def _sharpest(record: StatsRecord) -> str:
 
 
 def _with_norms(record: StatsRecord) -> list[LayerRow]:
-    models = {row.model for row in models_shown(record)}
-    rows = [row for row in record.layers if row.model in models and set(_TOKENS) <= row.statistics.keys()]
+    rows = [row for row in record.layers if set(_TOKENS) <= row.statistics.keys()]
     return [row for row in rows if row.statistics["token_norm"].value]
 
 
@@ -258,36 +188,6 @@ def _outliers(record: StatsRecord) -> str:
 
 def _ratio(row: LayerRow) -> float:
     return row.statistics["greatest_norm"].value / row.statistics["token_norm"].value
-
-
-def _head_changes(record: StatsRecord) -> Iterator[HeadRow]:
-    """A row for each head with its differences in the place of statistics; labelled where one is significant."""
-    for rows in () if record.pair[0].identical else by(record.changes, "name").values():
-        shown = {row.statistic: row.difference for row in rows if row.p_all is not None}
-        label = "differs" if any(map(differs, rows)) else None
-        yield HeadRow("first minus second", rows[0].layer, rows[0].head, shown, label)
-
-
-def _means_over_pair(record: StatsRecord) -> str:
-    pair = record.pair[0]
-    if pair.identical:
-        return "Their backbones are equal value by value: there is no difference to measure."
-    if pair.changed is None:
-        return "The models differ in shape, or there is one image only, so single heads are not compared."
-    clear = {name: each for name, each in pair.statistics.items() if beyond(each, 0.0) is not Side.UNDECIDED}
-    return say(
-        "Mean of all heads, {{ first }} minus {{ second }}: {{ means }}; paired t tests, Holm over heads and "
-        "statistics.",
-        first=pair.first, second=pair.second,
-        means=listed([
-            say("{{ what }} {{ each|points|alone }}", what=title_of(name), each=clear[name])
-            for name in shown_in("differences") if name in clear
-        ]),
-    )  # fmt: skip
-
-
-def _gap(name: str, record: StatsRecord) -> Estimate | None:
-    return record.pair[0].statistics.get(name) if record.pair else None
 
 
 def _has(name: str, row: HeadEpochRow) -> bool:
@@ -309,7 +209,7 @@ def _learned(record: StatsRecord) -> str:
 
 def unknown(record: StatsRecord) -> Iterator[str]:
     """What statistics of attention do not show."""
-    heads = [head for head in heads_shown(record) if head.label is not None]
+    heads = [head for head in record.heads if head.label is not None]
     near = [
         head for head in heads if head.score and not above(head.score, THRESHOLD) and not below(head.score, THRESHOLD)
     ]
@@ -321,7 +221,7 @@ def unknown(record: StatsRecord) -> Iterator[str]:
             "images may give them another label.",
             near=near, threshold=THRESHOLD,
         )  # fmt: skip
-    without = [head for head in heads_shown(record) if head.label is None]
+    without = [head for head in record.heads if head.label is None]
     if without:
         yield say("{{ n }} heads have no label, as their tokens have no place in the image.", n=len(without))
     if record.images < 20:
@@ -335,30 +235,21 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     definitions=definitions,
-    picture=_offset_chart("specialisation", 0),
+    picture=Chart(
+        "specialisation", images(scale="joint", label="weight, log2 of times uniform"),
+        "Mean weight of keys by their offset from the query, which is in the middle, for every head; grey: never "
+        "occurs. Frame and code name its pattern.",
+        title="What every head of {{ record.aliases[0] }} attends to", rows=lambda record: list(_offsets(record)),
+    ),
     glance=(
-        *(Glance("means", "statistics", key=name, title=title_of(name),
-                 difference=partial(_gap, name))
-          for name in _OVERVIEW),
+        *(Glance("means", "statistics", key=name, title=title_of(name)) for name in _OVERVIEW),
         Glance("means", "faulty", question="attention health"),
         Glance("means", "sinks_off_object", question="sinks"),
     ),
     sections=(
         Section(
-            "How do the two models differ?", "pair", opening=_means_over_pair, about=("difference",),
-            charts=(Chart(
-                "differences",
-                board(partial(_keys, "differences"), signed=True, titles=title_of, marked=lambda row: bool(row.label)),
-                "Every head, first model minus second, on the same images; dots: heads that differ significantly in "
-                "some statistic. Heads of one number need not correspond.",
-                title="{{ record.aliases|join(' minus ') }}, head by head",
-                rows=lambda record: list(_head_changes(record)),
-            ),),
-        ),
-        Section(
-            "What does each head attend to?", heads_shown, opening=_unclear, about=("attention health",), order=_rank,
+            "What does each head attend to?", "heads", opening=_unclear, about=("attention health",), order=_rank,
             columns=("model", "layer", "head", "label", "best", "score"),
-            charts=(_offset_chart("specialisation_other", 1),),
         ),
         Section(
             "How far do heads look?", "local",
@@ -368,11 +259,11 @@ REPORT: Final = Report(
                 "distance", lines("layer", "statistics.distance", of="model"),
                 "Mean distance between a patch and the patches that it attends to: a dot a head, the line their mean. "
                 "Low: local.",
-                title="Attention distance by layer", rows=heads_shown, only=lambda row: "distance" in row.statistics,
+                title="Attention distance by layer", rows="heads", only=lambda row: "distance" in row.statistics,
             ),),
         ),
         Section(
-            "How sharp is their attention?", heads_shown, opening=_sharpest,
+            "How sharp is their attention?", "heads", opening=_sharpest,
             charts=(Chart(
                 "heads",
                 board(partial(_keys, "maps"), titles=title_of, ranges=_range),

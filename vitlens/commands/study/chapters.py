@@ -175,7 +175,7 @@ class Chapters(ChapterRunner):
         name, alias, run = as_typed(model), model.alias, self.run_options
         self.run("attention", alias, AttentionOptions(name, run=self.at_most(self.depth.developed), **self.common))
         self.run("rollout", alias, RolloutOptions(name, run=run, **self.common))
-        self.run("stats", alias, StatsOptions((name,), run=run, **self.common))
+        self.run("stats", alias, StatsOptions(name, run=run, **self.common))
         limited = self.at_most(self.depth.ablated)
         self.run("ablate", alias, AblateOptions(name, replace=replacements, run=limited, **self.labelled))
 

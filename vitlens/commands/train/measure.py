@@ -1,4 +1,4 @@
-"""Train a preset from scratch, fine-tune a trained model, compare two ways of doing so, or check what would be trained;
+"""Train a preset from scratch, fine-tune a trained model, or check what would be trained;
 and write the run's folder."""
 
 import json
@@ -7,8 +7,6 @@ from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
-
-import torch
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
 from vitlens.commands.run.conclusion import UNMET, Conclusion
@@ -25,14 +23,10 @@ from vitlens.commands.shared.comparison import PairRow, in_pairs
 from vitlens.commands.shared.trainings import augmentation_words, budget_of, budget_of_run
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.commands.train import record as rows
-from vitlens.commands.train.options import RecipeChanges, TrainOptions, require_compatible
+from vitlens.commands.train.options import TrainOptions, require_compatible
 from vitlens.commands.train.record import TrainRecord, last_tenth
 from vitlens.commands.train.start import Start, base_recipe, compute_outputs, part_of, prepare, taught
-from vitlens.errors import InputError
-from vitlens.files import read_run
-from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.naming import parse_model
 from vitlens.processes import Processes
 from vitlens.training.check.rows import TrainingCheck
 from vitlens.training.check.run import check_training
@@ -45,8 +39,6 @@ from vitlens.training.loop import fit
 from vitlens.training.metrics import EpochMetrics, TrainingResult
 from vitlens.uncertainty import Estimate, difference_of, wilson
 
-WAYS: Final = {"frozen": "the head alone", "full": "all weights"}  # of a comparison
-SHARES: Final = (0.9, 0.95, 0.99)  # of the highest accuracy of the two
 FAILED: Final = 1  # exit code of --check
 _PRINTED: Final = 60  # layers
 
@@ -65,9 +57,7 @@ def measure(options: TrainOptions) -> Path | Conclusion | None:
     require_compatible(options)
     processes, run = join_run(options.run)
     options = replace(options, data=options.data or "digits", run=run)
-    if options.check:
-        return _check(options, processes)
-    return _compare_ways(options, processes) if options.tuning.compare else _train(options, processes)
+    return _check(options, processes) if options.check else _train(options, processes)
 
 
 def _train(options: TrainOptions, processes: Processes) -> Path | None:
@@ -250,95 +240,6 @@ def predictions_of(model: Model, options: TrainOptions) -> Evaluation:
 def _pairs(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, ...]:
     groups = None if evaluations[0].groups is None else evaluations[0].groups.numpy()
     return in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed)
-
-
-def _compare_ways(options: TrainOptions, processes: Processes) -> Path | None:
-    """Train a model's head alone, then all its weights, each with its own folder, and one report of both."""
-    run = options.run
-    if not processes.is_first:
-        for way in WAYS:
-            _train_one_way(way, options.resume or run.out or Path("runs"), options, processes)
-        return None
-    alias, data = parse_model(options.model).alias, str(options.data)
-    with RunFolder.opened(
-        "train",
-        run,
-        settings(options, run),
-        name_parts=(alias, data, "compared"),
-        title=f"{alias} on {Path(data).name}: frozen against full",
-        resume=options.resume,
-        needs={},
-    ) as folder:
-        folder.keep(TrainRecord())
-        for way in WAYS:
-            _train_one_way(way, folder.path, options, processes)
-        folder.keep(_ways_recorded(folder.path, options))
-        return publish(folder)
-
-
-def _train_one_way(way: str, parent: Path, options: TrainOptions, processes: Processes) -> None:
-    """Train in one way: resume it if it has begun, skip it if it is done. The first process decides for all.
-
-    The recipe's settings are those of the full training; the head alone keeps its own.
-    """
-    place, run, status = parent / way, options.run, "new"
-    if processes.is_first and options.resume is not None and (place / "results.json").is_file():
-        status = read_run(place).status
-    done, begun = (
-        bool(processes.total(torch.tensor(int(each))).item()) for each in (status == "done", status != "new")
-    )
-    if begun and not done:
-        measure(TrainOptions(resume=place, model_file=options.model_file, run=replace(run, out=None)))
-    if begun:
-        return
-    line = f"vitlens train {options.model} --data {options.data}"
-    own = replace(options, resume=None, track=(), run=replace(run, out=place, command=line))
-    if way == "full":
-        measure(replace(own, tuning=replace(options.tuning, compare=False, views=None)))
-        return
-    head = replace(options.tuning, compare=False, freeze=True)
-    own = replace(own, tuning=head, recipe=RecipeChanges(), keep_every=None, compiling="auto", recompute=False)
-    measure(replace(own, run=replace(own.run, command=f"{line} --freeze-backbone")))
-
-
-def _ways_recorded(folder: Path, options: TrainOptions) -> TrainRecord:
-    """Accuracies, their paired difference, times, and the time to shares of the best accuracy of both."""
-    found, scores, points, seed = {}, [], [], options.run.seed
-    for way, words in WAYS.items():
-        place = folder / way
-        history = read_folder(place).history
-        own = [rows.PointRow(words, row.epochs, row.seconds, row.test_accuracy) for row in history if row.test_accuracy]
-        if not own or not history[-1].images_per_second:
-            raise InputError(
-                f"expected epochs with a test accuracy in {place}, found none; begin anew without --resume"
-            )
-        found[way] = predictions_of(load(f"{way}={place}", code_files=options.model_file), options)
-        images = history[-1].images - (history[-2].images if len(history) > 1 else 0)
-        epoch = images / history[-1].images_per_second  # of its training, without evaluations and files
-        scores.append(
-            _score(
-                found[way], words, seed, seconds=Estimate(own[-1].seconds, unit="s"),
-                seconds_per_epoch=Estimate(float(epoch), unit="s"),
-            )
-        )  # fmt: skip
-        points += own
-    return TrainRecord(
-        scores=tuple(scores),
-        pairs=_pairs([found["full"], found["frozen"]], seed),
-        training=tuple(budget_of_run(way, read_run(folder / way)) for way in WAYS),
-        points=tuple(points),
-        reached=tuple(_reached(points)),
-    )
-
-
-def _reached(points: Sequence[rows.PointRow]) -> Iterator[rows.ReachedRow]:
-    """When each way first reached each share of the best accuracy of both; None where it never did."""
-    best = max(row.accuracy for row in points)
-    for way in WAYS.values():
-        for share in SHARES:
-            first = next((row for row in points if row.way == way and row.accuracy >= share * best), None)
-            epochs, seconds = (None, None) if first is None else (first.epochs, first.seconds)
-            yield rows.ReachedRow(way, share, share * best, epochs, seconds)
 
 
 def _check(options: TrainOptions, processes: Processes) -> Conclusion | None:

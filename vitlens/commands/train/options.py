@@ -92,8 +92,8 @@ class Tuning:
     """Which part of a trained model is fine-tuned.
 
     weights: a file for a model that is named by its architecture; freeze: the head alone, on cached features; last: the
-    last K blocks and all layers after them; views: of each image in the cache; compare: train the head alone, then all
-    weights, with one report of both. Raises InputError for options that exclude each other.
+    last K blocks and all layers after them; views: of each image in the cache. Raises InputError for options that
+    exclude each other.
     """
 
     weights: str | None = _tuning("--weights", "File of the weights to start from.", metavar="FILE")
@@ -103,37 +103,32 @@ class Tuning:
         "--cached-views", "Augmented views of each image in the cache (default: the image without augmentation).",
         metavar="N",
     )  # fmt: skip
-    compare: bool = _tuning(
-        "--compare-frozen", "Train the head alone, then all weights; one report of both.", default=False
-    )
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
             raise InputError(f"expected --train-last at least 1, found {self.last}; --freeze-backbone trains the head")
         if self.views is not None and self.views < 1:
             raise InputError(f"expected --cached-views at least 1, found {self.views}")
-        if len(self._chosen) > 1:
-            ways = "--freeze-backbone, --train-last, --compare-frozen"
-            raise InputError(f"expected one of {ways}, found {' and '.join(self._chosen)}")
-        if self.views is not None and not (self.freeze or self.compare):
+        if self.freeze and self.last is not None:
+            raise InputError("expected --freeze-backbone or --train-last, found both; leave one out")
+        if self.views is not None and not self.freeze:
             raise InputError("expected --cached-views with --freeze-backbone, found it alone; leave it out")
-
-    @property
-    def _chosen(self) -> list[str]:
-        last = self.last is not None
-        ways = {"--freeze-backbone": self.freeze, "--train-last": last, "--compare-frozen": self.compare}
-        return [name for name, is_set in ways.items() if is_set]
 
     @property
     def trained(self) -> int | None:
         """The last K blocks, 0 for the head alone, None for all weights."""
         return 0 if self.freeze else self.last
 
+    @property
+    def way(self) -> str:
+        """The option that freezes weights, "" where all are trained."""
+        return "--freeze-backbone" if self.freeze else "" if self.last is None else "--train-last"
+
     def require_learned(self, model: str) -> None:
         """Raise InputError where the weights that would be frozen are those of an untrained preset."""
-        if self._chosen and model in PRESETS and self.weights is None:
+        if self.way and model in PRESETS and self.weights is None:
             raise InputError(
-                f"expected a trained model with {self._chosen[0]}, found the preset {model!r}: its weights are random, "
+                f"expected a trained model with {self.way}, found the preset {model!r}: its weights are random, "
                 "so there is nothing to freeze; give timm:NAME, torchvision:NAME, a run folder, or --weights FILE"
             )
 
@@ -244,13 +239,11 @@ def require_compatible(options: TrainOptions) -> None:
         "--recompute": options.recompute,
         "--compile on": options.compiling == "on",
         "--resume": options.resume,
-        "--compare-frozen": tuning.compare,
         "--track": options.track,
     }
     excluded = {
         "--check": (options.check, tuple(given)),
         "--freeze-backbone": (tuning.freeze, ("--distill-from", "--keep-every", "--recompute", "--compile on")),
-        "--compare-frozen": (tuning.compare, ("--distill-from",)),
     }
     for way, (is_given, others) in excluded.items():
         other = next((name for name in others if is_given and given[name]), None)

@@ -1,4 +1,4 @@
-"""What `vitlens train` records: a training, the comparison of two ways of training, or the checks before one."""
+"""What `vitlens train` records: a training, or the checks before one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,7 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One model on the test images. role: "student", "teacher", "without a teacher", or how it was trained of two ways;
-    None of one training.
+    """One model on the test images. role: "student", "teacher", "without a teacher"; None without one.
 
     gap: accuracy on the training images of the last epoch, as they were augmented, minus that on the test images, a
     lower bound as the weights improve within the epoch and plain images are easier, None of mixed images; gain: of test
@@ -47,9 +46,6 @@ class ScoreRow:
     )  # fmt: skip
     best: Estimate | None = col("best epoch", better="higher", metric="best_accuracy/{model}", default=None)
     seconds: Estimate | None = col("time of training", better="lower", metric="training_seconds/{model}", default=None)
-    seconds_per_epoch: Estimate | None = col(
-        "time of an epoch", better="lower", metric="seconds_per_epoch/{model}", default=None
-    )
     images_per_second: Estimate | None = col("speed", better="higher", metric="images_per_second/{model}", default=None)
 
 
@@ -115,27 +111,6 @@ class DistillationRow:
 
 
 @dataclass(frozen=True)
-class PointRow:
-    """The test accuracy of one of two ways of training at one evaluation; seconds: of training until then."""
-
-    way: str = col("trained")
-    epochs: int = col("epochs")
-    seconds: float = col("time", unit="s")
-    accuracy: float = col("test accuracy", unit="fraction")
-
-
-@dataclass(frozen=True)
-class ReachedRow:
-    """When a way of training first reached a share of the best accuracy; epochs, seconds: None where it never did."""
-
-    way: str = col("trained")
-    share_of_best: float = col("share of the best accuracy", unit="fraction")
-    accuracy: float = col("accuracy", unit="fraction")
-    epochs: int | None = col("epochs")
-    seconds: float | None = col("time", unit="s")
-
-
-@dataclass(frozen=True)
 class CheckedRow:
     """Losses of the checks: before the first step, of the best constant prediction on the one batch, and at the end of
     the training on it."""
@@ -160,8 +135,8 @@ class FirstBatchArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord(Record):
-    """scores: the trained model first; points, reached: of two ways of training alone; checked and what follows: of
-    --check alone; training: of trainings that are compared."""
+    """scores: the trained model first; checked and what follows: of --check alone; training: of trainings that are
+    compared."""
 
     command: ClassVar[str] = "train"
     scores: tuple[ScoreRow, ...] = table()
@@ -174,8 +149,6 @@ class TrainRecord(Record):
     started: tuple[FineTunedRow, ...] = table()
     taught: tuple[DistillationRow, ...] = table()
     training: tuple[Budget, ...] = table()
-    points: tuple[PointRow, ...] = table()
-    reached: tuple[ReachedRow, ...] = table()
     checked: tuple[CheckedRow, ...] = table()
     checks: tuple[CheckRow, ...] = table()
     layers: tuple[LayerRow, ...] = table()

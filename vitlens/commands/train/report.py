@@ -1,18 +1,17 @@
 """The report of `vitlens train`: how well the model does on held-out images, and whether it had converged."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.commands.shared.comparison import FEWEST, not_equal
 from vitlens.commands.shared.comparison import SECTION as COMPARED
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
-from vitlens.commands.train.record import PointRow, ScoreRow, TrainRecord, last_tenth
+from vitlens.commands.train.record import ScoreRow, TrainRecord, last_tenth
 from vitlens.report.claims import SMALLEST, Claim, above, clear, found
 from vitlens.report.prose import Marked, counts, listed, say
 from vitlens.report.sections import ORDER, Chart, Overview, Report, Section
@@ -56,14 +55,11 @@ _STATES: Final = {  # how a training ended: the end of the title, the sentence, 
 
 
 def claims(record: TrainRecord) -> Iterator[Claim]:
-    """How accurate the model is and whether it had converged; of two models or ways which is better; the checks."""
+    """How accurate the model is and whether it had converged; of two models which is better; the checks."""
     if record.checks:
         yield from _checked(record)
         return
     if not _enough(record):
-        return
-    if record.points:
-        yield from _ways(record)
         return
     score, setup = record.scores[0], record.setup[0]
     state, pair, n = _state(record), last_tenth(record.history), len(record.history)
@@ -81,7 +77,7 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
         "convergence", score.model, words, score.gain, kind="answer", place="training",
         given={"span": span, "n": n, "pair": pair, "chance": _chance(record)},
     )  # fmt: skip
-    yield from _pairs(record, asked="without a teacher")
+    yield from _pairs(record)
     yield found("next", score.model, f"Next: {advice}", given={"more": 2 * n}, kind="answer")
     if score.gap is not None and (score.gap.low or 0.0) >= SMALLEST:
         yield found(
@@ -121,14 +117,14 @@ def _chance(record: TrainRecord) -> float:
     return max(row.n for row in record.per_class) / sum(row.n for row in record.per_class)
 
 
-def _pairs(record: TrainRecord, *, asked: str) -> Iterator[Claim]:
-    """Models that differ significantly, and by more than is too small to matter; that of which it was asked, always."""
+def _pairs(record: TrainRecord) -> Iterator[Claim]:
+    """Models that differ significantly, and by more than is too small to matter; with a teacher and without, always."""
     scores = {score.model: score for score in record.scores}
     for row in record.pairs:
         one, other = scores[row.first], scores[row.second]
         if row.gain(row.first).value < 0:
             one, other = other, one
-        answer = asked in (one.role, other.role) and "teacher" not in (one.role, other.role)
+        answer = {one.role, other.role} == {"student", "without a teacher"}
         if row.decided or answer:
             yield found(
                 "comparison", f"{row.first} and {row.second}",
@@ -142,39 +138,8 @@ def _pairs(record: TrainRecord, *, asked: str) -> Iterator[Claim]:
 
 
 def _named(score: ScoreRow) -> Marked:
-    """A model with what it is, or a way of training."""
-    known = score.role in ("student", "teacher", "without a teacher", None)
-    return Marked(say("{% if known %}**{{ s.model }}**{% else %}training {{ s.role }}{% endif %}"
-                      "{% if known and s.role %} ({{ s.role }}){% endif %}", s=score, known=known))  # fmt: skip
-
-
-def _ways(record: TrainRecord) -> Iterator[Claim]:
-    """The two ways of training: which is better, and what it takes."""
-    frozen, full = record.scores
-    (comparison,) = _pairs(record, asked=full.role or "")
-    differ = record.pairs[0].decided
-    title = say(
-        "{% if differ %}Training all weights reaches {{ full.accuracy|value }} accuracy, the head alone "
-        "{{ frozen.accuracy|value }}{% else %}Training all weights is not significantly better than the head alone"
-        "{% endif %}", differ=differ, full=full, frozen=frozen,
-    )  # fmt: skip
-    yield replace(comparison, title=title, place="training")
-    if frozen.seconds_per_epoch is not None and full.seconds_per_epoch is not None:
-        times = full.seconds_per_epoch.value / frozen.seconds_per_epoch.value
-        yield found(
-            "time", "the two trainings",
-            "An epoch of the head alone takes {{ frozen.seconds_per_epoch }}, of all weights "
-            "{{ full.seconds_per_epoch }}, {{ times|number }} times as long; the whole trainings took "
-            "{{ frozen.seconds }} and {{ full.seconds }}.",
-            given={"frozen": frozen, "full": full, "times": times}, kind="answer",
-        )  # fmt: skip
-    order = max(frozen, full, key=lambda score: score.accuracy.value), frozen, full
-    better = order[0] if differ else min(order[1:], key=lambda score: score.seconds.value if score.seconds else 0.0)
-    yield found(
-        "next", "the two trainings",
-        "Next: take `{{ better.model }}/` as the MODEL of other commands{% if not differ %}, as it was cheaper"
-        "{% endif %}; this folder itself is none.", given={"better": better, "differ": differ}, kind="answer",
-    )  # fmt: skip
+    """A model with what it is."""
+    return Marked(say("**{{ s.model }}**{% if s.role %} ({{ s.role }}){% endif %}", s=score))
 
 
 def _checked(record: TrainRecord) -> Iterator[Claim]:
@@ -213,15 +178,12 @@ def unknown(record: TrainRecord) -> Iterator[str]:
         n = own.accuracy.n
         yield say("{{ n }} test image{{ n|s }} {{ n|are }} too few for a statement: {{ told }}.", n=n, told=told)
     yield say(
-        "{{ 'Each way' if record.points else own.model }} was trained once, with one seed: the interval covers the "
+        "{{ own.model }} was trained once, with one seed: the interval covers the "
         "choice of {{ own.accuracy.n }} test images, and another seed may give an accuracy outside of it.",
-        record=record, own=own,
+        own=own,
     )  # fmt: skip
     yield from trained(record.training)
     yield from not_equal(record.pairs)
-    if record.points:
-        yield "Each way has its own recipe, and neither was tuned on these data."
-        yield "The best accuracy, of which shares are shown, is the highest of all evaluations, so it is optimistic."
     if own.best is not None and own.best.value > own.accuracy.value:
         yield say("The best epoch reached {{ best|value }}, but was chosen on the test images: that number is "
                   "optimistic and not the result.", best=own.best)  # fmt: skip
@@ -235,13 +197,6 @@ def unknown(record: TrainRecord) -> Iterator[str]:
             n=n, level=_state(record) == "level", end=record.history[-1].learning_rate,
             peak=max(row.learning_rate for row in record.history),
         )  # fmt: skip
-
-
-def _curves(rows: Sequence[Any], title: str) -> Figure:
-    """Accuracy over the epochs: of training and test images, or of two ways of training."""
-    if isinstance(rows[0], PointRow):
-        return lines("epochs", "accuracy", of="way")(rows, title)
-    return lines("epochs", "train_accuracy", "test_accuracy")(rows, title)
 
 
 def _how(record: TrainRecord) -> str:
@@ -301,14 +256,13 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     picture=Chart(
-        "training", _curves,
+        "training", lines("epochs", "train_accuracy", "test_accuracy"),
         "Accuracy after each epoch. The result is that of the last epoch; the highest would be chosen on the test "
         "images.",
-        title="{% if record.points %}Test accuracy of the two ways{% else %}Training and test accuracy{% endif %} by "
-        "epoch",
-        rows=lambda record: record.points or record.history,
+        title="Training and test accuracy by epoch",
+        rows="history",
     ),
-    glance=Overview("scores", ("model", "role", "accuracy", "agreement", "gain", "seconds", "seconds_per_epoch")),
+    glance=Overview("scores", ("model", "role", "accuracy", "agreement", "gain", "seconds")),
     sections=(
         Section(
             "What do the checks say?", "checks", order=lambda row: ORDER.index(row.state),
@@ -326,17 +280,6 @@ REPORT: Final = Report(
                 "Loss after each epoch. A test loss that rises while the training loss falls is overfitting; strong "
                 "augmentation lifts the training loss above it.",
                 title="Training and test loss by epoch",
-            ),),
-        ),
-        Section(
-            "How soon is each accurate?", "reached",
-            opening="A dash: not reached. The best is the highest accuracy of either at any evaluation.",
-            columns=("way", "share_of_best", "accuracy", "epochs", "seconds"),
-            charts=(Chart(
-                "compared", lines("seconds", "accuracy", of="way"),
-                "Test accuracy by the time since the start; with the head alone, one pass over all images comes "
-                "first. One run of each.",
-                title="Test accuracy by time", rows="points",
             ),),
         ),
         Section(

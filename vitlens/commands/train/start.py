@@ -16,7 +16,7 @@ from vitlens.errors import InputError
 from vitlens.models.assembly import Overrides
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.new_head import for_classes
+from vitlens.models.rebuilt import for_classes
 from vitlens.models.support import require_supported
 from vitlens.models.swin_config import SWIN_PRESETS
 from vitlens.models.vit_config import VIT_PRESETS
@@ -134,7 +134,7 @@ def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split
     require_supported(model, "train")
     require_last(model, tuning.trained)
     if tuning.trained is not None:
-        require_learned(model, option="--freeze-backbone" if tuning.freeze else "--train-last")
+        require_learned(model, option=tuning.way)
     train, test = both_parts(str(options.data), model.preprocessing, run)
     return for_classes(model, train.classes), train, test
 

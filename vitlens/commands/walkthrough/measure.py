@@ -1,6 +1,5 @@
-"""Walks through one head of a model on one image, and trains the two layers of the sequence-reversal check."""
+"""Walks through one head of a model on one image."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,15 +11,12 @@ from torch import Tensor
 
 from vitlens.analysis.walkthrough.public import Walkthrough, walkthrough
 from vitlens.analysis.walkthrough.registry import STEPS
-from vitlens.analysis.walkthrough.reversal import FLOOR, LENGTH, Reversal, reversal
-from vitlens.analysis.walkthrough.reversal import STEPS as REVERSAL_STEPS
 from vitlens.analysis.walkthrough.without import CHANGES
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.sheets import left_out_words, print_left_out
 from vitlens.commands.walkthrough import record as rows
 from vitlens.commands.walkthrough.options import WalkthroughOptions
 from vitlens.data.split import Split
-from vitlens.devices import one_thread
 from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
 from vitlens.shapes import Logits
@@ -45,15 +41,11 @@ def measure(options: WalkthroughOptions) -> Path | None:
     (batch,) = split.batches(1, device=model.device)
     walk = walkthrough(model, batch.images, layer=options.layer, head=options.head, seed=run.run.seed)
     with run.folder(f"Head L{walk.layer}.H{walk.head} of") as folder:
-        with one_thread():  # the layers are small
-            trained = [reversal(positions=positions, seed=run.run.seed) for positions in (True, False)]
-        return folder.publish(lambda: _record(model, split, walk, trained, named=options.head is not None))
+        return folder.publish(lambda: _record(model, split, walk, named=options.head is not None))
 
 
-def _record(
-    model: Model, split: Split, walk: Walkthrough, trained: Sequence[Reversal], *, named: bool
-) -> rows.WalkthroughRecord:
-    """The steps, what the layer adds, what happens without a part, and the check of sequence reversal."""
+def _record(model: Model, split: Split, walk: Walkthrough, *, named: bool) -> rows.WalkthroughRecord:
+    """The steps, what the layer adds, and what happens without a part."""
     parts = {"input": walk.input, f"part of head {walk.head}": walk.projected, "attention": walk.attention,
              "MLP": walk.mlp, "output": walk.after}  # fmt: skip
     entropies, own = torch.stack([walk.entropies.scaled, walk.entropies.unscaled], -1), int(walk.logits.argmax())
@@ -85,18 +77,11 @@ def _record(
             )
             for each in walk.changed
         ),
-        reversal=tuple(
-            rows.ReversalRow(
-                each.positions, REVERSAL_STEPS, each.loss, FLOOR * each.variance, each.anti_diagonal, LENGTH
-            )
-            for each in trained
-        ),
         head=rows.HeadArrays(
             split.source.read(torch.arange(1)).numpy(), walk.order.numpy(),
             *map(_as_array, (walk.queries, walk.keys, walk.values, walk.scores, walk.weights)),
         ),
         embedding=_embedding_arrays(walk, model.layout),
-        reversed=rows.ReversalArrays({at: _as_array(each.weights) for at, each in enumerate(trained)}),
     )  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """What `vitlens walkthrough` records. Layers, heads, tokens, rows and columns count from 0; entropies are in nats."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias
 
@@ -130,19 +129,6 @@ class AnswerRow:
     of_own: float | None = col("probability of the unchanged model's class", unit="fraction", default=None)
 
 
-@dataclass(frozen=True)
-class ReversalRow:
-    """The sequence-reversal check of one attention layer: mean squared error on fresh sequences after training, the
-    least error that is possible without positions, and the mean weight on the wanted token."""
-
-    positions: bool
-    steps: int
-    loss: float
-    floor: float
-    anti_diagonal: float
-    length: int
-
-
 Vectors: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
 
 
@@ -172,13 +158,6 @@ class EmbeddingArrays:
     numbers: Annotated[NDArray[np.integer[Any]], Form("i", (None,))]
 
 
-@dataclass(frozen=True)
-class ReversalArrays:
-    """weights: by row of the table of the check (query, key)."""
-
-    weights: Annotated[Mapping[int, NDArray[np.floating[Any]]], Form("f", (None, None))]
-
-
 @dataclass(frozen=True, kw_only=True)
 class WalkthroughRecord(Record):
     """One head on one image, step by step."""
@@ -191,10 +170,8 @@ class WalkthroughRecord(Record):
     entropies: tuple[HeadEntropyRow, ...] = table()
     permutations: tuple[PermutationRow, ...] = table()
     answers: tuple[AnswerRow, ...] = table()
-    reversal: tuple[ReversalRow, ...] = table()
     head: HeadArrays | None = arrays("head")
     embedding: EmbeddingArrays | None = arrays("embedding")
-    reversed: ReversalArrays | None = arrays("reversal")
 
     @property
     def row(self) -> WalkRow:

@@ -162,11 +162,6 @@ def _permuted(record: Any) -> list[Picture]:
     ]
 
 
-def _reversed(record: Any) -> list[Picture]:
-    known, names = record.reversed.weights, ("with positions", "without positions")
-    return [Picture(None, 100 * known[at], below=name) for at, name in enumerate(names)]
-
-
 REPORT: Final = Report(
     WalkthroughRecord,
     claims=claims,
@@ -301,19 +296,6 @@ REPORT: Final = Report(
                 "answers", bars("change", "of_own", words=lambda row: f"predicts {row.prediction}"),
                 "Probability of the unchanged model's class with each change of the model.",
                 "What each change does to the prediction", only=lambda row: row.prediction is not None,
-            ),),
-        ),
-        Section(
-            "Can attention reverse a sequence?", "reversal", step=True,
-            opening="One attention layer was trained here for {{ first.steps }} steps to reverse sequences of "
-            "{{ first.length }} random vectors. With positions its mean squared error is {{ first.loss|number }}, and "
-            "{{ first.anti_diagonal|percent(1) }} of the weight lies on the token wanted. Without them the error stays "
-            "at {{ rows[1].loss|number }}, near the least possible, {{ rows[1].floor|number }}: attention alone sees a "
-            "set.",
-            charts=(Chart(
-                "reversal_weights", images(scale="joint", label="weight (%)", smooth=False),
-                "Weights after training, one row a query, one column a key, mean over heads and fresh sequences.",
-                "What each layer attends to after its training", rows=_reversed,
             ),),
         ),
     ),

@@ -6,9 +6,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitlens.errors import InputError
-from vitlens.lens.attend import TensorFunction
-from vitlens.lens.hooks import Key
+from vitlens.lens.attention import TensorFunction
 from vitlens.lens.places.place import Place
+from vitlens.models.hooks import Key
 
 Part = Literal["input", "output", "joined", "inside", "logits"]
 TOKEN_AXES = ("tokens", "patches")

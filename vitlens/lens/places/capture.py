@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnknownNameError
-from vitlens.lens.attend import TensorFunction
+from vitlens.lens.attention import TensorFunction
 from vitlens.lens.places.access import Access
 from vitlens.lens.places.patterns import resolve_places, resolve_tokens
 from vitlens.lens.places.place import Place

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Generator, Tensor
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.attend import TensorFunction
+from vitlens.lens.attention import TensorFunction
 from vitlens.lens.layers import layers
 from vitlens.lens.places.access import Access
 from vitlens.lens.places.capture import mean_of

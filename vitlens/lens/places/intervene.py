@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlens.lens.hooks import Arguments, attention_module, inside_attention
+from vitlens.lens.attention import Tap, tapped
 from vitlens.lens.intervene import knock_out
 from vitlens.lens.layers import layers
 from vitlens.lens.places.changes import Changes, PreparedChange, Reference, prepared
 from vitlens.lens.places.touch import Touch, around, touched
+from vitlens.models.hooks import Arguments
 from vitlens.models.model import Model
 
 
@@ -53,17 +54,15 @@ def in_force(model: Model, changes: Sequence[PreparedChange]) -> Iterator[None]:
         yield
 
 
-def _in_force(model: Model, change: PreparedChange) -> AbstractContextManager[None]:
+def _in_force(model: Model, change: PreparedChange) -> AbstractContextManager[object]:
     access = change.access
     module = model.module.get_submodule(access.module)
     if change.function is not None:
         return touched(model, [Touch(access, change.function)])
     if change.knocked is not None:
         knocked = change.knocked
-        return inside_attention(
-            attention_module(model, access.module),
-            keep=lambda like, *counts: _keep(like, (access.heads, *counts), knocked),
-        )
+        keep = Tap((access.module,), keep=lambda like, *counts: _keep(like, (access.heads, *counts), knocked))
+        return tapped(model, keep)
     assert access.layer is not None
     stream = layers(model)[access.layer].stream
 

@@ -1,28 +1,24 @@
 """The places of a model, with their shapes, read in forward passes of one and of two images."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.attend import TensorFunction
+from vitlens.lens.attention import Stage
 from vitlens.lens.capture import stream_width
-from vitlens.lens.hooks import Arguments, attention_module, first_tensor, inside_attention, watching
-from vitlens.lens.layers import Layer, layers, probe_images
+from vitlens.lens.layers import Layer, layers
 from vitlens.lens.places.access import Access
-from vitlens.lens.places.inside import Stage, StageTouch, inside_stages
 from vitlens.lens.places.place import Place, PlaceKind, Places
 from vitlens.lens.stages import stages
+from vitlens.lens.trace import Shape, trace, traced_heads
 from vitlens.models.given import require_model
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 
-Shape = tuple[int, ...]
 _STAGES: tuple[tuple[Stage, tuple[str, ...]], ...] = (
     ("queries", ("heads", "query", "head_dim")),
     ("keys", ("heads", "key", "head_dim")),
@@ -58,65 +54,28 @@ def accesses(model: Model) -> dict[str, Access]:
     except UnsupportedError:  # no attention
         known = ()
     maps = () if known else _maps(model)
-    seen = [_shapes(model, known, maps, count) for count in (1, 2)]
-    doubled = {key: (shape, _doubled_axis(shape, seen[1].shapes.get(key))) for key, shape in seen[0].kept()}
+    single, double = (_shapes(model, known, maps, count) for count in (1, 2))
+    doubled = {key: (shape, _doubled_axis(shape, double.get(key))) for key, shape in single.items()}
     shapes = {key: (shape, axis) for key, (shape, axis) in doubled.items() if axis is not None}
     reader = _Reader(model, known, shapes)
-    found = [*reader.layers(), *reader.blocks(maps), *reader.last(seen[0].logits)]
+    found = [*reader.layers(), *reader.blocks(maps), *reader.last(trace(model, 1).logits)]
     return {access.name: access for access in found}
 
 
-@dataclass
-class _Shapes:
-    """The shapes of one forward pass, by module and what of it; None where it was seen more than once."""
-
-    shapes: dict[tuple[str, str], Shape | None] = field(default_factory=dict)
-    logits: Shape = ()
-
-    def see(self, module: str, what: str, tensor: Tensor) -> None:
-        key = (module, what)
-        self.shapes[key] = None if key in self.shapes else tuple(tensor.shape)
-
-    def keep(self, module: str, what: str) -> TensorFunction:
-        def change(tensor: Tensor) -> Tensor:
-            self.see(module, what, tensor)
-            return tensor
-
-        return change
-
-    def kept(self) -> Iterator[tuple[tuple[str, str], Shape]]:
-        yield from ((key, shape) for key, shape in self.shapes.items() if shape is not None)
-
-
-def _shapes(model: Model, known: tuple[Layer, ...], maps: tuple[str, ...], count: int) -> _Shapes:
-    seen = _Shapes()
-    inputs = {layer.unit: layer.stream for layer in known if layer.stream is not None}
-
-    def enter(name: str, values: Arguments) -> None:
-        if name in inputs:
-            seen.see(name, "input", values[inputs[name]])
-
-    def leave(name: str, _values: Arguments, output: Any) -> None:
-        tensor = first_tensor(output)
-        if tensor is not None:
-            seen.see(name, "output", tensor)
-
-    names = dict.fromkeys(
-        (*maps, *(name for layer in known for name in (layer.unit, layer.attention, layer.mlp) if name))
-    )
-    with ExitStack() as stack:
-        stack.enter_context(watching(model.module, names, leave, before=enter))
-        for layer in known:
-            module = model.module.get_submodule(layer.attention)
-            stack.enter_context(
-                inside_attention(attention_module(model, layer.attention), joined=seen.keep(layer.attention, "joined"))
-            )
-            touches = [StageTouch(stage, seen.keep(layer.attention, stage), reads=True) for stage, _ in _STAGES]
-            stack.enter_context(inside_stages(module, layer.heads, touches))
-        with evaluating(model), torch.no_grad():
-            logits: Tensor = model(probe_images(model, count))
-    seen.logits = tuple(logits.shape)
-    return seen
+def _shapes(model: Model, known: tuple[Layer, ...], maps: tuple[str, ...], count: int) -> dict[tuple[str, str], Shape]:
+    """The shapes of a forward pass, by module and what of it, where it was computed once."""
+    calls = trace(model, count).by_module
+    units = (name for layer in known for name in (layer.unit, layer.attention, layer.mlp) if name)
+    once = {name: calls[name][0] for name in (*maps, *units) if len(calls.get(name, ())) == 1}
+    found = {(name, "output"): call.output for name, call in once.items()}
+    for layer in known:
+        if layer.stream is not None and layer.unit in once:
+            found[layer.unit, "input"] = once[layer.unit].arguments[layer.stream].shape
+        heads = traced_heads(model, count)[layer.attention]
+        found |= {(layer.attention, stage): shape for stage, shape in heads.shapes.items()}
+        if len(heads.joined) == 1:
+            found[layer.attention, "joined"] = heads.joined[0]
+    return {key: shape for key, shape in found.items() if shape is not None}
 
 
 def _doubled_axis(single: Shape, double: Shape | None) -> int | None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.lens.attend import TensorFunction
+from vitlens.lens.attention import TensorFunction
 from vitlens.lens.interventions import (
     BlockRemoved,
     HeadReplaced,

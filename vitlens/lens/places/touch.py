@@ -7,20 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitlens.lens.attend import TensorFunction
-from vitlens.lens.hooks import (
-    Arguments,
-    Forward,
-    Replaced,
-    arguments,
-    as_call,
-    attention_module,
-    first_tensor,
-    inside_attention,
-    overridden,
-)
+from vitlens.lens.attention import Attended, Stage, Tap, TensorFunction, tapped
 from vitlens.lens.places.access import Access
-from vitlens.lens.places.inside import StageTouch, inside_stages
+from vitlens.models.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
 from vitlens.models.model import Model
 
 Before = Callable[[Arguments], Arguments]
@@ -47,13 +36,8 @@ def touched(model: Model, touches: Sequence[Touch]) -> Iterator[None]:
     with ExitStack() as stack:
         for touch in touches:
             module = model.module.get_submodule(touch.access.module)
-            if touch.access.part == "inside":
-                stage = StageTouch(touch.access.place.kind, _on_raw(touch), touch.reads, touch.rows)  # type: ignore[arg-type]
-                stack.enter_context(inside_stages(module, touch.access.heads, (stage,)))
-            elif touch.access.part == "joined":
-                stack.enter_context(
-                    inside_attention(attention_module(model, touch.access.module), joined=_on_raw(touch))
-                )
+            if touch.access.part in ("inside", "joined"):
+                stack.enter_context(tapped(model, _tap(touch)))
             elif touch.access.part == "input":
                 stack.enter_context(around(module, before=_on_input(touch)))
             elif touch.access.part == "output":
@@ -105,6 +89,23 @@ def around(module: nn.Module, *, before: Before | None = None, after: After | No
 def _remove(changes: list[Any], change: object) -> None:
     """Remove the latest entry of this change."""
     del changes[next(index for index in reversed(range(len(changes))) if changes[index] is change)]
+
+
+def _tap(touch: Touch) -> Tap:
+    """What a touch does inside the attention of its module."""
+    modules, change = (touch.access.module,), _on_raw(touch)
+    if touch.access.part == "joined":
+        return Tap(modules, joined=change)
+    stage: Stage = touch.access.place.kind  # type: ignore[assignment]
+    if not touch.reads:
+        return Tap(modules, changes={stage: change})
+
+    def read(call: Attended) -> None:
+        found = call.at(stage, slice(None) if touch.rows is None else touch.rows)
+        if found is not None:
+            change(found)
+
+    return Tap(modules, read=read)
 
 
 def _on_raw(touch: Touch) -> TensorFunction:

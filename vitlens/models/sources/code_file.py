@@ -19,8 +19,7 @@ from vitlens.files import sha256
 from vitlens.models.assembly import Architecture, seeded, versions
 from vitlens.models.cutting import cut_heads
 from vitlens.models.model import Model
-from vitlens.models.new_head import for_classes
-from vitlens.models.rebuilding import with_module
+from vitlens.models.rebuilt import for_classes, rebuilt
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.preprocessing import Preprocessing
 
@@ -112,7 +111,7 @@ def restore(
     model = for_classes(model, classes)
     if architecture.pruned:
         cut_heads(model.module, architecture.pruned)
-    return with_module(model, model.module, architecture, classes, replace(model.provenance, notes=notes))
+    return rebuilt(model, model.module, architecture, replace(model.provenance, notes=notes))
 
 
 def _allowed(request: ModelRequest) -> list[str]:

@@ -86,8 +86,9 @@ class ModelRequest:
     """A request for one model.
 
     name: without alias and weights; file: of weights, if any; random: untrained; arch: the architecture of a file that
-    does not contain it; image_size: (height, width) in pixels, None for the model's own; seed: of random weights;
-    code_files: each FILE.py:FUNCTION whose code may be run.
+    does not contain it; image_size: (height, width) in pixels, None for the model's own; mean, std: of its
+    training, None for the model's own; seed: of random weights; code_files: each FILE.py:FUNCTION whose code may be
+    run.
     """
 
     source: ModelSource
@@ -97,6 +98,8 @@ class ModelRequest:
     random: bool = False
     arch: str | None = None
     image_size: tuple[int, int] | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
     seed: int = 0
     code_files: tuple[str, ...] = ()
 

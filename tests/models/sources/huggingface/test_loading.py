@@ -134,7 +134,7 @@ def test_labels(changed):
 
 
 def test_imagenet_labels_get_the_names_of_every_other_model():
-    from vitlens.models.sources.huggingface.configuration import _labels
+    from vitlens.models.sources.huggingface.description import _labels
 
     longer = {str(index): f"{name}, another name" for index, name in enumerate(imagenet_classes())}
     assert _labels(longer | {"999": "toilet tissue, toilet paper"}, "x") == imagenet_classes()
@@ -184,7 +184,7 @@ def test_processors_as_earlier_versions_wrote_them(changed):
 
 
 def test_a_configuration_that_is_too_long_to_be_saved_is_not_trained(changed):
-    from vitlens.models.new_head import for_classes
+    from vitlens.models.rebuilt import for_classes
 
     model = vitlens.load(f"hf:{changed(more=['x' * 100] * 50)}")
     assert model.classes == LABELS
@@ -213,6 +213,20 @@ def test_processors_that_are_refused(changed, case):
     assert "\n" not in str(caught.value)
 
 
+def test_a_processor_that_is_not_plain_is_replaced_by_mean_std_and_image_size(folders, changed):
+    folder = changed(file="preprocessor_config.json", image_processor_type="Owlv2ImageProcessor")
+    given = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "image_size": 32}
+    for missing in given:
+        with pytest.raises(UnsupportedError, match="--mean, --std and --image-size"):
+            vitlens.load(f"hf:{folder}", **{key: value for key, value in given.items() if key != missing})
+    model = vitlens.load(f"hf:{folder}", **given)
+    mean, std = (torch.tensor(given[key])[:, None, None] for key in ("mean", "std"))
+    with torch.no_grad():
+        expected = folders("vit")[1](pixel_values=(pixels() - mean) / std).logits
+        torch.testing.assert_close(model(pixels()), expected, rtol=1e-5, atol=1e-5)
+    assert any("as the user gave it, with bilinear" in note for note in model.provenance.notes)
+
+
 CONFIGS = {
     "no model_type": ({"model_type": None}, "without a model_type"),
     "remote code": ({"model_type": "mine", "auto_map": {"AutoModel": "m.M"}}, "never run"),
@@ -222,8 +236,8 @@ CONFIGS = {
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
     "sigmoid": ({"problem_type": "multi_label_classification"}, "exclude each other"),
     "channels": ({"num_channels": 1}, "3 channels"),
-    "layers": ({"num_hidden_layers": 10**6}, "at most 1,000"),
     "huge": ({"hidden_size": 2**20, "intermediate_size": 2**20}, "at most"),
+    "layers": ({"num_hidden_layers": 10**6}, "at most 999 layers"),
     "type": ({"hidden_size": "wide"}, "config.json"),
     "activation": ({"hidden_act": "none"}, "config.json"),
     "shape": ({"hidden_size": 64}, "do not fit"),
@@ -299,7 +313,7 @@ def test_nothing_is_printed(folders, capfd):
 
 
 def test_a_new_head_for_fine_tuning(folders):
-    from vitlens.models.new_head import for_classes
+    from vitlens.models.rebuilt import for_classes
 
     for name in ("vit", "deit-distilled", "vit-features", "swin", "convnext"):
         model = for_classes(vitlens.load(f"hf:{folders(name)[0]}"), ("a", "b", "c"))

@@ -8,7 +8,7 @@ from tests.lens.put_back import unwindow
 from tests.models.sources.huggingface.tiny import FAMILIES, TOWERS
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observe
-from vitlens.models.pretraining.reading import pretraining_of
+from vitlens.models.pretraining import pretraining_of
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
 

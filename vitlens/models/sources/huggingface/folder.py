@@ -1,21 +1,25 @@
 """The folder of a transformers model: found on this machine, in the hub's cache or on the hub, and read as data."""
 
 import hashlib
+import logging
 import re
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from torch import Tensor
 
 from vitlens.errors import ModelError
 from vitlens.files import read_any_json
 from vitlens.models.sources.hub import pretrained_download
-from vitlens.models.sources.huggingface.library import quietly
 from vitlens.models.weights import read_weights
+from vitlens.startup import import_without_compiler
 from vitlens.typed import Name, length, read_as
 
+MAJOR: Final = 5  # earlier versions need an older huggingface_hub than other libraries do
 ADDRESS: Final = "https://huggingface.co"
 CONFIG: Final = "config.json"
 PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
@@ -27,6 +31,56 @@ _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5")
 _REPO: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)?")
 _SETTINGS: Final = (CONFIG, *PROCESSORS, *_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
 _SHARDS: Final = (WEIGHTS, INDEX, "model-?????-of-?????.safetensors")
+
+
+def transformers(part: str = "") -> Any:
+    """The library, or one of its modules. Raises ModelError where it is missing or older than 5."""
+    try:
+        library: Any = import_without_compiler("transformers")
+        if int(str(library.__version__).partition(".")[0]) < MAJOR:
+            raise ImportError(f"version {library.__version__}")
+        return import_without_compiler(f"transformers.{part}") if part else library
+    except ImportError as error:
+        raise ModelError(
+            f"expected transformers {MAJOR} or newer for hf: models, found it missing ({error}); "
+            "type pip install 'vitlens[hf]'"
+        ) from error
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Inside, transformers and the hub's client print nothing and send no telemetry; their settings are restored."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    log, telemetry = transformers("utils.logging"), constants.HF_HUB_DISABLE_TELEMETRY
+    bars = log.is_progress_bar_enabled()
+    hub_bars = not are_progress_bars_disabled()
+    level, hub_log = log.get_verbosity(), logging.getLogger("huggingface_hub")
+    hub_level = hub_log.level
+    try:
+        log.set_verbosity(logging.CRITICAL)
+        hub_log.setLevel(logging.CRITICAL)
+        log.disable_progress_bar()
+        constants.HF_HUB_DISABLE_TELEMETRY = True
+        if hub_bars:
+            disable_progress_bars()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.set_verbosity(level)
+        hub_log.setLevel(hub_level)
+        constants.HF_HUB_DISABLE_TELEMETRY = telemetry
+        if bars:
+            log.enable_progress_bar()
+        if hub_bars:
+            enable_progress_bars()
+
+
+def first_line(error: Exception) -> str:
+    """The first line of another library's message, or the name of its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 @dataclass(frozen=True)
@@ -90,8 +144,9 @@ class Folder:
         digest = hashlib.sha256()
         for file in self.weight_files():
             state |= read_weights(file).state
-            for block in _blocks(file):
-                digest.update(block)
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
         return state, digest.hexdigest()
 
 
@@ -118,9 +173,3 @@ def find(name: str, short: str, *, weights: bool) -> Folder:
         patterns = [*_SETTINGS, *(_SHARDS if weights else ())]
         found = Path(snapshot_download(short, allow_patterns=patterns, etag_timeout=5))
     return Folder(found, name, True, (f"revision {found.name} of {short} on {ADDRESS}",))
-
-
-def _blocks(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            yield block

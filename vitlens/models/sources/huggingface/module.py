@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vitlens.errors import ModelError, VitlensError, lacks_memory
 from vitlens.models.assembly import Architecture
-from vitlens.models.sources.huggingface.configuration import WHOLE, Description, Output, described_again
-from vitlens.models.sources.huggingface.library import quietly, transformers
+from vitlens.models.sources.huggingface.description import WHOLE, Description, Output, described_again
+from vitlens.models.sources.huggingface.folder import first_line, quietly, transformers
 from vitlens.models.tracing.anatomy import Told
 from vitlens.models.weights import load_strictly
 from vitlens.preprocessing import Preprocessing
@@ -20,7 +20,6 @@ _HEADS: Final = (("cls_classifier", "distillation_classifier"), ("classifier",))
 _ROOM: Final = 1 << 26  # numbers that a model may have beyond twice its weights'
 _MOST: Final = 1 << 33  # numbers of a model with random weights
 _HARMLESS: Final = ("position_ids", "relative_position_index", "relative_coords_table", "mask_token")  # if missing
-_NO_POOLER: Final = ("ViTModel", "DeiTModel")  # their learned pooler is not used, and many repositories lack it
 
 
 class TransformersModule(nn.Module):
@@ -145,7 +144,7 @@ def network(
     kind = getattr(transformers(), found.class_name)
     config = found.config(classes=classes if found.output == "logits" else None)
     options: dict[str, Any] = {"attn_implementation": "sdpa" if kind._supports_sdpa else "eager"}
-    extra = {"add_pooling_layer": False} if found.class_name in _NO_POOLER else {}
+    extra = {"add_pooling_layer": False} if found.output == "cls" else {}
     try:
         with quietly():
             _require_room(kind, config, extra, state, name)
@@ -169,9 +168,8 @@ def network(
     except Exception as error:  # transformers raises a dozen types for configurations and weights that do not fit
         if lacks_memory(error):
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise ModelError(
-            f"expected transformers to build {found.class_name}, found: {reason}; check config.json"
+            f"expected transformers to build {found.class_name}, found: {first_line(error)}; check config.json"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Curves and orders of removal, against full forwards and against trying everything."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,17 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.lens.tiny import images, ours, timm_model
-from vitlens.analysis.ablation.ablate import units_of
-from vitlens.analysis.ablation.effects import JointEffects, Unit
-from vitlens.analysis.ablation.greedy import greedy_order
-from vitlens.analysis.ablation.removal import (
-    AblationCurve,
+from vitlens.analysis.ablation.bench import Bench, Outcomes, Unit, other_images, units_of
+from vitlens.analysis.ablation.orders import (
+    Curve,
+    greedy_order,
     random_order,
     removal_curves,
     share_removable,
     steps,
 )
-from vitlens.analysis.ablation.replacements import means_of, other_images
 from vitlens.errors import InputError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
@@ -29,18 +27,11 @@ from vitlens.models.model import Model
 from vitlens.names import REPLACEMENTS, Replacement
 from vitlens.uncertainty import bootstrap_mean, wilson
 
-LABELS = torch.tensor([0, 1, 2, 3, 4, 0])
+LABELS = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
 
 
 def seen() -> Tensor:
-    return images((32, 48), batch=6)
-
-
-def removal_curve(
-    model: Model, pictures: Tensor, labels: Tensor, order: Sequence[Unit], **options: Any
-) -> AblationCurve:
-    """The curve of one order on one batch."""
-    return removal_curves(model, pictures, labels, {"": order}, **options)[""]
+    return images((32, 48), batch=8)  # the mean takes at least 8
 
 
 def loss_without(model: Model, units: tuple[Unit, ...], by: Replacement, pictures: Tensor) -> Tensor:
@@ -57,56 +48,15 @@ def loss_without(model: Model, units: tuple[Unit, ...], by: Replacement, picture
         return F.cross_entropy(changed(pictures), LABELS[: len(pictures)], reduction="none").double()
 
 
-@pytest.mark.parametrize("by", REPLACEMENTS)
-def test_a_curve_is_full_forwards_without_the_first_heads(by: Replacement) -> None:
-    model, pictures = ours(), seen()
-    heads = units_of(model, kinds=("head",))
-    order = (heads[2], heads[0], heads[3], heads[1])
-    curve = removal_curve(model, pictures, LABELS, order, replace=by)
-    assert curve.removed == (0, 1, 2, 3, 4)
-    for count, loss in zip(curve.removed, curve.outcomes.loss):
-        expected = loss_without(model, order[:count], by, pictures)
-        torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
-    assert torch.equal(curve.outcomes.correct[0], curve.outcomes.clean_correct)
-    torch.testing.assert_close(curve.loss, curve.outcomes.loss.mean(1))
-
-
-def test_several_orders_share_their_ends_and_their_cost() -> None:
-    model, pictures = ours(), seen()
-    heads = units_of(model, kinds=("head",))
-    told: list[int] = []
-    orders = {"forth": heads, "back": heads[::-1]}
-    curves = removal_curves(model, pictures, LABELS, orders, removed=(4, 0, 2, 9), advance=told.append)
-    assert sum(told) == 4  # nothing, everything, and two of two
-    assert curves["forth"].removed == (0, 2, 4)
-    for name, order in orders.items():
-        alone = removal_curve(model, pictures, LABELS, order, removed=(0, 2, 4))
-        torch.testing.assert_close(curves[name].outcomes.loss, alone.outcomes.loss, atol=1e-6, rtol=0)
-        assert curves[name].outcomes.units == tuple(order[:count] for count in (0, 2, 4))
-        assert curves[name].outcomes.forward_equivalents < alone.outcomes.forward_equivalents
-
-
-def test_curves_on_batches_are_the_curve_on_all() -> None:
-    model, pictures = ours(), seen()
-    heads, means = units_of(model, kinds=("head",)), means_of(model, [seen()])
-    whole = removal_curve(model, pictures, LABELS, heads, means=means)
-    parts = [
-        removal_curve(model, pictures[part], LABELS[part], heads, means=means) for part in (slice(0, 4), slice(4, 6))
-    ]
-    joined = AblationCurve.join(parts)
-    torch.testing.assert_close(joined.outcomes.loss, whole.outcomes.loss, atol=1e-5, rtol=0)
-    assert joined.outcomes.correct.shape == (5, 6)
-
-
-def made(*accuracies: float, n: int = 100) -> AblationCurve:
+def made(*accuracies: float, n: int = 100) -> Curve:
     """A curve over as many units as there are numbers but one; images fail from the last one on."""
     correct = torch.arange(n) < (torch.tensor(accuracies)[:, None] * n).round()
     units = tuple(Unit("head", 0, head) for head in range(len(accuracies) - 1))
-    outcomes = JointEffects(
+    outcomes = Outcomes(
         tuple(units[:count] for count in range(len(accuracies))), "mean", torch.zeros(n).long(),
         torch.zeros(n).double(), correct[0], torch.zeros(len(accuracies), n).double(), correct, 1.0,
     )  # fmt: skip
-    return AblationCurve(units, tuple(range(len(accuracies))), outcomes)
+    return Curve(units, outcomes)
 
 
 def test_accuracy_comes_with_wilsons_interval() -> None:
@@ -141,8 +91,6 @@ def test_the_share_is_uncertain_where_accuracy_is_near_the_bound() -> None:
     found = share_removable(curve)
     assert (found.low, found.value, found.high) == (0.5, 0.5, 0.75)
     assert share_removable(made(1.0, 1.0, n=1)).low is None
-    with pytest.raises(InputError, match="from 0 removed"):
-        share_removable(replace(curve, removed=(1, 2, 3, 4, 5)))
 
 
 def test_steps_are_even_and_hold_both_ends() -> None:
@@ -180,39 +128,62 @@ SOME = EVERY_PAIR[::4]  # each replacement once and each budget once; the others
 def test_greedy_order_is_that_of_full_forwards(by: Replacement, budget: int) -> None:
     model, pictures = ours(depth=3), seen()
     units = units_of(model, kinds=("head",))
-    found = greedy_order(model, pictures, LABELS, units, replace=by, budget=budget)
+    found = greedy_order(Bench(model, pictures, LABELS, by, budget=budget), units)
     assert found.order == tried(model, units, by, pictures)
 
 
 def test_greedy_order_of_a_last_block_that_is_computed_for_cls_alone() -> None:
-    model, pictures = timm_model("vit_tiny_patch16_224", depth=3, num_heads=4), images(batch=6)
+    model, pictures = timm_model("vit_tiny_patch16_224", depth=3, num_heads=4), images(batch=8)
     units = units_of(model, kinds=("head",))
-    found = greedy_order(model, pictures, LABELS, units, replace="zero")
+    found = greedy_order(Bench(model, pictures, LABELS, "zero"), units)
     assert found.order == tried(model, units, "zero", pictures)
     whole = len(units) * (len(units) + 1) / 2
     assert found.forward_equivalents < 0.75 * whole
 
 
+@pytest.mark.parametrize("by", REPLACEMENTS)
+def test_a_curve_is_full_forwards_without_the_first_heads(by: Replacement) -> None:
+    model, pictures = ours(), seen()
+    heads = units_of(model, kinds=("head",))
+    order = (heads[2], heads[0], heads[3], heads[1])
+    curve = removal_curves(Bench(model, pictures, LABELS, by), {"": order})[""]
+    assert curve.removed == (0, 1, 2, 3, 4)
+    for count, loss in zip(curve.removed, curve.outcomes.loss):
+        expected = loss_without(model, order[:count], by, pictures)
+        torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
+    assert torch.equal(curve.outcomes.correct[0], curve.outcomes.clean_correct)
+    torch.testing.assert_close(curve.loss, curve.outcomes.loss.mean(1))
+
+
+def test_several_orders_share_their_ends_and_batches_change_nothing() -> None:
+    model, pictures = ours(), seen()
+    heads = units_of(model, kinds=("head",))
+    told: list[int] = []
+
+    @contextmanager
+    def progress(_what: str, total: int, _unit: str) -> Iterator[Any]:
+        assert total == 4 * 8  # nothing, everything, and two of two
+        yield told.append
+
+    orders = {"forth": heads, "back": heads[::-1]}
+    curves = removal_curves(Bench(model, pictures, LABELS, "zero", progress=progress), orders, points=3)
+    assert sum(told) == 4 * 8
+    for name, order in orders.items():
+        alone = removal_curves(Bench(model, pictures, LABELS, "zero", batch_size=5), {"": order}, points=3)[""]
+        torch.testing.assert_close(curves[name].outcomes.loss, alone.outcomes.loss, atol=1e-5, rtol=0)
+        assert curves[name].removed == (0, 2, 4)
+
+
 def test_greedy_order_in_batches_and_steps() -> None:
     model, pictures = ours(depth=3), seen()
     units = units_of(model, kinds=("head",))
-    whole = greedy_order(model, pictures, LABELS, units)
-    assert greedy_order(model, pictures, LABELS, units, batch_size=2).order == whole.order
+    bench = Bench(model, pictures, LABELS, "mean")
+    whole = greedy_order(bench, units)
+    assert greedy_order(Bench(model, pictures, LABELS, "mean", batch_size=2), units).order == whole.order
+    assert greedy_order(bench.on(torch.arange(8)), units).order == whole.order
     told: list[int] = []
-    twos = greedy_order(model, pictures, LABELS, units, every=2, advance=told.append)
+    twos = greedy_order(bench, units, every=2, advance=told.append)
     assert told == [2, 2, 2]
     assert twos.forward_equivalents < whole.forward_equivalents
-    once = greedy_order(model, pictures, LABELS, units, count=1)
-    assert once.order[0] == whole.order[0]
-    losses = [float(loss_without(model, (unit,), "mean", pictures).mean()) for unit in once.order]
-    assert losses == sorted(losses)  # the rest as it was ranked last
     with pytest.raises(InputError, match="at least 1 removed in a round"):
-        greedy_order(model, pictures, LABELS, units, every=0)
-
-
-def test_an_order_that_is_empty_or_below_zero_is_refused() -> None:
-    model, heads = ours(), units_of(ours(), kinds=("head",))
-    with pytest.raises(InputError, match="units to remove, found none"):
-        removal_curve(model, seen(), LABELS, ())
-    with pytest.raises(InputError, match="from 0 to 4, found -1"):
-        removal_curve(model, seen(), LABELS, heads, removed=(-1, 2))
+        greedy_order(bench, units, every=0)

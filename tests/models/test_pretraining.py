@@ -9,8 +9,7 @@ import vitlens
 from tests.lens.tiny import timm_model
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
-from vitlens.models.pretraining.reading import pretraining_of, told_objectives
-from vitlens.models.pretraining.registry import Pretraining, read_name
+from vitlens.models.pretraining import Pretraining, pretraining_of, read_name, told_objectives
 
 NAMES = {  # name -> objective, recipe, data, labels afterwards
     "vit_small_patch16_224.dino": ("self-supervised", "DINO", "", ""),

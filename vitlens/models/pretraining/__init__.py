@@ -1,1 +1,0 @@
-"""What models were pretrained for, as their names and sources tell."""
