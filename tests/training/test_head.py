@@ -13,7 +13,7 @@ from vitlens.errors import DataError, InputError
 from vitlens.models import loading, saved
 from vitlens.models.model import Model
 from vitlens.models.rebuilt import for_classes
-from vitlens.training import bookkeeping, frozen, head
+from vitlens.training import bookkeeping, frozen, loop
 from vitlens.training.bookkeeping import BEST_FILE
 from vitlens.training.head import fit_head, require_cacheable
 from vitlens.training.loop import fit
@@ -96,7 +96,7 @@ def test_the_files_match_the_result(tmp_path: Path) -> None:
 
 def test_a_stopped_run_resumes_without_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, expected = trained(tmp_path / "whole")
-    monkeypatch.setattr(head, "CHECKPOINT_INTERVAL", 0.0)
+    monkeypatch.setattr(loop, "CHECKPOINT_INTERVAL", 0.0)
     monkeypatch.setattr(bookkeeping, "PROGRESS_INTERVAL", 0.0)
 
     def stop(progress: Progress) -> None:

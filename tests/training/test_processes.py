@@ -71,6 +71,20 @@ def test_two_processes_have_the_loss_of_one(batch: str, accumulate: str, tmp_pat
     assert all(torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5) for name in left)
 
 
+@pytest.mark.slow  # torchrun and two processes
+def test_a_head_in_two_processes_has_the_numbers_of_one(tmp_path: Path) -> None:
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vitlens")
+    options = "train vit-digits --data digits --limit 40 --batch-size 20 --epochs 1 --freeze-backbone --device cpu"
+    for command, name in ((launch, "two"), (("-m", "vitlens"), "one")):
+        assert run(*command, *options.split(), "--quiet", "--out", tmp_path / name) == 0
+    (two,), (one,) = read_metrics(tmp_path / "two"), read_metrics(tmp_path / "one")
+    assert two.step == one.step == 2
+    assert two.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-6)
+    assert two.train_loss == pytest.approx(one.train_loss, rel=1e-6)
+    assert two.test_loss == pytest.approx(one.test_loss, rel=1e-6)
+    assert (two.train_accuracy, two.test_accuracy) == (one.train_accuracy, one.test_accuracy)
+
+
 @pytest.mark.parametrize("parts", [2, 3, 100])
 def test_accumulated_gradients_train_as_the_whole_batch_does(parts: int, tmp_path: Path) -> None:
     runs = []

@@ -96,7 +96,7 @@ class Bookkeeping:
     def __init__(
         self, task: Task, processes: Processes, clock: Clock, on_progress: Callable[[Progress], None] | None
     ) -> None:
-        self.task, self.clock = task, clock
+        self.task, self.processes, self.clock = task, processes, clock
         self.standing = EpochHistory()
         self._listener = on_progress if processes.is_first else None
         self._reported = 0.0  # seconds, of the last report

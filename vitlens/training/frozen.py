@@ -10,7 +10,6 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.devices import autocast, evaluating
@@ -42,29 +41,6 @@ class HeadOnly(nn.Module):
     def forward(self, features: HeadInputs) -> Logits:
         """Logits (batch, classes); of a distilled model, the mean of its two heads."""
         return torch.stack([head(features[:, index]) for index, head in enumerate(self.heads)]).mean(0)
-
-
-class FeatureObjective:
-    """The objective of a head on cached features: cross-entropy with the labels; "images" are the head's inputs."""
-
-    def __init__(self, facts: Mapping[str, object]) -> None:
-        self.facts = facts  # which backbone, how many views
-
-    def module(self, model: Model) -> nn.Module:
-        """The network of a model that consists of a head (see head_alone)."""
-        return model.module
-
-    def logits(self, outputs: Logits) -> Logits:
-        """The outputs."""
-        return outputs
-
-    def loss(self, outputs: Logits, targets: Tensor, images: HeadInputs, *, smoothing: float) -> Tensor:  # noqa: ARG002
-        """Cross-entropy in nats, summed over the images."""
-        return F.cross_entropy(outputs.float(), targets, label_smoothing=smoothing, reduction="sum")
-
-    def identity(self) -> Mapping[str, object]:
-        """The frozen backbone."""
-        return {"frozen": self.facts}
 
 
 def head_alone(model: Model) -> Model:

@@ -6,13 +6,14 @@ Several processes take shares of the same global batches; their averaged gradien
 for batch normalisation, whose statistics are per process (over smaller batches), and dropout, drawn per process.
 """
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.analysis.answers.evaluate import answers
@@ -20,6 +21,7 @@ from vitlens.data.split import Split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models import saved
 from vitlens.models.model import Model
+from vitlens.models.weights import require_fitting as require_fitting_weights
 from vitlens.processes import Processes, accelerated, peer_errors
 from vitlens.training.bookkeeping import BEST_FILE, Bookkeeping, Clock
 from vitlens.training.checkpoint import (
@@ -31,7 +33,7 @@ from vitlens.training.checkpoint import (
     storage_errors,
     write_checkpoint,
 )
-from vitlens.training.feed import Portion, decoding_errors, epoch_batches, portions, process_share
+from vitlens.training.feed import decoding_errors, epoch_batches, portions, process_share
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.metrics import (
     Progress,
@@ -44,9 +46,11 @@ from vitlens.training.metrics import (
 )
 from vitlens.training.optimiser import copy_into
 from vitlens.training.recipe import Recipe
-from vitlens.training.speed import Computation, choose, fast_attention, gradient_checkpointing
+from vitlens.training.speed import choose, fast_attention, gradient_checkpointing
 from vitlens.training.task import LabelObjective, Objective, Task, require_fitting
 from vitlens.training.update import Updates
+
+CHECKPOINT_INTERVAL = 5.0  # seconds, between the checkpoints of a training on features, whose epochs are short
 
 
 @takes_splits
@@ -103,35 +107,89 @@ def fit(
     watching, training_part = watched(watchers if processes.is_first else ()), partly_trainable(model, last=train_last)
     computing, attention = gradient_checkpointing(model, on=recompute), fast_attention(model, device)
     with fork, training_part, computing, attention, watching as active, decoding_errors():
-        training = _Training(task, accelerator, processes, speed, active, on_progress)
-        training.begin(resume=resume)
-        return training.run()
+        updates = Updates(task, accelerator, compiled=speed.compiled)
+        books = Bookkeeping(task, processes, Clock(), on_progress)
+        return Training(updates, books, _Images(task, processes), active).run(resume=resume, notes=speed.notes)
 
 
-class _Training:
-    """One run of the loop in one process."""
+class Examples(Protocol):
+    """What a training runs on: the inputs of its model for the training and the test images."""
+
+    def batches(self, epoch: int, shares: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The inputs and labels of this process's share of each batch, given by its keys, on the device."""
+        ...
+
+    def test(self) -> tuple[float, float]:
+        """Mean loss (nats) and accuracy (fraction) on the test images, over all processes."""
+        ...
+
+
+class _Images:
+    """The images of a task, augmented by its recipe."""
+
+    def __init__(self, task: Task, processes: Processes) -> None:
+        self.task, self.processes = task, processes
+
+    def batches(self, epoch: int, shares: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The augmented images and their labels."""
+        for portion in portions(self.task.source(epoch), shares, pin=self.task.device.type == "cuda"):
+            yield self.task.augmented(portion, epoch), self.task.labels(portion.indices)
+
+    def test(self) -> tuple[float, float]:
+        """Loss and accuracy; each process takes its share. Raises NonFiniteError for a logit that is not finite."""
+        model, split, processes = self.task.model, self.task.test, self.processes
+        _broadcast_buffers(model, processes)
+        indices = process_share(torch.arange(len(split)), processes.index, processes.count)
+        sums = torch.zeros(2, dtype=torch.float64)
+        if len(indices):  # with fewer images than processes, some have none
+            part = split.pick(indices)
+            assert part.labels is not None
+            logits, labels = answers(model, part, precision=self.task.precision), part.labels.cpu().long()
+            sums[0] = F.cross_entropy(logits, labels, reduction="sum")
+            sums[1] = (logits.argmax(1) == labels).sum()
+        loss, accuracy = (processes.total(sums) / len(split)).tolist()
+        return loss, accuracy
+
+
+class Training:
+    """One run of the loop in one process.
+
+    whole: the model that the task's model is the head of, where that alone is trained. As such an epoch takes less
+    time than writing a file, checkpoints are then written at intervals of time, and the weights once, at the end.
+    """
 
     def __init__(
         self,
-        task: Task,
-        accelerator: Accelerator,
-        processes: Processes,
-        speed: Computation,
+        updates: Updates,
+        books: Bookkeeping,
+        examples: Examples,
         watchers: Sequence[Watcher],
-        on_progress: Callable[[Progress], None] | None,
+        *,
+        whole: Model | None = None,
     ) -> None:
-        self.task, self.accelerator, self.processes = task, accelerator, processes
-        self.speed, self.watchers = speed, watchers
-        self.updates = Updates(task, accelerator, compiled=speed.compiled)
+        self.updates, self.books, self.examples, self.watchers = updates, books, examples, watchers
+        self.task, self.processes, self.whole = updates.task, books.processes, whole
         # of this epoch, in this process: loss, correct predictions, images, gradient norms / processes
         self.sums = torch.zeros(4, dtype=torch.float64)
-        self.books = Bookkeeping(task, processes, Clock(), on_progress)
+        self.best: dict[str, Tensor] = {}  # weights of a head
+        self.last_checkpoint = 0.0
 
-    def begin(self, *, resume: bool) -> None:
+    def run(self, *, resume: bool, notes: tuple[str, ...]) -> TrainingResult:
+        """All epochs that remain. notes: how it is computed, in words."""
+        self._begin(resume=resume)
+        while self.updates.step < self.task.steps:
+            self._epoch()
+        if self.updates.average is not None:
+            copy_into(self.task.model.module, self.updates.average.tensors)
+        if self.whole is not None:
+            self._write_whole(self.whole)
+        return self.books.result(notes)
+
+    def _begin(self, *, resume: bool) -> None:
         """Continue from the checkpoint, or write the first one."""
         checkpoint = read_checkpoint(self.task.directory) if resume else None
         with peer_errors():
-            self.accelerator.wait_for_everyone()  # no process writes before all have read
+            self.updates.accelerator.wait_for_everyone()  # no process writes before all have read
         if checkpoint is not None:
             self._resume(checkpoint)
         if self.processes.is_first:
@@ -142,18 +200,17 @@ class _Training:
         if checkpoint is None:
             self._write_checkpoint()
 
-    def run(self) -> TrainingResult:
-        """All remaining epochs."""
-        while self.updates.step < self.task.steps:
-            self._epoch()
-        if self.updates.average is not None:
-            copy_into(self.task.model.module, self.updates.average.tensors)
-        return self.books.result(self.speed.notes)
-
     def _resume(self, checkpoint: Checkpoint) -> None:
         self.books.resume(checkpoint)
         self.updates.resume(checkpoint)
-        if self.processes.is_first:  # its sums include those of the others
+        self.best = {
+            name.removeprefix("best/"): value.to(self.task.device)
+            for name, value in checkpoint.tensors.items()
+            if name.startswith("best/")
+        }
+        if self.best:
+            require_fitting_weights(self.task.model.module, self.best, where="the checkpoint's best head")
+        if self.processes.is_first and self.updates.step % self.task.steps_per_epoch:  # include those of the others
             sums = checkpoint.tensors.get("sums")
             if sums is None or sums.shape != self.sums.shape or not sums.isfinite().all():
                 raise InputError(
@@ -170,24 +227,22 @@ class _Training:
             within:
         ]
         shares = [process_share(batch, process, self.processes.count) for batch in batches]
-        source = task.source(epoch)
-        for portion, batch in zip(portions(source, shares, pin=task.device.type == "cuda"), batches):
-            self._step(portion, epoch, whole=len(batch))
+        for (inputs, labels), batch in zip(self.examples.batches(epoch, shares), batches):
+            self._step(inputs, labels, epoch, count=len(batch))
             step = self.updates.step
             # the last step of an epoch writes its checkpoint after the test
             if task.checkpoint_every and step % task.checkpoint_every == 0 and step % task.steps_per_epoch:
                 self._write_checkpoint()
         self._end_epoch(epoch)
 
-    def _step(self, portion: Portion, epoch: int, *, whole: int) -> None:
-        """Update the weights from a portion of a batch of `whole` images, and add it to the sums."""
-        labels = self.task.labels(portion.indices)
-        update = self.updates.apply(self.task.augmented(portion, epoch), labels, whole=whole)
+    def _step(self, inputs: Tensor, labels: Tensor, epoch: int, *, count: int) -> None:
+        """Update the weights from this process's share of a batch of `count` images, and add it to the sums."""
+        update = self.updates.apply(inputs, labels, whole=count)
         norm = update.norm / self.processes.count  # the same in all of them
         self.sums += torch.tensor((update.loss, update.correct, len(labels), norm), dtype=torch.float64)
         clock = self.books.clock
-        clock.count(whole)
-        rate, loss = self.task.learning_rate(self.updates.step - 1), update.loss / len(labels)
+        clock.count(count)
+        rate, loss = self.task.learning_rate(self.updates.step - 1), update.loss / max(len(labels), 1)
         facts = StepMetrics(self.updates.step, epoch, loss, rate, update.norm, clock.rate())
         with clock.stopped():
             for watcher in self.watchers:
@@ -201,27 +256,37 @@ class _Training:
         sums = self.processes.total(self.sums).tolist()
         self.books.clock.pause()
         with self.updates.averaged():
-            tested = self._test() if self.books.is_due(epoch) else (None, None)
+            tested = self.examples.test() if self.books.is_due(epoch) else (None, None)
             metrics = self.books.end_epoch(epoch, self.updates.step, sums, tested)
             if self.processes.is_first:
                 append_metrics(task.directory, metrics)
-                self._save_weights(best=self.books.standing.best_epoch == epoch)
                 self._keep_weights(epochs=epoch + 1)
+            self._save_weights(best=self.books.standing.best_epoch == epoch)
             for watcher in self.watchers:
-                watcher.on_epoch(metrics, task.model)
+                watcher.on_epoch(metrics, self.whole or task.model)
         self._report(epoch, now=True)
         self.sums.zero_()
-        self._write_checkpoint()
-
-    def _test(self) -> tuple[float, float]:
-        task = self.task
-        return shared_test(task.model, task.test, self.processes, precision=task.precision)
+        recent = time.perf_counter() - self.last_checkpoint < CHECKPOINT_INTERVAL
+        if self.whole is None or not recent or self.updates.step == task.steps:
+            self._write_checkpoint()
 
     def _save_weights(self, *, best: bool) -> None:
-        for name in (saved.WEIGHTS_FILE, BEST_FILE)[: 1 + best]:
-            path = self.task.directory / name
-            with storage_errors(path):
-                saved.save(self.task.model, path)
+        """Write the weights of this epoch; of a head, note them where they are the best."""
+        if self.whole is not None:
+            if best:
+                self.best = {name: value.clone() for name, value in self.task.model.module.state_dict().items()}
+        elif self.processes.is_first:
+            for name in (saved.WEIGHTS_FILE, BEST_FILE)[: 1 + best]:
+                _save(self.task.model, self.task.directory / name)
+
+    def _write_whole(self, model: Model) -> None:
+        """Write the model with the best head, and with the last one, which it keeps."""
+        head = self.task.model.module
+        last = {name: value.clone() for name, value in head.state_dict().items()}
+        for name, tensors in ((BEST_FILE, self.best or last), (saved.WEIGHTS_FILE, last)):
+            copy_into(head, tensors)
+            if self.processes.is_first:
+                _save(model, self.task.directory / name)
 
     def _keep_weights(self, *, epochs: int) -> None:
         """Keep a copy of the weights, if due."""
@@ -229,11 +294,13 @@ class _Training:
             keep_weights(self.task.directory, self.task.model, epochs=epochs)
 
     def _write_checkpoint(self) -> None:
+        self.last_checkpoint = time.perf_counter()
         sums = self.processes.total(self.sums)
         if not self.processes.is_first:
             return
         self.updates.require_finite()
-        tensors = {**self.updates.tensors(), "sums": sums}
+        best = {f"best/{name}": value for name, value in self.best.items()}
+        tensors = {**self.updates.tensors(), **best, "sums": sums}
         write_checkpoint(self.task.directory, Checkpoint(tensors, self.books.facts(self.updates.step)))
 
     def _report(self, epoch: int, *, now: bool = False) -> None:
@@ -242,22 +309,9 @@ class _Training:
         self.books.report(epoch, self.updates.step, loss / images, correct / images, now=now)
 
 
-def shared_test(model: Model, split: Split, processes: Processes, *, precision: str) -> tuple[float, float]:
-    """Mean loss (nats) and accuracy (fraction) on a labelled split; each process takes its share of the images.
-
-    Raises NonFiniteError for a logit that is NaN or infinite.
-    """
-    _broadcast_buffers(model, processes)
-    indices = process_share(torch.arange(len(split)), processes.index, processes.count)
-    sums = torch.zeros(2, dtype=torch.float64)
-    if len(indices):  # with fewer images than processes, some have none
-        part = split.pick(indices)
-        assert part.labels is not None
-        logits, labels = answers(model, part, precision=precision), part.labels.cpu().long()
-        sums[0] = F.cross_entropy(logits, labels, reduction="sum")
-        sums[1] = (logits.argmax(1) == labels).sum()
-    loss, accuracy = (processes.total(sums) / len(split)).tolist()
-    return loss, accuracy
+def _save(model: Model, path: Path) -> None:
+    with storage_errors(path):
+        saved.save(model, path)
 
 
 def _broadcast_buffers(module: nn.Module, processes: Processes) -> None:

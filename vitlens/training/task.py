@@ -41,11 +41,14 @@ class Objective(Protocol):
 
 
 class LabelObjective:
-    """Cross-entropy of the logits with the labels."""
+    """Cross-entropy of the logits with the labels. frozen: of a head on features, which backbone and how many views."""
+
+    def __init__(self, frozen: Mapping[str, object] | None = None) -> None:
+        self.frozen = frozen
 
     def module(self, model: Model) -> nn.Module:
-        """The model itself."""
-        return model
+        """The model itself; of a head, its network, which takes features."""
+        return model if self.frozen is None else model.module
 
     def logits(self, outputs: Tensor) -> Tensor:
         """The outputs."""
@@ -56,8 +59,8 @@ class LabelObjective:
         return F.cross_entropy(outputs.float(), targets, label_smoothing=smoothing, reduction="sum")
 
     def identity(self) -> Mapping[str, object]:
-        """Nothing further."""
-        return {}
+        """The frozen backbone, if any."""
+        return {} if self.frozen is None else {"frozen": self.frozen}
 
 
 @dataclass(frozen=True)
