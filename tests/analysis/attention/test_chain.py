@@ -191,7 +191,7 @@ def test_a_few_images_at_a_time_is_all_at_once(monkeypatch, make):
     model = make()
     batch = images((20, 36), batch=3)
     together = [method(model, batch) for method in (rollout, relevance, gradient_rollout)]
-    monkeypatch.setattr(call_module, "_AT_ONCE", 1)
+    monkeypatch.setitem(call_module._AT_ONCE, "cpu", 1)
     for method, expected in zip((rollout, relevance, gradient_rollout), together):
         close(method(model, batch), expected, rtol=1e-5)
         close(method(model, batch[1:2])[0], expected[1])

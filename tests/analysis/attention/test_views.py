@@ -8,6 +8,7 @@ from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm
 from vitlens.analysis.attention.views import _merged, key_maps, query_maps
 from vitlens.analysis.attention.weights import attention
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens import call
 from vitlens.lens.capture import capture_attention
 from vitlens.models.resnet import build_resnet
 
@@ -54,7 +55,7 @@ def test_the_corners_of_a_grid_that_is_not_square(patch):
 
 
 def test_a_column_of_more_images_than_go_at_once(monkeypatch):
-    monkeypatch.setattr("vitlens.lens.call._AT_ONCE", 1)
+    monkeypatch.setitem(call._AT_ONCE, "cpu", 1)
     check_row_and_column(ours(), (1, 1))
 
 

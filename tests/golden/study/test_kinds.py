@@ -15,6 +15,7 @@ from tests.kit.training_runs import interrupted
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.memory import saved_for_training
+from vitlens.cli.main import run
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read_folder
@@ -181,7 +182,6 @@ def test_all_points_have_one_batch_size_though_their_presets_differ(images, batc
     ("changes", "says"),
     [
         ({"kind": "poolin"}, "did you mean 'pooling'"),
-        ({"seeds": 0}, "--seeds of at least 1, found 0"),
         ({"epochs": 0}, "--epochs at least 1"),
         ({"data": "digts"}, "did you mean 'digits'"),
         ({"model_options": ModelOptions(weights=Path("w.pth"))}, "no --weights with --kind pooling"),
@@ -194,6 +194,12 @@ def test_all_points_have_one_batch_size_though_their_presets_differ(images, batc
 def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, changes, says):
     with pytest.raises(InputError, match=says):
         study(options=replace(OPTIONS, out=tmp_path / "out"), **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_seed_is_refused(tmp_path, capsys):
+    assert run(["study", "--kind", "pooling", "--seeds", "0", "--out", str(tmp_path / "out")]) == 2
+    assert "--seeds" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

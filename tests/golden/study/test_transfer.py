@@ -206,7 +206,6 @@ def test_wrong_calls_are_refused(tiny_vit, tiny_cnn, data, tmp_path):
         "expected a trained model, found the preset": (("vit-mini",), given, {}),
         "a trained model with --kind": (("vit-mini",), given, {"model_options": ModelOptions(random_weights=True)}),
         "tiny-cnn": ((str(tiny_cnn),), given, {}),
-        "--seeds of at least 1": ((vit,), given, {"seeds": 0}),
         "expected --data with --kind transfer": ((vit,), None, {"images": ("a.png",)}),
     }
     for says, (models, images, more) in calls.items():
