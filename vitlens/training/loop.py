@@ -210,7 +210,7 @@ class Training:
         }
         if self.best:
             require_fitting_weights(self.task.model.module, self.best, where="the checkpoint's best head")
-        if self.processes.is_first and self.updates.step % self.task.steps_per_epoch:  # include those of the others
+        if self.processes.is_first:  # its sums include those of the others
             sums = checkpoint.tensors.get("sums")
             if sums is None or sums.shape != self.sums.shape or not sums.isfinite().all():
                 raise InputError(
