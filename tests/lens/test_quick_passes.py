@@ -24,7 +24,6 @@ def test_the_same_logits_in_parts(build, monkeypatch):
         forward = model.run
         monkeypatch.setattr(model, "run", lambda prepared: sizes.append(len(prepared)) or forward(prepared))
         with quick_passes(model):
-            sizes.clear()  # of the passes that test, once a model, whether the last block can be shortened
             torch.testing.assert_close(model(batch), plain, atol=1e-5, rtol=1e-5)
         assert sizes == [3, 3, 1]
         assert torch.equal(model(batch), plain)
@@ -58,17 +57,6 @@ def test_gradients_and_watched_models_get_the_whole_batch(monkeypatch):
     with quick_passes(model):
         found = torch.autograd.grad(model(pixels)[:, 0].sum(), pixels)[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-
-
-def test_the_last_block_is_whole_where_it_is_observed():
-    model = ours()
-    batch, tokens = images(model.input_size, batch=3), []
-    last = model.module.get_submodule(model.anatomy.blocks[-1])
-    with torch.no_grad(), quick_passes(model):
-        handle = last.register_forward_hook(lambda _m, _a, output: tokens.append(output.shape[1]))
-        model(batch)
-        handle.remove()
-    assert tokens == [model.layout.tokens]
 
 
 def test_it_ends_after_an_exception():

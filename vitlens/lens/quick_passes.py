@@ -2,13 +2,13 @@
 
 Linear layers and convolutions are equal up to rounding. PyTorch computes linear layers in fp32 with MKL, slower on some
 processors; convolutions and bf16 already use oneDNN. A GELU after a linear layer is fused with it at almost no cost.
-Gradients are with respect to the inputs alone: a layer whose weights require a gradient is left to PyTorch. Where the
-classifier reads few tokens alone, the last block computes only these, with gradients, too. Larger batches move every
-activation through the main memory: the bundled models take 1.8 times as long for 512 images at once as for 64.
+Gradients are with respect to the inputs alone: a layer whose weights require a gradient is left to PyTorch. Larger
+batches move every activation through the main memory: the bundled models take 1.8 times as long for 512 images at once
+as for 64 at a time.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import torch
@@ -16,9 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitlens.errors import UnsupportedError
-from vitlens.lens.replay_check import method_of
-from vitlens.lens.replay_pass import first_rows
 from vitlens.lens.trace import trace
 from vitlens.models.hooks import overridden
 from vitlens.models.known_modules import is_known_mlp
@@ -163,10 +160,10 @@ def quick_passes(model: Model) -> Iterator[None]:
     if model.device.type != "cpu":
         yield
         return
-    size, rows, before = quick_batch_size(model), _rows_read(model), _replaced(model)
+    size, before = quick_batch_size(model), _replaced(model)
     with quick_linear(model.device), quick_mlps(model, model.device), quick_convolutions(model):
         own = _replaced(model) - before | {model}
-        with overridden(model, _in_parts(model, size, rows, own)):
+        with overridden(model, _in_parts(model, size, own)):
             yield
 
 
@@ -177,38 +174,19 @@ def quick_batch_size(model: Model) -> int:
 
 
 def _in_parts(
-    model: Model, size: int, rows: int | None, own: Collection[nn.Module]
+    model: Model, size: int, own: Collection[nn.Module]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The model's forward, a few images at a time; own: modules whose forward is replaced here."""
 
     def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
         def parts(images: Tensor) -> Any:
-            whole = torch.is_grad_enabled() or len(images) <= size or _is_observed(model, own)
-            with _last_rows(model, rows, own):
-                return forward(images) if whole else torch.cat([forward(part) for part in images.split(size)])
+            if torch.is_grad_enabled() or len(images) <= size or _is_observed(model, own):
+                return forward(images)
+            return torch.cat([forward(part) for part in images.split(size)])
 
         return parts
 
     return wrap
-
-
-def _rows_read(model: Model) -> int | None:
-    """How many tokens of the last block the classifier reads, where computing no others gives the same logits; None
-    for a model that is observed, as finding out takes passes."""
-    if model.anatomy.layout is None or _is_observed(model, ()):
-        return None
-    try:
-        method = method_of(model)
-    except UnsupportedError:  # no attention
-        return None
-    return method.rows if method.exact else None
-
-
-def _last_rows(model: Model, rows: int | None, own: Collection[nn.Module]) -> AbstractContextManager[None]:
-    """Inside, the last block computes what the classifier reads, unless a module is observed; a stem that is given its
-    output (gradients.py) is before the blocks."""
-    stems = {module for module in model.modules() if isinstance(module, nn.Conv2d)}
-    return nullcontext() if rows is None or _is_observed(model, {*own, *stems}) else first_rows(model, rows)
 
 
 def _is_observed(model: Model, own: Collection[nn.Module]) -> bool:
