@@ -15,8 +15,7 @@ from tests.kit.making import digits, save
 from tests.kit.simulated_processes import run_in_processes
 from vitlens import load
 from vitlens.analysis.ablation import bench as analysis
-from vitlens.analysis.ablation.bench import Bench, units_of
-from vitlens.analysis.ablation.importance import summarise
+from vitlens.analysis.ablation.bench import Bench
 from vitlens.analysis.patching.corruption import corrupt
 from vitlens.commands.ablate.measure import measure
 from vitlens.commands.ablate.options import AblateOptions
@@ -45,9 +44,9 @@ def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
     record = run(tiny_vit, tmp_path / "out", replace=("zero",))
     split, model = digits("test").limit(12), load(str(tiny_vit))
     (batch,) = split.batches(12)
-    units = units_of(model)
+    importance = vitlens.ablate(model, split, replace="zero", kinds=("head", "mlp", "block"))
+    units = importance.units
     effects = Bench(model, batch.images, batch.labels, "zero").without([(unit,) for unit in units])
-    importance = summarise(effects, groups=split.groups)
     for index, (unit, row) in enumerate(zip(units, record.units, strict=True)):
         part = unit.kind if unit.head is None else unit.head
         assert (row.kind, row.layer, row.head) == (unit.kind, unit.layer, unit.head)

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, units_of
+from vitlens.analysis.ablation.bench import Bench
+from vitlens.analysis.ablation.units import units_of
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.heads.specialisation import Given, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream

@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.lens.tiny import images, model_of, ours, timm_model
-from vitlens.analysis.ablation.bench import Bench, Outcomes, Unit, other_images, units_of
+from vitlens.analysis.ablation.bench import Bench, Outcomes, other_images
 from vitlens.analysis.ablation.first_order import first_order
 from vitlens.analysis.ablation.importance import ablate
+from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import BlockRemoved, HeadReplaced, MLPReplaced

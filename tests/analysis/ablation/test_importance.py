@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tests.kit.sign_flips import sign_flip_test
 from tests.lens.tiny import images, ours
-from vitlens.analysis.ablation.bench import Outcomes, Unit
+from vitlens.analysis.ablation.bench import Outcomes
 from vitlens.analysis.ablation.importance import ablate, spearman, summarise
+from vitlens.analysis.ablation.units import Unit
 from vitlens.analysis.answers.paired import intervals, resampled_means, sign_flips
 from vitlens.errors import InputError
 from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm

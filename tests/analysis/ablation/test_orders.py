@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.lens.tiny import images, ours, timm_model
-from vitlens.analysis.ablation.bench import Bench, Outcomes, Unit, other_images, units_of
+from vitlens.analysis.ablation.bench import Bench, Outcomes, other_images
 from vitlens.analysis.ablation.orders import (
     Curve,
     greedy_order,
@@ -19,6 +19,7 @@ from vitlens.analysis.ablation.orders import (
     share_removable,
     steps,
 )
+from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.errors import InputError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tests.kit.sign_flips import sign_flip_test
 from tests.lens.tiny import images, model_of, ours, timm_model
-from vitlens.analysis.ablation.bench import Bench, Outcomes, Unit, units_of
+from vitlens.analysis.ablation.bench import Bench, Outcomes
 from vitlens.analysis.ablation.pairs import (
     CrossMoments,
     RedundancyStream,
@@ -15,6 +15,7 @@ from vitlens.analysis.ablation.pairs import (
     redundancy,
     synergy,
 )
+from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.replay import replaying

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.ablation.bench import Bench, ByImage, Unit
+from vitlens.analysis.ablation.bench import Bench, ByImage
+from vitlens.analysis.ablation.units import Unit
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.lens.attention import Tap, TensorFunction, tapped

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes, Unit, units_of
+from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes
+from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.analysis.answers.paired import intervals, sign_flips
 from vitlens.analysis.answers.targets import required_labels
 from vitlens.models.model import Model

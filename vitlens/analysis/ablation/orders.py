@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, Outcomes, Removal, Some, Unit
+from vitlens.analysis.ablation.bench import Bench, Outcomes, Some
+from vitlens.analysis.ablation.units import Removal, Unit
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.answers.paired import resampled_means
 from vitlens.errors import InputError

@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, Outcomes, Some, Unit
+from vitlens.analysis.ablation.bench import Bench, Outcomes, Some
 from vitlens.analysis.ablation.importance import MeanChange, mean_changes
+from vitlens.analysis.ablation.units import Unit
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import replaying

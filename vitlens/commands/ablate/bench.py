@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.ablation import bench as ablation
-from vitlens.analysis.ablation.bench import Removal, Stored, Unit
+from vitlens.analysis.ablation.bench import Stored
 from vitlens.analysis.ablation.importance import Importance
+from vitlens.analysis.ablation.units import Removal, Unit
 from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.cost.latency import latency
 from vitlens.analysis.heads.labels import LABELS, head_words
