@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from vitlens.data.catalogue import load_data as load_data
     from vitlens.data.split import Split as Split
     from vitlens.lens.call import AttentionCall as AttentionCall
-    from vitlens.lens.places.capture import capture as capture
-    from vitlens.lens.places.changes import KnockOut as KnockOut
-    from vitlens.lens.places.intervene import intervene as intervene
-    from vitlens.lens.places.listing import places as places
-    from vitlens.lens.places.patch import patch as patch
-    from vitlens.lens.places.place import Place as Place
-    from vitlens.lens.public import observe as observe
-    from vitlens.lens.public import replay as replay
+    from vitlens.lens.capture import capture as capture
+    from vitlens.lens.capture import observe as observe
+    from vitlens.lens.intervene import KnockOut as KnockOut
+    from vitlens.lens.intervene import intervene as intervene
+    from vitlens.lens.patch import patch as patch
+    from vitlens.lens.place import Place as Place
+    from vitlens.lens.places import places as places
+    from vitlens.lens.replay import replay as replay
     from vitlens.lists import list_attacks as list_attacks
     from vitlens.lists import list_methods as list_methods
     from vitlens.lists import list_models as list_models
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AttentionCall": ("vitlens.lens.call", "AttentionCall"),
-    "KnockOut": ("vitlens.lens.places.changes", "KnockOut"),
+    "KnockOut": ("vitlens.lens.intervene", "KnockOut"),
     "Model": ("vitlens.models.model", "Model"),
-    "Place": ("vitlens.lens.places.place", "Place"),
+    "Place": ("vitlens.lens.place", "Place"),
     "Refinement": ("vitlens.attribution.refinement", "Refinement"),
     "Split": ("vitlens.data.split", "Split"),
     "Statistics": ("vitlens.analysis.heads.statistics", "Statistics"),
@@ -70,7 +70,7 @@ _HOMES = {
     "attack": ("vitlens.attacks.attack", "attack"),
     "attention": ("vitlens.analysis.attention.weights", "attention"),
     "attention_explorer": ("vitlens.commands.shared.explorer_measure", "attention_explorer"),
-    "capture": ("vitlens.lens.places.capture", "capture"),
+    "capture": ("vitlens.lens.capture", "capture"),
     "choose_method": ("vitlens.attribution.choice", "choose_method"),
     "compare": ("vitlens.analysis.failures.compare", "compare"),
     "direct_logit_attribution": ("vitlens.analysis.patching.public", "direct_logit_attribution"),
@@ -80,7 +80,7 @@ _HOMES = {
     "failures": ("vitlens.analysis.failures.diagnosis", "failures"),
     "features": ("vitlens.analysis.features.features", "features"),
     "images": ("vitlens.analysis.answers.pictures", "images"),
-    "intervene": ("vitlens.lens.places.intervene", "intervene"),
+    "intervene": ("vitlens.lens.intervene", "intervene"),
     "list_attacks": ("vitlens.lists", "list_attacks"),
     "list_methods": ("vitlens.lists", "list_methods"),
     "list_models": ("vitlens.lists", "list_models"),
@@ -89,13 +89,13 @@ _HOMES = {
     "load_data": ("vitlens.data.catalogue", "load_data"),
     "logit_lens": ("vitlens.analysis.patching.public", "logit_lens"),
     "look": ("vitlens.attribution.look", "look"),
-    "observe": ("vitlens.lens.public", "observe"),
-    "patch": ("vitlens.lens.places.patch", "patch"),
-    "places": ("vitlens.lens.places.listing", "places"),
+    "observe": ("vitlens.lens.capture", "observe"),
+    "patch": ("vitlens.lens.patch", "patch"),
+    "places": ("vitlens.lens.places", "places"),
     "profile": ("vitlens.analysis.cost.profile", "profile"),
     "read": ("vitlens.commands.run.reading", "read"),
     "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
-    "replay": ("vitlens.lens.public", "replay"),
+    "replay": ("vitlens.lens.replay", "replay"),
     "rollout": ("vitlens.analysis.attention.rollout", "rollout"),
     "shape_bias": ("vitlens.analysis.failures.shape_bias", "shape_bias"),
     "show": ("vitlens.notebook", "show"),

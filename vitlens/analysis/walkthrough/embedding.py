@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.lens.places.capture import capture
+from vitlens.lens.capture import capture
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Images

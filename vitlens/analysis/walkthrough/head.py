@@ -17,9 +17,9 @@ from vitlens.analysis.walkthrough.registry import TOLERANCE, StepName
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import attention_module
 from vitlens.lens.call import AttentionCall, softmax_or_zero
+from vitlens.lens.capture import Captured, capture
 from vitlens.lens.layers import Layer
 from vitlens.lens.observe import observe
-from vitlens.lens.places.capture import Captured, capture
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Heads, Images, Tokens, Weights

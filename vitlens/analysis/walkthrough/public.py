@@ -31,9 +31,9 @@ from vitlens.analysis.walkthrough.without import (
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall
+from vitlens.lens.capture import capture
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.observe import observe, survey_weights
-from vitlens.lens.places.capture import capture
 from vitlens.models.known_modules import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.models.support import require
