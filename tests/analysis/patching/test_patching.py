@@ -6,21 +6,18 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from vitlens.lens.interventions import MLPReplaced
 
 from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm_model
 from vitlens.analysis.patching.corruption import CORRUPTIONS, corrupt
 from vitlens.analysis.patching.patching import (
     PARTS,
     Patching,
-    head_interventions,
     mlp_outputs,
     patch_parts,
     patched_logits,
-    token_interventions,
 )
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.intervene import intervened
+from vitlens.lens.intervene import intervene
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
@@ -59,15 +56,17 @@ def test_every_number_is_that_of_a_full_forward(name):
     mlps = mlp_outputs(model, clean)
     with replaying(model, clean) as donor:
         for layer in layers(model):
-            heads = head_interventions(layer, donor.head_output(layer.index))
-            mlp = {} if layer.index not in mlps else {MLPReplaced(layer.index, "given"): mlps[layer.index]}
-            places = token_interventions(layer, donor.block_input(layer.index), tokens)
+            name = f"blocks.{layer.index}"
+            outputs, stream = donor.tensor(f"{name}.heads"), donor.tensor(f"{name}.tokens")
+            heads = {f"{name}.head.{head}": outputs.select(-3, head) for head in range(layer.heads)}
+            mlp = {} if f"{name}.mlp" not in mlps else {f"{name}.mlp": mlps[f"{name}.mlp"]}
+            places = {f"{name}.tokens[{token}]": stream[:, token : token + 1] for token in tokens}
             sets = [({what: heads[what]}, found.heads[:, layer.index, head]) for head, what in enumerate(heads)]
             sets += [({what: mlp[what]}, found.mlps[:, layer.index]) for what in mlp]
             sets += [({**heads, **mlp}, found.blocks[:, layer.index])]
             sets += [({w: places[w]}, found.positions[:, layer.index, p]) for p, w in zip(tokens, places)]
             for what, change in sets:
-                with intervened(model, what, replacements=what):
+                with intervene(model, what):
                     full = difference(model(corrupted)) - found.corrupted
                 torch.testing.assert_close(change, full, atol=1e-5, rtol=0)
 
@@ -109,10 +108,9 @@ def test_blocks_and_tokens_of_ours_by_hand():
 def test_all_tokens_before_the_first_block_are_the_clean_run(name):
     model = MADE[name]()
     clean, corrupted = pair(model)
-    first = layers(model)[0]
     with replaying(model, clean) as donor:
-        what = token_interventions(first, donor.block_input(0), range(first.tokens))
-        with intervened(model, what, replacements=what):
+        stream = donor.tensor("blocks.0.tokens")
+        with intervene(model, {f"blocks.0.tokens[{at}]": stream[:, at : at + 1] for at in range(stream.shape[1])}):
             torch.testing.assert_close(model(corrupted), donor.logits, atol=1e-6, rtol=0)
 
 
@@ -121,8 +119,8 @@ def test_a_run_put_into_itself_changes_nothing(name):
     model = MADE[name]()
     clean, _ = pair(model)
     with replaying(model, clean) as donor:
-        for part, runs in patched_logits(donor, donor, mlps=mlp_outputs(model, clean), tokens=(0, 1)).items():
-            for logits in runs:
+        for part in PARTS:
+            for logits in patched_logits(donor, donor, part, mlps=mlp_outputs(model, clean), tokens=(0, 1)):
                 there = logits[~logits.isnan().any(-1).any(-1)]
                 torch.testing.assert_close(there, donor.logits.expand_as(there), atol=1e-6, rtol=0)
                 assert len(there), part
@@ -218,7 +216,7 @@ def test_what_was_spent_is_counted():
     [
         ({"others": TARGETS}, r"found the same logit difference \(a - a\) in both runs of pair 0; choose other images"),
         ({"targets": torch.tensor([0, 9])}, "expected target classes from 0 to 4, found 9"),
-        ({"tokens": (99,)}, "expected token positions from 0 to 12 in layer 0"),
+        ({"tokens": (99,)}, "expected positions from 0 to 12 at blocks.0.tokens, found 99"),
         ({"parts": ("head",)}, "did you mean 'heads'"),
     ],
 )
