@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.errors import InputError
-from vitlens.lens.attention import Stage, Tap, TensorFunction, tapped
+from vitlens.lens.attention import Attended, Tap, TensorFunction, tapped
 from vitlens.lens.call import Rows
 from vitlens.lens.places import Access
 from vitlens.models.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
@@ -35,7 +35,7 @@ class PlaceChange:
     @property
     def removes(self) -> bool:
         """Whether it removes a block."""
-        return self.data is self.function is self.knocked is None
+        return self.data is None and self.function is None and self.knocked is None
 
     @property
     def is_linear(self) -> bool:
@@ -79,7 +79,7 @@ def in_force(model: Model, *sets: Set) -> Iterator[None]:
     groups: dict[tuple[str, str, bool], list[tuple[int, PlaceChange]]] = {}  # of one tensor
     for copy, changes in enumerate(sets):
         for change in changes:
-            part = change.access.part if change.knocked is None else "keep"
+            part: str = change.access.part if change.knocked is None else "keep"
             groups.setdefault((change.access.module, part, change.access.flat), []).append((copy, change))
     with ExitStack() as stack:
         for (module, part, _), group in groups.items():
@@ -129,7 +129,7 @@ def _changed(
     """The module's tensor with the changes, in their order; values: the module's arguments, of an output."""
     (_, first), *more = group
     whole = first.access.whole(raw)
-    if copies == 1 and not more and not first.removes and first.access.head is first.access.tokens is None:
+    if copies == 1 and not more and not first.removes and first.access.head is None and first.access.tokens is None:
         return first.access.raw(first.new(whole), raw)
     parts = whole.unflatten(0, (copies, -1)).clone()
     for copy, change in group:
@@ -167,26 +167,31 @@ def reading(
 def _reading(
     model: Model, access: Access, read: Callable[[str, Tensor], object], rows: Rows
 ) -> AbstractContextManager[object]:
-    def take(raw: Tensor | None) -> Tensor:
-        if raw is not None:
-            read(access.name, access.read(raw))
-        return raw  # type: ignore[return-value]
+    def take(raw: Tensor) -> Tensor:
+        read(access.name, access.read(raw))
+        return raw
 
     def before(values: Arguments) -> Arguments:
         take(values[access.argument])  # type: ignore[index]
         return values
 
     def after(_values: Arguments, output: Any) -> Any:
-        take(first_tensor(output))
+        tensor = first_tensor(output)
+        if tensor is not None:
+            take(tensor)
         return output
 
-    if access.part in ("input", "output"):
-        module = model.module.get_submodule(access.module)
-        return around(module, before=before) if access.part == "input" else around(module, after=after)
+    def attended(call: Attended) -> None:
+        tensor = call.at(access.part, rows)  # type: ignore[arg-type]
+        if tensor is not None:
+            take(tensor)
+
     if access.part == "joined":
         return tapped(model, Tap((access.module,), joined=take))
-    stage: Stage = access.part  # type: ignore[assignment]
-    return tapped(model, Tap((access.module,), read=lambda call: take(call.at(stage, rows))))
+    if access.part not in ("input", "output"):
+        return tapped(model, Tap((access.module,), read=attended))
+    module = model.module.get_submodule(access.module)
+    return around(module, before=before) if access.part == "input" else around(module, after=after)
 
 
 class _AroundForward:
