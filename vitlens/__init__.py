@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from vitlens.analysis.features.zero_shot import zero_shot as zero_shot
     from vitlens.analysis.heads.statistics import Statistics as Statistics
     from vitlens.analysis.heads.statistics import statistics as statistics
-    from vitlens.analysis.patching.public import direct_logit_attribution as direct_logit_attribution
-    from vitlens.analysis.patching.public import logit_lens as logit_lens
+    from vitlens.analysis.patching.contribution import direct_logit_attribution as direct_logit_attribution
+    from vitlens.analysis.patching.contribution import logit_lens as logit_lens
     from vitlens.analysis.walkthrough.public import walkthrough as walkthrough
     from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.choice import choose_method as choose_method
@@ -73,7 +73,7 @@ _HOMES = {
     "capture": ("vitlens.lens.capture", "capture"),
     "choose_method": ("vitlens.attribution.choice", "choose_method"),
     "compare": ("vitlens.analysis.failures.compare", "compare"),
-    "direct_logit_attribution": ("vitlens.analysis.patching.public", "direct_logit_attribution"),
+    "direct_logit_attribution": ("vitlens.analysis.patching.contribution", "direct_logit_attribution"),
     "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.explain", "explain"),
     "explorer": ("vitlens.commands.shared.explorer_measure", "explorer"),
@@ -87,7 +87,7 @@ _HOMES = {
     "list_statistics": ("vitlens.lists", "list_statistics"),
     "load": ("vitlens.models.loading", "load"),
     "load_data": ("vitlens.data.catalogue", "load_data"),
-    "logit_lens": ("vitlens.analysis.patching.public", "logit_lens"),
+    "logit_lens": ("vitlens.analysis.patching.contribution", "logit_lens"),
     "look": ("vitlens.attribution.look", "look"),
     "observe": ("vitlens.lens.capture", "observe"),
     "patch": ("vitlens.lens.patch", "patch"),

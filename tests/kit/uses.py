@@ -37,9 +37,8 @@ from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.analysis.patching.contribution import contributions, logits_by_depth
+from vitlens.analysis.patching.contribution import contributions, direct_logit_attribution, logit_lens, logits_by_depth
 from vitlens.analysis.patching.patching import mlp_outputs, patch_parts
-from vitlens.analysis.patching.public import direct_logit_attribution, logit_lens
 from vitlens.analysis.robustness.inside import cosines
 from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attacks.attack import attack
