@@ -38,7 +38,7 @@ from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.analysis.patching.contribution import contributions, direct_logit_attribution, logit_lens, logits_by_depth
-from vitlens.analysis.patching.patching import mlp_outputs, patch_parts
+from vitlens.analysis.patching.patching import patch_parts
 from vitlens.analysis.robustness.inside import cosines
 from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attacks.attack import attack
@@ -297,7 +297,6 @@ _LISTED = (
     Use("direct_logit_attribution", direct_logit_attribution, PLAIN),
     Use("logit_lens", logit_lens, PLAIN),
     Use("logits-by-depth", logits_by_depth, PLAIN),
-    Use("mlp-outputs", mlp_outputs),
     Use("patch-parts", run_patch_parts, PLAIN),
     Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
     Use("walkthrough", lambda model, batch: walkthrough(model, batch[:1]), PLAIN),
