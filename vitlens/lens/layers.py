@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from vitlens.errors import InputError
 from vitlens.lens.observe import survey
-from vitlens.lens.site import Site
-from vitlens.lens.trace import ModuleCall, trace, traced_heads
 from vitlens.lens.trace import probe_images as probe_images
+from vitlens.lens.trace import trace, traced_heads
 from vitlens.models.hooks import Key
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
@@ -47,57 +45,28 @@ def layers(model: Model) -> tuple[Layer, ...]:
 
     Raises UnsupportedError for a model without attention (a CNN).
     """
-    image = probe_images(model, 1)
-    sites = {site.layer: site for site in reversed(survey(model, image))}  # a layer's first call
-    units = [_unit(model, sites[index].module) for index in range(len(sites))]
+    sites = {site.layer: site for site in reversed(survey(model, probe_images(model, 1)))}  # a layer's first call
     calls, heads = trace(model, 1).by_module, traced_heads(model, 1)
-    return tuple(
-        _layer(
-            model,
-            sites[index],
-            unit,
-            ((1, 0, 0), *heads[sites[index].module].joined)[-1],
-            _stream(calls[unit][-1]),
-        )
-        for index, unit in enumerate(units)
-    )
-
-
-def layer_of(model: Model, index: int) -> Layer:
-    """One layer. Raises InputError where there is none of that number."""
-    known = layers(model)
-    if not 0 <= index < len(known):
-        raise InputError(f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}")
-    return known[index]
-
-
-def _layer(
-    model: Model, site: Site, unit: str, joined: tuple[int, ...], stream: tuple[Key | None, int, bool, bool]
-) -> Layer:
-    """joined: the shape of the output projection's input, (calls, tokens, heads x head_dim)."""
-    block = model.module.get_submodule(unit)
-    calls, _, width = joined
-    part = model.anatomy.parts.get(site.module)
-    mlp = part.mlp if part is not None else None
-    if mlp is None and isinstance(getattr(block, "mlp", None), nn.Module):
-        mlp = f"{unit}.mlp"
-    if part is not None and part.heads not in (0, site.heads):
-        width = 0  # not one softmax for each head that the projection reads
-    size = (site.heads, width // site.heads, calls, site.queries, site.keys)
-    return Layer(site.layer, site.module, unit, mlp, *size, *stream)
-
-
-def _unit(model: Model, attention: str) -> str:
-    blocks = [block for block in model.anatomy.blocks if attention.startswith(f"{block}.")]
-    return max(blocks, key=len) if blocks else attention
-
-
-def _stream(call: ModuleCall) -> tuple[Key | None, int, bool, bool]:
-    """Which argument of a block is the residual stream, how many tokens it has, if the output has its shape, and if
-    its first axis is that of tokens, for one image."""
-    same = [key for key, value in call.arguments.items() if value.shape == call.output]
-    key = next(iter((*same, *call.arguments)), None)
-    shape = () if key is None else call.arguments[key].shape
-    if len(shape) == 3 and shape[0] > 1 == shape[1]:
-        return None, shape[0], False, True
-    return key, math.prod(shape[1:-1]) if key is not None else 0, bool(same), False
+    found = []
+    for index in range(len(sites)):
+        site = sites[index]
+        blocks = [block for block in model.anatomy.blocks if site.module.startswith(f"{block}.")]
+        unit = max(blocks, key=len, default=site.module)
+        windows, _, width = ((1, 0, 0), *heads[site.module].joined)[-1]  # (calls, tokens, heads x head_dim)
+        part = model.anatomy.parts.get(site.module)
+        mlp = None if part is None else part.mlp
+        if mlp is None and isinstance(getattr(model.module.get_submodule(unit), "mlp", None), nn.Module):
+            mlp = f"{unit}.mlp"
+        if part is not None and part.heads not in (0, site.heads):
+            width = 0  # not one softmax for each head that the projection reads
+        call = calls[unit][-1]
+        same = [key for key, value in call.arguments.items() if value.shape == call.output]
+        stream = next(iter((*same, *call.arguments)), None)
+        shape = () if stream is None else call.arguments[stream].shape
+        tokens_first = len(shape) == 3 and shape[0] > 1 == shape[1]
+        tokens = 0 if stream is None else shape[0] if tokens_first else math.prod(shape[1:-1])
+        size = (site.heads, width // site.heads, windows, site.queries, site.keys)
+        if tokens_first:
+            stream, same = None, []
+        found.append(Layer(index, site.module, unit, mlp, *size, stream, tokens, bool(same), tokens_first))
+    return tuple(found)
