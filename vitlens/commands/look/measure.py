@@ -48,8 +48,7 @@ from vitlens.display import for_terminal
 from vitlens.errors import DataError, InputError, ModelError
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_model
-from vitlens.models.sources.hub import SMALL_VIT_SIZE, download_small_vit, offline
-from vitlens.models.sources.on_disk import vits_on_disk
+from vitlens.models.sources.hub import SMALL_VIT_SIZE, download_small_vit, offline, vits_on_disk
 from vitlens.names import BUNDLED
 from vitlens.uncertainty import Estimate
 
