@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.layout import PrefixKind, TokenLayout
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
 _STEPS = 1024  # images are told apart by their pixels

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from tests.lens.tiny import CLASSES, FAMILIES, model_of, ours, shaken
 from vitlens.layout import TokenLayout
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
 from vitlens.models.resnet import CifarResNet
 from vitlens.preprocessing import Preprocessing
 

@@ -14,7 +14,7 @@ from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.replay_check import method_of
 from vitlens.models import saved
-from vitlens.models.known_modules import is_known_block
+from vitlens.models.anatomy import is_known_block
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.rebuilt import prune_heads

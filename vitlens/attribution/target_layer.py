@@ -23,9 +23,10 @@ from vitlens.layout import TokenLayout
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import survey
 from vitlens.lens.stages import stages
-from vitlens.lens.trace import Shape, TracedTensor, trace
+from vitlens.lens.trace import trace
 from vitlens.models.memo import per_model
 from vitlens.models.model import Model
+from vitlens.models.recording import Shape, TracedTensor
 from vitlens.shapes import Images, Labels, Logits
 
 ChannelMaps = Float[Tensor, "batch channels rows columns"]

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
 from vitlens.layout import PrefixKind
-from vitlens.lens.trace import Trace, trace
+from vitlens.lens.trace import trace
 from vitlens.models.hooks import Arguments, Key, watching
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
+from vitlens.models.recording import Trace
 from vitlens.shapes import Tokens
 
 StageKind = Literal["block", "stage", "embedding", "stem"]

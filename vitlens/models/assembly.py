@@ -23,7 +23,7 @@ from vitlens.typed import between, length, read_as
 from vitlens.version import __version__
 
 if TYPE_CHECKING:
-    from vitlens.models.tracing.anatomy import Told
+    from vitlens.models.structure import Told
 
 Overrides = Mapping[str, int | float | bool | str | list[int]]
 

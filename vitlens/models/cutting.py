@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import InputError, ModelError, UnsupportedError
+from vitlens.models.anatomy import heads_of, is_known_attention
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.attention_parts import heads_of
-from vitlens.models.known_modules import TIMM
 from vitlens.shapes import Tokens
 
 Pruned = Mapping[str, Sequence[int]]  # attention module -> its removed heads, as numbered in the whole model
@@ -69,7 +68,7 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
         if plain:
             return "out_proj", attention.out_proj
     kind = f"{type(attention).__module__}.{type(attention).__name__}"
-    is_timms = kind == "timm.layers.attention.Attention" and TIMM["attention"].matches(attention)
+    is_timms = kind == "timm.layers.attention.Attention" and is_known_attention(attention)
     variable_width = hasattr(attention, "attn_dim")  # older timm does not support another width
     if (is_timms and variable_width) or isinstance(attention, MultiHeadSelfAttention):
         projection = attention.proj

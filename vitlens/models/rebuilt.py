@@ -15,8 +15,7 @@ from vitlens.models.assembly import Architecture, assemble, build, count_classes
 from vitlens.models.cutting import UNCUT, HeadMeans, add_means, cut_heads, output_projection
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.memo import per_model
-from vitlens.models.model import Model, Provenance
-from vitlens.models.outputs import first_output
+from vitlens.models.model import Model, Provenance, first_output
 from vitlens.models.sources.registry import SOURCES
 from vitlens.models.vit import VisionTransformer
 from vitlens.preprocessing import Preprocessing, require_side_lengths

@@ -15,8 +15,9 @@ from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.files import write_bytes
+from vitlens.models.anatomy import Anatomy
 from vitlens.models.hooks import Arguments, watching
-from vitlens.models.model import Anatomy, Model
+from vitlens.models.model import Model
 from vitlens.models.rebuilt import classifiers
 from vitlens.processes import Processes
 from vitlens.shapes import Images, Logits

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from vitlens.data.given import read_pictures
 from vitlens.data.split import Split
-from vitlens.models.given import require_model
-from vitlens.models.model import Model
+from vitlens.models.model import Model, require_model
 from vitlens.shapes import Images
 
 Picture: TypeAlias = str | Path | Image.Image | NDArray[Any] | Tensor | Split

@@ -12,9 +12,8 @@ from vitlens.analysis.cost.parts import parameters_by_part
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError
 from vitlens.lens.layers import probe_images
-from vitlens.models.given import require_model
 from vitlens.models.hooks import Arguments, watching
-from vitlens.models.model import Model
+from vitlens.models.model import Model, require_model
 from vitlens.models.vit import VisionTransformer
 from vitlens.summary import Summary
 

@@ -34,7 +34,7 @@ from vitlens.lens.call import AttentionCall
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.places.capture import capture
-from vitlens.models.known_modules import require_pre_norm
+from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_parts, takes_images
