@@ -17,7 +17,7 @@ from vitlens.models import saved
 from vitlens.models.anatomy import is_known_block
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 from vitlens.models.vit_config import ViTConfig
 
 SHAPE = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [4, 4], "norm_first": False}

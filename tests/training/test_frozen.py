@@ -11,7 +11,7 @@ from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import UnsupportedError
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import classifiers
+from vitlens.models.rebuild import classifiers
 from vitlens.processes import Processes
 from vitlens.training.frozen import (
     HeadOnly,

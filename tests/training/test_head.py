@@ -12,7 +12,7 @@ from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
 from vitlens.errors import DataError, InputError
 from vitlens.models import loading, saved
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import for_classes
+from vitlens.models.rebuild import for_classes
 from vitlens.training import bookkeeping, frozen, loop
 from vitlens.training.bookkeeping import BEST_FILE
 from vitlens.training.head import fit_head, require_cacheable

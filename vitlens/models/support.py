@@ -32,7 +32,7 @@ Need = Literal[
 CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
     {  # module:function that takes a model and raises UnsupportedError
         "classifier": "vitlens.models.support:require_classifier",
-        "new head": "vitlens.models.rebuilt:require_replaceable",
+        "new head": "vitlens.models.rebuild:require_replaceable",
         "attention": "vitlens.analysis.attention.weights:require_attention",
         "maps": "vitlens.analysis.attention.weights:require_maps",
         "chain": "vitlens.analysis.attention.chain:require_chain",

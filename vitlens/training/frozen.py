@@ -18,7 +18,7 @@ from vitlens.files import write_bytes
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import classifiers
+from vitlens.models.rebuild import classifiers
 from vitlens.processes import Processes
 from vitlens.shapes import Images, Logits
 from vitlens.training.feed import portions

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
-from vitlens.models.identity import fingerprint
 from vitlens.models.model import Model
+from vitlens.models.saved import fingerprint
 from vitlens.processes import accelerated
 from vitlens.training.bookkeeping import Bookkeeping, Clock
 from vitlens.training.finetune import partly_trainable

@@ -15,9 +15,9 @@ from vitlens.data.reading import Files
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError
 from vitlens.lens.stages import stages
-from vitlens.models.identity import model_fingerprint
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
+from vitlens.models.saved import model_fingerprint
 from vitlens.preprocessing import Preprocessing
 from vitlens.processes import Processes
 

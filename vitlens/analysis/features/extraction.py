@@ -16,8 +16,8 @@ from vitlens.data.identity import split_fingerprint
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import DataError, InputError, StorageError
-from vitlens.models.identity import model_fingerprint
 from vitlens.models.model import Model
+from vitlens.models.saved import model_fingerprint
 from vitlens.names import FeaturePool
 from vitlens.processes import Processes
 

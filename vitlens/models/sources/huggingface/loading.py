@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from vitlens.errors import ModelError, UnsupportedError, in_one_line
 from vitlens.files import read_any_json, sha256
 from vitlens.labels import imagenet_classes
-from vitlens.models.assembly import Architecture, count_classes, default_classes, seeded, versions
 from vitlens.models.language_image import LanguageImage, TextTower
 from vitlens.models.model import Model, Provenance
+from vitlens.models.rebuild import Architecture, count_classes, default_classes, seeded, versions
 from vitlens.models.sources.huggingface.files import (
     CONFIG,
     TOKENIZERS,
