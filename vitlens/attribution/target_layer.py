@@ -24,7 +24,7 @@ from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import survey
 from vitlens.lens.stages import stages
 from vitlens.lens.trace import trace
-from vitlens.models.memo import per_model
+from vitlens.models.hooks import per_model
 from vitlens.models.model import Model
 from vitlens.models.recording import Shape, TracedTensor
 from vitlens.shapes import Images, Labels, Logits

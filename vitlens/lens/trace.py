@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from vitlens.devices import evaluating
 from vitlens.lens.attention import Attended, Stage, Tap, TensorFunction, attention_module, tapped
 from vitlens.lens.observe import survey
-from vitlens.models.hooks import Arguments, first_tensor, watching
-from vitlens.models.memo import per_model
+from vitlens.models.hooks import Arguments, first_tensor, per_model, watching
 from vitlens.models.model import Model
 from vitlens.models.recording import Recorder, Shape, Trace
 from vitlens.shapes import Images

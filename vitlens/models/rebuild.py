@@ -16,8 +16,8 @@ from vitlens.errors import InputError, ModelError, UnsupportedError, first_line,
 from vitlens.labels import imagenet_classes
 from vitlens.models.anatomy import read_anatomy
 from vitlens.models.cutting import UNCUT, HeadMeans, add_means, cut_heads, output_projection, with_lost_heads
+from vitlens.models.hooks import per_model
 from vitlens.models.language_image import LanguageImage
-from vitlens.models.memo import per_model
 from vitlens.models.model import Model, Provenance, first_output
 from vitlens.models.sources.registry import SOURCES
 from vitlens.models.swin import SwinTransformer, padding_note

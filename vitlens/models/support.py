@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from vitlens.errors import LensError, UnknownNameError, UnsupportedError
+from vitlens.models.hooks import per_model
 from vitlens.models.language_image import has_text_tower
-from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.models.sources.registry import SOURCES
 from vitlens.references import resolved

@@ -15,7 +15,7 @@ from vitlens.lens.places.access import Access
 from vitlens.lens.places.place import Place, PlaceKind, Places
 from vitlens.lens.stages import stages
 from vitlens.lens.trace import trace, traced_heads
-from vitlens.models.memo import once_per_model
+from vitlens.models.hooks import once_per_model
 from vitlens.models.model import Model, require_model
 from vitlens.models.recording import Shape
 
