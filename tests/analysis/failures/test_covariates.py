@@ -7,8 +7,8 @@ from scipy import optimize, stats
 from torchvision.transforms.v2 import functional as transforms
 
 from tests.analysis.failures.planted import at_border, model, squares
-from vitlens.analysis.answers.evaluate import Evaluation, evaluate
-from vitlens.analysis.answers.separation import area_difference, separation
+from vitlens.analysis.evaluation.evaluate import Evaluation, evaluate
+from vitlens.analysis.evaluation.separation import area_difference, separation
 from vitlens.analysis.failures.covariates import (
     Subject,
     blur,

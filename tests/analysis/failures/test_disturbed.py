@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitlens.analysis.answers.evaluate import evaluate
+from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.analysis.failures.disturbed import correct_after
 from vitlens.analysis.failures.operations import covered

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vitlens.analysis.answers.classes import require_shared
-from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate
+from vitlens.analysis.evaluation.classes import require_shared
+from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy, evaluate
 from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models.model import Model
@@ -96,10 +96,10 @@ def compare(
         evaluate(model, own, batch_size=batch_size, precision=precision, advance=advance)
         for model, own in zip((first, second), splits)
     )
-    return compare_answers(one, two)
+    return compare_evaluations(one, two)
 
 
-def compare_answers(first: Evaluation, second: Evaluation) -> Comparison:
+def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
     """The comparison of two evaluations on the same labelled images; classes are matched by name, with a logit of minus
     infinity for those that a model does not have.
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import Evaluation, accuracy
-from vitlens.analysis.answers.separation import FEWEST, area_difference, separations
+from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy
+from vitlens.analysis.evaluation.separation import FEWEST, area_difference, separations
 from vitlens.analysis.failures.properties import PROPERTIES, CovariateRow, DifferenceRow, QuarterRow
 from vitlens.analysis.faithfulness.map_shares import map_shares
 from vitlens.analysis.faithfulness.resampled import AnyMaps

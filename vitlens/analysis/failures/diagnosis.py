@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from vitlens.analysis.answers.classes import reading
-from vitlens.analysis.answers.evaluate import evaluate, fitting_batch_size
+from vitlens.analysis.evaluation.classes import reading
+from vitlens.analysis.evaluation.evaluate import evaluate, fitting_batch_size
 from vitlens.analysis.failures.covariates import (
     Subject,
     Values,

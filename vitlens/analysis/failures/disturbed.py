@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from vitlens.analysis.answers.classes import reading
-from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size, require_labels
-from vitlens.analysis.answers.paired import resampled_means
+from vitlens.analysis.evaluation.classes import reading
+from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size, require_labels
+from vitlens.analysis.evaluation.intervals import resampled_means
 from vitlens.analysis.failures.disturbances import CORRUPTIONS
 from vitlens.analysis.failures.operations import Keys
 from vitlens.data.split import Split

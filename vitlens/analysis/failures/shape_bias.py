@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vitlens.analysis.answers.classes import reading
-from vitlens.analysis.answers.evaluate import accuracy, answers
+from vitlens.analysis.evaluation.classes import reading
+from vitlens.analysis.evaluation.evaluate import accuracy, predicted_logits
 from vitlens.data.cue_conflict import Cues, cues_of
 from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.errors import DataError
@@ -73,7 +73,7 @@ def shape_bias(
     model.require_classifier()
     cues = require_cues(split)
     read = reading(model.classes, split.classes)
-    logits = answers(model, split, batch_size=batch_size, precision=precision, advance=advance)
+    logits = predicted_logits(model, split, batch_size=batch_size, precision=precision, advance=advance)
     return bias_of(read.read(logits).argmax(-1), cues, split.classes, alias=model.alias, note=read.note, seed=seed)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.features.cache import FeatureCache, Writer
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.reader import FeatureReader

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.features.reader import (
     FeatureLayer,
     FeatureReader,

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.features.defaults import VOTERS
 from vitlens.analysis.features.neighbours import Bank, Neighbours, Queries, nearest
 from vitlens.errors import InputError, UnknownNameError

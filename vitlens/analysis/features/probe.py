@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.errors import DataError, InputError
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.errors import InputError
 from vitlens.models.language_image import (
     PHOTO,

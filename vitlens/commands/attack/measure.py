@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.failures.disturbed import Corrupted, correct_after
 from vitlens.analysis.robustness.curve import paired

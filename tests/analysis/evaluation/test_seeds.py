@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
+from vitlens.analysis.evaluation.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.errors import InputError
 from vitlens.uncertainty import mcnemar, wilson
 
@@ -151,7 +151,7 @@ def test_the_smallest_difference_that_is_seen_is_that_of_a_power_analysis():
     assert half == pytest.approx(100 * error * stats.t.ppf(0.975, freedom))
     assert found.detectable() == pytest.approx(half + 100 * error * stats.t.ppf(0.8, freedom))
     assert found.detectable(0.05 / 8) > found.detectable()
-    few = found._replace(spread=found.spread._replace(freedom=6.0)).detectable()
+    few = found._replace(spread=(error, 6.0)).detectable()
     drawn = random.normal(few, 100 * error * np.sqrt(7), size=(4000, 7))
     seen = stats.ttest_1samp(drawn, 0, axis=1).pvalue <= 0.05
     assert float(seen.mean()) == pytest.approx(0.8, abs=0.04)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitlens.analysis.answers.classes import grouped, reading, require_shared
+from vitlens.analysis.evaluation.classes import grouped, reading, require_shared
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError
 from vitlens.labels import imagenet_classes
