@@ -66,4 +66,5 @@ FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)
 TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
 
 DEFAULT_SEED: Final = 0
+PERPLEXITY: Final = 30.0  # of t-SNE
 FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is too close to each image's own output

@@ -50,11 +50,6 @@ def test_images_of_a_group_are_drawn_together():
     assert apart[1].accuracy.low != together[1].accuracy.low
 
 
-def test_numbers_must_fit():
-    with pytest.raises(InputError, match="expected 2 templates"):
-        template_scores(unit(4, 8), torch.zeros(4, dtype=torch.long), unit(2, 3, 8), ["a"])
-
-
 def test_templates_by_name_and_as_typed_each_once():
     sets = {"photo": ("a photo of a {}.",), "simple": ("art of the {}.", "a photo of a {}.")}
     found = chosen_templates(["my {}", "simple", "photo", "my {}"], sets)

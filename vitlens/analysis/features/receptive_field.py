@@ -1,6 +1,6 @@
 """The effective receptive field by depth (Luo 2016): how strongly each pixel moves one patch, by gradients."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -98,13 +98,8 @@ def _field(stage: FeatureStage, norms: Float[Tensor, "batch height width"]) -> R
         stage.index,
         stage.title,
         norms.mean(0),
-        _above_zero(student_mean(distances.numpy(), unit="px")),
+        student_mean(distances.numpy(), unit="px", least=0.0),
         float(apart.mean()),
-        _above_zero(student_mean(half.numpy())),
+        student_mean(half.numpy(), least=0.0),
         float((norms > 0).any(0).double().mean()),
     )
-
-
-def _above_zero(mean: Estimate) -> Estimate:
-    """The mean of numbers that cannot be below 0: Student's interval may reach below it for few images."""
-    return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))

@@ -81,8 +81,6 @@ def template_scores(
 
     embeddings: of the images, of any length; groups: (batch,) which images share a source, for the intervals.
     """
-    if len(templates) != len(each):
-        raise InputError(f"expected {len(each)} templates, found {len(templates)}")
     unit = F.normalize(embeddings.to(each), dim=-1)
 
     def correct_with(classes: Tensor) -> Tensor:

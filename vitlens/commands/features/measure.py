@@ -18,12 +18,9 @@ from vitlens.analysis.evaluation.classes import match_classes
 from vitlens.analysis.evaluation.evaluate import accuracy, require_labels
 from vitlens.analysis.features.cka import FEWEST
 from vitlens.analysis.features.embedding import require_perplexity
-from vitlens.analysis.features.extraction import extract
-from vitlens.analysis.features.features import EMBEDDING, Features
-from vitlens.analysis.features.knn import same_class, vote
-from vitlens.analysis.features.neighbours import nearest
+from vitlens.analysis.features.features import EMBEDDING, Features, extract, resolve_pool
+from vitlens.analysis.features.neighbours import nearest, same_class, vote
 from vitlens.analysis.features.probe import held_out, probe
-from vitlens.analysis.features.reader import resolve_pool
 from vitlens.analysis.features.similarity import distance_correlation, similarity
 from vitlens.analysis.features.zero_shot import chosen_templates, prompted, template_scores
 from vitlens.commands.features import record as kept

@@ -12,8 +12,7 @@ from vitlens.analysis.attention.change import Moved, attention_moved
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.analysis.evaluation.evaluate import predicted_logits
-from vitlens.analysis.features.extraction import extract
-from vitlens.analysis.features.features import Features
+from vitlens.analysis.features.features import Features, extract
 from vitlens.analysis.features.probe import Probe, probe
 from vitlens.analysis.features.similarity import similarity
 from vitlens.analysis.heads.measure import measure as measure_heads
