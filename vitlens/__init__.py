@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from vitlens.analysis.evaluation.evaluate import evaluate as evaluate
     from vitlens.analysis.evaluation.evaluate import images as images
     from vitlens.analysis.failures.compare import compare as compare
+    from vitlens.analysis.failures.compare import shape_bias as shape_bias
     from vitlens.analysis.failures.diagnosis import failures as failures
-    from vitlens.analysis.failures.shape_bias import shape_bias as shape_bias
     from vitlens.analysis.features.features import features as features
     from vitlens.analysis.features.similarity import similarity as similarity
     from vitlens.analysis.features.zero_shot import zero_shot as zero_shot
@@ -97,7 +97,7 @@ _HOMES = {
     "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
     "replay": ("vitlens.lens.public", "replay"),
     "rollout": ("vitlens.analysis.attention.rollout", "rollout"),
-    "shape_bias": ("vitlens.analysis.failures.shape_bias", "shape_bias"),
+    "shape_bias": ("vitlens.analysis.failures.compare", "shape_bias"),
     "show": ("vitlens.notebook", "show"),
     "show_board": ("vitlens.notebook", "show_board"),
     "show_heads": ("vitlens.notebook", "show_heads"),

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
-from vitlens.analysis.failures.disturbed import Corrupted, correct_after
+from vitlens.analysis.failures.operations import Corrupted, correct_after
 from vitlens.data.digits import digits
 from vitlens.models.loading import load
 from vitlens.references import resolved

@@ -3,8 +3,7 @@ import torch
 
 from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.disturbances import DISTURBANCES
-from vitlens.analysis.failures.disturbed import correct_after
-from vitlens.analysis.failures.operations import covered
+from vitlens.analysis.failures.operations import correct_after, covered
 from vitlens.data.digits import digits
 from vitlens.models.loading import load
 

@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from vitlens.analysis.failures.operations import high_pass, low_pass
-from vitlens.analysis.failures.spectrum import frequency_bands, radius
+from vitlens.analysis.failures.operations import frequency_bands, high_pass, low_pass, radius
 from vitlens.errors import InputError
 
 KEYS = torch.arange(3)

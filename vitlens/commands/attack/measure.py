@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
-from vitlens.analysis.failures.disturbed import Corrupted, correct_after
+from vitlens.analysis.failures.operations import Corrupted, correct_after
 from vitlens.analysis.robustness.curve import paired
 from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement
 from vitlens.analysis.robustness.transfer import transfer

@@ -22,11 +22,10 @@ from vitlens.analysis.evaluation.evaluate import (
     predicted_logits,
     require_labels,
 )
-from vitlens.analysis.failures.compare import Comparison, compare_evaluations
+from vitlens.analysis.failures.compare import Comparison, compare_evaluations, require_cues, shape_bias
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.disturbances import DISTURBANCES
-from vitlens.analysis.failures.disturbed import correct_after
-from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
+from vitlens.analysis.failures.operations import correct_after
 from vitlens.analysis.faithfulness.league import Settings, checks_in, league
 from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, map_overlap, map_shares
 from vitlens.analysis.faithfulness.randomisation import Explain
