@@ -40,6 +40,7 @@ Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
 TrackerName = Literal["tensorboard", "wandb"]
 SelfChecks = Literal["all", "few"]  # of attacks
+StepName = Literal["embedding", "positions", "norm", "queries", "scores", "softmax", "values", "projection", "residual"]
 
 PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
 BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
