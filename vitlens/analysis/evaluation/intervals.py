@@ -138,7 +138,8 @@ class Moments:
         else:
             spread = self.squares[key] - self.sums[key].square() / n
             error = (spread.clamp_min(0) / (n - 1) / n).sqrt()
-        return float(stats.t.ppf(0.975, n - 1)) * error
+        half: Tensor = float(stats.t.ppf(0.975, n - 1)) * error
+        return half
 
     def estimate(self, key: Key, index: int, unit: str) -> Estimate:
         """The mean over images of one number with its 95 % interval; without one for a single image."""

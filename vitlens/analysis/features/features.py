@@ -11,12 +11,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
@@ -213,7 +215,7 @@ def patch_tokens(
     model applies to the pooled vector only is applied to each token here. Raises UnsupportedError where the order of
     the tokens is unknown.
     """
-    read = [_embedding(model) if layer == EMBEDDING else _chosen(model, layer)[0] for layer in layers]
+    read = [_chosen(model, layer)[0] for layer in layers]
     for stage in read:
         if stage.grid is None:
             raise UnsupportedError(
@@ -247,8 +249,9 @@ class _Reader:
         found = []
         for stage in self.stages:
             dim = stage.width * (2 if self._pool_of(stage) == "cls+mean" else 1)
-            norm = _fitting(self.norm, stage)
-            found.append(FeatureLayer(stage.index, stage.title, stage.kind, stage.module, dim, norm and norm.module))
+            fitting = _fitting(self.norm, stage)
+            norm = fitting.module if fitting else None
+            found.append(FeatureLayer(stage.index, stage.title, stage.kind, stage.module, dim, norm))
         return tuple(found)
 
     @property
@@ -262,14 +265,13 @@ class _Reader:
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
             norm, pool, parts = _fitting(self.norm, stage), self._pool_of(stage), []
+            apply = partial(_normed, self.model, norm)
             if "cls" in pool:
-                parts.append(_normed(self.model, norm, tokens[:, stage.prefix.index("cls")]))
+                parts.append(apply(tokens[:, stage.prefix.index("cls")]))
             if "mean" in pool:
                 patches = tokens[:, len(stage.prefix) :]
                 # as the model does: the mean of normalised tokens, or the normalised mean (timm's fc_norm)
-                before = norm is not None and norm.on_tokens
-                patches = _normed(self.model, norm, patches).mean(1) if before else patches.mean(1)
-                parts.append(patches if before else _normed(self.model, norm, patches))
+                parts.append(apply(patches).mean(1) if norm and norm.on_tokens else apply(patches.mean(1)))
             vectors[stage.index] = torch.cat(parts, 1).float().cpu()
 
         with torch.no_grad(), evaluating(self.model), watching_stages(self.model, self.stages, take):
@@ -294,18 +296,8 @@ class _Reader:
 def _reader(
     model: Model, layer: int | Sequence[int] | None, pool: FeaturePool | None, *, norm: bool, embedding: bool
 ) -> _Reader:
-    read = (*([_embedding(model)] if embedding else []), *_chosen(model, layer))
+    read = (*(_chosen(model, EMBEDDING) if embedding else ()), *_chosen(model, layer))
     return _Reader(model, read, resolve_pool(model, pool), final_norm(model) if norm else None)
-
-
-def _embedding(model: Model) -> FeatureStage:
-    stage = embedding_stage(model)
-    if stage is None:
-        raise UnsupportedError(
-            f"expected a model whose first block is given the embedding of all patches, found {model.alias} "
-            f"({model.anatomy.family}); read its layers without embedding=True"
-        )
-    return stage
 
 
 def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
@@ -323,11 +315,20 @@ def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
     return pool
 
 
-def _chosen(model: Model, layer: int | Sequence[int] | None) -> tuple[FeatureStage, ...]:
-    """Layers by index from 0 (-1: the last); None: all. Raises InputError for an index that does not exist."""
+def _chosen(model: Model, layer: LayerChoice | Sequence[int] | None) -> tuple[FeatureStage, ...]:
+    """Layers by index from 0 (-1: the last), or the embedding; None: all but that. Raises InputError for an index that
+    does not exist."""
     known = stages(model)
     if layer is None:
         return known
+    if layer == EMBEDDING:
+        stage = embedding_stage(model)
+        if stage is None:
+            raise UnsupportedError(
+                f"expected a model whose first block is given the embedding of all patches, found {model.alias} "
+                f"({model.anatomy.family}); read its layers without embedding=True"
+            )
+        return (stage,)
     indices = [layer] if isinstance(layer, int) else layer
     for index in indices:
         if not -len(known) <= index < len(known):
@@ -336,7 +337,7 @@ def _chosen(model: Model, layer: int | Sequence[int] | None) -> tuple[FeatureSta
 
 
 def _fitting(norm: FinalNorm | None, stage: FeatureStage) -> FinalNorm | None:
-    """The norm if its width is that of the layer, else None; None for the embedding."""
+    """The norm if it is applied to the layer: of its width, and the layer is not the embedding."""
     return norm if norm is not None and norm.width == stage.width and stage.index is not None else None
 
 
@@ -409,8 +410,8 @@ class FeatureCache:
             file.flush()
             file.write(self._seal(name, np.memmap(temporary, np.uint8, "r")))
 
-    def _seal(self, name: str, content: np.ndarray) -> bytes:
+    def _seal(self, name: str, content: NDArray[np.uint8]) -> bytes:
         """The SHA-256 of a file's content, of its origin and of the version."""
         seal = hashlib.sha256(json.dumps([VERSION, name, self.about], sort_keys=True).encode())
-        seal.update(content)
+        seal.update(content.data)
         return seal.digest()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.evaluation.classes import label_columns
-from vitlens.analysis.evaluation.evaluate import evaluate
+from vitlens.analysis.evaluation.evaluate import evaluate, predicted_logits
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.faithfulness.league import BASELINES, randomised_images
 from vitlens.analysis.faithfulness.randomisation import PARTS
