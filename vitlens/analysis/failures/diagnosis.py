@@ -120,8 +120,11 @@ def diagnose(
     be a cause, towards what correct predictions have.
     """
     each = [(subject, covariates(subject)) for subject in subjects]
-    rows, tested = covariate_rows(each), list[InterventionRow]()
-    plans = [(subject, [row for row in rows if _is_tested(row, subject)]) for subject in subjects]
+    rows, plans, tested = covariate_rows(each), [], list[InterventionRow]()
+    for subject in subjects:
+        known = subject.split.masks is not None or subject.split.scenes is not None  # where clutter is
+        own = [row for row in rows if row.model == subject.evaluation.alias and row.p is not None and row.p <= LEVEL]
+        plans.append((subject, [row for row in own if row.change and (known or row.covariate != "clutter")]))
     with progress(sum(2 * len(subject.split) * len(own) for subject, own in plans)) as advance:
         for subject, own in plans:
             after = outcomes(subject, own, advance)
@@ -132,12 +135,6 @@ def diagnose(
         first.alias, tuple(values for _, values in each), first.correct, rows, difference_rows(each),
         tuple(quarter_rows(each)), tuple(replace(row, p_holm=p) for row, p in zip(tested, p_values)),
     )  # fmt: skip
-
-
-def _is_tested(row: CovariateRow, subject: Subject) -> bool:
-    """Whether a property separates the subject's errors and can be changed in its images."""
-    known = row.covariate != "clutter" or subject.split.masks is not None or subject.split.scenes is not None
-    return row.model == subject.evaluation.alias and row.p is not None and row.p <= LEVEL and known and bool(row.change)
 
 
 @torch.no_grad()
@@ -196,21 +193,16 @@ def covariate_rows(each: Sequence[tuple[Subject, Values]]) -> tuple[CovariateRow
     for subject, values in each:
         evaluation = subject.evaluation
         joint = regression(values, evaluation.correct, groups=evaluation.groups)
-        rows += [
-            CovariateRow(
-                evaluation.alias, one.name, PROPERTIES[one.name].title, one.area, one.failures, one.median_failure,
-                one.median_success, one.p, None, *joint.get(one.name, (None, None)),
+        for one in separations(values, evaluation.correct, groups=evaluation.groups):
+            title, medians = PROPERTIES[one.name].title, (one.median_failure, one.median_success)
+            given = joint.get(one.name, (None, None))
+            rows.append(
+                CovariateRow(evaluation.alias, one.name, title, one.area, one.failures, *medians, one.p, None, *given)
             )
-            for one in separations(values, evaluation.correct, groups=evaluation.groups)
-        ]  # fmt: skip
-    alone, joint_p = (_holm([getattr(row, name) for row in rows]) for name in ("p", "p_joint"))
-    return tuple(replace(row, p_holm=one, p_joint_holm=two) for row, one, two in zip(rows, alone, joint_p))
-
-
-def _holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Corrected for those that are known."""
-    adjusted = iter(holm([p for p in p_values if p is not None]))
-    return [None if p is None else next(adjusted) for p in p_values]
+    for name, corrected in (("p", "p_holm"), ("p_joint", "p_joint_holm")):
+        adjusted = iter(holm([p for row in rows if (p := getattr(row, name)) is not None]))
+        rows = [row if getattr(row, name) is None else replace(row, **{corrected: next(adjusted)}) for row in rows]
+    return tuple(rows)
 
 
 def regression(
@@ -267,15 +259,15 @@ def difference_rows(each: Sequence[tuple[Subject, Values]]) -> tuple[DifferenceR
     if len(each) != 2:
         return ()
     (first, own), (second, others) = ((subject.evaluation, values) for subject, values in each)
-    found = {
-        name: area_difference(own[name], others[name], first.correct, second.correct, groups=first.groups)
+    named = [
+        (name, *found)
         for name in own
         if name in others
-    }
-    known = {name: gap_and_p for name, gap_and_p in found.items() if gap_and_p is not None}
+        and (found := area_difference(own[name], others[name], first.correct, second.correct, groups=first.groups))
+    ]
     return tuple(
         DifferenceRow(first.alias, second.alias, name, PROPERTIES[name].title, gap, p)
-        for (name, (gap, _)), p in zip(known.items(), holm([p for _, p in known.values()]))
+        for (name, gap, _), p in zip(named, holm([p for _, _, p in named]))
     )
 
 

@@ -1,17 +1,18 @@
 """Disturbed images: the operations of the table of disturbances, and which images are classified correctly after them.
 
-An operation is called as function(images, level, keys) and returns images of about [0, 1]. Random numbers depend on an
+Random numbers depend on an
 image's own key, not on its index in a batch; a square that is covered at one level is also covered at higher levels.
 Each corruption is one operation of torchvision (JPEG: of Pillow). Frequencies are shares of Nyquist's (half a cycle a
 pixel): 1 is the highest along an axis, sqrt(2) the highest of all; the image is treated as periodic.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,9 +27,7 @@ from vitlens.analysis.failures.disturbances import CORRUPTIONS
 from vitlens.data.draws import uniform
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
-from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.references import resolved
 from vitlens.shapes import Images
 from vitlens.startup import import_without_compiler
 from vitlens.uncertainty import Estimate, bootstrap_mean
@@ -50,29 +49,12 @@ def gaussian_noise(images: Images, strength: float, keys: Keys) -> Images:
     return images + strength * normal.view_as(images).to(images.dtype)
 
 
-def gaussian_blur(images: Images, strength: float, _keys: Keys) -> Images:
-    """A Gaussian blur whose standard deviation is this share of the shorter side."""
-    return blurred(images, max(strength * min(images.shape[-2:]), 1e-3))
-
-
 def blurred(images: Images, sigma: float) -> Images:
     """A Gaussian blur of this standard deviation, px."""
     most = 2 * ((min(images.shape[-2:]) - 1) // 2) + 1  # the padding must be smaller than the image
     size = min(2 * round(3 * sigma) + 1, most)
     smooth: Tensor = _torchvision().gaussian_blur(images, [size, size], [sigma, sigma])
     return smooth
-
-
-def brightness(images: Images, strength: float, _keys: Keys) -> Images:
-    """Pixels multiplied by 1 + strength."""
-    brighter: Tensor = _torchvision().adjust_brightness(images, 1 + strength)
-    return brighter
-
-
-def contrast(images: Images, strength: float, _keys: Keys) -> Images:
-    """The contrast multiplied by this share."""
-    flatter: Tensor = _torchvision().adjust_contrast(images, strength)
-    return flatter
 
 
 def jpeg(images: Images, strength: float, _keys: Keys) -> Images:
@@ -105,23 +87,11 @@ def occlusion(images: Images, strength: float, keys: Keys) -> Images:
     return erased
 
 
-def low_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
-    """Without frequencies above the cut-off, a share of Nyquist's; from sqrt(2) on, the images themselves."""
-    return frequency_bands(images, cutoff=cutoff)[0].clamp(0, 1)
-
-
-def high_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
-    """Without frequencies up to the cut-off, plus the mean colour; a cut-off of 0 changes nothing."""
-    return (frequency_bands(images, cutoff=cutoff)[1] + images.mean((-2, -1), keepdim=True)).clamp(0, 1)
-
-
 def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
     """The images' low (up to the cut-off) and high frequencies; their sum is the image. The mean is in the low part.
 
     cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped; the high part has mean 0.
     """
-    if not cutoff >= 0:
-        raise InputError(f"expected a cut-off of 0 or more (a share of Nyquist's frequency), found {cutoff}")
     size = images.shape[-2], images.shape[-1]
     inside = radius(size, device=images.device) <= cutoff + 1e-6  # also components on the circle, despite rounding
     low: Tensor = torch.fft.irfft2(torch.fft.rfft2(images.float()) * inside, s=size)
@@ -140,13 +110,8 @@ def radius(size: tuple[int, int], *, device: torch.device | None = None) -> Floa
 
 
 def shuffled(images: Images, level: float, keys: Keys) -> Images:
-    """Each image cut into level x level equal tiles in random order, which destroys shape before texture.
-
-    Raises InputError when the sides are not multiples of the level.
-    """
+    """Each image cut into level x level equal tiles in random order, which destroys shape before texture."""
     parts, (height, width) = int(level), images.shape[-2:]
-    if parts < 1 or height % parts or width % parts:
-        raise InputError(f"expected sides that {parts} tiles divide, found images of {height}x{width} px")
     cut = images.unflatten(2, (parts, height // parts)).unflatten(4, (parts, width // parts))
     tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (batch, parts * parts, 3, rows, columns)
     order = uniform(keys.to(images.device), parts * parts, stream=1).argsort(1)
@@ -161,10 +126,8 @@ def covered(images: Images, share: float, keys: Keys) -> Images:
     The squares, about an eighth of a side, begin half a square outside the image, with sides of no divisor in common
     with it (5 px, shifted by 3 px, in images of 32 px; 29 and 15 in 224 px): squares of the patches' own grid would
     remove whole tokens and leave the others as they are. share: a fraction; the number of squares is rounded, and as
-    those at the edges are cut, the share of pixels is this one on average. Raises InputError outside [0, 1].
+    those at the edges are cut, the share of pixels is this one on average.
     """
-    if not 0 <= share <= 1:
-        raise InputError(f"expected a share of squares from 0 to 1, found {share}")
     size = images.shape[-2], images.shape[-1]
 
     def coprime(least: int) -> int:
@@ -182,6 +145,26 @@ def covered(images: Images, share: float, keys: Keys) -> Images:
     return torch.where(gone[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
+def _high_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
+    return (frequency_bands(images, cutoff=cutoff)[1] + images.mean((-2, -1), keepdim=True)).clamp(0, 1)
+
+
+# by their names in the table of disturbances: images, level and keys to images of about [0, 1]
+OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = MappingProxyType({
+    "noise": gaussian_noise,
+    "blur": lambda images, level, _: blurred(images, max(level * min(images.shape[-2:]), 1e-3)),
+    "brightness": lambda images, level, _: _torchvision().adjust_brightness(images, 1 + level),
+    "contrast": lambda images, level, _: _torchvision().adjust_contrast(images, level),
+    "jpeg": jpeg,
+    "pixelate": pixelate,
+    "occlusion": occlusion,
+    "low-pass": lambda images, level, _: frequency_bands(images, cutoff=level)[0].clamp(0, 1),
+    "high-pass": _high_pass,
+    "shuffle": shuffled,
+    "cover": covered,
+})  # fmt: skip
+
+
 def correct_after(
     model: Model,
     split: Split,
@@ -192,7 +175,7 @@ def correct_after(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Bool[Tensor, "changes batch"]:
-    """Which images are classified correctly after each change, a function of the table of disturbances at a level.
+    """Which images are classified correctly after each change, an operation at a level.
 
     keys: (n,), one per image, which seeds its random numbers, so that all models and processes have the same pixels.
     Images are changed at the split's own size, before the model resizes them. advance: called with the number of passes
@@ -203,8 +186,8 @@ def correct_after(
     with torch.inference_mode(), evaluating(model), autocast(model.device, precision):
         for batch in split.batches(batch_size or fitting_batch_size(model), device=model.device):
             own = batch.indices.cpu()
-            for row, (function, level) in enumerate(changes):
-                changed = resolved(function)(batch.images, level, keys[own]).clamp(0, 1)
+            for row, (name, level) in enumerate(changes):
+                changed = OPERATIONS[name](batch.images, level, keys[own]).clamp(0, 1)
                 right[row, own] = read(model(changed)).argmax(-1).cpu() == truth[own]
                 advance(len(own))
     return right

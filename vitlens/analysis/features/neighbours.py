@@ -52,19 +52,12 @@ def nearest(
     """The k vectors of a bank that are most similar to each query by cosine.
 
     leave_out: for each query a row of the bank that is the query itself and is no neighbour, or, with the sources of
-    the bank's rows, a source whose rows are none; None: nothing is left out. Memory does not grow with the bank. Raises
-    InputError for a k below 1 or above the vectors that are left to choose from, and for vectors of different widths.
+    the bank's rows, a source whose rows are none; None: nothing is left out. k must not be above the vectors that
+    are left. Memory does not grow with the bank.
     """
     device = queries.device
     sources = torch.arange(len(bank), device=device) if sources is None else sources.to(device)
     left = torch.full((len(queries),), -1, device=device) if leave_out is None else leave_out.to(device)
-    most = len(bank) - (0 if leave_out is None or not len(bank) else int(sources.unique(return_counts=True)[1].max()))
-    if not 1 <= k <= most:
-        raise InputError(f"expected k from 1 to {most}, as many images as there are to choose from, found {k}")
-    if queries.shape[1] != bank.shape[1]:
-        raise InputError(f"expected features of the bank's width, {bank.shape[1]}, found {queries.shape[1]}")
-    if len(left) != len(queries):
-        raise InputError(f"expected a row to leave out for each of {len(queries)} queries, found {len(left)}")
     units = unit_vectors(queries)
     whole = torch.zeros(len(queries), 0, dtype=torch.int64, device=device)
     indices = torch.zeros_like(whole)
@@ -131,8 +124,7 @@ def correspond(
 ) -> Correspondence:
     """Pairs of patches of two images that are each other's nearest neighbours by cosine ("best buddies", Amir 2022).
 
-    Tokens as patch_tokens returns them, of one model and layer. Of equally near patches the first is taken. Raises
-    InputError for tokens of different widths.
+    Tokens as patch_tokens returns them, of one model and layer. Of equally near patches the first is taken.
     """
     one, other = first.flatten(0, 1), second.flatten(0, 1)
     there, back = nearest(one, other, k=1), nearest(other, one, k=1)
@@ -158,26 +150,18 @@ def patch_neighbours(tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k
     return nearest(tokens, tokens, k=k, leave_out=images, sources=images)
 
 
-@dataclass(frozen=True)
-class SharedBy:
-    """How often something is shared by neighbours: the estimate over patches, its interval over images; chance: the
-    same for a patch drawn at random from the other images.
+def shared(neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int = 0) -> tuple[Estimate, float]:
+    """The share of the neighbours that are like the patch, its interval over images; and by chance, of a patch drawn at
+    random from the other images. alike: (patches, patches), whether two patches are.
 
     If neighbours share the position far more often than chance, the features hold mostly the position embedding; if
     they share object or background, they hold content.
     """
-
-    estimate: Estimate
-    chance: float
-
-
-def shared(neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int = 0) -> SharedBy:
-    """The share of the neighbours that are like the patch; alike: (patches, patches), whether two patches are."""
     same = alike.gather(1, neighbours.indices).double().mean(1)
     others = images[:, None] != images
     by_chance = (alike & others).sum(1) / others.sum(1)
     estimate = bootstrap_mean(same.numpy(), groups=images.numpy(), seed=seed)
-    return SharedBy(estimate, float(by_chance.double().mean()))
+    return estimate, float(by_chance.double().mean())
 
 
 def near(centres: Float[Tensor, "patches plane"]) -> Pairs:
@@ -188,9 +172,11 @@ def near(centres: Float[Tensor, "patches plane"]) -> Pairs:
     return alike
 
 
-def object_overlap(neighbours: Neighbours, on_object: OfPatch, images: OfPatch, *, seed: int = 0) -> SharedBy | None:
+def object_overlap(
+    neighbours: Neighbours, on_object: OfPatch, images: OfPatch, *, seed: int = 0
+) -> tuple[Estimate, float] | None:
     """Object segmentation without training: intersection over union of the patches that lie on the object (1, else 0)
-    with those whose neighbours vote for it, over all patches; chance: where every patch is said to be on the object.
+    with those whose neighbours vote for it, over all patches; and by chance: where every patch is said to be on it.
 
     Votes are weighted as in k-NN. None where no patch is on the object, or none is not.
     """
@@ -200,4 +186,4 @@ def object_overlap(neighbours: Neighbours, on_object: OfPatch, images: OfPatch, 
     both, either = (voted == 1) & (on_object == 1), (voted == 1) | (on_object == 1)
     # a ratio of sums over images is a mean over the patches of the union
     estimate = bootstrap_mean(both[either].double().numpy(), groups=images[either].numpy(), seed=seed)
-    return SharedBy(estimate, float(on_object.double().mean()))
+    return estimate, float(on_object.double().mean())

@@ -240,7 +240,7 @@ def _disturbed(run: Run[CompareOptions]) -> dict[str, Any]:
     for model, split in zip(run.models, run.splits):
         subset = split.limit(run.options.disturbed, seed=seed)
         levels = [(kind, level) for kind, known in DISTURBANCES.items() for level in known.at(subset.size)]
-        changes = [(DISTURBANCES[kind].function, level) for kind, level in levels]
+        changes = [(DISTURBANCES[kind].operation, level) for kind, level in levels]
         keys = torch.arange(len(subset)) + (seed << 20)
         with run.progress(f"{model.alias} on disturbed images", len(subset) * len(changes)) as advance:
             right = correct_after(model, subset, changes, keys=keys, **run.passes, advance=advance)

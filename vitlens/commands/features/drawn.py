@@ -120,7 +120,7 @@ def neighbour_rows(own: FeatureSets, samples: Mapping[LayerChoice, PatchSample])
         for share, each in found.items():
             yield PatchesRow(
                 own.alias, number, layer.stage.title, share,  # type: ignore[arg-type]
-                each.estimate, each.chance, len(images.unique()), NEIGHBOURS, layer.grid,
+                *each, len(images.unique()), NEIGHBOURS, layer.grid,
             )  # fmt: skip
 
 

@@ -314,8 +314,7 @@ def _zero_shot(own: FeatureSets, test: Features) -> tuple[list[kept.TemplateRow]
         return [], str(error)
     joint = torch.cat(embeddings)
     scores = template_scores(test.logits, split.labels, joint, templates, groups=split.groups, seed=own.seed)
-    columns = [(each.template, each.accuracy, each.gain, each.p, each.p_holm) for each in scores]
-    return [kept.TemplateRow(own.alias, *each) for each in columns], ""
+    return [kept.TemplateRow(own.alias, *each) for each in scores], ""
 
 
 def _prompted(own: FeatureSets) -> tuple[list[kept.PromptRow], NDArray[np.floating] | None]:
