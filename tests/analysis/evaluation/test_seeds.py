@@ -5,7 +5,6 @@ import pytest
 from scipy import stats
 
 from vitlens.analysis.evaluation.seeds import accuracy_over_seeds, difference_over_seeds
-from vitlens.errors import InputError
 from vitlens.uncertainty import mcnemar, wilson
 
 ANSWERS = np.array([[1, 1, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 0]], dtype=bool)
@@ -132,13 +131,6 @@ def test_the_same_answers_do_not_differ():
 def test_equal_means_everywhere_are_told_as_one_seed():
     crossing = np.array([[True, False], [False, True]])
     assert accuracy_over_seeds(crossing) == wilson(1, 2)
-
-
-def test_refused():
-    with pytest.raises(InputError, match=r"shape \(seeds, images\)"):
-        accuracy_over_seeds(np.zeros(3))
-    with pytest.raises(InputError, match="same seeds and images twice"):
-        difference_over_seeds(ANSWERS, ANSWERS[:2])
 
 
 def test_the_smallest_difference_that_is_seen_is_that_of_a_power_analysis():

@@ -12,7 +12,6 @@ from vitlens.analysis.features.features import Features, extract, features
 from vitlens.data.identity import split_fingerprint
 from vitlens.data.reading import Files
 from vitlens.data.split import InMemory, Split
-from vitlens.errors import DataError, InputError
 from vitlens.lens.stages import stages
 from vitlens.models.identity import model_fingerprint
 from vitlens.models.model import Model
@@ -153,13 +152,6 @@ def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cac
     assert [features for features, _ in results[1:]] == [None] * (count - 1)
     shares = [len(range(index, 7, count)) for index in range(count)]
     assert [seen for _, seen in results] == [[share, 0 if cached else share] for share in shares]
-
-
-def test_too_few_images():
-    with pytest.raises(DataError, match="expected at least one image, found none in noise"):
-        extract(ours(), split(0))
-    with pytest.raises(InputError, match="expected an image for each of 3 processes, found 2"):
-        extract(ours(), split(2), processes=Processes(0, 3, torch.device("cpu")))
 
 
 def test_the_identity_of_data_is_what_it_shows(tmp_path):

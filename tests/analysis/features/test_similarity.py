@@ -190,7 +190,5 @@ def test_bad_input():
     for measure in (similarity, distance_correlation):
         with pytest.raises(InputError, match="expected at least 4 images to compare layers on, found 3"):
             measure(of(layers(3, 3)))
-    with pytest.raises(InputError, match=r"expected the same images of all layers, found \[3, 4\]"):
-        CKAStream().add([torch.zeros(3, 2), torch.zeros(4, 2)])
     with pytest.raises(InputError, match="expected at least 4 images for CKA, found 0"):
         CKAStream().cka()

@@ -13,10 +13,9 @@ of test images; pooling all predictions would treat three predictions for one im
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
-from vitlens.errors import InputError
 from vitlens.uncertainty import LEVEL, POWER, Estimate, accuracy_difference, mcnemar, wilson
 
 
@@ -44,7 +43,7 @@ def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
 
     Wilson's over the images for one seed, or where all predictions are correct or all wrong. n: images.
     """
-    table = _table(correct)
+    table = np.asarray(correct, dtype=np.float64)
     (seeds, images), mean = table.shape, table.mean()
     alone = wilson(round(float(table[0].sum())), images)
     if min(seeds, images) < 2 or np.ptp(table) == 0:
@@ -71,9 +70,7 @@ def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDiffer
     With one seed, where no seed differs from another of its model, and where no prediction differs: the paired
     bootstrap over images and McNemar's exact test, of the first seed.
     """
-    both = _table(first), _table(second)
-    if both[0].shape != both[1].shape:
-        raise InputError(f"expected the same seeds and images twice, found {both[0].shape} and {both[1].shape}")
+    both = [np.asarray(each, dtype=np.float64) for each in (first, second)]
     table = both[0] - both[1]
     value, images = 100 * float(table.mean()), table.shape[1]
     variances = np.array([each.mean(1).var(ddof=1) / len(each) for each in both]) if len(table) > 1 else np.zeros(2)
@@ -88,10 +85,3 @@ def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDiffer
     )
     estimate = Estimate(value, max(value - half, -100.0), min(value + half, 100.0), images, "points")
     return AccuracyDifference(estimate, p, (error, freedom))
-
-
-def _table(values: ArrayLike) -> NDArray[np.float64]:
-    table = np.asarray(values, dtype=np.float64)
-    if table.ndim != 2 or table.size == 0:
-        raise InputError(f"expected predictions of shape (seeds, images), none of them 0, found {table.shape}")
-    return table

@@ -87,14 +87,8 @@ class CKAStream:
         return int(next(iter(self.sums.values())).n) if self.sums else 0
 
     def add(self, first: Layers, second: Layers | None = None) -> None:
-        """Add a batch: the same images (batch, dim) for each layer; None: the first set with itself.
-
-        Raises InputError for numbers of images that do not agree.
-        """
+        """Add a batch: the same images (batch, dim) for each layer; None: the first set with itself."""
         both = [part.double() for part in (*first, *(second or ()))]
-        counts = [len(part) for part in both]
-        if len(set(counts)) != 1:
-            raise InputError(f"expected the same images of all layers, found {counts}")
         if not self.sums:
             self.layers, self.same = len(first), second is None
             self.widths = [part.shape[1] for part in both[0 if second is None else len(first) :]]

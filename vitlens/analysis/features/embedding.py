@@ -43,21 +43,18 @@ def embed(
 
     Vectors are first scaled to length 1, so that t-SNE's distances order them as the cosine does; t-SNE runs on the
     first 50 principal components and starts from the first two. t-SNE shows neighbourhoods only: the sizes of clusters
-    and the distances between them mean nothing. Raises InputError for a perplexity that is not below a third of the
-    images, DataError for fewer than 4 images or features that are all the same.
+    and the distances between them mean nothing. At least 4 rows; a perplexity that `require_perplexity` takes. Raises
+    DataError for features that are all the same.
     """
     if method not in PROJECTIONS:
         raise UnknownNameError("projection", method, PROJECTIONS)
-    if len(values) < 4:
-        raise DataError(f"expected at least 4 images to lay out on a plane, found {len(values)}; give more")
-    if method == "tsne":
-        require_perplexity(perplexity, len(values))
-    units = unit_vectors(values)
+    units, neighbours = unit_vectors(values), min(NEIGHBOURS, (len(values) - 1) // 2)  # trust is defined below half
     scores, explained = principal(units, count=min(_REDUCED, *values.shape))
     if method == "pca":
         points = torch.nn.functional.pad(scores, (0, 2))[:, :2]  # features of rank 1 have a single column
         shares = torch.nn.functional.pad(explained, (0, 2))[:2]
-        return Embedding("pca", points, *_trust(units, points), explained=shares)
+        trust = trustworthiness(units, points, neighbours=neighbours)
+        return Embedding("pca", points, trust, neighbours, explained=shares)
     from sklearn.manifold import TSNE  # takes a second to import
 
     initial = scores[:, :2] if scores.shape[1] > 1 else torch.nn.functional.pad(scores, (0, 1))
@@ -66,7 +63,8 @@ def embed(
         2, perplexity=perplexity, init=initial.numpy(), learning_rate="auto", max_iter=_STEPS, random_state=seed
     )
     points = torch.from_numpy(model.fit_transform(scores.numpy())).double()
-    return Embedding("tsne", points, *_trust(units, points), perplexity=perplexity)
+    trust = trustworthiness(units, points, neighbours=neighbours)
+    return Embedding("tsne", points, trust, neighbours, perplexity=perplexity)
 
 
 def require_perplexity(perplexity: float, images: int) -> None:
@@ -99,23 +97,16 @@ def principal(
     return centred @ directions, eigenvalues.flip(0)[:count].clamp_min(0) / total
 
 
-def _trust(units: Tensor, points: Points) -> tuple[float, int]:
-    neighbours = min(NEIGHBOURS, (len(points) - 1) // 2)  # defined for fewer than half of the points
-    return trustworthiness(units, points, neighbours=neighbours), neighbours
-
-
 def trustworthiness(
     values: Float[Tensor, "images dim"], points: Float[Tensor, "images plane"], *, neighbours: int
 ) -> float:
     """1 minus a penalty: each neighbour in the embedding that is none in the features adds its rank beyond k.
 
     In [0, 1]; 1 where all neighbours in the embedding are among the k nearest in the features, about 0.5 for random
-    points. As scikit-learn's, but points as near as a neighbour do not add to its rank. Raises InputError unless k is
-    from 1 to less than half of the images, as it is not defined otherwise.
+    points. As scikit-learn's, but points as near as a neighbour do not add to its rank. Defined
+    for a k below half of the images.
     """
     n, k = len(values), neighbours
-    if not 1 <= k < n / 2:
-        raise InputError(f"expected neighbours from 1 to less than half of {n} images, found {k}")
     squared = []
     for each in (values.double(), points.double()):
         exact = each - each.mean(0)  # a large common offset would cost precision
@@ -151,11 +142,9 @@ def patch_components(tokens: Float[Tensor, "images rows columns dim"]) -> PatchC
     """The first three principal components of the patches of all images together (Oquab 2023, figure 1): patches of
     similar content have similar colours across images, because all images share one PCA.
 
-    Raises DataError for patches that are all the same or fewer than 4.
+    Raises DataError for patches that are all the same.
     """
     patches = tokens.flatten(0, 2)
-    if len(patches) <= COMPONENTS:
-        raise DataError(f"expected at least {COMPONENTS + 1} patches to colour, found {len(patches)}")
     scores, explained = principal(patches, count=min(COMPONENTS, patches.shape[1]))
     missing = (0, COMPONENTS - scores.shape[1])
     padded = torch.nn.functional.pad(scores, missing).view(*tokens.shape[:3], COMPONENTS)

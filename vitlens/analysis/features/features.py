@@ -25,7 +25,7 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.data.identity import split_fingerprint
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
-from vitlens.errors import DataError, InputError, NonFiniteError, UnknownNameError, UnsupportedError
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.files import write_atomically
 from vitlens.lens.stages import (
     FeatureStage,
@@ -156,16 +156,9 @@ def extract(
     cache: a folder, created if missing, which runs may share: every layer is written to it batch by batch and then
     memory-mapped, so that memory does not grow with the images; None: all is held in memory. processes: each is given
     the whole split and reads its share; all but the first return None. advance: called with the number of images just
-    done. The result's notes have one line for every cached file that was ignored. Raises what `features` raises,
-    DataError for a split without images, InputError for more processes than images.
+    done. The result's notes have one line for every cached file that was ignored. Raises what `features` raises.
     """
     workers = processes or Processes(0, 1, model.device)
-    if not len(split):
-        raise DataError(f"expected at least one image, found none in {split.name}")
-    if len(split) < workers.count:
-        raise InputError(
-            f"expected an image for each of {workers.count} processes, found {len(split)}; start fewer processes"
-        )
     reader, size = _reader(model, layer, pool, norm=norm, embedding=embedding), batch_size or fitting_batch_size(model)
     if cache is None:
         chunks = _chunks(reader, split, workers, size, precision, advance)
