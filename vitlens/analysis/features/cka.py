@@ -18,13 +18,12 @@ batch is subtracted, to avoid cancellation where means are large. The biased est
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-from vitlens.errors import InputError
 
 Layers = Sequence[Tensor]  # by layer (batch, dim), of any widths
 Matrix = Float[Tensor, "layers others"]
@@ -59,7 +58,7 @@ class Sums:
         def by_other(values: Float[Tensor, " widths"]) -> Float[Tensor, " others"]:
             return torch.stack([part.sum() for part in values.split(list(widths))])
 
-        n, s, t = float(self.n), self.x, self.y
+        n, s, t = self.n.to(self.x.device), self.x, self.y
         if biased:
             return by_other((self.product - torch.outer(s, t) / n).square().sum(0)) / (n - 1) ** 2
         trace = by_other(self.product.square().sum(0)) - self.ab
@@ -79,68 +78,52 @@ class CKAStream:
         self.centred = centred
         self.centres: list[Tensor] = []
         self.layers, self.same, self.widths = 0, False, list[int]()
-        self.sums: dict[tuple[str, int], Sums] = {}
-
-    @property
-    def images(self) -> int:
-        """The number of images added."""
-        return int(next(iter(self.sums.values())).n) if self.sums else 0
+        self.sums: list[Sums] = []  # of each layer with itself, and with those that it is compared with
 
     def add(self, first: Layers, second: Layers | None = None) -> None:
         """Add a batch: the same images (batch, dim) for each layer; None: the first set with itself."""
         both = [part.double() for part in (*first, *(second or ()))]
         if not self.sums:
-            self.layers, self.same = len(first), second is None
-            self.widths = [part.shape[1] for part in both[0 if second is None else len(first) :]]
+            self.layers, self.same, self.widths = len(first), second is None, [part.shape[1] for part in both]
         if self.centred:
             self.centres = self.centres or [part.mean(0) for part in both]
             both = [part - centre for part, centre in zip(both, self.centres)]
-        first, second = both[: self.layers], both[0 if self.same else self.layers :]
-        squares = torch.stack([part.square().sum(1) for part in second], 1)
-        wide, start = torch.cat(second, 1), 0
-        for i, x in enumerate(first):
-            if self.same:  # only pairs of a layer with itself and with later ones
-                self._take(("cross", i), x, wide[:, start:], squares[:, i:])
-                start += x.shape[1]
+        others = both if self.same else both[self.layers :]
+        wide, squares = torch.cat(others, 1), torch.stack([part.square().sum(1) for part in others], 1)
+        n, batch, start = torch.tensor(float(len(wide)), dtype=torch.float64), [], 0
+        for i, x in enumerate(both):
+            a = x.square().sum(1)
+            if self.same:  # with itself and with later layers
+                y, b, start = wide[:, start:], squares[:, i:], start + x.shape[1]
+            elif i < self.layers:
+                y, b = torch.cat((x, wide), 1), torch.cat((a[:, None], squares), 1)
             else:
-                self._take(("cross", i), x, wide, squares)
-                self._take(("first", i), x, x, x.square().sum(1)[:, None])
-        for j, y in enumerate(() if self.same else second):
-            self._take(("second", j), y, y, squares[:, j : j + 1])
-
-    def _take(self, key: tuple[str, int], x: Tensor, y: Tensor, b: Float[Tensor, "batch others"]) -> None:
-        a, n = x.square().sum(1), torch.tensor(float(len(x)), dtype=torch.float64)
-        batch = Sums(n, x.T @ y, x.sum(0), y.sum(0), x.T @ b, a @ y, a.sum(), b.sum(0), a @ b)
-        self.sums[key] = self.sums[key].plus(batch) if key in self.sums else batch
+                y, b = x, a[:, None]
+            batch.append(Sums(n, x.T @ y, x.sum(0), y.sum(0), x.T @ b, a @ y, a.sum(), b.sum(0), a @ b))
+        self.sums = [known.plus(new) for known, new in zip(self.sums, batch)] or batch
 
     def without(self, other: "CKAStream") -> "CKAStream":
         """The stream of this one's images without another's, which must have the same centres."""
-        remaining = CKAStream()
-        remaining.layers, remaining.same, remaining.widths = self.layers, self.same, self.widths
-        remaining.sums = {key: sums.plus(other.sums[key], sign=-1) for key, sums in self.sums.items()}
+        remaining = copy(self)
+        remaining.sums = [sums.plus(own, sign=-1) for sums, own in zip(self.sums, other.sums)]
         return remaining
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Add up what the streams of several processes took in; total: the sum of a tensor over all of them."""
-        for key, sums in self.sums.items():
-            self.sums[key] = Sums(*(total(getattr(sums, part.name)) for part in fields(sums)))
+        self.sums = [Sums(*(total(getattr(sums, part.name)) for part in fields(sums))) for sums in self.sums]
 
     def cka(self, *, biased: bool = False) -> Matrix:
-        """CKA (layers, others), float64, on the CPU; NaN for a layer that does not vary. Raises InputError below 4
-        images."""
-        if self.images < FEWEST:
-            raise InputError(f"expected at least {FEWEST} images for CKA, found {self.images}; give more")
+        """CKA (layers, others), float64, on the CPU; NaN for a layer that does not vary, and below 4 images."""
         rows = []
-        for i in range(self.layers):
-            later = self.widths[i:] if self.same else self.widths
-            found = self.sums["cross", i].hsic(later, biased=biased)
-            rows.append(torch.cat((found.new_zeros(len(self.widths) - len(found)), found)).cpu())
-        hsic = torch.stack(rows)
+        for i, sums in enumerate(self.sums):
+            others = self.widths[self.layers :] if i < self.layers else []
+            widths = self.widths[i:] if self.same else [self.widths[i], *others]
+            rows.append(sums.hsic(widths, biased=biased).cpu())
+        own = torch.stack([row[0] for row in rows]).clamp_min(0).sqrt()
         if self.same:
-            hsic = hsic + hsic.triu(1).T
-            first = second = hsic.diagonal()
+            hsic = torch.stack([torch.cat((row.new_zeros(i), row)) for i, row in enumerate(rows)])
+            cka = (hsic + hsic.triu(1).T) / (own[:, None] * own)
         else:
-            own = {key: sums.hsic([len(sums.y)], biased=biased) for key, sums in self.sums.items() if key[0] != "cross"}
-            first, second = (torch.cat([own[key] for key in own if key[0] == of]).cpu() for of in ("first", "second"))
-        cka = hsic / (first.clamp_min(0).sqrt()[:, None] * second.clamp_min(0).sqrt())
+            hsic = torch.stack([row[1:] for row in rows[: self.layers]])
+            cka = hsic / (own[: self.layers, None] * own[self.layers :])
         return cka.where(cka.isfinite(), torch.nan)
