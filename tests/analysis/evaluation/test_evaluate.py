@@ -14,7 +14,6 @@ from vitlens.analysis.evaluation.evaluate import (
     fitting_batch_size,
     per_class,
     predicted_logits,
-    top_k,
 )
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError, NonFiniteError
@@ -138,15 +137,6 @@ def test_classes_add_up_to_the_whole() -> None:
     assert counts.diagonal().sum() == result.correct.sum()
     assert counts.sum(1).tolist() == [n for _, n, _ in scores]
     assert counts[2, 3] == ((labels == 2) & (result.predictions == 3)).sum()
-
-
-def test_top_k_grows_from_accuracy_to_all() -> None:
-    logits = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(40) % 5
-    found = [top_k(logits, labels, k=k).float().mean() for k in range(1, 7)]
-    assert found[0] == (logits.argmax(-1) == labels).float().mean()
-    assert found == sorted(found)
-    assert found[4] == found[5] == 1
 
 
 def test_calibration_by_a_plain_loop() -> None:

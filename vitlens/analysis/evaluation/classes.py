@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.data.cue_conflict import imagenet16
@@ -43,10 +42,18 @@ def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
         columns, classes = match_classes(model, data)
         return ClassMapping(classes, lambda logits: logits[:, columns])
     names = (*data, *(name for name in groups if name not in set(data)))
+    members = [list(groups[name]) for name in names]
+
+    def grouped(logits: Logits) -> Logits:
+        """The logarithm of the mean probability of each group (Geirhos 2019)."""
+        logarithms = logits.float().log_softmax(-1)
+        columns = [logarithms[:, own].logsumexp(-1) - torch.tensor(float(len(own))).log() for own in members]
+        return torch.stack(columns, 1)
+
     sizes = ", ".join(f"{name}: {len(groups[name])}" for name in data[:3]) + (", ..." if len(data) > 3 else "")
     return ClassMapping(
         names,
-        lambda logits: grouped(logits, [groups[name] for name in names]),
+        grouped,
         "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's 1000 classes are "
         f"grouped into the 16, each with the mean probability of its group ({sizes}); the other classes are left out. "
         "Name folders by ImageNet's classes or wnids (tabby, n02123045) to evaluate among all 1000.",
@@ -93,24 +100,13 @@ def label_columns(model: Sequence[str], split: Split) -> Labels:
     return torch.tensor(columns)[split.labels.cpu().long()]
 
 
-def grouped(logits: Logits, groups: Sequence[Sequence[int]]) -> Float[Tensor, "batch groups"]:
-    """The logarithm of the mean probability of each group of classes (Geirhos 2019)."""
-    logarithms = logits.float().log_softmax(-1)
-    columns = [logarithms[:, list(group)].logsumexp(-1) - torch.tensor(float(len(group))).log() for group in groups]
-    return torch.stack(columns, 1)
-
-
-def require_shared(
-    first: Sequence[str], second: Sequence[str], data: Sequence[str]
-) -> tuple[ClassMapping, ClassMapping]:
-    """The class mappings of two models. Raises InputError naming the model whose classes do not match, and how."""
-    mappings = []
+def require_shared(first: Sequence[str], second: Sequence[str], data: Sequence[str]) -> None:
+    """Raise InputError, naming the model, where the classes of one of two models do not match the data's."""
     for which, model in (("first", first), ("second", second)):
         try:
-            mappings.append(reading(model, data))
+            reading(model, data)
         except InputError as error:
             raise InputError(f"the {which} model does not know the data's classes: {error}") from error
-    return mappings[0], mappings[1]
 
 
 def class_targets(

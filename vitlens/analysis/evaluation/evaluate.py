@@ -190,11 +190,6 @@ def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor,
     return torch.bincount(labels * count + predictions, minlength=count * count).view(count, count)
 
 
-def top_k(logits: Logits, labels: Labels, *, k: int) -> Bool[Tensor, " batch"]:
-    """Whether the label is among the k most probable classes."""
-    return (logits.topk(min(k, logits.shape[-1]), dim=-1).indices == labels[:, None]).any(-1)
-
-
 def calibration(probabilities: Logits, labels: Labels) -> CalibrationBins:
     """Confidence (the prediction's probability) against accuracy, and the expected calibration error (Guo 2017)."""
     confidence, right, member = _binned(probabilities, labels)
