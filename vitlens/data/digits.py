@@ -6,6 +6,7 @@ Train and test share no source digit, but they share writers, who are not identi
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +15,7 @@ from torch import Tensor
 from vitlens.data.draws import keys, mix
 from vitlens.data.registry import SETS, DataRequest
 from vitlens.data.scenes import Drawn, SceneStyle, render
-from vitlens.data.split import InMemory, Redrawing, Split
+from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
 from vitlens.shapes import Pixels
@@ -51,7 +52,7 @@ class DigitScenes:
         glyphs, _ = _load()
         return render(glyphs[sources], keys(self.seed, sources, self.repetitions[indices]), self.style)
 
-    def redrawn(self, change: Redrawing) -> Pixels:
+    def redrawn(self, change: Literal["without distractors", "other ground"]) -> Pixels:
         """Pixels of the same digits on the same grounds without strokes, or on other grounds with the same strokes."""
         plain = change == "without distractors"
         style = replace(self.style, strokes=0) if plain else replace(self.style, ground=1)

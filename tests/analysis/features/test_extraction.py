@@ -10,8 +10,8 @@ from tests.lens.tiny import images, model_of, ours
 from vitlens.analysis.features import cache as feature_cache
 from vitlens.analysis.features.extraction import extract
 from vitlens.analysis.features.features import Features, features
+from vitlens.data.decode import Files
 from vitlens.data.identity import split_fingerprint
-from vitlens.data.reading import Files
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError
 from vitlens.lens.stages import stages

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitlens.data.given import read_pictures
+from vitlens.data.catalogue import read_pictures
 from vitlens.data.split import Split
 from vitlens.models.given import require_model
 from vitlens.models.model import Model
