@@ -110,8 +110,12 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     chosen = hold_out(torch.tensor(listing.labels), part, seed=seed).tolist()
     if len(chosen) == len(listing.paths):
         return listing
-    paths, labels = (tuple(each[index] for index in chosen) for each in (listing.paths, listing.labels))
-    return replace(listing, paths=paths, labels=labels, notes=(*listing.notes, describe_hold_out(seed)))
+    return replace(
+        listing,
+        paths=tuple(listing.paths[index] for index in chosen),
+        labels=tuple(listing.labels[index] for index in chosen),
+        notes=(*listing.notes, describe_hold_out(seed)),
+    )
 
 
 def list_images(paths: Sequence[Path]) -> Listing:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlens.data.decode import Files
-from vitlens.data.split import Split, Subset
+from vitlens.data.split import Split
 from vitlens.files import sha256
 
 _AT_ONCE = 256  # images read at a time
@@ -23,9 +23,7 @@ def split_fingerprint(split: Split) -> str:
     Images that are decoded on reading are hashed by file content and preprocessing, without decoding; others by their
     pixels. The two give different hashes.
     """
-    source, indices = split.source, torch.arange(len(split))
-    if isinstance(source, Subset):
-        source, indices = source.source, source.indices
+    source, indices = split.subset.source, split.subset.indices
     digest = hashlib.sha256(str((len(split), split.size)).encode())
     if isinstance(source, Files):
         digest.update(repr(source.preprocessing).encode())

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -57,10 +58,10 @@ def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
 
 def render(glyphs: Float[Tensor, "batch 8 8"], keys: Int[Tensor, " batch"], style: SceneStyle) -> Drawn:
     """Draw one scene for each glyph (fraction of ink); it depends only on its key."""
-    return in_chunks(lambda *rows: _draw(*rows, style), style.canvas, glyphs, keys)
+    return in_chunks(partial(_draw, style=style), style.canvas, glyphs, keys)
 
 
-def _draw(glyphs: Tensor, keys: Tensor, style: SceneStyle) -> Drawn:
+def _draw(glyphs: Tensor, keys: Tensor, *, style: SceneStyle) -> Drawn:
     """The background, then strokes that do not touch the digit, then the digit."""
     ink_share, cell = _place(glyphs, uniform(keys, 4, stream=1), style.canvas)
     alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)  # outline smoothed over one or two pixels

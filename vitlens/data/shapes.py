@@ -9,6 +9,7 @@ from -1 to 1 over pixels; both are rotated at random, so that neither position n
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -82,10 +83,10 @@ CLASSES: Final = tuple(SHAPES)
 
 def render(shapes: Labels, textures: Labels, keys: Tensor, canvas: int) -> Drawn:
     """One image for each pair of shape and texture (indices into SHAPES); its key alone decides the rest."""
-    return in_chunks(lambda *rows: _draw(*rows, canvas), canvas, shapes, textures, keys)
+    return in_chunks(partial(_draw, canvas=canvas), canvas, shapes, textures, keys)
 
 
-def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, canvas: int) -> Drawn:
+def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Drawn:
     place = uniform(keys, 4, stream=11)
     x, y, size = _turned(place, canvas)
     distance = _chosen(list(SHAPES.values()), shapes, x, y) * size[:, None, None]  # px

@@ -128,6 +128,11 @@ class Split(Summary):
         return len(self.source)
 
     @property
+    def subset(self) -> Subset:
+        """The source that holds or draws the images, and which of its images they are."""
+        return self.source if isinstance(self.source, Subset) else Subset(self.source, torch.arange(len(self)))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The images' files, or their numbers in the data."""
         return self.files or tuple(f"{self.name} {index}" for index in range(len(self)))
@@ -154,14 +159,16 @@ class Split(Summary):
 
     def pick(self, indices: Tensor) -> "Split":
         """The split of these images alone, in this order."""
-        tensors = {"labels": self.labels, "masks": self.masks, "groups": self.groups}
-        inner = self.source
+        labels, masks, groups = (
+            None if each is None else each[indices] for each in (self.labels, self.masks, self.groups)
+        )
+        inner = self.subset
         return replace(
             self,
-            source=Subset(inner.source, inner.indices[indices])
-            if isinstance(inner, Subset)
-            else Subset(inner, indices),
-            **{name: tensor[indices] for name, tensor in tensors.items() if tensor is not None},
+            source=Subset(inner.source, inner.indices[indices]),
+            labels=labels,
+            masks=masks,
+            groups=groups,
             files=None if self.files is None else tuple(self.files[index] for index in indices.tolist()),
             scenes=None if self.scenes is None else self.scenes.pick(indices),
         )
@@ -192,12 +199,10 @@ class Split(Summary):
 
         Labels and order stay. Masks belong to the images of epoch 0, so later splits have none.
         """
-        whole = self.source.source if isinstance(self.source, Subset) else self.source
-        if not number or not isinstance(whole, Renewable):
+        inner = self.subset
+        if not number or not isinstance(inner.source, Renewable):
             return self
-        renewed = whole.epoch(number)
-        source = Subset(renewed, self.source.indices) if isinstance(self.source, Subset) else renewed
-        return replace(self, source=source, masks=None, scenes=None)
+        return replace(self, source=Subset(inner.source.epoch(number), inner.indices), masks=None, scenes=None)
 
     def limit(self, count: int | None, *, seed: int = 0) -> "Split":
         """At most count images: a seeded subset, as balanced by class as possible."""

@@ -129,8 +129,8 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     whole = known.get("resize_mode", "shortest") == "squash" or height != width
     interpolation: Interpolation = "bilinear" if known.get("interpolation") == "bilinear" else "bicubic"
-    mean, std = (tuple(map(float, known[key])) for key in ("mean", "std"))
-    return Preprocessing((height, width), None if whole else height, interpolation, mean, std)
+    normalisation: list[Any] = [tuple(map(float, known[key])) for key in ("mean", "std")]
+    return Preprocessing((height, width), None if whole else height, interpolation, *normalisation)
 
 
 def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> LanguageImage:

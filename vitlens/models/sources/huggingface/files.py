@@ -97,7 +97,7 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
 
 def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
     """The safetensors weights, and the SHA-256 of their files' contents one after another. Raises ModelError."""
-    files = next((found for pattern in _WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
+    files = sorted(folder.glob(_WEIGHTS[0])) or sorted(folder.glob(_WEIGHTS[1]))
     if not files:
         pickles = [file.name for pattern in _PICKLES for file in sorted(folder.glob(pattern))]
         found = f"{pickles[0]} alone, which could run code when it is read" if pickles else "none"
