@@ -69,7 +69,7 @@ def test_epochs_share_no_scene_and_the_first_is_the_split_itself():
         (source, repetition)
         for number in range(3)
         for source, repetition in zip(
-            train.epoch(number).subset.source.sources.tolist(), train.epoch(number).source.repetitions.tolist()
+            train.epoch(number).subset.source.sources.tolist(), train.epoch(number).subset.source.repetitions.tolist()
         )
     ]
     assert len(set(pairs)) == len(pairs)
