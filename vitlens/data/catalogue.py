@@ -1,15 +1,13 @@
 """From a name, a folder, a file or pictures in Python to a Split; the registry says what there is."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from glob import glob
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -24,9 +22,6 @@ from vitlens.pixels import require_images
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
 from vitlens.shapes import Pixels
-
-_SHAPES: Final = "(height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4)"
-_WILD: Final = ("*", "?", "[")  # of a pattern of paths
 
 
 def load_data(
@@ -109,7 +104,10 @@ def read_split(given: object, preprocessing: Preprocessing | None = None) -> Spl
         pixels = require_images(given.detach(), dtype=torch.float32)
         return Split("tensor", "test", InMemory(pixels), (pixels.shape[2], pixels.shape[3]), (), title="a tensor")
     if isinstance(given, str | Path):
-        return _complete(_at_path(given, preprocessing))
+        path = Path(given).expanduser()
+        if str(given) and (path.suffix.lower() == ".npz" or (path.is_dir() and holds_classes(path))):
+            return _complete(load_data(str(given), preprocessing=preprocessing, whole=True))
+        return _complete(load_images(_paths([given]), preprocessing=preprocessing))
     pixels = read_pictures(given, preprocessing)
     return Split("images", "test", InMemory(pixels), (pixels.shape[2], pixels.shape[3]), (), title="images")
 
@@ -120,42 +118,32 @@ def read_pictures(given: object, preprocessing: Preprocessing | None = None) -> 
     if not inputs:
         raise DataError("expected at least one picture, found none; give files, folders, PIL images or uint8 arrays")
     parts: list[Pixels] = []
-    with quiet_pillow():
-        for are_files, group in groupby(inputs, lambda picture: isinstance(picture, str | Path)):
-            read = _of_files if are_files else _of_others
-            parts.append(read(list(group), preprocessing))
-    sizes = {tuple(part.shape[2:]) for part in parts}
-    if len(sizes) > 1:  # without a model, files and arrays of sizes of their own
+    for are_files, group in groupby(inputs, lambda picture: isinstance(picture, str | Path)):
+        if are_files:
+            split = _complete(load_images(_paths(list(group)), preprocessing=preprocessing))
+            parts.append(split.source.read(torch.arange(len(split))))
+        else:
+            opened = [image for picture in group for image in _opened(picture)]
+            parts.append(_decoded(opened, preprocessing))
+    if len({part.shape[2:] for part in parts}) > 1:  # without a model, files and arrays of sizes of their own
         return read_pictures(given, UNSTATED)
     return torch.cat(parts)
-
-
-def _at_path(given: str | Path, preprocessing: Preprocessing | None) -> Split:
-    """The images of one path or pattern."""
-    path = Path(given).expanduser()
-    if str(given) and (path.suffix.lower() == ".npz" or (path.is_dir() and holds_classes(path))):
-        return load_data(str(given), part="test", preprocessing=preprocessing, whole=True)
-    return load_images(_paths([given]), preprocessing=preprocessing)
 
 
 def _paths(given: Sequence[str | Path]) -> list[Path]:
     """Paths, with the matches of a pattern in its place, sorted. Raises DataError for what is none."""
     paths: list[Path] = []
-    for each in given:
-        if not str(each):
-            raise DataError("expected the path of an image or a folder of images, found ''")
+    for each in map(str, given):
         path = Path(each).expanduser()
-        if not path.exists():
-            if str(each) in SETS:
-                raise DataError(
-                    f"expected images, found {str(each)!r}, the name of a data set; load it with "
-                    f"vitlens.load_data({str(each)!r})"
-                )
-            pattern = str(path) if any(mark in str(each) for mark in _WILD) else ""
-            matches = sorted(glob(pattern, recursive=True))  # noqa: PTH207  Path.glob takes no absolute patterns
-            paths += [Path(match) for match in matches] or [path]
-        else:
-            paths.append(path)
+        if not each:
+            raise DataError("expected the path of an image or a folder of images, found ''")
+        if each in SETS and not path.exists():
+            raise DataError(
+                f"expected images, found {each!r}, the name of a data set; load it with vitlens.load_data({each!r})"
+            )
+        wild = not path.exists() and any(mark in each for mark in "*?[")
+        matches = sorted(glob(str(path), recursive=True)) if wild else []  # noqa: PTH207  Path.glob: no absolute ones
+        paths += map(Path, matches or [path])
     return paths
 
 
@@ -166,60 +154,46 @@ def _complete(split: Split) -> Split:
     return split
 
 
-def _of_files(paths: Sequence[Any], preprocessing: Preprocessing | None) -> Pixels:
-    """Pixels of all files, in order. Raises DataError for the first that cannot be read."""
-    split = _complete(load_images(_paths(paths), preprocessing=preprocessing))
-    return split.source.read(torch.arange(len(split)))
-
-
-def _of_others(pictures: Sequence[Any], preprocessing: Preprocessing | None) -> Pixels:
-    """Pixels of PIL images, arrays and tensors, in order."""
-    opened = list(chain.from_iterable(map(_opened, pictures)))
+def _decoded(opened: Sequence[Image.Image], preprocessing: Preprocessing | None) -> Pixels:
+    """Pixels of PIL images, in order."""
     sizes = {(image.height, image.width) for image in opened}
     fitted = preprocessing or (Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED)
     pixels = []
     for image in opened:
         try:
-            pixels.append(decode_image(image, fitted))
+            with quiet_pillow():
+                pixels.append(decode_image(image, fitted))
         except UnreadableError as reason:
             name = getattr(image, "filename", "") or f"a picture of {image.width}x{image.height} px"
             raise DataError(f"cannot read {name}: {reason}") from reason
     return torch.stack(pixels)
 
 
-def _opened(picture: object) -> Iterator[Image.Image]:
+def _opened(picture: object) -> list[Image.Image]:
     """The PIL images of one argument."""
     if isinstance(picture, Image.Image):
-        yield picture
-        return
+        return [picture]
     if not isinstance(picture, np.ndarray | Tensor):
         raise DataError(
             f"expected files, folders, PIL images or uint8 arrays, found {type(picture).__name__}; e.g. "
             "vitlens.images('cat.jpg', model)"
         )
-    array = _channels_last(picture) if isinstance(picture, Tensor) else picture
+    array, form = picture, "an array (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4)"
+    advice, moved = "(255 * pixels).round().astype('uint8')", "numpy.moveaxis(array, {}, -1)"
+    if isinstance(picture, Tensor):
+        array = picture.detach().cpu().numpy()
+        array = np.moveaxis(array, -3, -1) if array.ndim > 2 else array
+        form, advice = "a uint8 tensor (3, height, width) or (n, 3, height, width)", "torch.stack(images)"
+        moved = "tensor.movedim({}, -3)"
     if array.dtype != np.uint8:
-        advice = "torch.stack(images)" if isinstance(picture, Tensor) else "(255 * pixels).round().astype('uint8')"
         raise DataError(
             f"expected 8-bit pixels (uint8, 0 to 255) or one float tensor (n, 3, height, width), found {array.dtype} "
-            f"in {'a tensor' if isinstance(picture, Tensor) else 'an array'}; of pixels in [0, 1] make it with {advice}"
+            f"in {form.split(' (')[0]}; of pixels in [0, 1] make it with {advice}"
         )
-    coloured = array.ndim > 2 and array.shape[-1] in (3, 4)
-    if array.ndim not in ((3, 4) if coloured else (2,)) or 0 in array.shape:
-        first = array.ndim in (3, 4) and array.shape[-3] in (3, 4)
-        raise DataError(
-            f"expected an array {_SHAPES}, found {array.shape}"
-            + ("; put the channels last with numpy.moveaxis(array, -3, -1)" if first else "")
-        )
-    for pixels in array if array.ndim == 4 else (array,):
-        yield Image.fromarray(pixels)
-
-
-def _channels_last(tensor: Tensor) -> NDArray[Any]:
-    """A tensor (..., 3, height, width) as an array, its channels last, as PIL and numpy have them."""
-    if tensor.ndim not in (3, 4) or tensor.shape[-3] not in (3, 4):
-        raise DataError(
-            f"expected a uint8 tensor (3, height, width) or (n, 3, height, width), found {tuple(tensor.shape)}"
-            + ("; put the channels first with tensor.movedim(-1, -3)" if tensor.shape[-1:] in ((3,), (4,)) else "")
-        )
-    return np.ascontiguousarray(tensor.detach().cpu().movedim(-3, -1).numpy())
+    coloured = array.ndim in (3, 4) and array.shape[-1] in (3, 4)
+    grey = array.ndim == 2 and not isinstance(picture, Tensor)
+    if not (coloured or grey) or 0 in array.shape:
+        found = tuple(picture.shape)
+        turned = f"; put the channels in their place with {moved.format(found.index(3))}" if 3 in found else ""
+        raise DataError(f"expected {form}, found {found}{turned}")
+    return [Image.fromarray(np.ascontiguousarray(pixels)) for pixels in (array if array.ndim == 4 else (array,))]
