@@ -15,7 +15,7 @@ from vitlens.analysis.attention.weights import LayerMaps, attention_maps
 from vitlens.analysis.evaluation.evaluate import images_of
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.analysis.heads.statistics import Statistics
-from vitlens.data.given import read_split
+from vitlens.data.catalogue import read_split
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout

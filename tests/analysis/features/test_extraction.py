@@ -9,8 +9,8 @@ from tests.kit.simulated_processes import run_in_processes
 from tests.lens.tiny import images, model_of, ours
 from vitlens.analysis.features import features as module
 from vitlens.analysis.features.features import Features, extract, features
+from vitlens.data.decode import Files
 from vitlens.data.identity import split_fingerprint
-from vitlens.data.reading import Files
 from vitlens.data.split import InMemory, Split
 from vitlens.lens.stages import stages
 from vitlens.models.identity import model_fingerprint

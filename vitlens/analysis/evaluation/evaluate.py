@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlens.analysis.evaluation.classes import reading
-from vitlens.data.given import read_pictures
+from vitlens.data.catalogue import read_pictures
 from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import DataError, NonFiniteError
