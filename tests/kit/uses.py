@@ -68,7 +68,7 @@ from vitlens.lens.stages import stages, watching_stages
 from vitlens.models.memo import forget
 from vitlens.models.model import Model
 from vitlens.training.finetune import partly_trainable
-from vitlens.training.frozen import read_features
+from vitlens.training.head import read_features
 from vitlens.training.speed import fast_attention, gradient_checkpointing
 
 MODELS: dict[str, Callable[[], Model]] = {

@@ -2,11 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from vitlens.files import read_bounded, storage_error, write_text
 from vitlens.record import col
@@ -15,7 +14,8 @@ from vitlens.typed import parse_json, read_as
 if TYPE_CHECKING:  # reports read metrics without torch
     from vitlens.models.model import Model
 
-METRICS_FILE = "metrics.jsonl"
+METRICS_FILE: Final = "metrics.jsonl"
+KEPT_FOLDER: Final = "kept"  # of the weights kept at intervals of epochs
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,10 @@ class EpochMetrics:
         return self.epoch + 1
 
 
-@dataclass(frozen=True)
-class EpochHistory:
-    """The finished epochs, and the best accuracy on the test images so far."""
-
-    history: tuple[EpochMetrics, ...] = ()
-    best_accuracy: float = -1.0
-    best_epoch: int = -1
-
-    def after(self, metrics: EpochMetrics) -> "EpochHistory":
-        """The standing after one more epoch."""
-        history, accuracy = (*self.history, metrics), metrics.test_accuracy
-        if accuracy is None or accuracy <= self.best_accuracy:
-            return replace(self, history=history)
-        return EpochHistory(history, accuracy, metrics.epoch)
+def best_of(history: Sequence[EpochMetrics]) -> EpochMetrics | None:
+    """The first epoch of the highest test accuracy; None before the first test."""
+    tested = [(row.test_accuracy, row) for row in history if row.test_accuracy is not None]
+    return max(tested, key=lambda pair: pair[0])[1] if tested else None
 
 
 @dataclass(frozen=True)
@@ -134,15 +124,6 @@ class Watcher(Protocol):
     def close(self) -> None:
         """At the end, also after an exception."""
         ...
-
-
-@contextmanager
-def watched(watchers: Sequence[Watcher]) -> Iterator[Sequence[Watcher]]:
-    """The watchers, closed on exit in reverse order, also after an exception."""
-    with ExitStack() as stack:
-        for watcher in watchers:
-            stack.callback(watcher.close)
-        yield watchers
 
 
 def append_metrics(folder: Path, metrics: EpochMetrics) -> None:

@@ -40,11 +40,10 @@ from vitlens.files import read_arrays, write_arrays
 from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.training import checkpoint
-from vitlens.training.bookkeeping import BEST_FILE
 from vitlens.training.distill import Distillation
 from vitlens.training.finetune import trained_share
 from vitlens.training.head import fit_head
-from vitlens.training.loop import fit
+from vitlens.training.loop import BEST_FILE, fit
 from vitlens.training.recipe import Recipe
 from vitlens.uncertainty import LEVEL, Estimate, holm, student_mean
 
