@@ -26,7 +26,7 @@ from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention, attention_maps
 from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.cost.flops import flops_by_part
-from vitlens.analysis.cost.memory import inference_peak, saved_for_training
+from vitlens.analysis.cost.passes import inference_peak, saved_for_training
 from vitlens.analysis.cost.profile import profile
 from vitlens.analysis.failures.compare import compare
 from vitlens.analysis.failures.diagnosis import failures

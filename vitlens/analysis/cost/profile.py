@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from vitlens.analysis.cost.flops import flops_by_part, vit_flops
-from vitlens.analysis.cost.latency import Latency, latencies
-from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.parts import parameters_by_part
+from vitlens.analysis.cost.passes import Latency, inference_peak, latencies, saved_for_training
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError
 from vitlens.lens.layers import probe_images
