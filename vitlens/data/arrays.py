@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitlens.archives import Bounds, read_archive
+from vitlens.archives import read_archive
 from vitlens.data.holdout import describe_hold_out, hold_out
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import InMemory, Split
@@ -17,7 +17,7 @@ from vitlens.names import Part
 
 Array = NDArray[np.generic]
 
-_BOUNDS = Bounds(16 << 30)  # bytes of all arrays
+_SIZE = 16 << 30  # bytes of all arrays
 _CLASSES = 100_000  # most classes
 
 
@@ -68,7 +68,7 @@ def read_named(path: Path, keys: Sequence[str] = ("images", "labels", "classes")
         raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
     if not zipfile.is_zipfile(path):
         raise DataError(f"expected an .npz as numpy.savez writes it, found something else in {path}")
-    return read_archive(path, keys=keys, bounds=_BOUNDS, error=DataError)
+    return read_archive(path, keys=keys, most=_SIZE, error=DataError)
 
 
 def require_images(arrays: dict[str, Array], path: Path) -> NDArray[np.uint8]:

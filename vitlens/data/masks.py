@@ -204,7 +204,7 @@ def _read(path: Path) -> Inside:
 def _boxes(file: Path) -> dict[str, ObjectMask]:
     """The boxes of every image that has some, by the image's file name. Raises DataError for another format."""
     content = read_any_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
-    coco = read_as(_Coco, content, source=str(file), unknown="ignore", error=DataError, hint=_COCO_FORM)
+    coco = read_as(_Coco, content, source=str(file), error=DataError, hint=_COCO_FORM)
     by_image: dict[_Id, list[Sequence[float]]] = {}
     for row in coco.annotations:
         by_image.setdefault(row.image_id, []).append(row.bbox)
@@ -250,9 +250,7 @@ def _labels(index: Path, paths: Sequence[Path]) -> Tensor | None:
         isinstance(entry, dict) and "imagenet_class" in entry for entry in entries
     ):
         return None
-    table = read_as(
-        _Index, {"entries": entries}, source=str(index), unknown="ignore", error=DataError, hint=_INDEX_FORM
-    )
+    table = read_as(_Index, {"entries": entries}, source=str(index), error=DataError, hint=_INDEX_FORM)
     classes = {entry.file: entry.imagenet_class for entry in table.entries}
     labels = [classes.get(path.name, -1) for path in paths]
     return torch.tensor(labels) if min(labels) >= 0 else None

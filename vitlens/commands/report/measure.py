@@ -15,8 +15,8 @@ from vitlens.commands.run.folder import make_folder, require_plain
 from vitlens.commands.run.publish import PAGE, read_folder, report
 from vitlens.display import without_machine_paths
 from vitlens.errors import InputError
+from vitlens.files import inside
 from vitlens.report.markdown import markdown, summary_lines
-from vitlens.safe_paths import inside
 
 COMPARISON = "comparison.md"
 COMPARISON_PAGE = "comparison.html"

@@ -18,7 +18,7 @@ from vitlens.analysis.attention.defaults import WHOLE
 from vitlens.analysis.attention.tokens import require_token_attention, token_attention
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Statistics
-from vitlens.archives import Bounds
+from vitlens.archives import SIZE
 from vitlens.commands.shared.explorer import LEVELS, ExplorerArrays, ExplorerRow, Shown
 from vitlens.commands.shared.explorer import explorer as explorer_of_arrays
 from vitlens.commands.shared.sheets import DRAWN
@@ -288,9 +288,9 @@ def _require_form(weights: NDArray[Any]) -> None:
         raise InputError(f"expected weights {_FORM}, found {shape}; {fix}")
     if shape[2] > MOST_TOKENS:
         raise InputError(f"expected at most {MOST_TOKENS:,} tokens, found {shape[2]:,}; save those of a smaller image")
-    if weights.nbytes > Bounds().size:
+    if weights.nbytes > SIZE:
         raise InputError(
-            f"expected at most {Bounds().size >> 30} GiB of weights, found {weights.nbytes / (1 << 30):.1f}; save some "
+            f"expected at most {SIZE >> 30} GiB of weights, found {weights.nbytes / (1 << 30):.1f}; save some "
             "layers: weights[-4:]"
         )
 

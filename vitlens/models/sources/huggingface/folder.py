@@ -120,7 +120,7 @@ class Folder:
             return (self.path / WEIGHTS,)
         index = self.read(INDEX)
         if index is not None:
-            known = read_as(_Index, index, source=str(self.path / INDEX), unknown="ignore", error=ModelError)
+            known = read_as(_Index, index, source=str(self.path / INDEX), error=ModelError)
             # plain names; in the hub's cache the files are links
             files = tuple(self.path / name for name in sorted(set(known.weight_map.values())))
             missing = [file.name for file in files if file.suffix != ".safetensors" or not file.is_file()]
