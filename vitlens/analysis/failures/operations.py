@@ -16,8 +16,8 @@ from torch import Tensor
 from vitlens.analysis.failures.spectrum import frequency_bands
 from vitlens.data.draws import uniform
 from vitlens.errors import InputError
+from vitlens.references import import_without_compiler
 from vitlens.shapes import Images
-from vitlens.startup import import_without_compiler
 
 transforms = import_without_compiler("torchvision.transforms.v2.functional")
 

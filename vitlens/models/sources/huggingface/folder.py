@@ -16,7 +16,7 @@ from vitlens.errors import ModelError
 from vitlens.files import read_any_json
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.weights import read_weights
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 from vitlens.typed import Name, length, read_as
 
 MAJOR: Final = 5  # earlier versions need an older huggingface_hub than other libraries do
