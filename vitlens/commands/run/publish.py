@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.deadline import require_time
 from vitlens.commands.run.folder import RunFolder, require_plain
-from vitlens.deadline import require_time
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, inside, named_file, read_run, write_atomically, write_text
 from vitlens.names import FigureFormat
