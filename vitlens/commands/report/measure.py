@@ -13,9 +13,9 @@ from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.conclusion import Conclusion
 from vitlens.commands.run.folder import make_folder, require_plain
 from vitlens.commands.run.publish import PAGE, read_folder, report
-from vitlens.display import without_machine_paths
 from vitlens.errors import InputError
 from vitlens.files import inside
+from vitlens.report.escape import without_machine_paths
 from vitlens.report.markdown import markdown, summary_lines
 
 COMPARISON = "comparison.md"
