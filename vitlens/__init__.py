@@ -8,11 +8,9 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-_LINE = re.compile(r"^from (\S+) import (\w+) as (\w+)$", re.MULTILINE)
-_HOMES = {
-    name: (module, word)
-    for module, word, name in _LINE.findall(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-}
+_LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
+_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+_HOMES = {name: (module, name) for module, name in _LINE.findall(_STUB)} | {"train": ("vitlens.training.loop", "fit")}
 __all__ = sorted(_HOMES)
 
 
