@@ -26,7 +26,6 @@ from vitlens.data.given import read_pictures
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.files import write_text
-from vitlens.layout import TokenLayout
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import survey_weights
 from vitlens.models.model import Model
@@ -35,7 +34,7 @@ from vitlens.preprocessing import Preprocessing
 from vitlens.report.explorer import Explorer, pooled, rollout_of
 from vitlens.report.html import explorer_fragment
 from vitlens.report.html.packing import quantised
-from vitlens.shapes import Images
+from vitlens.shapes import Images, TokenLayout
 from vitlens.summary import Line, Summary
 
 SIDE: Final = 336  # px of the picture
