@@ -64,7 +64,7 @@ def show(
         )
     pixels = _pictures(images, model).double().numpy()
     count = len(pixels)
-    given = names.tolist() if isinstance(names, Tensor) or hasattr(names, "tolist") else names
+    given: Any = names.tolist() if isinstance(names, Tensor) else names
     captions = [""] * count if given is None else [str(name) for name in given]
     if len(captions) != count:
         raise InputError(f"expected {count} names, one for each of the images, found {len(captions)}")
