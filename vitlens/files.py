@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -119,19 +119,10 @@ def read_bounded(
     return content
 
 
-def read_any_json(path: Path, *, size: int = SIZE, error: type[InputError] = InputError, hint: str = "") -> object:
+def read_json(path: Path, *, size: int = SIZE, error: type[InputError] = InputError, hint: str = "") -> Any:
     """The value in a JSON file. Raises `error` when it is missing, unreadable, not JSON, or above the limit."""
     content = read_bounded(path, size, what="a JSON file", error=error, hint=hint)
-    value: object = parse_json(content, source=str(path), size=size, error=error, hint=hint)
-    return value
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object. Raises InputError when the file is missing, unreadable, too large or not a JSON object."""
-    content = read_any_json(path)
-    if not isinstance(content, dict):
-        raise InputError(f"expected a JSON object in {path}, found a {type(content).__name__}")
-    return content
+    return parse_json(content, source=str(path), size=size, error=error, hint=hint)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
@@ -230,7 +221,8 @@ def read_run(folder: Path) -> RunRecord:
     if missing:
         raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
     config, results = read_json(folder / CONFIG), read_json(folder / RESULTS)
-    if "schema" in results and results["schema"] not in SCHEMAS:
+    read_as(Config, config, source=str(folder / CONFIG), hint=_AGAIN)
+    if isinstance(results, dict) and "schema" in results and results["schema"] not in SCHEMAS:
         line = config.get("command_line")
         raise InputError(
             f"expected results of schema {SCHEMAS[-1]} in {folder / RESULTS}, found schema {results['schema']!s:.40}, "
@@ -238,5 +230,4 @@ def read_run(folder: Path) -> RunRecord:
             f"{line if isinstance(line, str) and line.startswith('vitlens ') else _AGAIN}"
         )
     read_as(Results, results, source=str(folder / RESULTS), hint=_AGAIN)
-    read_as(Config, config, source=str(folder / CONFIG), hint=_AGAIN)
     return RunRecord(folder, config, results)

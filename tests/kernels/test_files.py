@@ -86,10 +86,10 @@ def test_json_holds_no_nan_and_says_where(tmp_path: Path, bad: object) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", ""])
-def test_what_is_no_json_object_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["{", "1]", ""])
+def test_what_is_no_json_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(InputError, match=r"expected (a )?JSON"):
+    with pytest.raises(InputError, match="expected JSON"):
         read_json(tmp_path / "a.json")
 
 

@@ -17,7 +17,7 @@ from vitlens.data.decode import SUFFIXES, Header, UnreadableError, fit, open_ima
 from vitlens.data.reading import MEMORY_LIMIT, Progress, load_files, probe
 from vitlens.data.split import Skipped, Split
 from vitlens.errors import DataError
-from vitlens.files import read_any_json
+from vitlens.files import read_json
 from vitlens.labels import imagenet_classes
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
@@ -203,7 +203,7 @@ def _read(path: Path) -> Inside:
 
 def _boxes(file: Path) -> dict[str, ObjectMask]:
     """The boxes of every image that has some, by the image's file name. Raises DataError for another format."""
-    content = read_any_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
+    content = read_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
     coco = read_as(_Coco, content, source=str(file), error=DataError, hint=_COCO_FORM)
     by_image: dict[_Id, list[Sequence[float]]] = {}
     for row in coco.annotations:
@@ -245,7 +245,7 @@ def _labels(index: Path, paths: Sequence[Path]) -> Tensor | None:
     """
     if not index.is_file():
         return None
-    entries = read_any_json(index, error=DataError, hint=_INDEX_FORM)
+    entries = read_json(index, error=DataError, hint=_INDEX_FORM)
     if not isinstance(entries, list) or not any(
         isinstance(entry, dict) and "imagenet_class" in entry for entry in entries
     ):

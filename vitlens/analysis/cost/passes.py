@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitlens.devices import autocast, evaluating
-from vitlens.lens.layers import probe_images
+from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model, trainable
 from vitlens.shapes import Images
 

@@ -78,7 +78,7 @@ def share(folder: Path, copy: Path) -> Path:
 
 def _copy(folder: Path, copy: Path) -> None:
     for name in (files.CONFIG, files.RESULTS):
-        files.write_json(copy / name, _shortened(files.read_any_json(inside(folder, name))))
+        files.write_json(copy / name, _shortened(files.read_json(inside(folder, name))))
     for path in _within(folder, "arrays"):
         if path.suffix == ".npz":
             files.write_arrays(inside(copy, "arrays", path.name), _shortened(dict(files.read_arrays(path))))

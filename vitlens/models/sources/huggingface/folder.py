@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from torch import Tensor
 
 from vitlens.errors import ModelError
-from vitlens.files import read_any_json
+from vitlens.files import read_json
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.weights import read_weights
 from vitlens.references import import_without_compiler
@@ -109,7 +109,7 @@ class Folder:
         path = self.path / file
         if not path.exists():
             return None
-        content = read_any_json(path, size=_LIMIT, error=ModelError)
+        content = read_json(path, size=_LIMIT, error=ModelError)
         if not isinstance(content, dict):
             raise ModelError(f"expected a JSON object in {path}, found a {type(content).__name__}")
         return content
