@@ -12,7 +12,7 @@ from tests.training.test_loop import STEPS, TEST, InterruptedTrainingError, inte
 from tests.training.tiny import tiny_model, tiny_recipe
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.errors import InputError, StorageError
+from vitlens.errors import InputError
 from vitlens.models import loading, saved
 from vitlens.models.model import Model
 from vitlens.training.metrics import (
@@ -20,10 +20,9 @@ from vitlens.training.metrics import (
     EpochMetrics,
     StepMetrics,
     Watcher,
-    append_metrics,
     best_of,
     read_metrics,
-    rewrite_metrics,
+    write_metrics,
 )
 
 
@@ -33,23 +32,16 @@ def metrics(epoch: int, accuracy: float | None = 0.5) -> EpochMetrics:
 
 def test_lines_are_read_as_written(tmp_path: Path) -> None:
     history = (metrics(0), metrics(1, None), metrics(2))
-    for line in history:
-        append_metrics(tmp_path, line)
+    write_metrics(tmp_path, history)
     assert read_metrics(tmp_path) == history
-
-
-def test_rewriting_drops_later_and_half_written_lines(tmp_path: Path) -> None:
-    append_metrics(tmp_path, metrics(0))
     with (tmp_path / METRICS_FILE).open("a") as file:
         file.write('{"epoch": 1, "st')
     with pytest.raises(InputError, match=METRICS_FILE):
         read_metrics(tmp_path)
-    rewrite_metrics(tmp_path, (metrics(0),))
-    assert read_metrics(tmp_path) == (metrics(0),)
 
 
 def test_files_without_gradient_norms_are_read(tmp_path: Path) -> None:
-    append_metrics(tmp_path, dataclasses.replace(metrics(0), gradient_norm=0.7))
+    write_metrics(tmp_path, [dataclasses.replace(metrics(0), gradient_norm=0.7)])
     path = tmp_path / METRICS_FILE
     path.write_text(path.read_text().replace(', "gradient_norm": 0.7', ""))
     assert read_metrics(tmp_path)[0].gradient_norm is None
@@ -60,11 +52,6 @@ def test_a_corrupt_file_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / METRICS_FILE).write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match=r"^expected .*metrics\.jsonl"):
         read_metrics(tmp_path)
-
-
-def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=METRICS_FILE):
-        append_metrics(tmp_path / "gone", metrics(0))
 
 
 def test_the_best_epoch_is_the_first_of_the_highest() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -47,9 +47,8 @@ from vitlens.training.metrics import (
     StepMetrics,
     TrainingResult,
     Watcher,
-    append_metrics,
     best_of,
-    rewrite_metrics,
+    write_metrics,
 )
 from vitlens.training.optimiser import Average, Optimiser, copy_into
 from vitlens.training.recipe import Recipe
@@ -156,14 +155,6 @@ class _Images:
         return loss, accuracy
 
 
-class UpdateMetrics(NamedTuple):
-    """One update in this process: summed loss, number of correct predictions, norm of the whole gradient."""
-
-    loss: float
-    correct: float
-    norm: float
-
-
 class Updates:
     """Model, optimiser and average of the weights between updates; step: updates done."""
 
@@ -176,10 +167,11 @@ class Updates:
         wrapped = module if accelerator.num_processes == 1 else accelerator.prepare_model(module)
         self.wrapped: nn.Module = torch.compile(wrapped) if compiled else wrapped  # type: ignore[assignment]
 
-    def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> UpdateMetrics:
+    def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> tuple[float, float, float]:
         """Update the weights from this process's share of a batch of `whole` images.
 
-        Raises NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
+        Returns its summed loss, number of correct predictions, and the norm of the whole gradient. Raises
+        NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
         """
         task, recipe, objective, accelerator = self.task, self.task.recipe, self.task.objective, self.accelerator
         images, targets = task.mixed(images, labels, step=self.step)
@@ -205,7 +197,7 @@ class Updates:
         if self.average is not None:
             self.average.update(self.model)
         self.step += 1
-        return UpdateMetrics(summed, correct, length)
+        return summed, correct, length
 
     def averaged(self) -> AbstractContextManager[None]:
         """The model with the averaged weights, which are tested and saved, while the context lasts."""
@@ -317,7 +309,7 @@ class Training:
         if checkpoint is not None:
             self._resume(checkpoint)
         if self.processes.is_first:
-            rewrite_metrics(folder, self.history)
+            write_metrics(folder, self.history)
             delete_kept_after(folder, -1 if checkpoint is None else len(self.history))
             if checkpoint is None and self.task.keep_every:
                 keep_weights(folder, self.task.model, epochs=0)
@@ -350,14 +342,13 @@ class Training:
         epoch, within = divmod(updates.step, task.steps_per_epoch)
         before, began = (self.images, self.seconds), time.perf_counter()
         for inputs, labels in self.examples.batches(epoch, task.shares(epoch)[within:]):
-            update = updates.apply(inputs, labels, whole=task.batch_size)
-            norm = update.norm / self.processes.count  # the same in all of them
-            self.sums += torch.tensor((update.loss, update.correct, len(labels), norm), dtype=torch.float64)
+            loss, correct, norm = updates.apply(inputs, labels, whole=task.batch_size)
+            share = norm / self.processes.count  # the norm is the same in all of them
+            self.sums += torch.tensor((loss, correct, len(labels), share), dtype=torch.float64)
             self.images += task.batch_size
             self.seconds += time.perf_counter() - began
-            rate, loss = task.learning_rate(updates.step - 1), update.loss / max(len(labels), 1)
-            speed = self.images / max(self.seconds, 1e-9)
-            facts = StepMetrics(updates.step, epoch, loss, rate, update.norm, speed)
+            rate, mean = task.learning_rate(updates.step - 1), loss / max(len(labels), 1)
+            facts = StepMetrics(updates.step, epoch, mean, rate, norm, self.images / max(self.seconds, 1e-9))
             for watcher in self.watchers:
                 watcher.on_step(facts)
             self._report(epoch)
@@ -406,7 +397,7 @@ class Training:
         """Write the line and the weights of an epoch; of a head, note them where they are the best."""
         task, done = self.task, metrics.epoch + 1
         if self.processes.is_first:
-            append_metrics(task.directory, metrics)
+            write_metrics(task.directory, self.history)
             if task.keep_every and done % task.keep_every == 0:
                 keep_weights(task.directory, task.model, epochs=done)
         if self.whole is not None:

@@ -1,13 +1,12 @@
 """What training reports: progress and steps while it runs, a line of metrics.jsonl per epoch, a final result."""
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from vitlens.files import read_bounded, storage_error, write_text
+from vitlens.files import read_bounded, write_text
 from vitlens.record import col
 from vitlens.typed import parse_json, read_as
 
@@ -126,20 +125,8 @@ class Watcher(Protocol):
         ...
 
 
-def append_metrics(folder: Path, metrics: EpochMetrics) -> None:
-    """Append one line, and wait until it is on the disk. Raises StorageError."""
-    path = folder / METRICS_FILE
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(metrics)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise storage_error(path, error) from error
-
-
-def rewrite_metrics(folder: Path, history: Iterable[EpochMetrics]) -> None:
-    """Write the file with only these epochs; those that a killed run wrote after its checkpoint are trained again."""
+def write_metrics(folder: Path, history: Iterable[EpochMetrics]) -> None:
+    """Write the file with these epochs, atomically. Raises StorageError."""
     write_text(folder / METRICS_FILE, "".join(json.dumps(asdict(metrics)) + "\n" for metrics in history))
 
 
