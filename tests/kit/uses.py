@@ -25,7 +25,7 @@ from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention, attention_maps
 from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.cost.flops import flops_by_part
-from vitlens.analysis.cost.memory import inference_peak, saved_for_training
+from vitlens.analysis.cost.passes import inference_peak, saved_for_training
 from vitlens.analysis.cost.profile import profile
 from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.compare import compare
@@ -68,7 +68,7 @@ from vitlens.lens.stages import stages, watching_stages
 from vitlens.models.memo import forget
 from vitlens.models.model import Model
 from vitlens.training.finetune import partly_trainable
-from vitlens.training.frozen import read_features
+from vitlens.training.head import read_features
 from vitlens.training.speed import fast_attention, gradient_checkpointing
 
 MODELS: dict[str, Callable[[], Model]] = {

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 from torch import nn
 
-from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.models.attention_parts import heads_of
 from vitlens.models.model import Anatomy, Family
 from vitlens.names import Readout
+from vitlens.shapes import PrefixKind, TokenLayout
 
 
 def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.models.attention_parts import AttentionPart, read_attention
 from vitlens.models.outputs import ReadOutput, mean_of_pair
 from vitlens.names import Readout
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
-from vitlens.shapes import Images, Logits
+from vitlens.shapes import Images, Logits, TokenLayout
 
 if TYPE_CHECKING:
     from vitlens.lens.places.place import Places

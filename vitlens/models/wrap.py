@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from vitlens.errors import InputError, ModelError
-from vitlens.layout import PrefixKind
 from vitlens.models.assembly import Architecture, default_classes, versions
 from vitlens.models.kernels import require_observable_attention
 from vitlens.models.model import Model, Provenance
 from vitlens.models.tracing.anatomy import Told, trace_anatomy
 from vitlens.models.tracing.output import output_form
 from vitlens.preprocessing import Preprocessing, require_side_lengths
+from vitlens.shapes import PrefixKind
 
 Triple = tuple[float, float, float]
 WRAPPED = "wrapped"  # the kind of the architecture of a module that vitlens cannot build again

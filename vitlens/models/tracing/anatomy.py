@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.models.anatomy import residual_blocks
 from vitlens.models.attention_parts import AttentionPart
 from vitlens.models.model import Anatomy
@@ -24,6 +23,7 @@ from vitlens.models.tracing.tokens import (
     read_order,
     readout_of,
 )
+from vitlens.shapes import PrefixKind, TokenLayout
 
 SEEN: Final = (
     "attention is a softmax over the last axis of a product, scaled_dot_product_attention or nn.MultiheadAttention"
