@@ -1,8 +1,8 @@
 """All commands, one entry each: what the command line, reports, `Model.supports`, tests, docs and completion read.
 
 A command is the folder `vitlens/commands/<word>/`: options.py (a dataclass `<Word>Options`, of which its command line
-is made), record.py (`RECORD`, what it writes), measure.py (`measure`, from options to the written record) and report.py
-(`REPORT`, from record to document). Each is imported on first use.
+is made), record.py (`<Word>Record`, what it writes), measure.py (`measure`, from options to the written record) and
+report.py (`REPORT`, from record to document). Each is imported on first use.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class Command:
     @property
     def recorded(self) -> "type[Record]":
         """The class of its record."""
-        return self._part("record", "RECORD")  # type: ignore[no-any-return]
+        return self._part("record", f"{self.word.capitalize()}Record")  # type: ignore[no-any-return]
 
     @property
     def measure(self) -> "Callable[[Any], object]":

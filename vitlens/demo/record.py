@@ -1,23 +1,22 @@
 """What a visitor of `vitlens demo` sees in Intervene, and exports. Layers, heads and patches count from 0."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.arrays import Pixels
-from vitlens.record import Record, arrays, col, head_name, table
+from vitlens.record import OfModel, Record, arrays, col, head_name, table
 
 
 @dataclass(frozen=True)
-class IntervenedRow:
+class IntervenedRow(OfModel):
     """One image with heads and patches off. target: the class predicted with everything on, with its logits; predicted:
     the class predicted then; method, title, signed: of the maps of the target; grid: rows and columns of the patches,
     None where none can be switched off; exact: whether replay was exact, else `note` says why not."""
 
-    model: str = col("model")
     image: str = col("image")
     target: str = col("predicted with everything on")
     predicted: str = col("predicted then")
@@ -77,12 +76,8 @@ class IntervenedArrays:
 class DemoRecord(Record):
     """Heads and patches that are off, and what that changes for one image."""
 
-    command: ClassVar[str] = "demo"
     intervened: tuple[IntervenedRow, ...] = table()
     heads_off: tuple[HeadOffRow, ...] = table()
     patches_off: tuple[PatchOffRow, ...] = table()
     classes: tuple[ChangedClassRow, ...] = table()
     maps: IntervenedArrays | None = arrays("intervened")
-
-
-RECORD = DemoRecord

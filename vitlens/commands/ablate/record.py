@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.names import Replacement, UnitKind
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import LEVEL, Estimate, widened
 
 Judged = Literal["effect", "no effect", "undecided"]
@@ -53,12 +53,11 @@ def fewest_images(units: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblatedModelRow:
+class AblatedModelRow(OfModel):
     """The model: unchanged, and over all its units. reason: why another replacement than the mean was chosen; notes:
     remarks of the measurements; undone: why patching, logit lens or contributions are missing; rank_correlation:
     Spearman's, of the heads by the main replacement and by another one or "first-order", where it is defined."""
 
-    model: str = col("model")
     replace: Replacement = col("replaced by")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
@@ -75,14 +74,13 @@ class AblatedModelRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnitRow:
+class UnitRow(OfModel):
     """The effect of removing one unit. part: the head's number, "mlp" or "block"; p: of sign flips, after
     Holm's correction over the units of the kind, None for fewer than two images; effect: by `judged`; first_order: the
     gradient estimate of the rise; label: what a head attends to, as `vitlens stats` labels it; others: with the other
     replacements, by name; hidden: the rise under resampling minus that under the mean, paired over images, where both
     were measured."""
 
-    model: str = col("model")
     unit: str = col("unit")
     kind: UnitKind = col("kind")
     layer: int = col("layer")
@@ -233,7 +231,6 @@ class PatchingArrays:
 class AblateRecord(Record):
     """Every head, MLP and block of one model removed, and what is measured beyond."""
 
-    command: ClassVar[str] = "ablate"
     ablated: tuple[AblatedModelRow, ...] = table()
     units: tuple[UnitRow, ...] = table()
     curves: tuple[RemovalRow, ...] = table()
@@ -254,6 +251,3 @@ class AblateRecord(Record):
     def heads(self) -> tuple[UnitRow, ...]:
         """The units that are heads."""
         return tuple(row for row in self.units if row.kind == "head")
-
-
-RECORD = AblateRecord

@@ -5,14 +5,14 @@ Epsilons are in the unit of the command line: 255ths for L∞, pixel units for L
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.attacks.registry import UNIT, NormName
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate, wilson
 
 Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
@@ -46,14 +46,13 @@ _IN_WORDS: Final = property(lambda row: epsilon_words(row.epsilon, row.norm))
 
 
 @dataclass(frozen=True)
-class AttackedModelRow:
+class AttackedModelRow(OfModel):
     """One model over all attacks. robust: under the strongest attack at 1/255, None where none was run; sample: the
     attack with its epsilon on a sample of the images, from which examples, transfer and changes inside are taken, and
     fooled: those of them on which it succeeds; halfway: the first block whose outputs for a clean and an adversarial
     image differ at least half as much as for two images; baseline: the model that errors under corruptions are relative
     to; lost: paired over images."""
 
-    model: str = col("model")
     clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
     robust: Estimate | None = col("robust accuracy at 1/255", better="higher", term=_ROBUST, default=None)
     failed: int = col("failed self-checks", default=0)
@@ -75,10 +74,9 @@ class AttackedModelRow:
 
 
 @dataclass(frozen=True)
-class AttackCurveRow:
+class AttackCurveRow(OfModel):
     """Accuracy of one model under one attack at one epsilon (0: clean)."""
 
-    model: str = col("model")
     attack: str = col("name")
     title: str = col("attack")
     norm: NormName = col("norm")
@@ -102,13 +100,12 @@ def strongest(curves: Iterable[AttackCurveRow], epsilon: float | None = None) ->
 
 
 @dataclass(frozen=True)
-class AttackRow:
+class AttackRow(OfModel):
     """One attack on one model: settings, results and cost. attack: its name in metrics; name: in the registry; right:
     images that the model classifies correctly before it; broken: those for which a perturbation was found; median: None
     where it is larger than all that were tried; forwards, backwards: images passed through the model; seconds: of all
     processes together."""
 
-    model: str = col("model")
     attack: str = col("name in metrics")
     name: str = col("name")
     title: str = col("attack")
@@ -175,12 +172,11 @@ class TransferRow:
 
 
 @dataclass(frozen=True)
-class AttackCheckRow:
+class AttackCheckRow(OfModel):
     """One self-check of an attack on one model. state: inconclusive where it could not have failed, as nothing was
     fooled; against, of: how many of so many images contradict the expectation, None where that is no count of
     images."""
 
-    model: str = col("model")
     name: str = col("check")
     attack: str = col("attack")
     expected: str = col("expected")
@@ -196,11 +192,10 @@ class AttackCheckRow:
 
 
 @dataclass(frozen=True)
-class MapAgreementRow:
+class MapAgreementRow(OfModel):
     """How much the maps of the images that fool a model agree before and after the attack. maps: the name in metrics;
     spearman: rank correlation; top: share of the top tenth of one map among the top tenth of the other."""
 
-    model: str = col("model")
     maps: str = col("name in metrics")
     title: str = col("maps")
     spearman: Estimate = col("rank correlation", metric="map_agreement/{model}/spearman/{maps}")
@@ -208,21 +203,19 @@ class MapAgreementRow:
 
 
 @dataclass(frozen=True)
-class BlockDistanceRow:
+class BlockDistanceRow(OfModel):
     """How far a block's output for a clean image is from that for its counterpart: 1 minus the cosine, at least 0."""
 
-    model: str = col("model")
     block: int = col("block")
     kind: Counterpart = col("counterpart")
     distance: Estimate = col("1 − cosine")
 
 
 @dataclass(frozen=True)
-class CorruptionRow:
+class CorruptionRow(OfModel):
     """Accuracy of one model under one common corruption at a severity from 1 to 5; strength: in the unit that
     `operation` names."""
 
-    model: str = col("model")
     kind: str = col("name")
     title: str = col("corruption")
     operation: str = col("operation")
@@ -261,7 +254,6 @@ class AttackExampleArrays:
 class AttackRecord(Record):
     """Models under attack on the same images."""
 
-    command: ClassVar[str] = "attack"
     overall: tuple[AttackedModelRow, ...] = table()
     curves: tuple[AttackCurveRow, ...] = table()
     attacks: tuple[AttackRow, ...] = table()
@@ -273,6 +265,3 @@ class AttackRecord(Record):
     corruptions: tuple[CorruptionRow, ...] = table()
     attacked: Mapping[str, AttackedArrays] = arrays("attack-{model}")
     examples: Mapping[str, AttackExampleArrays] = arrays("examples-{model}")
-
-
-RECORD = AttackRecord

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow, OnObjectRow
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.sheets import file_names
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 Size: TypeAlias = tuple[int, int]
@@ -62,14 +62,13 @@ class ImageRow:
 
 
 @dataclass(frozen=True)
-class LayoutRow:
+class LayoutRow(OfModel):
     """How the model cuts an image into patches, and how its position embeddings follow the places of the patches.
 
     Sizes in px are (height, width); distance: Pearson's correlation of their similarity with the distance; ranks:
     Spearman's with the nearness, of all pairs of patches, of those in one row and in one column; None without position
     embeddings."""
 
-    model: str = col("model")
     grid: Size = col("patches (rows, columns)")
     prefix: tuple[str, ...] = col("tokens before them")
     patch_size: Size = col("patch (px)")
@@ -166,7 +165,6 @@ class WindowArrays:
 class AttentionRecord(Record):
     """The attention of every head of one model on a few images, and the views that were asked for."""
 
-    command: ClassVar[str] = "attention"
     layers: tuple[LayerRow, ...] = table()
     without_map: tuple[UnplacedRow, ...] = table()
     shown: tuple[ImageRow, ...] = table()
@@ -188,6 +186,3 @@ class AttentionRecord(Record):
     def names(self) -> list[str]:
         """The images by the names of their files."""
         return file_names([row.image for row in self.shown])
-
-
-RECORD = AttentionRecord

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from vitlens.commands.shared.failures import FailuresRecord
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
-from vitlens.record import arrays, col, table
+from vitlens.record import OfModel, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 # cells of errors, as analysis/failures/compare.py orders them (tested), with the words for two models
@@ -30,10 +30,9 @@ CELLS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(OfModel):
     """One model on all images."""
 
-    model: str = col("model")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     calibration_error: Estimate = col(
         "calibration error",
@@ -56,11 +55,10 @@ class CellRow:
 
 
 @dataclass(frozen=True)
-class MapRow:
+class MapRow(OfModel):
     """The maps of one model by one method: means over those of the sampled images that are usable (not constant,
     finite, with a positive value), None where none is."""
 
-    model: str = col("model")
     method: str = col("maps by")
     usable: Estimate = col("usable maps", metric="maps/{model}/usable")
     half: Estimate | None = col(
@@ -120,10 +118,9 @@ class ImageRow:
 
 
 @dataclass(frozen=True)
-class HarderRow:
+class HarderRow(OfModel):
     """One model under one disturbance at one level; chance: the accuracy of a guess."""
 
-    model: str = col("model")
     kind: str = col("disturbance")
     level: float = col("level")
     accuracy: Estimate = col("accuracy", better="higher", metric="hardened_accuracy/{model}/{kind}/{level:g}")
@@ -146,11 +143,10 @@ class DisturbedPairRow(PairRow):
 
 
 @dataclass(frozen=True)
-class BiasRow:
+class BiasRow(OfModel):
     """One model on the cue conflicts of a data set: bias, predictions by shape among those by shape or by texture, None
     without any. note: a remark on the predictions, or empty."""
 
-    model: str = col("model")
     n: int = col("images")
     bias: Estimate | None = col(
         "shape bias",
@@ -164,10 +160,9 @@ class BiasRow:
 
 
 @dataclass(frozen=True)
-class ConflictRow:
+class ConflictRow(OfModel):
     """The n cue conflicts of one class of shape, for one model: predictions by shape and by texture."""
 
-    model: str = col("model")
     class_name: str = col("class of the shape")
     n: int = col("images")
     shape: int = col("predictions by shape")
@@ -192,7 +187,6 @@ class ShownArrays:
 class CompareRecord(FailuresRecord):
     """Two models on the same labelled images."""
 
-    command: ClassVar[str] = "compare"
     scores: tuple[ScoreRow, ...] = table()
     pairs: tuple[PairRow, ...] = table()
     cells: tuple[CellRow, ...] = table()
@@ -210,6 +204,3 @@ class CompareRecord(FailuresRecord):
     cue_conflicts: tuple[ConflictRow, ...] = table()
     training: tuple[Budget, ...] = table()
     shown: ShownArrays | None = arrays("images")
-
-
-RECORD = CompareRecord

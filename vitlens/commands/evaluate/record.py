@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,14 @@ from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(OfModel):
     """One model on all images. top5: of at least 20 classes alone."""
 
-    model: str = col("model")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
     calibration_error: Estimate = col(
@@ -35,12 +34,11 @@ class ScoreRow:
 
 
 @dataclass(frozen=True)
-class PredictedClassRow:
+class PredictedClassRow(OfModel):
     """The n images that one model predicts as one class. gap: the mean confidence minus the accuracy of these
     predictions; p: of the hypothesis that each is correct with the probability of its confidence; p_holm: corrected for
     the classes of the model."""
 
-    model: str = col("model")
     class_name: str = col("predicted class")
     n: int = col("images")
     confidence: float = col("mean confidence", unit="fraction")
@@ -71,7 +69,6 @@ class PredictionArrays:
 class EvaluateRecord(Record):
     """One model or several on the same labelled images."""
 
-    command: ClassVar[str] = "evaluate"
     scores: tuple[ScoreRow, ...] = table()
     per_class: tuple[ClassRow, ...] = table()
     by_prediction: tuple[PredictedClassRow, ...] = table()
@@ -85,6 +82,3 @@ class EvaluateRecord(Record):
     def errors(self) -> int:
         """The images that are misclassified, over all models."""
         return sum(row.count for row in self.confusion if row.truth != row.prediction)
-
-
-RECORD = EvaluateRecord

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from vitlens.archives import Form
 from vitlens.arrays import ClassNames, Pixels
 from vitlens.commands.shared.comparison import signed
 from vitlens.names import FeaturePool, KnownObjective, Projection, Weighting
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 PROBE: Final = "probe"  # name of a classifier; the others are "knn-20" and so on
@@ -46,7 +46,7 @@ class SetsRow:
 
 
 @dataclass(frozen=True)
-class FeaturesRow:
+class FeaturesRow(OfModel):
     """One model: what it was pretrained for, how its features were read, and what its last layer reaches.
 
     recipe, data, labels: of the pretraining and of a fine-tuning afterwards, "" where not known or none; source: what
@@ -56,7 +56,6 @@ class FeaturesRow:
     none.
     """
 
-    model: str = col("model")
     objective: KnownObjective = col("pretraining")
     recipe: str = col("recipe")
     data: str = col("pretraining data")
@@ -92,11 +91,10 @@ class FeaturesRow:
 
 
 @dataclass(frozen=True)
-class DepthRow:
+class DepthRow(OfModel):
     """One classifier on one layer's features. layer: None for the embedding; depth: the layer's share of the model's
     layers; weighting: of the neighbours' votes, None for the probe; c: the probe's inverse regularisation."""
 
-    model: str = col("model")
     title: str = col("layer")
     depth: float = col("share of layers")
     classifier: str = col("classifier")
@@ -144,10 +142,9 @@ class PairRow:
 
 
 @dataclass(frozen=True)
-class HeadRow:
+class HeadRow(OfModel):
     """One classifier on a model's last layer minus the model's own, on the same images; p, p_holm as in PairRow."""
 
-    model: str = col("model")
     classifier: str = col("classifier")
     difference: Estimate = col("minus the own classifier", metric="head_difference/{model}/{classifier}")
     p: float = col("p")
@@ -185,12 +182,11 @@ class BetweenRow(LayersRow):
 
 
 @dataclass(frozen=True)
-class MapRow:
+class MapRow(OfModel):
     """A map in two dimensions of the last layer's images or patches, of the patches that enter block 0 ("embedding"),
     or of these minus the mean of their place ("content"). neighbours: of each point that trustworthiness compares;
     explained: share of the variance."""
 
-    model: str = col("model")
     of: Of = col("of")
     method: Projection = col("method")
     n: int = col("points")
@@ -207,7 +203,7 @@ class MapRow:
 
 
 @dataclass(frozen=True)
-class PatchesRow:
+class PatchesRow(OfModel):
     """What the nearest patches of other images share with a patch of one layer, for a sample of patches.
 
     share: "position" is the share of neighbours at the same place of their image (within an eighth of its side),
@@ -215,7 +211,6 @@ class PatchesRow:
     with those for which neighbours vote; chance: the same for patches drawn at random ("object": for all patches).
     """
 
-    model: str = col("model")
     layer: str = col("number")
     title: str = col("layer")
     share: Literal["position", "class", "object"] = col("shared by neighbours")
@@ -237,10 +232,9 @@ class PatchesRow:
 
 
 @dataclass(frozen=True)
-class MatchRow:
+class MatchRow(OfModel):
     """An image and its nearest neighbour. matches: patches that are each other's best match; grid: of both."""
 
-    model: str = col("model")
     first: str = col("image")
     second: str = col("nearest")
     matches: int = col("matches")
@@ -248,11 +242,10 @@ class MatchRow:
 
 
 @dataclass(frozen=True)
-class TemplateRow:
+class TemplateRow(OfModel):
     """Zero-shot accuracy with one template of prompts; the first row of a model is the ensemble of all. gain: minus the
     ensemble's, with McNemar's exact test; p_holm: corrected for the number of templates."""
 
-    model: str = col("model")
     template: str = col("template")
     accuracy: Estimate = col("accuracy", better="higher")
     gain: Estimate | None = col("minus the ensemble", default=None)
@@ -261,10 +254,9 @@ class TemplateRow:
 
 
 @dataclass(frozen=True)
-class PromptRow:
+class PromptRow(OfModel):
     """The similarity of an image that is drawn and a prompt. image: its number, name: its label or file."""
 
-    model: str = col("model")
     image: int = col("number")
     name: str = col("image")
     prompt: str = col("prompt")
@@ -330,7 +322,6 @@ class FeaturesRecord(Record):
     """The features of models at every layer. head: classifiers beside each model's own; within, between: layers of one
     model, and of two."""
 
-    command: ClassVar[str] = "features"
     sets: tuple[SetsRow, ...] = table()
     features: tuple[FeaturesRow, ...] = table()
     depth: tuple[DepthRow, ...] = table()
@@ -346,6 +337,3 @@ class FeaturesRecord(Record):
     notes: tuple[NoteRow, ...] = table()
     spaces: Mapping[str, MapArrays] = arrays("space-{model}")
     shown: Mapping[str, ShownArrays] = arrays("shown-{model}")
-
-
-RECORD = FeaturesRecord

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +114,6 @@ class LookRecord(Record):
     """What one model sees in a few images. predictions, heads: by image, the head that matters most first; given: of
     weights that were looked at in the place of a model's, where all but the explorer and its arrays is empty."""
 
-    command: ClassVar[str] = "look"
     look: tuple[LookRow, ...] = table()
     predictions: tuple[PredictionRow, ...] = table()
     heads: tuple[LookHeadRow, ...] = table()
@@ -134,6 +133,3 @@ class LookRecord(Record):
     def heads_of(self, image: int, most: int = 3) -> tuple[LookHeadRow, ...]:
         """The heads that matter most for an image's prediction."""
         return tuple(row for row in self.heads if row.number == image)[:most]
-
-
-RECORD = LookRecord

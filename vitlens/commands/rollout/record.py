@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,6 @@ class RolloutArrays:
 class RolloutRecord(Record):
     """Attention maps of one model over all layers, by several methods."""
 
-    command: ClassVar[str] = "rollout"
     methods: tuple[RolloutRow, ...] = table()
     pairs: tuple[PairRow, ...] = table()
     shown: tuple[ImageRow, ...] = table()
@@ -76,6 +75,3 @@ class RolloutRecord(Record):
     mixed_heads: tuple[MixedHeadsRow, ...] = table()
     maps: RolloutArrays | None = arrays("rollout")
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
-
-
-RECORD = RolloutRecord

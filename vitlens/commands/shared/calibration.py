@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from vitlens.record import col
+from vitlens.record import OfModel, col
 from vitlens.report.claims import Claim, judge
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CalibrationRow:
+class CalibrationRow(OfModel):
     """One bin of the reliability diagram: mean confidence and accuracy of its images."""
 
-    model: str = col("model")
     confidence: float = col("mean confidence", unit="fraction")
     accuracy: float = col("accuracy", unit="fraction")
     count: int = col("images")

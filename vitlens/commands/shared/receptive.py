@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.shared.sheets import evenly
-from vitlens.record import by, col
+from vitlens.record import OfModel, by, col
 from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate
 
@@ -21,13 +21,12 @@ _LAYERS: Final = 6  # maps of each of several models
 
 
 @dataclass(frozen=True)
-class FieldRow:
+class FieldRow(OfModel):
     """What the middle patch of one layer depends on, means over images with Student's 95 % interval.
 
     model: its alias, words: its name in tables and figures; uniform: the distance for equal weights.
     """
 
-    model: str = col("model")
     words: str = col("model")
     layer: int = col("layer")
     title: str = col("after")

@@ -13,7 +13,7 @@ from vitlens.archives import Form
 from vitlens.errors import InputError
 from vitlens.files import RunRecord, read_run
 from vitlens.names import BUNDLED, PRESETS
-from vitlens.record import col
+from vitlens.record import OfModel, col
 from vitlens.report.prose import Marked, listed, say
 from vitlens.training.recipe import Recipe
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(OfModel):
     """How a model was trained; None: not known.
 
     start: "random weights" or the model whose weights it began with; data: the name or folder of its images; images:
@@ -30,7 +30,6 @@ class Budget:
     seed; teacher: the model it was distilled from ("none").
     """
 
-    model: str = col("model")
     start: str | None = col("start", default=None)
     data: str | None = col("data", default=None)
     images: int | None = col("images", default=None)

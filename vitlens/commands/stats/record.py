@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vitlens.analysis.heads.labels import LABELS
 from vitlens.analysis.heads.registry import head_statistics, shown_in
 from vitlens.archives import Form
-from vitlens.record import Record, arrays, col, head_name, table
+from vitlens.record import OfModel, Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
 Numbers: TypeAlias = Mapping[str, Estimate]
@@ -19,12 +19,11 @@ Numbers: TypeAlias = Mapping[str, Estimate]
 
 
 @dataclass(frozen=True)
-class HeadRow:
+class HeadRow(OfModel):
     """One head, means over images. label: None where the layer's tokens have no place in the image; score: the share of
     the information in its attention that the pattern `best` explains; other: the highest score that contradicts it;
     place: row and column of the patch that receives most attention."""
 
-    model: str = col("model")
     layer: int = col("layer")
     head: int = col("head")
     statistics: Numbers = col(
@@ -64,11 +63,10 @@ class HeadRow:
 
 
 @dataclass(frozen=True)
-class LayerRow:
+class LayerRow(OfModel):
     """One layer. unplaced: why its tokens have no place in the image; uniform_distance: that of uniform attention;
     statistics: of the tokens after the block."""
 
-    model: str = col("model")
     layer: int = col("layer")
     module: str = col("module")
     kind: str = col("kind")
@@ -81,10 +79,9 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
-class HeadsRow:
+class HeadsRow(OfModel):
     """All heads of one model: how many have each label, the means of their statistics, and two faults."""
 
-    model: str = col("model")
     heads: int = col("heads with a label")
     labels: Mapping[str, int] = col("labels")
     statistics: Numbers = col("statistics", metric="{key}/{model}", keys=head_statistics)
@@ -97,11 +94,10 @@ class HeadsRow:
 
 
 @dataclass(frozen=True)
-class LocalHeadsRow:
+class LocalHeadsRow(OfModel):
     """How local the heads are in the first or the last quarter of the layers that have a distance. local: heads with at
     most half the distance of uniform attention; share: their distance in units of it, the mean over heads."""
 
-    model: str = col("model")
     part: str = col("part")
     layers: tuple[int, ...] = col("layers")
     heads: int = col("heads")
@@ -110,10 +106,9 @@ class LocalHeadsRow:
 
 
 @dataclass(frozen=True)
-class EpochRow:
+class EpochRow(OfModel):
     """The weights of one checkpoint of a training: means over heads. epochs: those done at it."""
 
-    model: str = col("model")
     epochs: int = col("epoch")
     statistics: Numbers = col("statistics", metric="learning/{model}/{key}/{epochs}", keys=head_statistics)
 
@@ -141,7 +136,6 @@ class OffsetArrays:
 class StatsRecord(Record):
     """Every head of a model, and over a training."""
 
-    command: ClassVar[str] = "stats"
     heads: tuple[HeadRow, ...] = table()
     layers: tuple[LayerRow, ...] = table()
     means: tuple[HeadsRow, ...] = table()
@@ -149,6 +143,3 @@ class StatsRecord(Record):
     learning: tuple[EpochRow, ...] = table()
     learning_heads: tuple[HeadEpochRow, ...] = table()
     offsets: Mapping[str, OffsetArrays] = arrays("offsets-{model}")
-
-
-RECORD = StatsRecord

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -296,7 +296,6 @@ class MapArrays:
 class StudyRecord(Chaptered):
     """A whole study, whose chapters are runs of other commands, or points that were trained with several seeds."""
 
-    command: ClassVar[str] = "study"
     left_out: tuple[LeftOutRow, ...] = table()
     training: tuple[Budget, ...] = table()
     # points of a --kind
@@ -346,6 +345,3 @@ class StudyRecord(Chaptered):
         units, lens = ((), ()) if ablate is None else (ablate.record.units, ablate.record.lens)
         on_object = () if attention is None else attention.record.on_object
         return tuple(stages(alias, of.heads, of.layers, units, lens, on_object))
-
-
-RECORD = StudyRecord

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,14 @@ from vitlens.arrays import Pixels
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget, TrainingImages
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.training.check.rows import BatchLossRow, CheckRow, LayerRow
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(OfModel):
     """One model on the test images. role: "student", "teacher", "without a teacher"; None without one.
 
     gap: accuracy on the training images of the last epoch, as they were augmented, minus that on the test images, a
@@ -28,7 +28,6 @@ class ScoreRow:
     of its predictions with the teacher's.
     """
 
-    model: str = col("model")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     role: str | None = col("training", default=None)
     agreement: Estimate | None = col(
@@ -111,11 +110,10 @@ class DistillationRow:
 
 
 @dataclass(frozen=True)
-class CheckedRow:
+class CheckedRow(OfModel):
     """Losses of the checks: before the first step, of the best constant prediction on the one batch, and at the end of
     the training on it."""
 
-    model: str = col("model")
     failed: Estimate = col("failed checks", better="lower", metric="failed_checks/{model}")
     initial: Estimate | None = col("initial loss", metric="initial_loss/{model}", default=None)
     constant: Estimate | None = col("loss of a constant", metric="constant_loss/{model}", default=None)
@@ -138,7 +136,6 @@ class TrainRecord(Record):
     """scores: the trained model first; checked and what follows: of --check alone; training: of trainings that are
     compared."""
 
-    command: ClassVar[str] = "train"
     scores: tuple[ScoreRow, ...] = table()
     history: tuple[EpochMetrics, ...] = table()
     per_class: tuple[ClassRow, ...] = table()
@@ -163,6 +160,3 @@ def last_tenth(history: Sequence[EpochMetrics]) -> tuple[EpochMetrics, EpochMetr
     apart = max(1, len(history) // 10)
     earlier = [row for row in evaluated if evaluated[-1].epoch - row.epoch >= apart]
     return (earlier[-1], evaluated[-1]) if earlier else None
-
-
-RECORD = TrainRecord

@@ -1,7 +1,7 @@
 """What `vitlens walkthrough` records. Layers, heads, tokens, rows and columns count from 0; entropies are in nats."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,7 +162,6 @@ class EmbeddingArrays:
 class WalkthroughRecord(Record):
     """One head on one image, step by step."""
 
-    command: ClassVar[str] = "walkthrough"
     walk: tuple[WalkRow, ...] = table()
     steps: tuple[StepRow, ...] = table()
     block: tuple[PartRow, ...] = table()
@@ -177,6 +176,3 @@ class WalkthroughRecord(Record):
     def row(self) -> WalkRow:
         """The head."""
         return self.walk[0]
-
-
-RECORD = WalkthroughRecord
