@@ -1,13 +1,8 @@
 """What a visitor of `vitlens demo` sees in Intervene, and exports. Layers, heads and patches count from 0."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import Matrix, Pixels
 from vitlens.record import OfModel, Record, arrays, col, head_name, table
 
 
@@ -60,16 +55,13 @@ class ChangedClassRow:
     probability_after: float = col("probability after", unit="fraction")
 
 
-_Map = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
-
-
 @dataclass(frozen=True)
 class IntervenedArrays:
     """pixels: the image as the model saw it; before, after: the maps of the target (rows, columns), raw."""
 
     pixels: Pixels
-    before: _Map
-    after: _Map
+    before: Matrix
+    after: Matrix
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import Annotated, Any, Final, Literal
+from typing import Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
+from vitlens.arrays import FlagMatrix, Flags, Image, Indices, Matrix, Vector, Words
 from vitlens.names import Replacement, UnitKind
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import LEVEL, Estimate, widened
@@ -196,24 +193,18 @@ class PrunedRow:
     cut: tuple[str, ...] = col("heads cut", default=())
 
 
-_Floats = Annotated[NDArray[np.floating], Form("f", (None,))]
-_Matrix = Annotated[NDArray[np.floating], Form("f", (None, None))]
-_Image = Annotated[NDArray[np.floating], Form("f", (3, None, None))]
-_Names = Annotated[NDArray[Any], Form("U", (None,))]
-
-
 @dataclass(frozen=True)
 class EffectArrays:
     """The results of every image with one replacement: delta_loss, correct, first_order (units, images); clean_loss and
     clean_correct: of the unchanged model; labels: columns of the logits."""
 
-    units: _Names
-    delta_loss: _Matrix
-    correct: Annotated[NDArray[np.bool_], Form("b", (None, None))]
-    clean_loss: _Floats
-    clean_correct: Annotated[NDArray[np.bool_], Form("b", (None,))]
-    labels: Annotated[NDArray[np.integer], Form("iu", (None,))]
-    first_order: _Matrix
+    units: Words
+    delta_loss: Matrix
+    correct: FlagMatrix
+    clean_loss: Vector
+    clean_correct: Flags
+    labels: Indices
+    first_order: Matrix
 
 
 @dataclass(frozen=True)
@@ -221,10 +212,10 @@ class PatchingArrays:
     """The two images, and the share of the logit difference that each part restores: heads (layers, heads), positions
     (layers, tokens); NaN where there is no such part."""
 
-    clean: _Image
-    corrupted: _Image
-    heads: _Matrix
-    positions: _Matrix
+    clean: Image
+    corrupted: Image
+    heads: Matrix
+    positions: Matrix
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Flags, Images, Indices, Pixels, Stack, Vector
 from vitlens.attacks.registry import UNIT, NormName
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate, wilson
 
 Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 State: TypeAlias = Literal["passed", "inconclusive", "failed"]
-PerImage: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
-Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
 JUDGED: Final = 1.0  # 255ths: the epsilon at which robustness is judged
 AXES: Final[Mapping[NormName, str]] = {"linf": "1/255", "l2": "pixel units", "patch": "share of the pixels"}
 _ROBUST: Final = "the share of all images that are classified correctly when clean and under every perturbation found"
@@ -230,9 +229,9 @@ class AttackedArrays:
     by attack (images,), the smallest epsilon at which the attack succeeds and the norm of the smallest perturbation
     found, in pixel units; 0 where the clean image is misclassified, infinite where none was found."""
 
-    clean: Annotated[NDArray[np.bool_], Form("b", (None,))]
-    broken_at: PerImage
-    distance: PerImage
+    clean: Flags
+    broken_at: Mapping[str, Vector]
+    distance: Mapping[str, Vector]
 
 
 @dataclass(frozen=True)
@@ -241,13 +240,13 @@ class AttackExampleArrays:
     after: positive parts of maps (images, rows, columns); answers: predicted classes, and probability: of these, clean
     and adversarial (2, images); image: indices into the data."""
 
-    pixels: Annotated[NDArray[np.uint8], Form("u", (None, 3, None, None))]
-    change: Annotated[NDArray[np.floating], Form("f", (None, 3, None, None))]
-    before: Maps
-    after: Maps
+    pixels: Pixels
+    change: Images
+    before: Stack
+    after: Stack
     answers: Annotated[NDArray[Any], Form("U", (2, None))]
     probability: Annotated[NDArray[np.floating], Form("f", (2, None))]
-    image: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    image: Indices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import FlagMatrix, IndexMatrix, Matrix, Pixels, Stack, Stacks
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow, OnObjectRow
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
@@ -124,19 +123,15 @@ class WindowRow:
     new: int | None = col("of them new", default=None)
 
 
-Square: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None))]
-Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
-
-
 @dataclass(frozen=True)
 class AttentionArrays:
     """images: pixels; layer: by row of the table of layers, maps (images, heads, rows, columns); rollout: up to each
     layer (images, layers, rows, columns); similarity: cosine of each pair of position embeddings (patches, patches)."""
 
     images: Pixels
-    layer: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
-    rollout: Maps | None = None
-    similarity: Square | None = None
+    layer: Mapping[int, Stacks]
+    rollout: Stacks | None = None
+    similarity: Matrix | None = None
 
     @property
     def pixels(self) -> NDArray[np.floating]:
@@ -148,7 +143,7 @@ class AttentionArrays:
 class ViewArrays:
     """By row of the table of the view: mean, maps (images, rows, columns) averaged over heads."""
 
-    mean: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
+    mean: Mapping[int, Stack]
 
 
 @dataclass(frozen=True)
@@ -156,9 +151,9 @@ class WindowArrays:
     """By row of the table of windows: part (rows, columns), the part of each patch; reach (rows, columns), the patches
     on which the row's patch depends; mask (places, places), query by key, of the last window."""
 
-    part: Annotated[Mapping[int, NDArray[np.integer]], Form("iu", (None, None))]
-    reach: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
-    mask: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
+    part: Mapping[int, IndexMatrix]
+    reach: Mapping[int, FlagMatrix]
+    mask: Mapping[int, FlagMatrix]
 
 
 @dataclass(frozen=True, kw_only=True)

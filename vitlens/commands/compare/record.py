@@ -2,14 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final
 
 from vitlens.analysis.failures.disturbances import DISTURBANCES
-from vitlens.archives import Form
-from vitlens.arrays import Masks, Pixels
+from vitlens.arrays import Masks, Pixels, Stack
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.failures import FailuresRecord
@@ -170,16 +166,13 @@ class ConflictRow(OfModel):
     share: float | None = col("by shape, of those by shape or texture", unit="fraction", default=None)
 
 
-_Maps = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
-
-
 @dataclass(frozen=True)
 class ShownArrays:
     """By row of the table of images: pixels, the positive part of both models' maps, and masks where known."""
 
     pixels: Pixels
-    first: _Maps
-    second: _Maps
+    first: Stack
+    second: Stack
     masks: Masks | None = None
 
 

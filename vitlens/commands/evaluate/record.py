@@ -2,13 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
-from vitlens.arrays import ClassNames, Pixels
+from vitlens.arrays import Indices, Pixels, Vector, Words
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget
@@ -48,20 +43,16 @@ class PredictedClassRow(OfModel):
     p_holm: float = col("p (Holm)")
 
 
-_Indices = Annotated[NDArray[np.integer], Form("iu", (None,))]
-_Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
-
-
 @dataclass(frozen=True)
 class PredictionArrays:
     """Every prediction of one model, as indices into classes. surest_errors: indices of the errors with the highest
     confidence, highest first, with their pixels."""
 
-    classes: ClassNames
-    label: _Indices
-    prediction: _Indices
-    probability: _Shares
-    surest_errors: _Indices
+    classes: Words
+    label: Indices
+    prediction: Indices
+    probability: Vector
+    surest_errors: Indices
     surest_errors_pixels: Pixels
 
 

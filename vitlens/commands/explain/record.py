@@ -2,14 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final, Literal
 
 from vitlens.analysis.faithfulness.chosen import ChoiceMargin, ChoiceScores
-from vitlens.archives import Form
-from vitlens.arrays import ClassNames, Masks, Pixels
+from vitlens.arrays import FlagStacks, IndexMatrix, Indices, Masks, Matrix, Pixels, Stack, Vector, Words
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.record import Better, OfModel, Record, arrays, col, table
@@ -269,19 +265,13 @@ class ChoiceRow(OfModel):
     replaced: str = col("replaced by", default="")
 
 
-_Maps = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
-_Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
-_Curves = Annotated[NDArray[np.floating], Form("f", (None, None))]
-_Words = Annotated[NDArray[Any], Form("U", (None,))]
-
-
 @dataclass(frozen=True)
 class ExplainArrays:
     """images: pixels of the drawn images; masks: of their objects, where known; maps: by row of the model's methods
     (images, rows, columns), raw."""
 
     images: Pixels
-    maps: _Maps
+    maps: Mapping[int, Stack]
     masks: Masks | None = None
 
 
@@ -290,11 +280,11 @@ class CurveArrays:
     """The mean curves: probability of the target (methods, points) at the shares of patches that are removed or
     inserted."""
 
-    methods: _Words
-    shares: _Shares
-    inserted: _Shares
-    deletion: _Curves
-    insertion: _Curves
+    methods: Words
+    shares: Vector
+    inserted: Vector
+    deletion: Matrix
+    insertion: Matrix
 
 
 @dataclass(frozen=True)
@@ -303,11 +293,11 @@ class SetArrays:
     is predicted without them (images, orders); methods: the orders; prediction: of the whole image."""
 
     images: Pixels
-    methods: _Words
-    removed: Annotated[NDArray[np.bool_], Form("b", (None, None, None, None))]
-    turned: Annotated[NDArray[np.integer], Form("iu", (None, None))]
-    prediction: Annotated[NDArray[np.integer], Form("iu", (None,))]
-    classes: ClassNames
+    methods: Words
+    removed: FlagStacks
+    turned: IndexMatrix
+    prediction: Indices
+    classes: Words
 
 
 @dataclass(frozen=True)
@@ -317,9 +307,9 @@ class CompositeArrays:
 
     images: Pixels
     masks: Masks
-    maps: _Maps
-    methods: _Words
-    targets: ClassNames
+    maps: Mapping[int, Stack]
+    methods: Words
+    targets: Words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.arrays import ClassNames, Pixels
+from vitlens.arrays import FlagMatrix, Flags, Indices, Matrix, Pixels, Stacks, Vector, Words
 from vitlens.commands.shared.comparison import signed
 from vitlens.names import FeaturePool, KnownObjective, Projection, Weighting
 from vitlens.record import OfModel, Record, arrays, col, table
@@ -17,8 +17,8 @@ from vitlens.uncertainty import Estimate
 PROBE: Final = "probe"  # name of a classifier; the others are "knn-20" and so on
 Numbers = Mapping[str, Estimate]  # by number of neighbours
 Of = Literal["images", "patches", "embedding", "content"]
-_Labels = Annotated[NDArray[np.integer], Form("iu", (None,))]
 _Names = Annotated[NDArray[Any], Form("U", (None, None))]
+_Places = Annotated[NDArray[np.integer], Form("iu", (None, 2))]
 
 
 def classifier_name(name: str) -> str:
@@ -277,16 +277,16 @@ class MapArrays:
     images that are also drawn as thumbnails, with their pixels; grid, places: of the patches that enter block 0; cut:
     indices of those that are drawn as what they show, with their pixels."""
 
-    classes: ClassNames
-    points: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None, 2))]
-    labels_images: _Labels | None = None
-    wrong_images: Annotated[NDArray[np.bool_], Form("b", (None,))] | None = None
-    labels_patches: _Labels | None = None
-    pictures: _Labels | None = None
+    classes: Words
+    points: Mapping[str, Annotated[NDArray[np.floating], Form("f", (None, 2))]]
+    labels_images: Indices | None = None
+    wrong_images: Flags | None = None
+    labels_patches: Indices | None = None
+    pictures: Indices | None = None
     pixels: Pixels | None = None
     grid: Annotated[NDArray[np.integer], Form("iu", (2,))] | None = None
-    places: Annotated[NDArray[np.integer], Form("iu", (None, 2))] | None = None
-    cut: _Labels | None = None
+    places: _Places | None = None
+    cut: Indices | None = None
     cut_pixels: Pixels | None = None
 
 
@@ -301,20 +301,20 @@ class ShownArrays:
     """
 
     pixels: Pixels
-    names: ClassNames
+    names: Words
     colours: Annotated[NDArray[np.floating], Form("f", (None, None, None, 3))] | None = None
-    prompts: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))] | None = None
+    prompts: Stacks | None = None
     queries: Pixels | None = None
-    query_names: ClassNames | None = None
+    query_names: Words | None = None
     near: Annotated[NDArray[np.uint8], Form("u", (None, None, 3, None, None))] | None = None
     near_names: _Names | None = None
-    similarity: Annotated[NDArray[np.floating], Form("f", (None, None))] | None = None
-    same: Annotated[NDArray[np.bool_], Form("b", (None, None))] | None = None
+    similarity: Matrix | None = None
+    same: FlagMatrix | None = None
     first: Pixels | None = None
     second: Pixels | None = None
-    sources: Annotated[Mapping[int, NDArray[np.integer]], Form("iu", (None, 2))] = field(default_factory=dict)
-    targets: Annotated[Mapping[int, NDArray[np.integer]], Form("iu", (None, 2))] = field(default_factory=dict)
-    alike: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None,))] = field(default_factory=dict)
+    sources: Mapping[int, _Places] = field(default_factory=dict)
+    targets: Mapping[int, _Places] = field(default_factory=dict)
+    alike: Mapping[int, Vector] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
-from vitlens.arrays import Masks, Pixels
+from vitlens.arrays import FlagMatrix, Masks, Pixels, Stacks
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow
 from vitlens.names import Fusion, Readout
@@ -59,9 +54,9 @@ class RolloutArrays:
     where known; hits (images, kinds of map): whether most of a map's maxima lie on the object."""
 
     images: Pixels
-    maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
+    maps: Stacks
     masks: Masks | None = None
-    hits: Annotated[NDArray[np.bool_], Form("b", (None, None))] | None = None
+    hits: FlagMatrix | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

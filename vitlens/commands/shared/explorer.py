@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Stack
 from vitlens.display import protected, unprotected, visible
 from vitlens.record import OfModel
 from vitlens.report.claims import Claim
@@ -52,7 +53,7 @@ class ExplorerArrays:
     heads_most: Annotated[_Scales, Form("f", (None, None, None, None, 2))]
     means: Annotated[_Bytes, Form("u", (None, None, None, None))]
     means_most: Annotated[_Scales, Form("f", (None, None, None, 2))]
-    rollout: Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None))]
+    rollout: Stack
 
 
 LEVELS: Final = 255  # of a byte

@@ -16,7 +16,7 @@ from vitlens.analysis.failures.properties import (
     causes,
 )
 from vitlens.archives import Form
-from vitlens.arrays import ClassNames, Pixels
+from vitlens.arrays import Indices, Pixels, Words
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.commands.shared.comparison import signed
@@ -35,11 +35,11 @@ class MendedArrays:
     """Errors of one model that the change of a cause mends and its control does not: the image, and it after the change
     and after the control; truth: the label; predictions (3, images): of the three."""
 
-    image: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    image: Indices
     pixels: Pixels
     changed: Pixels
     control: Pixels
-    truth: ClassNames
+    truth: Words
     predictions: Annotated[NDArray[Any], Form("U", (3, None))]
 
 

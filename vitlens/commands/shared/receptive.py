@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vitlens.archives import Form
+from vitlens.arrays import Matrix
 from vitlens.commands.shared.sheets import evenly
 from vitlens.record import OfModel, by, col
 from vitlens.report.sections import Chart
@@ -42,7 +41,7 @@ class FieldRow(OfModel):
 class FieldArrays:
     """field: by row of the table, the norm of the gradient at each pixel (height, width), mean over images."""
 
-    field: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
+    field: Mapping[int, Matrix]
 
 
 def field_rows(

@@ -4,12 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
+from vitlens.arrays import Digests
 from vitlens.errors import InputError
 from vitlens.files import RunRecord, read_run
 from vitlens.names import BUNDLED, PRESETS
@@ -45,7 +42,7 @@ class Budget(OfModel):
 class TrainingImages:
     """numbers: of the images that a model was trained on, by their content (see run/unseen.py), sorted."""
 
-    numbers: Annotated[NDArray[np.uint64], Form("u", (None,))]
+    numbers: Digests
 
 
 TRAINING_IMAGES: Final = "training_images"  # the file of arrays

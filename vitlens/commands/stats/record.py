@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TypeAlias
 
 from vitlens.analysis.heads.labels import LABELS
 from vitlens.analysis.heads.registry import head_statistics, shown_in
-from vitlens.archives import Form
+from vitlens.arrays import Stack
 from vitlens.record import OfModel, Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
@@ -128,8 +125,8 @@ class OffsetArrays:
     """By layer (heads, 2 rows - 1, 2 columns - 1): the mean attention by offset, key minus query; ratio: divided by
     that of uniform attention, NaN where no pair of patches has the offset."""
 
-    layer: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
-    ratio: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
+    layer: Mapping[int, Stack]
+    ratio: Mapping[int, Stack]
 
 
 @dataclass(frozen=True, kw_only=True)

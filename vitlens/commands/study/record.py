@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import FlagMatrix, Matrix, Pixels, Stack
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.stages import StageRow, stages
@@ -18,7 +17,6 @@ from vitlens.record import arrays, col, table
 from vitlens.uncertainty import Estimate
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
-Stack: TypeAlias = Annotated[Floats, Form("f", (None, None, None))]
 
 
 @dataclass(frozen=True)
@@ -262,7 +260,7 @@ class MapRow:
 class CorrectArrays:
     """correct: by row of the table of points (seeds, images), whether a prediction is correct."""
 
-    correct: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
+    correct: Mapping[int, FlagMatrix]
 
 
 @dataclass(frozen=True)
@@ -277,7 +275,7 @@ class OrderArrays:
     """similarity: by row of the table of points, of those with position embeddings, the cosine of each pair (patches,
     patches) after the training with the first seed."""
 
-    similarity: Annotated[Mapping[int, Floats], Form("f", (None, None))]
+    similarity: Mapping[int, Matrix]
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import Indices, Matrix, Pixels
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget, TrainingImages
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
@@ -127,8 +122,8 @@ class FirstBatchArrays:
 
     given: Pixels
     trained: Pixels
-    labels: Annotated[NDArray[np.integer], Form("iu", (None,))]
-    targets: Annotated[NDArray[np.floating], Form("f", (None, None))]
+    labels: Indices
+    targets: Matrix
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,9 @@
 """What `vitlens walkthrough` records. Layers, heads, tokens, rows and columns count from 0; entropies are in nats."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
 
 from vitlens.analysis.walkthrough.registry import StepName
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import Images, Indices, Matrix, Pixels, Vector
 from vitlens.record import Record, arrays, col, head_name, table
 
 
@@ -129,21 +124,18 @@ class AnswerRow:
     of_own: float | None = col("probability of the unchanged model's class", unit="fraction", default=None)
 
 
-Vectors: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
-
-
 @dataclass(frozen=True)
 class HeadArrays:
     """The steps of the head. pixels: the image as the model saw it; order: of the permuted patches; queries, keys and
     values (tokens, numbers); scores and weights (query, key)."""
 
     pixels: Pixels
-    order: Annotated[NDArray[np.integer[Any]], Form("i", (None,))]
-    queries: Vectors
-    keys: Vectors
-    values: Vectors
-    scores: Vectors
-    weights: Vectors
+    order: Indices
+    queries: Matrix
+    keys: Matrix
+    values: Matrix
+    scores: Matrix
+    weights: Matrix
 
 
 @dataclass(frozen=True)
@@ -151,11 +143,11 @@ class EmbeddingArrays:
     """The patch embedding: embedded: by hand, convolved: by the convolution (patches, dim); filters: those with the
     strongest response to the key's patch (n, 3, height, width), responses: these, numbers: theirs."""
 
-    embedded: Vectors
-    convolved: Vectors
-    filters: Annotated[NDArray[np.floating[Any]], Form("f", (None, 3, None, None))]
-    responses: Annotated[NDArray[np.floating[Any]], Form("f", (None,))]
-    numbers: Annotated[NDArray[np.integer[Any]], Form("i", (None,))]
+    embedded: Matrix
+    convolved: Matrix
+    filters: Images
+    responses: Vector
+    numbers: Indices
 
 
 @dataclass(frozen=True, kw_only=True)
