@@ -27,11 +27,9 @@ class StageRow(OfModel):
     attends: Mapping[str, int] = col("attend to")
     unclear: int = col("no single pattern")
     range: float | None = col(
-        "distance, of uniform attention",
-        unit="fraction",
-        term="the mean distance in px from query to attended patch, divided by that of uniform attention",
-        default=None,
-    )
+        "distance, of uniform attention", unit="fraction",
+        term="the mean distance in px from query to attended patch, divided by that of uniform attention", default=None,
+    )  # fmt: skip
     object: float | None = col("attention on the object", unit="fraction", default=None)
     baseline: float | None = col("of the best map that ignores the image", unit="fraction", default=None)
     block: str = col("block", default="")

@@ -28,19 +28,15 @@ class HeadRow(OfModel):
     )
     label: str | None = col("attends to", default=None)
     score: Estimate | None = col(
-        "score",
-        term="the share of the information in a head's attention that the best pattern explains",
-        default=None,
+        "score", term="the share of the information in a head's attention that the best pattern explains", default=None
     )
     best: str | None = col("best pattern", default=None)
     other: str | None = col("next pattern", default=None)
     other_score: float | None = col("next score", default=None)
     explained_by_offset: float | None = col(
-        "explained by offset",
-        unit="fraction",
-        term="the share of the variance of the weights that the offset from query to key explains",
-        default=None,
-    )
+        "explained by offset", unit="fraction",
+        term="the share of the variance of the weights that the offset from query to key explains", default=None,
+    )  # fmt: skip
     place: tuple[int, int] | None = col("most attended patch (row, column)", default=None)
     place_grid: tuple[int, int] | None = col("patches (rows, columns)", default=None)
     place_mass: Estimate | None = col("attention on it", default=None)

@@ -155,9 +155,8 @@ class PositionRow(OfPoint):
         term="Spearman's rank correlation of the cosine similarity of two patches' position embeddings with minus "
         "their "
         "distance: 1 where nearer patches are always more similar, 0 without such order",
-        metric="positions/{label}/rank_correlation/all",
-        default=None,
-    )
+        metric="positions/{label}/rank_correlation/all", default=None,
+    )  # fmt: skip
     rows: Estimate | None = col("pairs in one row", metric="positions/{label}/rank_correlation/rows", default=None)
     columns: Estimate | None = col(
         "pairs in one column", metric="positions/{label}/rank_correlation/columns", default=None

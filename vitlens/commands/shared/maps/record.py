@@ -119,9 +119,8 @@ class MapRow(OfModel):
     )
     by_place: Estimate | None = col(
         "the same in other images",
-        term="the share of a map's information that the mean map of the other images explains",
-        default=None,
-    )
+        term="the share of a map's information that the mean map of the other images explains", default=None,
+    )  # fmt: skip
     pointing: Estimate | None = col(
         "highest point on the object", better="higher", metric="localisation/{model}/pointing/{maps}", default=None
     )
