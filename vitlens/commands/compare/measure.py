@@ -403,8 +403,4 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
         )  # fmt: skip
         alike = (mean(overlap.spearman, usable, ""), mean(overlap.top, usable), mean(overlap.shared, usable))
         agreement = (rows.AgreementRow(run.aliases[0], run.aliases[1], *alike, gap),)
-    return {
-        "methods": tuple(known),
-        "on_object": tuple(on_object),
-        "agreement": agreement,
-    }
+    return {"methods": tuple(known), "on_object": tuple(on_object), "agreement": agreement}

@@ -27,11 +27,7 @@ from vitlens.models.support import require_supported
 
 
 def load_models(
-    models: Sequence[str | ModelName],
-    *,
-    command: str | None = None,
-    model_options: ModelOptions,
-    options: RunOptions,
+    models: Sequence[str | ModelName], *, command: str | None = None, model_options: ModelOptions, options: RunOptions
 ) -> tuple[Model, ...]:
     """The named models on the chosen device, each under its own alias; names are texts, or parsed already.
 

@@ -109,11 +109,7 @@ class SharedOptions:
 
 def one_model() -> Any:
     """The argument MODEL."""
-    return argument(
-        "MODEL",
-        f"One model: {describe_names()}; see vitlens models.",
-        complete="model",
-    )
+    return argument("MODEL", f"One model: {describe_names()}; see vitlens models.", complete="model")
 
 
 def several_models() -> Any:

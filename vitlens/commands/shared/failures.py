@@ -8,13 +8,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.failures.properties import (
-    CovariateRow,
-    DifferenceRow,
-    InterventionRow,
-    QuarterRow,
-    causes,
-)
+from vitlens.analysis.failures.properties import CovariateRow, DifferenceRow, InterventionRow, QuarterRow, causes
 from vitlens.archives import Form
 from vitlens.arrays import Indices, Pixels, Words
 from vitlens.charts import Picture, images, intervals, lines

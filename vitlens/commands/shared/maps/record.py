@@ -22,11 +22,7 @@ from vitlens.uncertainty import Estimate, Side, beyond
 ATTENTION, ROLLOUT, HEAD = "attention", "rollout", "head"  # maps of a layer: its mean, the rollout up to it, a head's
 RANDOM, CENTRE = "random", "centre"  # model-free maps, as analysis/faithfulness/league.py names them (tested)
 SHUFFLED: Final = "other images"  # the method's own maps, of other images
-BASELINES: Final = {
-    RANDOM: "a random map",
-    CENTRE: "a map of the centre",
-    SHUFFLED: "its maps of other images",
-}
+BASELINES: Final = {RANDOM: "a random map", CENTRE: "a map of the centre", SHUFFLED: "its maps of other images"}
 IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
 JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")  # replacements, those that no method chooses by first
 REMOVALS: Final = 2  # with which a map is judged
