@@ -99,10 +99,7 @@ class UnitRow(OfModel):
     hidden: Estimate | None = col("hidden by the mean", default=None)
     hidden_p: float | None = col("p of what is hidden (Holm)", default=None)
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return self.unit
+    name = property(lambda self: self.unit)
 
     @property
     def matters(self) -> bool:

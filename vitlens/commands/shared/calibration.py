@@ -71,7 +71,7 @@ def reliability() -> Chart:
     from vitlens.charts import scatter
 
     return Chart(
-        "calibration", scatter("confidence", "accuracy", of="model", diagonal=True),
+        "calibration", scatter("confidence", "accuracy", of="model"),
         "Accuracy against confidence in bins, with 95 % intervals; below the dashed line the model is overconfident. "
         "Wide intervals are of bins with few images.",
         title="Accuracy against confidence", rows=_bins,

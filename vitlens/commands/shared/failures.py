@@ -248,12 +248,12 @@ SECTIONS: Final = (
                 "interventions", intervals("change", "accuracy", of="model", reference=0.0),
                 "Accuracy after each change, and after its control, minus that before. Right of the dashed line more "
                 "errors are mended than made. Tests: tables/interventions.csv.",
-                title="What changes mend and break", rows=lambda record: list(_after(record)),
+                title="What changes mend and break", rows=_after,
             ),
             Chart(
                 "failure_examples", images(),
                 "Errors that a change mends and its control, as large, does not; below: the prediction.",
-                title="Errors that a change mends", rows=lambda record: list(_examples(record)),
+                title="Errors that a change mends", rows=_examples,
             ),
         ),
     ),

@@ -77,8 +77,7 @@ def field_charts() -> tuple[Chart, ...]:
             "receptive_maps", images(),
             "Square root of the norm of the gradient at each pixel, by layer. Each map has its own colours; pixels "
             "without any gradient are grey.",
-            title="Effective receptive field of the middle patch, layer by layer",
-            rows=lambda record: list(_maps(record)),
+            title="Effective receptive field of the middle patch, layer by layer", rows=_maps,
         ),
     )  # fmt: skip
 

@@ -80,7 +80,7 @@ def class_sections() -> tuple[Section, Section]:
                 matrix("truth", "prediction", "share", words=lambda row: str(row.count) if row.count else ""),
                 "Images by true class (rows) and predicted class (columns) of the classes that are confused most; "
                 "colour: share of all images of the class.",
-                title="Confusions of {{ first.model }}", each="model", rows=lambda record: list(_cells(record)),
+                title="Confusions of {{ first.model }}", each="model", rows=_cells,
             ),),
         ),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from vitlens.commands.run.chapters import Chaptered
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.stages import StageRow, stages
 from vitlens.commands.shared.trainings import Budget, TrainingImages
-from vitlens.record import arrays, col, table
+from vitlens.record import arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
@@ -209,10 +209,7 @@ class HeadMovedRow(OfPoint):
     moved: Estimate = col("moved attention")
     between: float | None = col("between seeds", unit="fraction", default=None)
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return f"L{self.layer}.H{self.head}"
+    name = head_name
 
 
 @dataclass(frozen=True)
