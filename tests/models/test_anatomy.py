@@ -7,10 +7,10 @@ import torchvision
 from torch import nn
 
 from tests.lens.tiny import CHAINED, FAMILIES, images, model_of, ours, shaken, timm_model
-from vitlens.layout import TokenLayout
 from vitlens.lens.capture import capture_attention
 from vitlens.models.anatomy import heads_of, read_anatomy
 from vitlens.models.resnet import build_resnet
+from vitlens.shapes import TokenLayout
 
 
 @pytest.mark.parametrize("name", CHAINED)

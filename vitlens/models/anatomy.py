@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from vitlens.errors import UnsupportedError
-from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.token_order import Reordering
 from vitlens.models.vit import MLP, TransformerBlock
 from vitlens.names import Readout
+from vitlens.shapes import PrefixKind, TokenLayout
 
 if TYPE_CHECKING:
     from vitlens.models.model import Model

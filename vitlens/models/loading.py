@@ -85,10 +85,11 @@ def load(
     model: Model = resolved(source.load)(
         ModelRequest(source, name.name, name.alias, file, random, arch, size, mean, std, seed, tuple(code_files))
     )
-    for part, values in (("mean", mean), ("std", std)):
-        if values:
-            model.preprocessing = replace(model.preprocessing, **{part: values})
-            getattr(model, part).copy_(torch.tensor(values).view(1, 3, 1, 1))
+    if mean or std:
+        known = model.preprocessing
+        model.preprocessing = replace(known, mean=mean or known.mean, std=std or known.std)
+        for buffer, values in ((model.mean, mean), (model.std, std)):
+            buffer.copy_(buffer if values is None else torch.tensor(values).view(1, 3, 1, 1))
     if classes and has_text_tower(model):
         model = zero_shot_classifier(model, classes)
     elif classes:

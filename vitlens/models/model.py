@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.models.anatomy import Anatomy, read_attention
 from vitlens.models.token_order import reordered
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
-from vitlens.shapes import Images, Logits
+from vitlens.shapes import Images, Logits, TokenLayout
 
 if TYPE_CHECKING:
     from vitlens.lens.places.place import Places

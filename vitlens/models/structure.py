@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.models.anatomy import Anatomy, AttentionPart, has_windows, residual_blocks
 from vitlens.models.hooks import as_call, first_tensor
 from vitlens.models.recording import AttentionRecorder, ModuleCall, Stack, TracedAttention, record_attention
@@ -30,6 +29,7 @@ from vitlens.models.token_order import (
     readout_of,
     reordered,
 )
+from vitlens.shapes import PrefixKind, TokenLayout
 
 SEEN: Final = (
     "attention is a softmax over the last axis of a product, scaled_dot_product_attention or nn.MultiheadAttention"

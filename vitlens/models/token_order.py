@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.models.hooks import Arguments, watching
 from vitlens.names import Readout
+from vitlens.shapes import PrefixKind, TokenLayout
 
 _CHANGE: Final = 4.0  # of a pixel, in units of the normalised images' standard deviation
 _RUN: Final[ContextVar[object]] = ContextVar("run", default=None)  # the innermost `reordered` context

@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, ModelError, UnsupportedError, VitlensError, lacks_memory
-from vitlens.layout import PrefixKind
 from vitlens.models.model import Model, Provenance, ReadOutput, first_output, two_classes
 from vitlens.models.rebuild import Architecture, default_classes, versions
 from vitlens.models.structure import Told, trace_anatomy
 from vitlens.preprocessing import Preprocessing, require_side_lengths
+from vitlens.shapes import PrefixKind
 from vitlens.typed import read_as
 
 Triple = tuple[float, float, float]

@@ -12,12 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.attention.gradients import Rules, with_gradients
 from vitlens.analysis.attention.readout import readout_row
+from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
@@ -27,7 +26,7 @@ from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.names import READOUTS, Readout
 from vitlens.pixels import Parts
-from vitlens.shapes import Images, Labels, Logits, Maps, Weights
+from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout, Weights
 
 Vector = Float[Tensor, "batch tokens"]
 PoolingWeights = Callable[[AttentionCall], Float[Tensor, "batch keys"]]

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.errors import UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.names import Readout
+from vitlens.shapes import TokenLayout
 
 Row = Float[Tensor, "batch tokens"]
 

@@ -15,14 +15,13 @@ from vitlens.analysis.attention.defaults import ALPHA, WHOLE
 from vitlens.analysis.attention.readout import readout_row
 from vitlens.analysis.attention.rollout import rollout_row
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import KIND_WORDS
 from vitlens.models.model import Model
 from vitlens.names import Readout
-from vitlens.shapes import Images
+from vitlens.shapes import Images, TokenLayout
 
 _BYTES = 1 << 28  # of the layers' means over heads, in single precision, that are held at a time
 

@@ -38,10 +38,9 @@ from vitlens.commands.shared.explorer_measure import (
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import DRAWN, file_names
 from vitlens.commands.shared.stages import StageRow, stages
-from vitlens.data.decode import Header
+from vitlens.data.decode import Header, probe
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images
-from vitlens.data.reading import probe
 from vitlens.data.split import Split
 from vitlens.devices import autocast, one_thread
 from vitlens.display import for_terminal

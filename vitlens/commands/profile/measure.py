@@ -9,9 +9,8 @@ from typing import Final
 import torch
 
 from vitlens.analysis.cost.flops import crossover, exponent, flops_by_part
-from vitlens.analysis.cost.latency import LONGEST, TimedBatch, latencies
-from vitlens.analysis.cost.memory import process_peak
 from vitlens.analysis.cost.parts import PARTS, PRODUCTS, STAGE, in_order
+from vitlens.analysis.cost.passes import LONGEST, TimedBatch, latencies, process_peak
 from vitlens.analysis.cost.profile import Profile, profile, tokens_of
 from vitlens.commands.profile import record as rows
 from vitlens.commands.profile.options import ProfileOptions

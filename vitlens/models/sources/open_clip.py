@@ -19,7 +19,6 @@ from torch import nn
 
 from vitlens.errors import ModelError, UnknownNameError, in_one_line
 from vitlens.files import sha256
-from vitlens.layout import TokenLayout
 from vitlens.models.anatomy import Anatomy, read_anatomy, read_layout
 from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
 from vitlens.models.model import Model, Provenance
@@ -28,6 +27,7 @@ from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import require_finite, require_unpacked
 from vitlens.preprocessing import Interpolation, Preprocessing
+from vitlens.shapes import TokenLayout
 
 PREFIX: Final = "open-clip:"
 _ADDRESS: Final = "https://huggingface.co"
@@ -129,8 +129,8 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     whole = known.get("resize_mode", "shortest") == "squash" or height != width
     interpolation: Interpolation = "bilinear" if known.get("interpolation") == "bilinear" else "bicubic"
-    mean, std = (tuple(map(float, known[key])) for key in ("mean", "std"))
-    return Preprocessing((height, width), None if whole else height, interpolation, mean, std)
+    normalisation: list[Any] = [tuple(map(float, known[key])) for key in ("mean", "std")]
+    return Preprocessing((height, width), None if whole else height, interpolation, *normalisation)
 
 
 def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> LanguageImage:

@@ -12,7 +12,7 @@ from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.hub import endpoint, pretrained_download
 from vitlens.models.weights import require_fitting
 from vitlens.preprocessing import Interpolation, Preprocessing
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 
 import_without_compiler("timm")
 import timm  # noqa: E402

@@ -17,7 +17,7 @@ from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights
 from vitlens.preprocessing import Interpolation, Preprocessing
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 from vitlens.typed import read_as, short
 
 CONFIG: Final = "config.json"
@@ -97,7 +97,7 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
 
 def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
     """The safetensors weights, and the SHA-256 of their files' contents one after another. Raises ModelError."""
-    files = next((found for pattern in _WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
+    files = sorted(folder.glob(_WEIGHTS[0])) or sorted(folder.glob(_WEIGHTS[1]))
     if not files:
         pickles = [file.name for pattern in _PICKLES for file in sorted(folder.glob(pattern))]
         found = f"{pickles[0]} alone, which could run code when it is read" if pickles else "none"
