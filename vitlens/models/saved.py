@@ -99,11 +99,11 @@ def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"{error} (in {file}); {_HINT}") from error
+    provenance = Provenance(request.name, weights, digest, versions(), stored.notes)
     if request.random:
         with seeded(request.seed):
             module = build(architecture)[0]
-    origin = (request.name, "random", None) if request.random else (request.name, weights, digest)
-    provenance = Provenance(*origin, versions(), () if request.random else stored.notes)
+        provenance = Provenance(request.name, "random", None, versions())
     return assemble(module, architecture, preprocessing, about.classes, request.alias, provenance)
 
 
