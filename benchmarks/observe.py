@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from vitlens.analysis.attention.rollout import rollout, rollout_matrix, rollout_row
-from vitlens.analysis.heads.rows import entropy
+from vitlens.analysis.heads.rows import Rows
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe, survey
 from vitlens.models import loading
@@ -39,7 +39,7 @@ def ratio(work: Callable[[], object], base: Callable[[], object], repeats: int) 
 def mean_entropy(call: AttentionCall) -> None:
     """The entropy of every head, a few images at a time."""
     for _, part in call.parts():
-        entropy(part.weights()).mean(-1)
+        Rows(part.weights()).entropy.mean(-1)
 
 
 def observation(batch: int, repeats: int) -> None:

@@ -12,12 +12,9 @@ from typer.testing import CliRunner
 
 import vitlens
 from tests.lens.tiny import images, ours
-from vitlens.analysis.heads.labels import LABELS, Label
-from vitlens.analysis.heads.patch_rows import PatchRows
-from vitlens.analysis.heads.registry import STATISTICS, Statistic, shown_in
-from vitlens.analysis.heads.rows import Rows
-from vitlens.analysis.heads.scores import Head
-from vitlens.analysis.heads.specialisation import specialise
+from vitlens.analysis.heads.registry import LABELS, STATISTICS, Label, Statistic, shown_in
+from vitlens.analysis.heads.rows import PatchRows, Rows
+from vitlens.analysis.heads.specialisation import RULES, LayerEvidence, specialise
 from vitlens.cli.main import application
 from vitlens.data.digits import digits
 from vitlens.lens.capture import capture_attention
@@ -35,9 +32,9 @@ def received_most(layer: PatchRows) -> Tensor:
     return layer.received.amax(-1)
 
 
-def always(head: Head) -> float:
+def always(layer: LayerEvidence) -> Tensor:
     """A throw-away rule that every head meets."""
-    return 1.0
+    return torch.ones_like(layer.bits)
 
 
 NEW = {
@@ -137,11 +134,12 @@ def test_every_view_shows_it(added):
 
 
 @pytest.fixture
-def relabelled() -> Iterator[None]:
+def relabelled(monkeypatch) -> Iterator[None]:
     """With a label before all others; afterwards the old ones in their old order, the first that applies is given."""
     old = dict(LABELS)
     LABELS.clear()
-    LABELS["any"] = Label("every head is", f"{__name__}:always", "any", "#123456", first=True)
+    LABELS["any"] = Label("every head is", "any", "#123456", first=True)
+    monkeypatch.setitem(RULES, "any", always)
     LABELS.update(old)
     yield
     LABELS.clear()

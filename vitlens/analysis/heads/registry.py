@@ -1,9 +1,10 @@
-"""Every statistic of a head: one entry each, free of torch, read by everything that shows statistics.
+"""Every statistic and every label of a head: one entry each, free of torch, read by everything that shows them.
 
 To add a statistic, write its function and add an entry to STATISTICS: `vitlens.statistics`, the report and figures of
 `vitlens stats` and the documentation take it from here. The function's argument depends on `input`: "row", a
-`rows.Rows`, for one number per row; "layer", a `patch_rows.PatchRows`, for one number per image and head; "tokens", a
-`measure.TokenNorms`, for one number per image.
+`rows.Rows`, for one number per row; "layer", a `rows.PatchRows`, for one number per image and head; "tokens", a
+`measure.TokenNorms`, for one number per image. To add a label, add its words to LABELS and its rule to RULES in
+specialisation.py.
 """
 
 from dataclasses import dataclass, replace
@@ -59,7 +60,6 @@ class Statistic:
 
 
 _ROWS: Final = "vitlens.analysis.heads.rows"
-_LAYER: Final = "vitlens.analysis.heads.patch_rows"
 _FROM_0: Final = (0.0, inf)
 _GRID: Final[tuple[Need, ...]] = ("grid",)
 _PREFIX: Final[tuple[Need, ...]] = ("grid", "prefix")
@@ -68,47 +68,48 @@ _CLS: Final[tuple[Need, ...]] = ("grid", "cls")
 
 def _of_cls(patches: Statistic, name: str, *views: View, axis: str = "", tracked_as: str = "") -> Statistic:
     """The same statistic of the row of the CLS token or of a pooling query."""
-    title, meaning = f"{patches.title} of the CLS row", f"{patches.meaning}; the row of CLS"
-    known = replace(patches, title=title, meaning=meaning, rows="CLS", needs=("cls",), views=views, beside=name)
-    return replace(known, axis=axis, tracked_as=tracked_as)
+    return replace(
+        patches, title=f"{patches.title} of the CLS row", meaning=f"{patches.meaning}; the row of CLS", rows="CLS",
+        needs=("cls",), views=views, beside=name, axis=axis, tracked_as=tracked_as,
+    )  # fmt: skip
 
 
 def _of_tokens(title: str, unit: str, meaning: str, reading: str, name: str, source: str) -> Statistic:
     """A statistic of the residual stream after each block."""
-    function = f"vitlens.analysis.heads.measure:{name}"
     return Statistic(
-        title, unit, meaning, reading, function, input="tokens", rows="tokens", range=_FROM_0, source=source, views=()
-    )
+        title, unit, meaning, reading, f"vitlens.analysis.heads.measure:{name}", "tokens", "tokens", (0.0, inf), source,
+        views=(),
+    )  # fmt: skip
 
 
 _ENTROPY: Final = Statistic(
     "entropy", "nats", "spread of a row over all keys, ln(keys) when uniform",
     "High: attention spreads over many keys; 0: it lies on a single key.",
-    f"{_ROWS}:row_entropy", input="row", range=_FROM_0, source="Shannon 1948: -sum of w ln w",
+    f"{_ROWS}:entropy", input="row", range=_FROM_0, source="Shannon 1948: -sum of w ln w",
     views=("depth", "each head"),
 )  # fmt: skip
 _NORMALISED: Final = Statistic(
     "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
     "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
-    f"{_ROWS}:row_normalised_entropy", input="row", source="entropy / ln(keys)",
+    f"{_ROWS}:normalised_entropy", input="row", source="entropy / ln(keys)",
     views=("overview", "maps", "table", "training"),
     whole_range=True, axis="entropy / ln(keys)", tracked_as="entropy/patches",
 )  # fmt: skip
 _EFFECTIVE: Final = Statistic(
     "effective number of keys", "keys", "exp of the entropy, a mean over rows",
     "All keys when attention is uniform, 1 for a single key.",
-    f"{_ROWS}:row_effective_keys", input="row", range=(1.0, inf), source="exp(entropy)", views=("overview", "depth"),
+    f"{_ROWS}:effective_keys", input="row", range=(1.0, inf), source="exp(entropy)", views=("overview", "depth"),
 )  # fmt: skip
 _HOYER: Final = Statistic(
     "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
     "High: a few keys have most of the weight; 0: all keys have the same.",
-    f"{_ROWS}:row_hoyer", input="row", source="Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
+    f"{_ROWS}:hoyer", input="row", source="Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
     views=("overview", "maps", "depth", "table", "each head"), whole_range=True,
 )  # fmt: skip
 _GINI: Final = Statistic(
     "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
     "High: few keys have most of the weight; 0: all keys have the same.",
-    f"{_ROWS}:row_gini", input="row", source="Gini 1912; Hurley & Rickard 2009", views=("overview", "maps"),
+    f"{_ROWS}:gini", input="row", source="Gini 1912; Hurley & Rickard 2009", views=("overview", "maps"),
     whole_range=True,
 )  # fmt: skip
 
@@ -116,7 +117,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
     "distance": Statistic(
         "attention distance", "px", "mean distance from a patch to the patches that it attends to",
         "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
-        f"{_LAYER}:distance", range=_FROM_0, source="Dosovitskiy 2021, appendix D.8; Raghu 2021", needs=_GRID,
+        f"{_ROWS}:distance", range=_FROM_0, source="Dosovitskiy 2021, appendix D.8; Raghu 2021", needs=_GRID,
         views=("table", "training", "each head"),
     ),
     "entropy": _ENTROPY,
@@ -127,47 +128,47 @@ STATISTICS: Final[dict[str, Statistic]] = {
     "self_mass": Statistic(
         "mass on itself", "fraction", "attention of a patch on its own token",
         "High: patches attend to their own token; 0: they do not.",
-        f"{_LAYER}:self_mass", source="mean over patches of w[i, i]", needs=_GRID,
+        f"{_ROWS}:self_mass", source="mean over patches of w[i, i]", needs=_GRID,
         views=("overview", "maps", "depth", "table"),
     ),
     "neighbour_mass": Statistic(
         "mass on neighbours", "fraction", "attention on the four adjacent patches",
         "High: patches attend to adjacent patches; low: to others, or to themselves.",
-        f"{_LAYER}:neighbour_mass", source="mean over patches of the weights at grid distance 1", needs=_GRID,
+        f"{_ROWS}:neighbour_mass", source="mean over patches of the weights at grid distance 1", needs=_GRID,
         views=("depth", "table"),
     ),
     "cls_mass": Statistic(
         "mass on CLS", "fraction", "attention of patches on the CLS token",
         "High: patches attend to the CLS token instead of the image.",
-        f"{_LAYER}:cls_mass", source="mean over patches of w[i, CLS]", needs=_PREFIX,
+        f"{_ROWS}:cls_mass", source="mean over patches of w[i, CLS]", needs=_PREFIX,
         views=("overview", "maps", "depth", "table"),
     ),
     "register_mass": Statistic(
         "mass on registers", "fraction", "attention of patches on registers and distillation token",
         "High: patches attend to registers instead of the image.",
-        f"{_LAYER}:register_mass", source="Darcet 2024", needs=_PREFIX, views=(),
+        f"{_ROWS}:register_mass", source="Darcet 2024", needs=_PREFIX, views=(),
     ),
     "prefix_mass": Statistic(
         "mass on the prefix", "fraction", "attention of patches on all tokens before the patches",
         "High: patches attend to CLS and registers instead of the image.",
-        f"{_LAYER}:prefix_mass", source="mean over patches of the weights on prefix tokens", needs=_PREFIX, views=(),
+        f"{_ROWS}:prefix_mass", source="mean over patches of the weights on prefix tokens", needs=_PREFIX, views=(),
     ),
     "sinks": Statistic(
         "sinks", "keys", "keys that receive more than median + 5 median absolute deviations",
         "The number of keys with exceptional attention from all patches; 0: none.",
-        f"{_LAYER}:sinks", range=_FROM_0, source="Xiao 2024; Darcet 2024; the threshold is ours", needs=_GRID,
+        f"{_ROWS}:sinks", range=_FROM_0, source="Xiao 2024; Darcet 2024; the threshold is ours", needs=_GRID,
         views=("table",),
     ),
     "sink_mass": Statistic(
         "mass on sinks", "fraction", "attention of patches that lies on those keys",
         "High: a few keys receive much of the attention of all patches.",
-        f"{_LAYER}:sink_mass", source="weight received by the sinks, a share of all", needs=_GRID,
+        f"{_ROWS}:sink_mass", source="weight received by the sinks, a share of all", needs=_GRID,
         views=("overview", "maps", "table"),
     ),
     "energy": Statistic(
         "mean square sum of a row", "", "sum of a patch row's squared weights on patches",
         "1: a single patch has all the weight; 1 / patches: uniform attention.",
-        f"{_LAYER}:energy", source="mean over patches of the sum of w[i, j] squared", needs=_GRID, views=(),
+        f"{_ROWS}:energy", source="mean over patches of the sum of w[i, j] squared", needs=_GRID, views=(),
         internal=True,
     ),
     "cls_entropy": _of_cls(_ENTROPY, "entropy", "depth"),
@@ -181,12 +182,12 @@ STATISTICS: Final[dict[str, Statistic]] = {
     "cls_self_mass": Statistic(
         "mass of CLS on itself", "fraction", "attention of the CLS token on itself",
         "High: the CLS token attends to itself; low: it attends to other tokens.",
-        f"{_LAYER}:cls_self_mass", rows="CLS", source="w[CLS, CLS]", needs=_CLS, views=("depth",), beside="cls_mass",
+        f"{_ROWS}:cls_self_mass", rows="CLS", source="w[CLS, CLS]", needs=_CLS, views=("depth",), beside="cls_mass",
     ),
     "cls_register_mass": Statistic(
         "mass of CLS on registers", "fraction", "attention of the CLS token on registers and distillation token",
         "High: the CLS token attends to the registers.",
-        f"{_LAYER}:cls_register_mass", rows="CLS", source="sum of w[CLS, registers]", needs=_CLS, views=(),
+        f"{_ROWS}:cls_register_mass", rows="CLS", source="sum of w[CLS, registers]", needs=_CLS, views=(),
     ),
     "token_norm": _of_tokens(
         "median token norm", "", "Euclidean norm of a token after the block, the median of an image",
@@ -224,3 +225,85 @@ def token_statistics() -> dict[str, Statistic]:
 def shown_in(view: View) -> tuple[str, ...]:
     """The names of the statistics that a view shows, in the registry's order."""
     return tuple(name for name, statistic in STATISTICS.items() if view in statistic.views)
+
+
+THRESHOLD: Final = 0.5  # of a score: most of the information in the head's attention
+MARGIN: Final = 0.1  # over the next label; also the least score of the second label of a mixed head
+_PARTLY: Final = 0.2  # a score from which on a label is named for a head that it does not describe
+MIXED: Final = "mixed"
+UNLABELLED: Final = "unlabelled"
+FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
+
+
+@dataclass(frozen=True)
+class Label:
+    """sentence: the rule in words; code: the short form below a panel; colour: of its frame; within: the more general
+    labels that it is a case of; first: whether its score decides before those of others are compared."""
+
+    sentence: str
+    code: str
+    colour: str
+    within: tuple[str, ...] = ()
+    first: bool = False
+
+
+# Colours: Okabe and Ito's eight and Tol's; codes tell labels of one colour family apart.
+LABELS: Final[dict[str, Label]] = {
+    "dead": Label(
+        "the head adds next to nothing to the residual stream: less than 0.5 % of the mean norm of the model's heads",
+        "dead", "#000000", first=True,
+    ),
+    "uniform": Label(
+        "a row has less than half a bit: attention is nearly the same for all keys", "unif", "#F0E442"
+    ),
+    "CLS": Label("patches attend to the CLS token", "CLS", "#CC79A7"),
+    "register": Label("patches attend to registers or the distillation token", "reg", "#AA4499"),
+    "position": Label(
+        "attends to the same places of the image, whatever the query and the image (predicted from other images)",
+        "place", "#D55E00",
+    ),
+    "sink": Label(
+        "all queries attend to a few patches (at most 10 %) that differ from image to image, beyond what position, "
+        "object and background explain", "sink", "#882255",
+    ),
+    "object": Label("attends to the patches of the object's mask", "obj", "#117733"),
+    "background": Label("attends to the patches off the object's mask", "back", "#999933"),
+    "similar": Label(
+        "attends to the patches most similar in mean colour (10 %), beyond what the offset and the popularity of keys "
+        "explain", "sim", "#332288",
+    ),
+    "self": Label(
+        "a patch attends to itself", "self", "#44AA99", ("local", "same row", "same column", "similar")
+    ),
+    "previous": Label(
+        "a patch attends to its left neighbour", "prev", "#0072B2", ("local", "same row", "left")
+    ),
+    "next": Label("a patch attends to its right neighbour", "next", "#56B4E9", ("local", "same row", "right")),
+    "above": Label("a patch attends to the patch above", "above", "#4477AA", ("local", "same column", "up")),
+    "below": Label("a patch attends to the patch below", "below", "#88CCEE", ("local", "same column", "down")),
+    "same row": Label("a patch attends along its row", "row", "#E69F00"),
+    "same column": Label("a patch attends along its column", "col", "#DDCC77"),
+    "left": Label("a patch attends to the side left of it", "left", "#661100"),
+    "right": Label("a patch attends to the side right of it", "right", "#CC6677"),
+    "up": Label("a patch attends to the side above it", "up", "#6699CC"),
+    "down": Label("a patch attends to the side below it", "down", "#AA4466"),
+    "local": Label(
+        "a patch attends to its neighbourhood (a disc of at most a quarter of the patches)", "local", "#009E73"
+    ),
+    MIXED: Label(
+        "the two best labels explain most of the attention together, or each alone: neither is clearly the better",
+        "mixed", "#777777",
+    ),
+    UNLABELLED: Label(
+        "not even the two best labels together explain most of the attention", "none", "#CCCCCC"
+    ),
+}  # fmt: skip
+
+
+def head_words(label: str, best: str, other: str | None, score: float) -> str:
+    """What a head attends to, in a few words, from its label; best, other: the labels of the highest scores."""
+    if label == MIXED and other is not None:
+        return f"mixed: {best} and {other}"
+    if label not in LABELS or label in (MIXED, UNLABELLED):
+        return f"no clear pattern, partly {best}" if score >= _PARTLY else "no clear pattern"
+    return f"{label}: {LABELS[label].sentence.split(' (')[0].split(',')[0]}"

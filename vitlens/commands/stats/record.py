@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.heads.labels import LABELS
-from vitlens.analysis.heads.registry import head_statistics, shown_in
+from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_statistics, shown_in
 from vitlens.archives import Form
 from vitlens.record import Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
@@ -60,7 +59,7 @@ class HeadRow:
     @property
     def is_clear(self) -> bool:
         """Whether its label names one pattern."""
-        return self.label in LABELS and bool(LABELS[self.label].function)
+        return self.label in LABELS and self.label not in (MIXED, UNLABELLED)
 
 
 @dataclass(frozen=True)
