@@ -8,15 +8,10 @@ specialisation.py.
 """
 
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Final, Literal
 
-Input = Literal["row", "layer", "tokens"]
-QueryRows = Literal["patches", "CLS", "tokens"]
 Need = Literal["grid", "prefix", "cls"]
-View = Literal["overview", "maps", "depth", "table", "training", "each head"]
-
-USUAL_VIEWS: Final[tuple[View, ...]] = ("overview", "maps", "depth", "table")
+View = Literal["maps", "training"]
 
 
 @dataclass(frozen=True)
@@ -24,13 +19,11 @@ class Statistic:
     """One number for every head (or every block), a mean over queries and images.
 
     title: in figures and tables; unit: "px", "nats", "fraction", "keys" or ""; meaning: its definition; reading: the
-    interpretation of a high and a low value, in one sentence; function: "module:function"; input: the argument of the
-    function; rows: the queries whose attention rows it is computed from ("tokens": the residual stream instead); range:
-    its least and greatest possible value; source: the paper, or the formula; needs: requirements of a layer ("grid":
-    patches that attend to patches); views: the parts of reports that show it; beside: the statistic whose panel it
-    shares; whole_range: whether the colours of its maps span its range, rather than end at its greatest value; axis: a
-    short label for an axis (default: title and unit); tracked_as: its name where `train --track` logs it by layer, ""
-    if it does not; internal: used only for the labels of heads, in no table of a report.
+    interpretation of a high and a low value, in one sentence; function: "module:function"; source: the paper, or the
+    formula; input: the argument of the function; rows: the queries whose attention rows it is computed from ("tokens":
+    the residual stream instead); needs: requirements of a layer ("grid": patches that attend to patches); views: the
+    parts of reports that show it; whole_range: whether the colours of its maps span 0 to 1, rather than end at its
+    greatest value; tracked_as: its name where `train --track` logs it by layer, "" if it does not.
     """
 
     title: str
@@ -38,176 +31,148 @@ class Statistic:
     meaning: str
     reading: str
     function: str
-    input: Input = "layer"
-    rows: QueryRows = "patches"
-    range: tuple[float, float] = (0.0, 1.0)
     source: str = ""
+    input: Literal["row", "layer", "tokens"] = "layer"
+    rows: Literal["patches", "CLS", "tokens"] = "patches"
     needs: tuple[Need, ...] = ()
-    views: tuple[View, ...] = USUAL_VIEWS
-    beside: str = ""
+    views: tuple[View, ...] = ("maps",)
     whole_range: bool = False
-    axis: str = ""
     tracked_as: str = ""
-    internal: bool = False
-
-    @property
-    def label(self) -> str:
-        """Title and unit, for an axis or a panel, without the unit of a fraction or one that is in the title."""
-        if self.axis:
-            return self.axis
-        plain = self.unit in ("", "fraction") or self.unit in self.title
-        return self.title if plain else f"{self.title} ({self.unit})"
 
 
 _ROWS: Final = "vitlens.analysis.heads.rows"
-_FROM_0: Final = (0.0, inf)
-_GRID: Final[tuple[Need, ...]] = ("grid",)
-_PREFIX: Final[tuple[Need, ...]] = ("grid", "prefix")
-_CLS: Final[tuple[Need, ...]] = ("grid", "cls")
 
 
-def _of_cls(patches: Statistic, name: str, *views: View, axis: str = "", tracked_as: str = "") -> Statistic:
+def _of_layer(
+    name: str, title: str, unit: str, meaning: str, reading: str, source: str, *views: View, need: Need = "grid"
+) -> Statistic:
+    """A statistic of a layer between patches; of the CLS row where it needs one."""
+    needs: tuple[Need, ...] = ("grid",) if need == "grid" else ("grid", need)
+    rows: Literal["patches", "CLS"] = "CLS" if need == "cls" else "patches"
+    return Statistic(title, unit, meaning, reading, f"{_ROWS}:{name}", source, rows=rows, needs=needs, views=views)
+
+
+def _of_cls(patches: Statistic, *views: View, tracked_as: str = "") -> Statistic:
     """The same statistic of the row of the CLS token or of a pooling query."""
-    return replace(
-        patches, title=f"{patches.title} of the CLS row", meaning=f"{patches.meaning}; the row of CLS", rows="CLS",
-        needs=("cls",), views=views, beside=name, axis=axis, tracked_as=tracked_as,
-    )  # fmt: skip
+    title, meaning = f"{patches.title} of the CLS row", f"{patches.meaning}; the row of CLS"
+    known = replace(patches, title=title, meaning=meaning, rows="CLS", needs=("cls",), views=views)
+    return replace(known, tracked_as=tracked_as)
 
 
-def _of_tokens(title: str, unit: str, meaning: str, reading: str, name: str, source: str) -> Statistic:
+def _of_tokens(name: str, title: str, unit: str, meaning: str, reading: str, source: str) -> Statistic:
     """A statistic of the residual stream after each block."""
-    return Statistic(
-        title, unit, meaning, reading, f"vitlens.analysis.heads.measure:{name}", "tokens", "tokens", (0.0, inf), source,
-        views=(),
-    )  # fmt: skip
+    function = f"vitlens.analysis.heads.measure:{name}"
+    return Statistic(title, unit, meaning, reading, function, source, "tokens", "tokens", views=())
 
 
 _ENTROPY: Final = Statistic(
     "entropy", "nats", "spread of a row over all keys, ln(keys) when uniform",
     "High: attention spreads over many keys; 0: it lies on a single key.",
-    f"{_ROWS}:entropy", input="row", range=_FROM_0, source="Shannon 1948: -sum of w ln w",
-    views=("depth", "each head"),
+    f"{_ROWS}:entropy", "Shannon 1948: -sum of w ln w", "row", views=(),
 )  # fmt: skip
 _NORMALISED: Final = Statistic(
     "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
     "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
-    f"{_ROWS}:normalised_entropy", input="row", source="entropy / ln(keys)",
-    views=("overview", "maps", "table", "training"),
-    whole_range=True, axis="entropy / ln(keys)", tracked_as="entropy/patches",
+    f"{_ROWS}:normalised_entropy", "entropy / ln(keys)", "row", views=("maps", "training"), whole_range=True,
+    tracked_as="entropy/patches",
 )  # fmt: skip
 _EFFECTIVE: Final = Statistic(
     "effective number of keys", "keys", "exp of the entropy, a mean over rows",
     "All keys when attention is uniform, 1 for a single key.",
-    f"{_ROWS}:effective_keys", input="row", range=(1.0, inf), source="exp(entropy)", views=("overview", "depth"),
+    f"{_ROWS}:effective_keys", "exp(entropy)", "row", views=(),
 )  # fmt: skip
 _HOYER: Final = Statistic(
     "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
     "High: a few keys have most of the weight; 0: all keys have the same.",
-    f"{_ROWS}:hoyer", input="row", source="Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
-    views=("overview", "maps", "depth", "table", "each head"), whole_range=True,
+    f"{_ROWS}:hoyer", "Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)", "row", whole_range=True,
 )  # fmt: skip
 _GINI: Final = Statistic(
     "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
     "High: few keys have most of the weight; 0: all keys have the same.",
-    f"{_ROWS}:gini", input="row", source="Gini 1912; Hurley & Rickard 2009", views=("overview", "maps"),
-    whole_range=True,
+    f"{_ROWS}:gini", "Gini 1912; Hurley & Rickard 2009", "row", whole_range=True,
 )  # fmt: skip
 
 STATISTICS: Final[dict[str, Statistic]] = {
-    "distance": Statistic(
-        "attention distance", "px", "mean distance from a patch to the patches that it attends to",
+    "distance": _of_layer(
+        "distance", "attention distance", "px", "mean distance from a patch to the patches that it attends to",
         "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
-        f"{_ROWS}:distance", range=_FROM_0, source="Dosovitskiy 2021, appendix D.8; Raghu 2021", needs=_GRID,
-        views=("table", "training", "each head"),
+        "Dosovitskiy 2021, appendix D.8; Raghu 2021", "training",
     ),
     "entropy": _ENTROPY,
     "normalised_entropy": _NORMALISED,
     "effective_keys": _EFFECTIVE,
     "hoyer": _HOYER,
     "gini": _GINI,
-    "self_mass": Statistic(
-        "mass on itself", "fraction", "attention of a patch on its own token",
-        "High: patches attend to their own token; 0: they do not.",
-        f"{_ROWS}:self_mass", source="mean over patches of w[i, i]", needs=_GRID,
-        views=("overview", "maps", "depth", "table"),
+    "self_mass": _of_layer(
+        "self_mass", "mass on itself", "fraction", "attention of a patch on its own token",
+        "High: patches attend to their own token; 0: they do not.", "mean over patches of w[i, i]", "maps",
     ),
-    "neighbour_mass": Statistic(
-        "mass on neighbours", "fraction", "attention on the four adjacent patches",
+    "neighbour_mass": _of_layer(
+        "neighbour_mass", "mass on neighbours", "fraction", "attention on the four adjacent patches",
         "High: patches attend to adjacent patches; low: to others, or to themselves.",
-        f"{_ROWS}:neighbour_mass", source="mean over patches of the weights at grid distance 1", needs=_GRID,
-        views=("depth", "table"),
+        "mean over patches of the weights at grid distance 1",
     ),
-    "cls_mass": Statistic(
-        "mass on CLS", "fraction", "attention of patches on the CLS token",
-        "High: patches attend to the CLS token instead of the image.",
-        f"{_ROWS}:cls_mass", source="mean over patches of w[i, CLS]", needs=_PREFIX,
-        views=("overview", "maps", "depth", "table"),
+    "cls_mass": _of_layer(
+        "cls_mass", "mass on CLS", "fraction", "attention of patches on the CLS token",
+        "High: patches attend to the CLS token instead of the image.", "mean over patches of w[i, CLS]", "maps",
+        need="prefix",
     ),
-    "register_mass": Statistic(
-        "mass on registers", "fraction", "attention of patches on registers and distillation token",
-        "High: patches attend to registers instead of the image.",
-        f"{_ROWS}:register_mass", source="Darcet 2024", needs=_PREFIX, views=(),
+    "register_mass": _of_layer(
+        "register_mass", "mass on registers", "fraction", "attention of patches on registers and distillation token",
+        "High: patches attend to registers instead of the image.", "Darcet 2024", need="prefix",
     ),
-    "prefix_mass": Statistic(
-        "mass on the prefix", "fraction", "attention of patches on all tokens before the patches",
+    "prefix_mass": _of_layer(
+        "prefix_mass", "mass on the prefix", "fraction", "attention of patches on all tokens before the patches",
         "High: patches attend to CLS and registers instead of the image.",
-        f"{_ROWS}:prefix_mass", source="mean over patches of the weights on prefix tokens", needs=_PREFIX, views=(),
+        "mean over patches of the weights on prefix tokens", need="prefix",
     ),
-    "sinks": Statistic(
-        "sinks", "keys", "keys that receive more than median + 5 median absolute deviations",
+    "sinks": _of_layer(
+        "sinks", "sinks", "keys", "keys that receive more than median + 5 median absolute deviations",
         "The number of keys with exceptional attention from all patches; 0: none.",
-        f"{_ROWS}:sinks", range=_FROM_0, source="Xiao 2024; Darcet 2024; the threshold is ours", needs=_GRID,
-        views=("table",),
+        "Xiao 2024; Darcet 2024; the threshold is ours",
     ),
-    "sink_mass": Statistic(
-        "mass on sinks", "fraction", "attention of patches that lies on those keys",
+    "sink_mass": _of_layer(
+        "sink_mass", "mass on sinks", "fraction", "attention of patches that lies on those keys",
         "High: a few keys receive much of the attention of all patches.",
-        f"{_ROWS}:sink_mass", source="weight received by the sinks, a share of all", needs=_GRID,
-        views=("overview", "maps", "table"),
+        "weight received by the sinks, a share of all", "maps",
     ),
-    "energy": Statistic(
-        "mean square sum of a row", "", "sum of a patch row's squared weights on patches",
+    "energy": _of_layer(
+        "energy", "mean square sum of a row", "", "sum of a patch row's squared weights on patches",
         "1: a single patch has all the weight; 1 / patches: uniform attention.",
-        f"{_ROWS}:energy", source="mean over patches of the sum of w[i, j] squared", needs=_GRID, views=(),
-        internal=True,
+        "mean over patches of the sum of w[i, j] squared",
     ),
-    "cls_entropy": _of_cls(_ENTROPY, "entropy", "depth"),
-    "cls_normalised_entropy": _of_cls(
-        _NORMALISED, "normalised_entropy", "training",
-        axis="entropy of CLS row / ln(keys)", tracked_as="entropy/cls",
+    "cls_entropy": _of_cls(_ENTROPY),
+    "cls_normalised_entropy": _of_cls(_NORMALISED, "training", tracked_as="entropy/cls"),
+    "cls_effective_keys": _of_cls(_EFFECTIVE),
+    "cls_hoyer": _of_cls(_HOYER),
+    "cls_gini": _of_cls(_GINI),
+    "cls_self_mass": _of_layer(
+        "cls_self_mass", "mass of CLS on itself", "fraction", "attention of the CLS token on itself",
+        "High: the CLS token attends to itself; low: it attends to other tokens.", "w[CLS, CLS]", need="cls",
     ),
-    "cls_effective_keys": _of_cls(_EFFECTIVE, "effective_keys", "depth"),
-    "cls_hoyer": _of_cls(_HOYER, "hoyer", "depth"),
-    "cls_gini": _of_cls(_GINI, "gini"),
-    "cls_self_mass": Statistic(
-        "mass of CLS on itself", "fraction", "attention of the CLS token on itself",
-        "High: the CLS token attends to itself; low: it attends to other tokens.",
-        f"{_ROWS}:cls_self_mass", rows="CLS", source="w[CLS, CLS]", needs=_CLS, views=("depth",), beside="cls_mass",
-    ),
-    "cls_register_mass": Statistic(
-        "mass of CLS on registers", "fraction", "attention of the CLS token on registers and distillation token",
-        "High: the CLS token attends to the registers.",
-        f"{_ROWS}:cls_register_mass", rows="CLS", source="sum of w[CLS, registers]", needs=_CLS, views=(),
+    "cls_register_mass": _of_layer(
+        "cls_register_mass", "mass of CLS on registers", "fraction",
+        "attention of the CLS token on registers and distillation token",
+        "High: the CLS token attends to the registers.", "sum of w[CLS, registers]", need="cls",
     ),
     "token_norm": _of_tokens(
-        "median token norm", "", "Euclidean norm of a token after the block, the median of an image",
+        "token_norm", "median token norm", "", "Euclidean norm of a token after the block, the median of an image",
         "The norm of the residual stream's tokens; it commonly grows with depth.",
-        "token_norm", "median of the tokens' Euclidean norms",
+        "median of the tokens' Euclidean norms",
     ),
     "greatest_norm": _of_tokens(
-        "greatest token norm", "", "the largest norm of a token of an image",
-        "Many times the median norm: some tokens are outliers.",
-        "greatest_norm", "greatest of the tokens' Euclidean norms",
+        "greatest_norm", "greatest token norm", "", "the largest norm of a token of an image",
+        "Many times the median norm: some tokens are outliers.", "greatest of the tokens' Euclidean norms",
     ),
     "high_norm_patches": _of_tokens(
-        "high-norm patches", "tokens", "patches with a norm above median + 5 median absolute deviations",
+        "high_norm_patches", "high-norm patches", "tokens",
+        "patches with a norm above median + 5 median absolute deviations",
         "The number of patches of outlying norm; in large ViTs such patches hold global information.",
-        "high_norm_patches", "Darcet 2024; the threshold is ours",
+        "Darcet 2024; the threshold is ours",
     ),
     "high_norm_prefix": _of_tokens(
-        "high-norm prefix tokens", "tokens", "CLS and registers with a norm above that",
-        "The number of CLS and register tokens of outlying norm.",
-        "high_norm_prefix", "Darcet 2024; the threshold is ours",
+        "high_norm_prefix", "high-norm prefix tokens", "tokens", "CLS and registers with a norm above that",
+        "The number of CLS and register tokens of outlying norm.", "Darcet 2024; the threshold is ours",
     ),
 }  # fmt: skip
 
