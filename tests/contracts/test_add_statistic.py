@@ -45,7 +45,7 @@ NEW = {
         "High: one key bears most of the weight.",
         f"{__name__}:greatest_weight",
         input="row",
-        views=("maps", "training"),
+        views=("maps", "training", "each head"),
     ),
     "received_most": Statistic(
         "most received",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 Need = Literal["grid", "prefix", "cls"]
-View = Literal["maps", "training"]
+View = Literal["maps", "training", "each head"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _of_tokens(name: str, title: str, unit: str, meaning: str, reading: str, sou
 _ENTROPY: Final = Statistic(
     "entropy", "nats", "spread of a row over all keys, ln(keys) when uniform",
     "High: attention spreads over many keys; 0: it lies on a single key.",
-    f"{_ROWS}:entropy", "Shannon 1948: -sum of w ln w", "row", views=(),
+    f"{_ROWS}:entropy", "Shannon 1948: -sum of w ln w", "row", views=("each head",),
 )  # fmt: skip
 _NORMALISED: Final = Statistic(
     "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
@@ -84,7 +84,8 @@ _EFFECTIVE: Final = Statistic(
 _HOYER: Final = Statistic(
     "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
     "High: a few keys have most of the weight; 0: all keys have the same.",
-    f"{_ROWS}:hoyer", "Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)", "row", whole_range=True,
+    f"{_ROWS}:hoyer", "Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)", "row", views=("maps", "each head"),
+    whole_range=True,
 )  # fmt: skip
 _GINI: Final = Statistic(
     "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
@@ -96,7 +97,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
     "distance": _of_layer(
         "distance", "attention distance", "px", "mean distance from a patch to the patches that it attends to",
         "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
-        "Dosovitskiy 2021, appendix D.8; Raghu 2021", "training",
+        "Dosovitskiy 2021, appendix D.8; Raghu 2021", "training", "each head",
     ),
     "entropy": _ENTROPY,
     "normalised_entropy": _NORMALISED,
