@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from vitlens.analysis.ablation.importance import ablate as ablate
     from vitlens.analysis.answers.evaluate import evaluate as evaluate
     from vitlens.analysis.answers.pictures import images as images
-    from vitlens.analysis.attention.relevance import relevance as relevance
-    from vitlens.analysis.attention.rollout import rollout as rollout
+    from vitlens.analysis.attention.methods import relevance as relevance
+    from vitlens.analysis.attention.methods import rollout as rollout
     from vitlens.analysis.attention.weights import attention as attention
     from vitlens.analysis.cost.profile import profile as profile
     from vitlens.analysis.failures.compare import compare as compare
@@ -94,9 +94,9 @@ _HOMES = {
     "places": ("vitlens.lens.places.listing", "places"),
     "profile": ("vitlens.analysis.cost.profile", "profile"),
     "read": ("vitlens.commands.run.reading", "read"),
-    "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
+    "relevance": ("vitlens.analysis.attention.methods", "relevance"),
     "replay": ("vitlens.lens.public", "replay"),
-    "rollout": ("vitlens.analysis.attention.rollout", "rollout"),
+    "rollout": ("vitlens.analysis.attention.methods", "rollout"),
     "shape_bias": ("vitlens.analysis.failures.shape_bias", "shape_bias"),
     "show": ("vitlens.notebook", "show"),
     "show_board": ("vitlens.notebook", "show_board"),

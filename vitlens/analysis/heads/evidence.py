@@ -202,4 +202,5 @@ def head_norms(output: Float[Tensor, "calls heads tokens head_dim"], projection:
         squares = (output @ (columns.transpose(1, 2) @ columns)).mul(output).sum(-1)
     else:
         squares = output.square().sum(-1)
-    return squares.clamp_min(0).sqrt().mean(-1)
+    norms: Tensor = squares.clamp_min(0).sqrt().mean(-1)
+    return norms

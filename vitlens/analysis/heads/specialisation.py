@@ -43,6 +43,11 @@ _STEPS: Final = 50  # of bisection: more than the precision of float64
 _CERTAIN: Final = 1e6  # images that a prediction of a group from itself counts as
 _STRONGEST: Final = 40.0  # nats, of a key in the pattern over one outside it
 
+
+def _disc(square: int, down: Tensor, across: Tensor) -> Tensor:
+    return down**2 + across**2 <= square
+
+
 # offsets down and across in patches, key minus query -> whether they belong to the pattern
 OFFSETS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "self": lambda down, across: (down == 0) & (across == 0),
@@ -56,7 +61,7 @@ OFFSETS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "right": lambda down, across: (across > 0) & (down == down),
     "up": lambda down, across: (down < 0) & (across == across),
     "down": lambda down, across: (down > 0) & (across == across),
-    **{f"within {square}": lambda down, across, square=square: down**2 + across**2 <= square for square in DISCS},
+    **{f"within {square}": partial(_disc, square) for square in DISCS},
 }
 
 
@@ -157,7 +162,11 @@ class LayerEvidence:
         return bits_of_part(self.means["similar"], expected)
 
 
-def dead(layer: LayerEvidence) -> Samples:
+def _on_offsets(name: str, layer: LayerEvidence) -> Samples:
+    return layer.share(layer.of_offsets(name))
+
+
+def _dead(layer: LayerEvidence) -> Samples:
     """1 minus the norm of the head's output, in units of 1 % of the mean of the model's heads."""
     if layer.output is None:
         return torch.zeros_like(layer.bits)
@@ -165,7 +174,7 @@ def dead(layer: LayerEvidence) -> Samples:
 
 
 RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
-    "dead": dead,
+    "dead": _dead,
     "uniform": lambda layer: (1 - layer.bits).clamp_min(0),
     "CLS": lambda layer: layer.share(layer.of_tokens(layer.place.cls)),
     "register": lambda layer: layer.share(layer.of_tokens(layer.place.registers)),
@@ -175,7 +184,7 @@ RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
     "background": lambda layer: layer.share(layer.of_mask(background=True)),
     "similar": lambda layer: layer.share(layer.of_similar()),
     "local": lambda layer: layer.share(layer.of_local()),
-    **{name: lambda layer, name=name: layer.share(layer.of_offsets(name)) for name in OFFSETS if name in LABELS},
+    **{name: partial(_on_offsets, name) for name in OFFSETS if name in LABELS},
 }
 
 
@@ -354,7 +363,8 @@ def explained_by_offset(
     whole = mass.sum((1, 2))
     fitted = ((mass - whole[:, None, None] * uniform).square() / keys.clamp_min(_TINY)).sum((1, 2))
     total = energy - whole.square() * of_uniform
-    return torch.where(total <= 1e-6 * energy, 1.0, (fitted / total).clamp_max(1.0))
+    explained: Tensor = torch.where(total <= 1e-6 * energy, 1.0, (fitted / total).clamp_max(1.0))
+    return explained
 
 
 @dataclass(frozen=True)
@@ -391,7 +401,8 @@ def marks(table: Statistics) -> tuple[tuple[Marks, ...], ...]:
             for head, most in enumerate(received[0].argmax(-1).tolist()):
                 mass = _estimate(received[:, head, most], table.images)
                 output = None if outputs is None else _estimate(outputs[:, head], table.images)
-                of_layer.append(Marks(*divmod(most, grid[1]), grid, mass, float(chance[most]), output))
+                row, column = divmod(most, grid[1])
+                of_layer.append(Marks(row, column, grid, mass, float(chance[most]), output))
         found.append(tuple(of_layer))
     return tuple(found)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlens.analysis.answers.classes import match_classes
 from vitlens.analysis.answers.evaluate import accuracy, require_labels
 from vitlens.analysis.attention.chain import chain_length
-from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.attention.methods import relevance
 from vitlens.analysis.features.cka import FEWEST
 from vitlens.analysis.features.embedding import require_perplexity
 from vitlens.analysis.features.extraction import extract

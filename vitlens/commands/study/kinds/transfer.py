@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import answers
-from vitlens.analysis.attention.change import Moved, attention_moved
-from vitlens.analysis.attention.rollout import rollout
-from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.attention.methods import rollout
+from vitlens.analysis.attention.weights import Moved, attention_maps, attention_moved
 from vitlens.analysis.features.extraction import extract
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.probe import Probe, probe
