@@ -316,7 +316,8 @@ def offset_bits(mass: Float[Tensor, "*heads down across"], place: Geometry, name
         given = (weight * strong / (strong + keys - inside)).sum(-1)
         low, high = torch.where(given < got, middle, low), torch.where(given < got, high, middle)
     total = (inside * low[..., None].exp() + keys - inside) / keys
-    return ((got * low - (weight * total.log()).sum(-1)) / math.log(2)).clamp_min(0)
+    bits: Tensor = ((got * low - (weight * total.log()).sum(-1)) / math.log(2)).clamp_min(0)
+    return bits
 
 
 def left_out(sums: Float[Tensor, "groups *rest"], counts: Tensor) -> Float[Tensor, "samples *rest"]:
