@@ -16,10 +16,9 @@ from vitlens.analysis.robustness.curve import Outcome, halving_epsilon
 from vitlens.analysis.robustness.masking_signs import never_rises, same_in_ascending_order, weaker_breaks_no_more
 from vitlens.analysis.robustness.verdict import Check
 from vitlens.archives import Form
-from vitlens.attacks.attack import attack
+from vitlens.attacks.attack import Sweep, attack, sweep
 from vitlens.attacks.plan import AttackPlan, fitting_batch
 from vitlens.attacks.registry import ATTACKS, Attack, checks_of, comparisons
-from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.run.progress import Advance, ProgressStore
 from vitlens.commands.run.resume import batch_digest
