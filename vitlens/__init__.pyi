@@ -1,8 +1,8 @@
 """The public names of vitlens and their modules."""
 
 from vitlens.analysis.ablation.importance import ablate as ablate
-from vitlens.analysis.attention.relevance import relevance as relevance
-from vitlens.analysis.attention.rollout import rollout as rollout
+from vitlens.analysis.attention.methods import relevance as relevance
+from vitlens.analysis.attention.methods import rollout as rollout
 from vitlens.analysis.attention.weights import attention as attention
 from vitlens.analysis.cost.profile import profile as profile
 from vitlens.analysis.evaluation.evaluate import evaluate as evaluate

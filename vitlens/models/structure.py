@@ -327,11 +327,8 @@ def _order(
                 f"expected {len(read.special)} special tokens beside patches of grid={shown}, as a forward pass of "
                 f"{type(module).__name__} shows, found {prefix} and grid={grid}; leave grid= and prefix= out"
             )
-        return (
-            read
-            if isinstance(read, TokenOrder)
-            else TokenOrder(read.special if len(read.special) == prefix else _first(prefix), grid)
-        )
+        special = read.special if len(read.special) == prefix else _first(prefix)
+        return read if isinstance(read, TokenOrder) else TokenOrder(special, grid)
     if isinstance(read, Unread) and read.spread:
         begin = trace.by_module[attention][0].begin
         maps = [call for call in trace.calls if call.end < begin and call.output is not None and len(call.output) == 4]
