@@ -136,9 +136,9 @@ class Model(nn.Module):
 
         Raises UnknownNameError for a command that takes no model.
         """
-        from vitlens.models.support import unsupported  # which imports Model
+        from vitlens.models.support import needs_of, unsupported  # which imports Model
 
-        return unsupported(self, command)
+        return unsupported(self, *needs_of(command))
 
     def __repr__(self) -> str:
         from vitlens.models.support import description

@@ -124,7 +124,8 @@ def description(model: Model) -> list[tuple[str, str]]:
     anatomy, provenance, (height, width) = model.anatomy, model.provenance, model.input_size
     kind = str(model.architecture.get("kind", ""))
     library = f" ({kind})" if kind in SOURCES and not provenance.name.startswith(kind) else ""
-    mean, std = (", ".join(f"{value:g}" for value in each) for each in (model.preprocessing.mean, model.preprocessing.std))
+    normalisation = (model.preprocessing.mean, model.preprocessing.std)
+    mean, std = (", ".join(f"{value:g}" for value in each) for each in normalisation)
     more = f" and {len(model.classes) - _CLASSES} more" if len(model.classes) > _CLASSES else ""
     classes = f"{len(model.classes)}: {', '.join(model.classes[:_CLASSES])}{more}"
     heads = " or ".join(map(str, sorted({anatomy.parts[name].heads for name in anatomy.attention_modules})))
