@@ -15,6 +15,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, ModelError, UnsupportedError, first_line, lacks_memory
 from vitlens.labels import imagenet_classes
 from vitlens.models.anatomy import read_anatomy
+from vitlens.models.configs import CLASSES
 from vitlens.models.cutting import UNCUT, HeadMeans, add_means, cut_heads, output_projection, with_lost_heads
 from vitlens.models.hooks import per_model
 from vitlens.models.language_image import LanguageImage
@@ -22,7 +23,6 @@ from vitlens.models.model import Model, Provenance, first_output
 from vitlens.models.sources.registry import SOURCES
 from vitlens.models.swin import SwinTransformer, padding_note
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.vit_config import CLASSES
 from vitlens.preprocessing import Preprocessing, Side, require_side_lengths
 from vitlens.references import resolved
 from vitlens.typed import between, length, read_as

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError, ModelError, in_one_line
 from vitlens.files import sha256, write_bytes
+from vitlens.models.configs import CLASSES
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble, build, seeded, versions
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.vit_config import CLASSES
 from vitlens.models.weights import read_weights, require_fitting, to_save
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved

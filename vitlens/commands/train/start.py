@@ -13,12 +13,11 @@ from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
+from vitlens.models.configs import SWIN_PRESETS, VIT_PRESETS
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.rebuild import Overrides, for_classes
 from vitlens.models.support import needs_of, require
-from vitlens.models.swin_config import SWIN_PRESETS
-from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.names import Part, Precision
 from vitlens.preprocessing import Preprocessing
 from vitlens.training.distill import (
