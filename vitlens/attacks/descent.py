@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.failures.spectrum import frequency_bands
+from vitlens.analysis.failures.operations import frequency_bands
 from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
 from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
 from vitlens.attacks.norms import LINF, NORMS, PATCH, Change, Norm, PerImage, per_pixel

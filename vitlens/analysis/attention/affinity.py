@@ -17,12 +17,11 @@ from torch import Tensor
 from vitlens.analysis.attention.chain import without_autocast
 from vitlens.analysis.attention.registry import REFINE_STEPS
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Maps
+from vitlens.shapes import Images, Maps, TokenLayout
 
 Affinity = Float[Tensor, "batch patches patches"]
 

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from vitlens.analysis.attention.gradients import Rules, with_gradients
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
@@ -25,7 +24,7 @@ from vitlens.models.hooks import watching
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.names import READOUTS, Readout
-from vitlens.shapes import Images, Labels, Logits, Maps, Weights
+from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout, Weights
 
 Vector = Float[Tensor, "batch tokens"]
 # Propagates a row (batch, tokens) through one layer, towards the input. Given are the weights (batch, heads, query,

@@ -17,9 +17,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.attention.chain import Chain, Vector, chain_length, chained, without_autocast
 from vitlens.analysis.attention.registry import ALPHA, MethodSettings, attention_method
+from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import survey_weights

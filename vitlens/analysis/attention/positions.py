@@ -8,10 +8,10 @@ from scipy import stats
 from torch import Tensor
 
 from vitlens.analysis.heads.geometry import Geometry, grid_pitch
-from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
 from vitlens.models.positions import FIXED
 from vitlens.models.vit import VisionTransformer
+from vitlens.shapes import TokenLayout
 
 Similarity = Float[Tensor, "patches patches"]
 

@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.layout import TokenLayout
 from vitlens.lens.call import window_index
 from vitlens.lens.site import Site, Windows
 from vitlens.models.model import Model
+from vitlens.shapes import TokenLayout
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from vitlens.analysis.ablation import bench as ablation
 from vitlens.analysis.ablation.bench import Stored
 from vitlens.analysis.ablation.importance import Importance
 from vitlens.analysis.ablation.units import Removal, Unit
-from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
-from vitlens.analysis.cost.latency import latency
+from vitlens.analysis.cost.passes import passes, quartiles
+from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.heads.registry import MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
@@ -32,7 +32,7 @@ from vitlens.commands.run.unseen import copy_training_images
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.names import Replacement
 from vitlens.pixels import Streamed
@@ -254,7 +254,10 @@ def pruned(bench: Bench, importance: Importance, folder: Path) -> tuple[Estimate
     copy_training_images(whole, folder)
     (timed,) = split.pick(torch.arange(min(_TIMED, len(split)))).batches(_TIMED, device=whole.device)
     models: dict[Literal["whole", "pruned"], Model] = {"whole": whole, "pruned": small}
-    rounds = [[latency(model, timed.images, repeats=5) for model in models.values()] for _ in range(_ROUNDS)]
+    rounds = [
+        [quartiles(passes(model, timed.images, 5, warm_up=3), len(timed.images)) for model in models.values()]
+        for _ in range(_ROUNDS)
+    ]
     rows = []
     for (name, model), times in zip(models.items(), zip(*rounds)):
         best = min(times, key=lambda each: each.median)

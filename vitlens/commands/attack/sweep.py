@@ -1,7 +1,7 @@
 """The attacks of a run: every attack on every image at every epsilon, resumable; one on a sample; their self-checks."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.run.progress import Advance, ProgressStore
 from vitlens.commands.run.resume import batch_digest
 from vitlens.commands.run.run import Run
+from vitlens.data.split import balanced
 from vitlens.devices import evaluating
 from vitlens.models.model import Model
 
@@ -187,9 +188,7 @@ def attack_sample(works: Sequence[ModelAttack]) -> AttackSample:
     run = works[0].run
     name = example_attack(run.options.attacks)
     outcomes = [work.swept[run.options.attacks.index(name)].outcome for work in works]
-    epsilon, everything = halving_epsilon(outcomes), torch.arange(len(run.split))
-    numbered = replace(run.split, groups=everything).limit(SAMPLED, seed=run.run.seed)
-    indices = everything if numbered.groups is None else numbered.groups
+    epsilon, indices = halving_epsilon(outcomes), balanced(len(run.split), run.split.labels, SAMPLED, run.run.seed)
     clean, adversarial, fooled = works[0].images(indices), [], []
     with run.progress(f"{ATTACKS[name].title} on a sample", len(works) * len(indices)) as advance:
         for work, outcome in zip(works, outcomes):

@@ -238,7 +238,7 @@ REPORT: Final = Report(
         "specialisation", images(scale="joint", label="weight, log2 of times uniform"),
         "Mean weight of keys by their offset from the query, which is in the middle, for every head; grey: never "
         "occurs. Frame and code name its pattern.",
-        title="What every head of {{ record.aliases[0] }} attends to", rows=lambda record: list(_offsets(record)),
+        title="What every head of {{ record.aliases[0] }} attends to", rows=_offsets,
     ),
     glance=(
         *(Glance("means", "statistics", key=name, title=title_of(name)) for name in _OVERVIEW),
