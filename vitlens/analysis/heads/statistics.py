@@ -27,8 +27,6 @@ from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
 from vitlens.shapes import Images
 from vitlens.summary import HeadBoard, Line, Summary
 
-_BOARDS = ("distance", "normalised_entropy")  # statistics that a notebook shows of every head
-
 
 @dataclass(frozen=True, repr=False)
 class Statistics(Summary):
@@ -66,7 +64,7 @@ class Statistics(Summary):
 
     def boards(self) -> Iterator[HeadBoard]:
         """The distance and the normalised entropy of every head, as far as they are defined."""
-        for name in _BOARDS:
+        for name in ("distance", "normalised_entropy"):
             values = getattr(self, name)
             if not bool(values.isnan().all()):
                 yield HeadBoard(STATISTICS[name].title, values.tolist(), STATISTICS[name].unit)
@@ -77,8 +75,8 @@ class Statistics(Summary):
         return max(site.heads for site in self.sites)
 
     def low(self, name: str) -> PerHead:
-        """The lower end of the mean's 95 % interval (Student's t) over images, or over groups of
-        images that share a source; NaN for one."""
+        """The lower end of the mean's 95 % interval (Student's t) over images, or over groups of images that share a
+        source; NaN for one."""
         return self._table(name, lambda key: self.moments.mean(key) - self.moments.half_width(key))
 
     def high(self, name: str) -> PerHead:
@@ -156,20 +154,14 @@ class Stream:
 
     def result(self) -> Statistics:
         """The statistics so far. Raises InputError before the first image."""
-        if not self.moments.count:
+        count = self.moments.count
+        if not count:
             raise InputError("expected at least one image, found none")
+        geometries = tuple(geometry_of(site, self.model) for site in self._sites)
+        offsets = (self.offsets.get(layer) for layer in range(len(self._sites)))
+        masses = tuple(None if mass is None else mass / count for mass in offsets)
         return Statistics(
-            self.moments.count,
-            self._sites,
-            tuple(geometry_of(site, self.model) for site in self._sites),
-            tuple(
-                self.offsets[layer] / self.moments.count if layer in self.offsets else None
-                for layer in range(len(self._sites))
-            ),
-            self.moments,
-            self.overall,
-            self.renormalise,
-            self.evidence,
+            count, self._sites, geometries, masses, self.moments, self.overall, self.renormalise, self.evidence
         )
 
 
