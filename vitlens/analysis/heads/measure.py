@@ -4,24 +4,21 @@ Attention matrices are computed for a few images at a time and not stored.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.evaluation.intervals import Key
 from vitlens.analysis.heads.evidence import Gathering, HeadEvidence
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.heads.registry import head_statistics, token_statistics
-from vitlens.analysis.heads.rows import PatchRows, PerImage, Rows, median, outliers
+from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerImage, Rows, TokenNorms
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import watching_stream
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import Site
 from vitlens.models.model import Model
-from vitlens.references import resolved
 from vitlens.shapes import Images, Tokens
 
 
@@ -87,8 +84,8 @@ def measure(
         prefix = len(layout.prefix) if layout is not None and tokens.shape[1] == layout.tokens else 0
         if len(tokens) == len(images) and tokens.shape[1] > max(prefix, 1):  # neither windows nor CLS only
             norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
-            for name, statistic in token_statistics().items():
-                batch.values[name, block] = resolved(statistic.function)(norms)[:, None]
+            for name in token_statistics():
+                batch.values[name, block] = FUNCTIONS[name](norms)[:, None]
 
     survey_weights(model, images)  # its passes of one and two images are not part of the batch
     with watching_stream(model, take_norms):
@@ -137,40 +134,7 @@ def _of_rows_only(weights: Tensor, call: AttentionCall) -> dict[str, Tensor]:
     """The statistics of a pooling or CLS query's row, or of rows over pooled keys, which have no place in the image."""
     query_rows, rows = "CLS" if call.site.kind == "class" else "patches", Rows(weights)
     return {
-        name: resolved(statistic.function)(rows).mean(-1).unflatten(0, (call.images, -1)).mean(1)
+        name: FUNCTIONS[statistic.function or name](rows).mean(-1).unflatten(0, (call.images, -1)).mean(1)
         for name, statistic in head_statistics().items()
         if statistic.input == "row" and statistic.rows == query_rows
     }
-
-
-@dataclass(frozen=True)
-class TokenNorms:
-    """Euclidean norms of the tokens of the residual stream after one block; prefix: the number of prefix tokens."""
-
-    norms: Float[Tensor, "images tokens"]
-    prefix: int
-
-    @cached_property
-    def high(self) -> Float[Tensor, "images tokens"]:
-        """1 where a norm exceeds its image's median + 5 median absolute deviations, else 0."""
-        return outliers(self.norms).float()
-
-
-def token_norm(tokens: TokenNorms) -> Float[Tensor, " images"]:
-    """The median norm."""
-    return median(tokens.norms)
-
-
-def greatest_norm(tokens: TokenNorms) -> Float[Tensor, " images"]:
-    """The greatest norm."""
-    return tokens.norms.amax(-1)
-
-
-def high_norm_patches(tokens: TokenNorms) -> Float[Tensor, " images"]:
-    """The number of patches of high norm."""
-    return tokens.high[:, tokens.prefix :].sum(-1)
-
-
-def high_norm_prefix(tokens: TokenNorms) -> Float[Tensor, " images"]:
-    """The number of prefix tokens of high norm."""
-    return tokens.high[:, : tokens.prefix].sum(-1)
