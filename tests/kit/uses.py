@@ -20,8 +20,7 @@ from vitlens.analysis.ablation.importance import ablate
 from vitlens.analysis.attention.methods import maps_in_one_pass, relevance, rollout
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.registry import MethodSettings
-from vitlens.analysis.attention.views import key_maps, query_maps
-from vitlens.analysis.attention.weights import attention, attention_maps
+from vitlens.analysis.attention.weights import attention, attention_maps, key_maps, query_maps
 from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.passes import inference_peak, saved_for_training
