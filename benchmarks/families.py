@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import rollout
 from vitlens.errors import VitlensError
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import KIND_WORDS

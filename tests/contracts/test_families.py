@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.lens.tiny import CHAINED, FAMILIES, images
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import rollout
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.lens.capture import capture_attention
 from vitlens.models import loading

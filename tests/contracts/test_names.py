@@ -16,7 +16,8 @@ from torch import Tensor
 import vitlens
 from tests.lens.tiny import images, ours
 from vitlens import names
-from vitlens.analysis.attention.rollout import RolloutSettings, fuse
+from vitlens.analysis.attention.methods import fused
+from vitlens.analysis.attention.registry import MethodSettings
 from vitlens.analysis.faithfulness.masking import logits_without_patches
 from vitlens.analysis.features.embedding import embed
 from vitlens.analysis.features.neighbours import Neighbours, vote
@@ -91,7 +92,7 @@ def as_file(form: str) -> bytes:
 WEIGHTS = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)).softmax(-1)
 POINTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(0))
 CHOICES: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
-    "fusion": (names.FUSIONS, lambda word: fuse(WEIGHTS, RolloutSettings(fusion=word).fusion)),
+    "fusion": (names.FUSIONS, lambda word: fused(WEIGHTS, MethodSettings("rollout", word).fusion)),
     "substrate": (names.SUBSTRATES, substituted),
     "pooling": (names.FEATURE_POOLS, lambda word: vitlens.features(ours(), images((32, 48)), pool=word).at()),
     "weighting": (names.WEIGHTINGS, voted),

@@ -34,9 +34,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Several:
-    layer: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
-    mean: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
-    low: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
+    layer: Mapping[int, Annotated[NDArray[np.floating], Form("f", (None, None))]]
+    mean: Mapping[str, Annotated[NDArray[np.floating], Form("f", (None,))]]
+    low: Mapping[str, Annotated[NDArray[np.floating], Form("f", (None,))]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.test_loop import STEPS, TEST, InterruptedTrainingError, interrupting, same, state, timeless, trained
 from tests.training.tiny import tiny_model, tiny_recipe
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import rollout
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.errors import InputError
 from vitlens.models import loading, saved

@@ -105,14 +105,11 @@ def _requirements(run: Any, command: Command) -> Any:
 
 
 def _parameters(kind: type) -> Iterator[inspect.Parameter]:
-    bundles = []
     for field, annotation, flag in flags_of(kind):
         if flag is None:
-            bundles.append(annotation)
+            yield from _parameters(annotation)
         else:
             yield _parameter(field, annotation, flag)
-    for bundle in bundles:
-        yield from _parameters(bundle)
 
 
 def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> inspect.Parameter:

@@ -16,7 +16,7 @@ from vitlens.analysis.ablation.importance import Importance
 from vitlens.analysis.ablation.units import Removal, Unit
 from vitlens.analysis.cost.passes import passes, quartiles
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
-from vitlens.analysis.heads.labels import LABELS, head_words
+from vitlens.analysis.heads.registry import MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
@@ -144,7 +144,7 @@ def head_labels(bench: Bench) -> dict[tuple[int, int], str]:
         return {}
     return {
         (layer, head): given.label
-        if LABELS[given.label].function
+        if given.label not in (MIXED, UNLABELLED)
         else head_words(given.label, given.best, given.other or None, given.score)
         for layer, heads in enumerate(specialise(stream.result()).given)
         for head, given in enumerate(heads)

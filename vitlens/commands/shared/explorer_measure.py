@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.ablation.importance import Importance
-from vitlens.analysis.attention.defaults import WHOLE
+from vitlens.analysis.attention.registry import WHOLE
 from vitlens.analysis.attention.tokens import require_token_attention, token_attention
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Statistics

@@ -31,11 +31,9 @@ class Shape:
         "--image-size", "Input size in pixels.", metavar="N|HxW", parse=side_lengths
     )
     patch_size: list[int] | None = _shape(
-        "--patch-size",
-        "Patch size of a ViT in pixels.",
-        metavar="N|HxW",
+        "--patch-size", "Patch size of a ViT in pixels.", metavar="N|HxW",
         parse=lambda name, text: list(side_lengths(name, text)),
-    )
+    )  # fmt: skip
     dim: int | None = _shape("--dim", "Embedding dimension of a ViT.", metavar="N")
     depth: int | None = _shape("--depth", "Number of blocks of a ViT.", metavar="N")
     heads: int | None = _shape("--heads", "Heads in each block of a ViT.", metavar="N")

@@ -2,23 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import Indices, Matrix, Pixels
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget, TrainingImages
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(OfModel):
     """One model on the test images. role: "student", "teacher", "without a teacher"; None without one.
 
     gap: accuracy on the training images of the last epoch, as they were augmented, minus that on the test images, a
@@ -27,7 +22,6 @@ class ScoreRow:
     of its predictions with the teacher's.
     """
 
-    model: str = col("model")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     role: str | None = col("training", default=None)
     agreement: Estimate | None = col(
@@ -116,15 +110,14 @@ class FirstBatchArrays:
 
     given: Pixels
     trained: Pixels
-    labels: Annotated[NDArray[np.integer], Form("iu", (None,))]
-    targets: Annotated[NDArray[np.floating], Form("f", (None, None))]
+    labels: Indices
+    targets: Matrix
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord(Record):
     """scores: the trained model first; training: of trainings that are compared."""
 
-    command: ClassVar[str] = "train"
     scores: tuple[ScoreRow, ...] = table()
     history: tuple[EpochMetrics, ...] = table()
     per_class: tuple[ClassRow, ...] = table()
@@ -145,6 +138,3 @@ def last_tenth(history: Sequence[EpochMetrics]) -> tuple[EpochMetrics, EpochMetr
     apart = max(1, len(history) // 10)
     earlier = [row for row in evaluated if evaluated[-1].epoch - row.epoch >= apart]
     return (earlier[-1], evaluated[-1]) if earlier else None
-
-
-RECORD = TrainRecord

@@ -20,7 +20,7 @@ from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.evaluation.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.archives import Form
-from vitlens.arrays import arrays_of, as_arrays
+from vitlens.arrays import Flags, arrays_of, as_arrays
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
 from vitlens.commands.run.progress import training_progress
@@ -61,7 +61,7 @@ class Trial:
     images_per_second: of training alone, the median over epochs; flops: of one image's forward pass.
     """
 
-    correct: Annotated[NDArray[np.bool_], Form("b", (None,))]
+    correct: Flags
     seconds: Annotated[NDArray[np.float64], Form("f")]
     images_per_second: Annotated[NDArray[np.float64], Form("f")]
     steps: Annotated[NDArray[np.int64], Form("iu")]

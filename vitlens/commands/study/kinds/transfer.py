@@ -8,9 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.change import Moved, attention_moved
-from vitlens.analysis.attention.rollout import rollout
-from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.attention.methods import rollout
+from vitlens.analysis.attention.weights import Moved, attention_maps, attention_moved
 from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.analysis.features.features import Features, extract
 from vitlens.analysis.features.probe import Probe, probe
