@@ -8,7 +8,7 @@ from vitlens.data.catalogue import load_data
 from vitlens.data.folder import list_folder, list_images
 from vitlens.errors import DataError
 from vitlens.files import read_arrays
-from vitlens.labels import imagenet_classes
+from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 
 SMALL = Preprocessing(size=(4, 4))

@@ -15,8 +15,7 @@ from vitlens.data.masks import has_objects, load_masked
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, describe_hold_out, hold_out
 from vitlens.errors import DataError, in_one_line
-from vitlens.labels import are_imagenet, imagenet_classes, imagenet_indices
-from vitlens.names import Part
+from vitlens.names import Part, are_imagenet, imagenet_classes, imagenet_indices
 from vitlens.preprocessing import Preprocessing
 
 _TRAIN: Final = ("train", "training")

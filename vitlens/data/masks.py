@@ -16,7 +16,7 @@ from vitlens.data.registry import DataRequest
 from vitlens.data.split import Skipped, Split
 from vitlens.errors import DataError
 from vitlens.files import read_json
-from vitlens.labels import imagenet_classes
+from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import between, read_as
 

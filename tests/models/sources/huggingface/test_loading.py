@@ -12,9 +12,9 @@ import vitlens
 from tests.models.sources.huggingface.tiny import FAMILIES, FEATURES, LABELS, TOWERS
 from vitlens.data.decode import fit
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.labels import imagenet_classes
 from vitlens.models.saved import load_file, save
 from vitlens.models.sources.registry import SOURCES, ModelRequest
+from vitlens.names import imagenet_classes
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
 
