@@ -35,8 +35,8 @@ else:
 TOLERANCE: Final = 1e-4  # accepted distance outside [0, 1], by rounding; such pixels are clamped
 MOST_BYTES: Final = 2**32  # of the images of a Split at once: 7,133 of 224x224 px
 
-_READER: Final = "vitlens.data.given:read_split"  # in a higher layer, as is the next
-_CLASSES: Final = "vitlens.analysis.answers.targets:"
+_READER: Final = "vitlens.data.catalogue:read_split"  # in a higher layer, as is the next
+_CLASSES: Final = "vitlens.analysis.evaluation.classes:"
 _MODEL: Final = "vitlens.models.given:require_model"
 _LOADER: Final = "make them with vitlens.images(FILES, model)"
 _WHITE: Final = 255  # of 8-bit pixels
@@ -86,7 +86,7 @@ def takes_images(function: Function) -> Function:
 
     The function itself gets them by `as_images`, as one tensor in [0, 1], clamped and in the model's dtype, or by
     `as_parts`, to read them part by part; they are given as tensors, files, folders, PIL images, uint8 arrays or a
-    Split (data/given.py), whose groups `groups_of` has; `labels`, where it has such a parameter and
+    Split (data/catalogue.py), whose groups `groups_of` has; `labels`, where it has such a parameter and
     none are given, from the Split or the class folders; and `targets` as class indices (batch,), or None for the
     predicted classes. Where None is the default of `targets`, it means none, and "predicted" and "label" are refused.
     Raises DataError where `read_split` and `require_images` do, InputError for what is no Model, for options that are

@@ -17,7 +17,7 @@ from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.defaults import LAST_BLOCKS
 from vitlens.attribution.explain import explain, methods_for, preferred_method, preferred_methods
 from vitlens.attribution.legrad import legrad, require_legrad
-from vitlens.data.masks import load_masked_folder
+from vitlens.data.catalogue import load_data
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models import loading
 from vitlens.models.language_image import with_prompts, zero_shot_classifier
@@ -331,9 +331,7 @@ def test_a_classifier_that_reads_more_than_one_block_is_refused():
 def test_localisation_on_the_coco_masks(real_data: Path, start, readout, auc):
     model = loading.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
     root = real_data / "coco_masks"
-    split = load_masked_folder(
-        root, sorted((root / "images").iterdir()), part="test", preprocessing=model.preprocessing
-    )
+    split = load_data(str(root), preprocessing=model.preprocessing)
     (batch,) = split.batches(56)
     maps = explain(model, batch.images, targets=batch.labels, method="legrad", start_layer=start, readout=readout)
     found = roc_auc(maps, split.masks).mean().item()

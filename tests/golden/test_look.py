@@ -115,8 +115,8 @@ def test_of_many_images_the_first_are_looked_at_and_unreadable_ones_do_not_count
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty caches of the hubs, without a network; the checkpoints of torch.hub."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "TORCH_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TORCH_HOME", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "huggingface" / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing answers there
     folder = tmp_path / "torch" / "hub" / "checkpoints"

@@ -5,7 +5,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vitlens.errors import ModelError
 
-SUFFIXES: Final = (".safetensors", ".pth", ".pt", ".bin")  # of files that are read as weights
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "module")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other

@@ -38,18 +38,16 @@ from vitlens.commands.shared.explorer_measure import (
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import DRAWN, file_names
 from vitlens.commands.shared.stages import StageRow, stages
-from vitlens.data.decode import Header
+from vitlens.data.decode import Header, probe
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images
-from vitlens.data.reading import probe
 from vitlens.data.split import Split
 from vitlens.devices import autocast, one_thread
 from vitlens.display import for_terminal
 from vitlens.errors import DataError, InputError, ModelError
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_model
-from vitlens.models.sources.hub import SMALL_VIT_SIZE, download_small_vit, offline
-from vitlens.models.sources.on_disk import vits_on_disk
+from vitlens.models.sources.hub import SMALL_VIT_SIZE, download_small_vit, offline, vits_on_disk
 from vitlens.names import BUNDLED
 from vitlens.uncertainty import Estimate
 

@@ -22,7 +22,7 @@ from vitlens.archives import Bounds
 from vitlens.commands.shared.explorer import LEVELS, ExplorerArrays, ExplorerRow, Shown
 from vitlens.commands.shared.explorer import explorer as explorer_of_arrays
 from vitlens.commands.shared.sheets import DRAWN
-from vitlens.data.given import read_pictures
+from vitlens.data.catalogue import read_pictures
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.files import write_text

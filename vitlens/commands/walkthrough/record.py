@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from vitlens.analysis.walkthrough.registry import StepName
 from vitlens.arrays import Images, Indices, Matrix, Pixels, Vector
+from vitlens.names import StepName
 from vitlens.record import Record, arrays, col, head_name, table
 
 

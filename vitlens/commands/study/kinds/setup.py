@@ -11,8 +11,7 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.study.kinds.kinds import KINDS, Kind, Point
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.train.start import OF_DIGITS, both_parts
-from vitlens.data.shares import images_in, share_of
-from vitlens.data.split import Split
+from vitlens.data.split import Split, images_in, share_of
 from vitlens.devices import resolve_device
 from vitlens.errors import DataError, InputError
 from vitlens.models.loading import load, untrained
