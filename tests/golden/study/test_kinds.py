@@ -54,10 +54,6 @@ def done(golden) -> Path:
     return golden("study of points").folder
 
 
-def results(folder: Path) -> dict:
-    return json.loads((folder / "results.json").read_text())
-
-
 def setup_of(kind: str, images: int, options: RunOptions = OPTIONS, *, epochs: int = 1, data: str = "digits") -> Setup:
     train, test = digits("train").limit(min(images, 40)), digits("test").limit(10)
     train = train.pick(torch.arange(images) % len(train))
@@ -141,7 +137,7 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     folder = tmp_path / "stopped"
     with interrupted(lambda training, progress: (training, progress.epoch) == (3, 1), kind_measure):
         study(options=replace(OPTIONS, out=folder))
-    assert results(folder)["status"] == "interrupted"
+    assert read_folder(folder).status == "interrupted"
     stopped, before = folder / "points" / "mean" / "seed-0", folder / "points" / "cls" / "seed-1" / "result.npz"
     assert read_metrics(stopped)  # an epoch was through
     assert not (stopped / "result.npz").exists()
@@ -152,7 +148,7 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     assert not list(folder.rglob(".*"))
     for name in ("arrays/correct.npz", "points/mean/seed-0/model.safetensors"):
         assert (folder / name).read_bytes() == (done / name).read_bytes()
-    assert results(folder)["metrics"] == results(done)["metrics"]
+    assert read_folder(folder).metrics == read_folder(done).metrics
     trained = {path: path.stat().st_mtime_ns for path in folder.glob("points/*/*/*")}
     assert study(None, resume=folder, options=OPTIONS) == folder / "report.html"
     assert {path: path.stat().st_mtime_ns for path in trained} == trained  # a whole study is not trained again
