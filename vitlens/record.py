@@ -26,9 +26,8 @@ import msgspec
 
 from vitlens.arrays import arrays_of, as_arrays
 from vitlens.errors import InputError
-from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_arrays
+from vitlens.files import CONFIG, RESULTS, RunRecord, inside, named_file, read_arrays
 from vitlens.recorded import Config
-from vitlens.safe_paths import inside
 from vitlens.uncertainty import Estimate
 
 SCHEMA: Final = 3  # of the results.json of these records

@@ -177,7 +177,7 @@ def test_a_damaged_folder_is_one_line(tmp_path, change, message):
 def test_a_name_is_no_markup(tmp_path):
     alias = "**bold** <b>`x`"
     document = REPORT(FurRecord(furs=tuple(replace(row, model=alias) for row in rows())))
-    from vitlens.display import as_markdown
+    from vitlens.report.escape import as_markdown
 
     shown_ = as_markdown(document.first.answer[0].text)
     assert "**bold** " not in shown_.replace(r"\*\*bold\*\*", "")

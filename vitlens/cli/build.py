@@ -70,7 +70,7 @@ def command_function(command: Command) -> Callable[..., None]:
         written: Any = command.measure(options)
         ended = conclusion_of(written, requirements, quiet=run.quiet) if isinstance(written, Path) and run else written
         if isinstance(ended, Conclusion):
-            written = ended.path
+            written = ended.written
             for note in ended.lines:
                 print_note(note)
         for line in (written,) if isinstance(written, str | Path) else written or ():  # of processes, the first prints

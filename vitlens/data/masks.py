@@ -15,7 +15,7 @@ from vitlens.data.decode import SUFFIXES, Header, UnreadableError, fit, load_fil
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Skipped, Split
 from vitlens.errors import DataError
-from vitlens.files import read_any_json
+from vitlens.files import read_json
 from vitlens.labels import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import between, read_as
@@ -189,8 +189,8 @@ def _damaged(why: UnreadableError) -> str:
 
 def _boxes(file: Path) -> Mapping[str, Object]:
     """The boxes of every image that has some, by the image's file name. Raises DataError for another format."""
-    content = read_any_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
-    coco = read_as(_Coco, content, source=str(file), unknown="ignore", error=DataError, hint=_COCO_FORM)
+    content = read_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
+    coco = read_as(_Coco, content, source=str(file), error=DataError, hint=_COCO_FORM)
     by_image: dict[_Id, list[tuple[float, float, float, float]]] = {}
     for row in coco.annotations:
         by_image.setdefault(row.image_id, []).append(row.bbox)
@@ -208,14 +208,12 @@ def _labels(index: Path, paths: Sequence[Path]) -> Tensor | None:
     """
     if not index.is_file():
         return None
-    entries = read_any_json(index, error=DataError, hint=_INDEX_FORM)
+    entries = read_json(index, error=DataError, hint=_INDEX_FORM)
     if not isinstance(entries, list) or not any(
         isinstance(entry, dict) and "imagenet_class" in entry for entry in entries
     ):
         return None
-    table = read_as(
-        _Index, {"entries": entries}, source=str(index), unknown="ignore", error=DataError, hint=_INDEX_FORM
-    )
+    table = read_as(_Index, {"entries": entries}, source=str(index), error=DataError, hint=_INDEX_FORM)
     classes = {entry.file: entry.imagenet_class for entry in table.entries}
     labels = [classes.get(path.name, -1) for path in paths]
     return torch.tensor(labels) if min(labels) >= 0 else None

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitlens.analysis.heads.labels import LABELS
+from vitlens.analysis.heads.registry import LABELS
 from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, HeadPairRow, UnitRow, fewest_images
 from vitlens.record import by as grouped

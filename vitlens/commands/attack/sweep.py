@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.robustness import checks as rules
-from vitlens.analysis.robustness.checks import AttackOutput, Attempt
+from vitlens.analysis.robustness.checks import AttackOutput, Attempt, Check
 from vitlens.analysis.robustness.curve import Outcome, halving_epsilon
-from vitlens.analysis.robustness.masking_signs import never_rises, same_in_ascending_order, weaker_breaks_no_more
-from vitlens.analysis.robustness.verdict import Check
 from vitlens.archives import Form
-from vitlens.attacks.attack import attack
+from vitlens.attacks.attack import Sweep, attack, sweep
 from vitlens.attacks.plan import AttackPlan, fitting_batch
 from vitlens.attacks.registry import ATTACKS, Attack, checks_of, comparisons
-from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.run.progress import Advance, ProgressStore
 from vitlens.commands.run.resume import batch_digest
@@ -218,7 +215,7 @@ def checked(work: ModelAttack) -> Iterator[Check]:
     yield rules.gradients_not_zero(work.model, images, labels)
     outcomes = {result.attack: result.outcome for result in work.swept}
     of_pairs = [
-        weaker_breaks_no_more(outcomes[pair.weaker], outcomes[pair.stronger], reason=pair.reason)
+        rules.weaker_breaks_no_more(outcomes[pair.weaker], outcomes[pair.stronger], reason=pair.reason)
         for pair in comparisons([*outcomes])
     ]
     if work.run.options.self_checks == "few":
@@ -247,7 +244,7 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, right: Tensor) -> Iterator
     """The checks of one attack; right: the images on which it is checked, fewer and in fewer steps where it is slow."""
     entry, slug, planned = ATTACKS[swept.attack], swept.outcome.name, _planned(work, swept)
     attempt, epsilon, steps = work.attempt(swept.attack), swept.outcome.epsilons[-1], work.steps_of(entry)
-    yield never_rises(swept.outcome)
+    yield rules.never_rises(swept.outcome)
     if "gradients read" in planned:
         zero, correct = int((swept.silent & work.clean).sum()), int(work.clean.sum())
         yield Check(
@@ -279,7 +276,7 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, right: Tensor) -> Iterator
             attempted(work, swept.attack, right, downwards=downwards, **more).broken_at.cpu()
             for downwards in (True, False)
         )
-        yield same_in_ascending_order(slug, above, below)
+        yield rules.same_in_ascending_order(slug, above, below)
 
 
 def _planned(work: ModelAttack, swept: SweptAttack) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from vitlens.analysis.attention.defaults import REFINE_STEPS
+from vitlens.analysis.attention.registry import REFINE_STEPS
 from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, COMPOSITES
 from vitlens.analysis.faithfulness.defaults import OTHER_SUBSTRATES, SUBSTRATE
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods

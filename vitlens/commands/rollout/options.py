@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitlens.analysis.attention.defaults import ALPHA
-from vitlens.analysis.attention.registry import ATTENTION_METHODS
+from vitlens.analysis.attention.registry import ALPHA, ATTENTION_METHODS
 from vitlens.commands.run.flags import choices, option
 from vitlens.commands.run.options import SharedOptions, data_option, images_option, one_model
 from vitlens.names import FUSIONS, Fusion, Readout

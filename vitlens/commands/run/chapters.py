@@ -8,12 +8,11 @@ from typing import Any, Final
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
 from vitlens.errors import UnknownNameError
-from vitlens.files import read_run
+from vitlens.files import inside, read_run
 from vitlens.record import Better, Contents, Record, col, table
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, Section, Sentence
 from vitlens.report.sections import ORDER, SAID
-from vitlens.safe_paths import inside
 from vitlens.typed import Name
 from vitlens.uncertainty import Estimate
 

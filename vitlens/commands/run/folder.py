@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 from vitlens import files
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
+from vitlens.files import inside, require_no_links
 from vitlens.record import SCHEMA, Record, written
-from vitlens.safe_paths import inside, require_no_links
 from vitlens.version import __version__
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from vitlens.analysis.heads.labels import LABELS
-from vitlens.analysis.heads.registry import head_statistics, shown_in
+from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_statistics, shown_in
 from vitlens.arrays import Stack
 from vitlens.record import OfModel, Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
@@ -52,7 +51,7 @@ class HeadRow(OfModel):
     @property
     def is_clear(self) -> bool:
         """Whether its label names one pattern."""
-        return self.label in LABELS and bool(LABELS[self.label].function)
+        return self.label in LABELS and self.label not in (MIXED, UNLABELLED)
 
 
 @dataclass(frozen=True)

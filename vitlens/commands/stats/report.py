@@ -8,8 +8,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from vitlens.analysis.heads.labels import FAULTY, LABELS, THRESHOLD, UNLABELLED
-from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
+from vitlens.analysis.heads.registry import FAULTY, LABELS, STATISTICS, THRESHOLD, UNLABELLED, View, shown_in
 from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.report.claims import Claim, above, below, found, judge

@@ -192,7 +192,7 @@ class TrainOptions:
     )
     check: bool = option(
         "--check",
-        "Do not train: check data, model and recipe on a few images, in seconds; exit code 1 where a check fails.",
+        "Do not train: check model and recipe on a few images, in seconds; exit code 1 where a check fails.",
         default=False,
     )
     keep_every: int | None = option(
@@ -236,6 +236,9 @@ def require_compatible(options: TrainOptions) -> None:
         "--compile on": options.compiling == "on",
         "--resume": options.resume,
         "--track": options.track,
+        "--out": options.run.out,
+        "--at-least": options.run.at_least,
+        "--at-most": options.run.at_most,
     }
     excluded = {
         "--check": (options.check, tuple(given)),

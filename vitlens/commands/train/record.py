@@ -1,4 +1,4 @@
-"""What `vitlens train` records: a training, or the checks before one."""
+"""What `vitlens train` records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget, TrainingImages
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import OfModel, Record, arrays, col, table
-from vitlens.training.check.rows import BatchLossRow, CheckRow, LayerRow
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate
 
@@ -105,17 +104,6 @@ class DistillationRow:
 
 
 @dataclass(frozen=True)
-class CheckedRow(OfModel):
-    """Losses of the checks: before the first step, of the best constant prediction on the one batch, and at the end of
-    the training on it."""
-
-    failed: Estimate = col("failed checks", better="lower", metric="failed_checks/{model}")
-    initial: Estimate | None = col("initial loss", metric="initial_loss/{model}", default=None)
-    constant: Estimate | None = col("loss of a constant", metric="constant_loss/{model}", default=None)
-    fitted: Estimate | None = col("loss on one batch", metric="one_batch_loss/{model}", default=None)
-
-
-@dataclass(frozen=True)
 class FirstBatchArrays:
     """The first images of the first training batch, as given and as the model takes them; labels: of the images as
     given; targets (image, class): shares of the classes."""
@@ -128,8 +116,7 @@ class FirstBatchArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord(Record):
-    """scores: the trained model first; checked and what follows: of --check alone; training: of trainings that are
-    compared."""
+    """scores: the trained model first; training: of trainings that are compared."""
 
     scores: tuple[ScoreRow, ...] = table()
     history: tuple[EpochMetrics, ...] = table()
@@ -141,10 +128,6 @@ class TrainRecord(Record):
     started: tuple[FineTunedRow, ...] = table()
     taught: tuple[DistillationRow, ...] = table()
     training: tuple[Budget, ...] = table()
-    checked: tuple[CheckedRow, ...] = table()
-    checks: tuple[CheckRow, ...] = table()
-    layers: tuple[LayerRow, ...] = table()
-    batch_losses: tuple[BatchLossRow, ...] = table()
     first_batch: FirstBatchArrays | None = arrays("first_batch")
     training_images: TrainingImages | None = arrays("training_images")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
 from vitlens.analysis.cost.flops import flops_by_part
-from vitlens.analysis.cost.memory import saved_for_training
+from vitlens.analysis.cost.passes import saved_for_training
 from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.evaluation.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.features.receptive_field import receptive_field
@@ -40,11 +40,10 @@ from vitlens.files import read_arrays, write_arrays
 from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.training import checkpoint
-from vitlens.training.bookkeeping import BEST_FILE
 from vitlens.training.distill import Distillation
 from vitlens.training.finetune import trained_share
 from vitlens.training.head import fit_head
-from vitlens.training.loop import fit
+from vitlens.training.loop import BEST_FILE, fit
 from vitlens.training.recipe import Recipe
 from vitlens.uncertainty import LEVEL, Estimate, holm, student_mean
 
