@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import PrefixKind, TokenLayout
 

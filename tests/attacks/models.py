@@ -11,7 +11,8 @@ from tests.lens.tiny import ours
 from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.attack import Sweep, sweep
 from vitlens.attacks.plan import AttackPlan
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
 Size = tuple[int, int]

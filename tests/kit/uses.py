@@ -64,7 +64,7 @@ from vitlens.lens.quick_passes import quick_convolutions, quick_linear, quick_ml
 from vitlens.lens.replay import replaying
 from vitlens.lens.replay_check import entry_of
 from vitlens.lens.stages import stages, watching_stages
-from vitlens.models.memo import forget
+from vitlens.models.hooks import forget
 from vitlens.models.model import Model
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.head import read_features

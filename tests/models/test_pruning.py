@@ -17,11 +17,10 @@ from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
-from vitlens.models.anatomy import attention_modules
 from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 
 CUT = {
@@ -195,7 +194,7 @@ def test_timms_comes_back_from_its_file(tmp_path):
 @torch.no_grad()
 def test_lost_heads_are_put_back_as_zeros(name, removed):
     whole = CUT[name]()
-    attention = next(attention_modules(whole.module))
+    attention = whole.anatomy.attention_modules[0]
     cut = copy.deepcopy(whole.module)
     cut_heads(cut, {attention: removed})
     made = cut.get_submodule(attention)

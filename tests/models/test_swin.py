@@ -18,7 +18,7 @@ from vitlens.lens.call import window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.site import Windows
 from vitlens.models.loading import load, untrained
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import save
 from vitlens.models.swin import (
     SWIN_PRESETS,

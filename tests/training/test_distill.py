@@ -11,9 +11,9 @@ from tests.training.test_loop import Drawn
 from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
 from vitlens.data.split import InMemory
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
-from vitlens.models.identity import fingerprint
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
+from vitlens.models.saved import fingerprint
 from vitlens.names import DISTILL_KINDS
 from vitlens.training import distill
 from vitlens.training.distill import (

@@ -15,7 +15,7 @@ from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models import loading, saved
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import classifiers, for_classes
+from vitlens.models.rebuild import classifiers, for_classes
 from vitlens.training import head, loop
 from vitlens.training.head import HeadOnly, fit_head, read_features, require_cacheable
 from vitlens.training.loop import BEST_FILE, fit

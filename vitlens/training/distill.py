@@ -15,8 +15,8 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
-from vitlens.models.identity import fingerprint
 from vitlens.models.model import Model
+from vitlens.models.saved import fingerprint
 from vitlens.names import DISTILL_KINDS
 from vitlens.shapes import Images, Logits
 from vitlens.training.feed import portions

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model, trainable
-from vitlens.models.rebuilt import classifiers
+from vitlens.models.rebuild import classifiers
 
 
 @contextmanager

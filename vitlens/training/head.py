@@ -21,10 +21,11 @@ from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import write_bytes
+from vitlens.models.anatomy import Anatomy
 from vitlens.models.hooks import Arguments, watching
-from vitlens.models.identity import fingerprint
-from vitlens.models.model import Anatomy, Model
-from vitlens.models.rebuilt import classifiers
+from vitlens.models.model import Model
+from vitlens.models.rebuild import classifiers
+from vitlens.models.saved import fingerprint
 from vitlens.processes import accelerated
 from vitlens.shapes import Images, Logits
 from vitlens.training.feed import portions

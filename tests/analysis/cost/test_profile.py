@@ -10,7 +10,7 @@ from vitlens.analysis.cost.passes import latencies
 from vitlens.analysis.cost.profile import agrees_with_formula, profile, tokens_of
 from vitlens.errors import LensError
 from vitlens.models.loading import load
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 
 
 def test_a_profile_holds_together():

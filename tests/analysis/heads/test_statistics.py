@@ -18,7 +18,8 @@ from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads, pe
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture_attention
-from vitlens.models.model import Anatomy, Model
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 
 MAKERS: dict[str, Callable[[], Model]] = {

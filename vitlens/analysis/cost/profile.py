@@ -8,8 +8,7 @@ from vitlens.analysis.cost.parts import parameters_by_part
 from vitlens.analysis.cost.passes import Latency, inference_peak, latencies, saved_for_training
 from vitlens.errors import InputError, LensError
 from vitlens.lens.trace import probe_images, trace
-from vitlens.models.given import require_model
-from vitlens.models.model import Model
+from vitlens.models.model import Model, require_model
 from vitlens.models.vit import VisionTransformer
 from vitlens.summary import Summary
 

@@ -32,7 +32,7 @@ from vitlens.commands.run.unseen import copy_training_images
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.names import Replacement
 from vitlens.pixels import Streamed

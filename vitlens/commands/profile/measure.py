@@ -19,11 +19,10 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.run import Run
 from vitlens.devices import autocast, device_name, resolve_device
 from vitlens.errors import InputError
-from vitlens.models.assembly import default_classes
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_models, require_rule
-from vitlens.models.rebuilt import untrained_like
+from vitlens.models.rebuild import default_classes, untrained_like
 from vitlens.models.sources.registry import source_of
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.uncertainty import Estimate, median_of

@@ -20,7 +20,7 @@ from vitlens.commands.study import record as rows
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import untrained_like
+from vitlens.models.rebuild import untrained_like
 from vitlens.models.support import meets
 from vitlens.record import by
 from vitlens.training.metrics import read_metrics

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from vitlens.errors import ModelError, UnsupportedError, in_one_line
 from vitlens.files import read_json, sha256
 from vitlens.labels import imagenet_classes
-from vitlens.models.assembly import Architecture, count_classes, default_classes, seeded, versions
-from vitlens.models.kernels import OBSERVABLE
 from vitlens.models.language_image import LanguageImage, TextTower
 from vitlens.models.model import Model, Provenance
+from vitlens.models.rebuild import Architecture, count_classes, default_classes, seeded, versions
 from vitlens.models.sources.huggingface.files import (
     CONFIG,
     TOKENIZERS,
@@ -31,9 +30,9 @@ from vitlens.models.sources.huggingface.files import (
     transformers,
 )
 from vitlens.models.sources.registry import ModelRequest
-from vitlens.models.tracing.anatomy import Told
+from vitlens.models.structure import Told
 from vitlens.models.weights import load_strictly, read_weights
-from vitlens.models.wrap import wrapped
+from vitlens.models.wrap import OBSERVABLE, wrapped
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import parse_json, short
 
