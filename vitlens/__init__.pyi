@@ -12,7 +12,6 @@ from vitlens.analysis.failures.compare import shape_bias as shape_bias
 from vitlens.analysis.failures.diagnosis import failures as failures
 from vitlens.analysis.features.features import features as features
 from vitlens.analysis.features.similarity import similarity as similarity
-from vitlens.analysis.features.zero_shot import zero_shot as zero_shot
 from vitlens.analysis.heads.statistics import Statistics as Statistics
 from vitlens.analysis.heads.statistics import statistics as statistics
 from vitlens.analysis.patching.public import direct_logit_attribution as direct_logit_attribution
@@ -41,6 +40,7 @@ from vitlens.lists import list_attacks as list_attacks
 from vitlens.lists import list_methods as list_methods
 from vitlens.lists import list_models as list_models
 from vitlens.lists import list_statistics as list_statistics
+from vitlens.models.language_image import zero_shot as zero_shot
 from vitlens.models.loading import load as load
 from vitlens.models.model import Model as Model
 from vitlens.models.wrap import wrap as wrap
