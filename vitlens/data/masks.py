@@ -90,17 +90,10 @@ class _Coco:
 
 @dataclass(frozen=True)
 class _Labelled:
-    """An entry of index.json."""
+    """An entry of index.json, a list."""
 
     file: str
     imagenet_class: Annotated[int, between(0, 999)]
-
-
-@dataclass(frozen=True)
-class _Index:
-    """index.json, a list."""
-
-    entries: tuple[_Labelled, ...]
 
 
 def has_objects(root: Path) -> bool:
@@ -206,16 +199,13 @@ def _labels(index: Path, paths: Sequence[Path]) -> Tensor | None:
 
     Without any imagenet_class, index.json is ignored. Raises DataError for a damaged file.
     """
-    if not index.is_file():
+    entries = read_any_json(index, error=DataError, hint=_INDEX_FORM) if index.is_file() else None
+    if not isinstance(entries, list) or not any(isinstance(row, dict) and "imagenet_class" in row for row in entries):
         return None
-    entries = read_any_json(index, error=DataError, hint=_INDEX_FORM)
-    if not isinstance(entries, list) or not any(
-        isinstance(entry, dict) and "imagenet_class" in entry for entry in entries
-    ):
-        return None
-    table = read_as(
-        _Index, {"entries": entries}, source=str(index), unknown="ignore", error=DataError, hint=_INDEX_FORM
-    )
-    classes = {entry.file: entry.imagenet_class for entry in table.entries}
+    known = [
+        read_as(_Labelled, each, source=str(index), unknown="ignore", error=DataError, hint=_INDEX_FORM)
+        for each in entries
+    ]
+    classes = {each.file: each.imagenet_class for each in known}
     labels = [classes.get(path.name, -1) for path in paths]
     return torch.tensor(labels) if min(labels) >= 0 else None
