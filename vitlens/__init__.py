@@ -10,15 +10,15 @@ from vitlens.version import __version__
 
 if TYPE_CHECKING:
     from vitlens.analysis.ablation.importance import ablate as ablate
-    from vitlens.analysis.answers.evaluate import evaluate as evaluate
-    from vitlens.analysis.answers.pictures import images as images
     from vitlens.analysis.attention.relevance import relevance as relevance
     from vitlens.analysis.attention.rollout import rollout as rollout
     from vitlens.analysis.attention.weights import attention as attention
     from vitlens.analysis.cost.profile import profile as profile
+    from vitlens.analysis.evaluation.evaluate import evaluate as evaluate
+    from vitlens.analysis.evaluation.evaluate import images as images
     from vitlens.analysis.failures.compare import compare as compare
+    from vitlens.analysis.failures.compare import shape_bias as shape_bias
     from vitlens.analysis.failures.diagnosis import failures as failures
-    from vitlens.analysis.failures.shape_bias import shape_bias as shape_bias
     from vitlens.analysis.features.features import features as features
     from vitlens.analysis.features.similarity import similarity as similarity
     from vitlens.analysis.features.zero_shot import zero_shot as zero_shot
@@ -74,12 +74,12 @@ _HOMES = {
     "choose_method": ("vitlens.attribution.choice", "choose_method"),
     "compare": ("vitlens.analysis.failures.compare", "compare"),
     "direct_logit_attribution": ("vitlens.analysis.patching.public", "direct_logit_attribution"),
-    "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
+    "evaluate": ("vitlens.analysis.evaluation.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.explain", "explain"),
     "explorer": ("vitlens.commands.shared.explorer_measure", "explorer"),
     "failures": ("vitlens.analysis.failures.diagnosis", "failures"),
     "features": ("vitlens.analysis.features.features", "features"),
-    "images": ("vitlens.analysis.answers.pictures", "images"),
+    "images": ("vitlens.analysis.evaluation.evaluate", "images"),
     "intervene": ("vitlens.lens.places.intervene", "intervene"),
     "list_attacks": ("vitlens.lists", "list_attacks"),
     "list_methods": ("vitlens.lists", "list_methods"),
@@ -97,7 +97,7 @@ _HOMES = {
     "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
     "replay": ("vitlens.lens.public", "replay"),
     "rollout": ("vitlens.analysis.attention.rollout", "rollout"),
-    "shape_bias": ("vitlens.analysis.failures.shape_bias", "shape_bias"),
+    "shape_bias": ("vitlens.analysis.failures.compare", "shape_bias"),
     "show": ("vitlens.notebook", "show"),
     "show_board": ("vitlens.notebook", "show_board"),
     "show_heads": ("vitlens.notebook", "show_heads"),

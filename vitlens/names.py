@@ -40,6 +40,7 @@ Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
 TrackerName = Literal["tensorboard", "wandb"]
 SelfChecks = Literal["all", "few"]  # of attacks
+StepName = Literal["embedding", "positions", "norm", "queries", "scores", "softmax", "values", "projection", "residual"]
 
 PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
 BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
@@ -66,4 +67,5 @@ FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)
 TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
 
 DEFAULT_SEED: Final = 0
+PERPLEXITY: Final = 30.0  # of t-SNE
 FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is too close to each image's own output

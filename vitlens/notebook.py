@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.pictures import images_of
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps
+from vitlens.analysis.evaluation.evaluate import images_of
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.analysis.heads.statistics import Statistics
 from vitlens.data.catalogue import read_split

@@ -36,7 +36,7 @@ TOLERANCE: Final = 1e-4  # accepted distance outside [0, 1], by rounding; such p
 MOST_BYTES: Final = 2**32  # of the images of a Split at once: 7,133 of 224x224 px
 
 _READER: Final = "vitlens.data.catalogue:read_split"  # in a higher layer, as is the next
-_CLASSES: Final = "vitlens.analysis.answers.targets:"
+_CLASSES: Final = "vitlens.analysis.evaluation.classes:"
 _MODEL: Final = "vitlens.models.given:require_model"
 _LOADER: Final = "make them with vitlens.images(FILES, model)"
 _WHITE: Final = 255  # of 8-bit pixels

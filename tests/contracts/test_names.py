@@ -19,8 +19,7 @@ from vitlens import names
 from vitlens.analysis.attention.rollout import RolloutSettings, fuse
 from vitlens.analysis.faithfulness.masking import logits_without_patches
 from vitlens.analysis.features.embedding import embed
-from vitlens.analysis.features.knn import vote
-from vitlens.analysis.features.neighbours import Neighbours
+from vitlens.analysis.features.neighbours import Neighbours, vote
 from vitlens.devices import autocast
 from vitlens.errors import UnknownNameError
 from vitlens.models.vit_config import VIT_PRESETS

@@ -17,7 +17,6 @@ from tests.attribution.models import cnn
 from tests.lens.tiny import handwritten, images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens.analysis.ablation.first_order import head_gradients
 from vitlens.analysis.ablation.importance import ablate
-from vitlens.analysis.answers.evaluate import evaluate
 from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.relevance import gradient_rollout, relevance
@@ -28,6 +27,7 @@ from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.profile import profile
+from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.compare import compare
 from vitlens.analysis.failures.diagnosis import failures
 from vitlens.analysis.faithfulness.masking import logits_without_patches

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.failures.spectrum import frequency_bands
+from vitlens.analysis.failures.operations import frequency_bands
 from vitlens.attacks.algorithm import Jobs, State
 from vitlens.attacks.norms import LINF, PATCH, Change, Norm, PerImage, per_pixel
 from vitlens.data.draws import uniform

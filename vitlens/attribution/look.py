@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench
 from vitlens.analysis.ablation.units import units_of
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.specialisation import Given, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.attribution.explain import explain, preferred_method

@@ -16,7 +16,7 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import answers
+from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.data.split import Split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models import saved
@@ -144,7 +144,7 @@ class _Images:
         if len(indices):  # with fewer images than processes, some have none
             part = split.pick(indices)
             assert part.labels is not None
-            logits, labels = answers(model, part, precision=self.task.precision), part.labels.cpu().long()
+            logits, labels = predicted_logits(model, part, precision=self.task.precision), part.labels.cpu().long()
             sums[0] = F.cross_entropy(logits, labels, reduction="sum")
             sums[1] = (logits.argmax(1) == labels).sum()
         loss, accuracy = (processes.total(sums) / len(split)).tolist()

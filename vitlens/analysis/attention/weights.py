@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.chain import Chain
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import assumed_grid
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall, received

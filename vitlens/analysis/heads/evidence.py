@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.moments import Key
+from vitlens.analysis.evaluation.intervals import Key
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.patch_rows import PatchRows, PerImage
 from vitlens.analysis.heads.rows import ascending

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.answers.moments import Key
+from vitlens.analysis.evaluation.intervals import Key
 from vitlens.analysis.heads.evidence import Gathering, HeadEvidence, by_group
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.patch_rows import PatchRows, PerImage

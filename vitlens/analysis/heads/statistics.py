@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.answers.moments import Key, Moments
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.intervals import Key, Moments
 from vitlens.analysis.heads.attributes import PerHead, StatisticAttributes
 from vitlens.analysis.heads.evidence import GROUPS, HeadEvidence
 from vitlens.analysis.heads.geometry import Geometry, geometry_of

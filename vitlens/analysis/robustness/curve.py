@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.errors import InputError
 from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar, median_of
 

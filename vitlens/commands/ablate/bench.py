@@ -14,8 +14,8 @@ from vitlens.analysis.ablation import bench as ablation
 from vitlens.analysis.ablation.bench import Stored
 from vitlens.analysis.ablation.importance import Importance
 from vitlens.analysis.ablation.units import Removal, Unit
-from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.cost.latency import latency
+from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.heads.labels import LABELS, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
-from vitlens.analysis.failures.disturbed import Corrupted, correct_after
+from vitlens.analysis.failures.operations import Corrupted, correct_after
 from vitlens.analysis.robustness.curve import paired
 from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement
 from vitlens.analysis.robustness.transfer import transfer
@@ -85,7 +85,7 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
         split = replace(split, labels=work.labels.cpu(), classes=work.model.classes)
     share = share_of(split, processes)
     keys = torch.arange(processes.index, len(split), processes.count) + (run.run.seed << 20)
-    changes = [(known.function, strength) for known in CORRUPTIONS.values() for strength in known.levels]
+    changes = [(known.operation, strength) for known in CORRUPTIONS.values() for strength in known.levels]
     with run.progress(f"{work.model.alias} on corruptions", len(share) * len(changes)) as advance:
         part = correct_after(work.model, share, changes, keys=keys, **run.passes, advance=advance)
     correct = processes.gathered(part.T.contiguous()).T.contiguous()

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from vitlens.analysis.features.defaults import PERPLEXITY, VOTERS
 from vitlens.commands.run.flags import bundle, option
 from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, several_models
 from vitlens.commands.run.parsing import counts, names_of
-from vitlens.names import OBJECTIVES, TEMPLATE_SETS, FeaturePool
+from vitlens.names import OBJECTIVES, PERPLEXITY, TEMPLATE_SETS, FeaturePool
 
 _READ = "How features are read"
 _SPACE = "Maps and retrieval"
@@ -25,7 +24,7 @@ class FeaturesOptions:
     data: str | None = data_option()
     images: tuple[str, ...] = images_option()
     ks: tuple[int, ...] = option(
-        "--k", "Neighbours that vote, comma-separated.", default=VOTERS, metavar="LIST", parse=counts
+        "--k", "Neighbours that vote, comma-separated.", default=(1, 5, 20), metavar="LIST", parse=counts
     )
     probe: bool = option("--probe/--no-probe", "A linear classifier on every layer.", default=True)
     bank: int | None = option(

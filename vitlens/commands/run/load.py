@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vitlens.analysis.answers.classes import reading
+from vitlens.analysis.evaluation.classes import reading
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.unseen import split_by_seed, training_images_of, unseen
 from vitlens.data.catalogue import load_data, load_images

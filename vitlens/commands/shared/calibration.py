@@ -11,7 +11,7 @@ from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate, wilson
 
 if TYPE_CHECKING:
-    from vitlens.analysis.answers.evaluate import CalibrationBins
+    from vitlens.analysis.evaluation.evaluate import CalibrationBins
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.answers.moments import Moments
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.intervals import Moments
 from vitlens.analysis.heads.labels import FAULTY
 from vitlens.analysis.heads.marks import marks, sinks_off_object
 from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics

@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
+from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
 from vitlens.commands.run.conclusion import UNMET, Conclusion
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
@@ -158,10 +158,7 @@ def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
     record = TrainRecord(
         scores=(score,),
         history=result.history,
-        per_class=tuple(
-            ClassRow(alias, each.name, each.n, each.accuracy)
-            for each in per_class(own, count=len(split.classes), seed=seed)
-        ),
+        per_class=tuple(ClassRow(alias, *each) for each in per_class(own, count=len(split.classes), seed=seed)),
         confusion=tuple(
             ConfusionRow(alias, names[truth], names[prediction], int(counts[truth, prediction]))
             for truth, prediction in counts.nonzero().tolist()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from vitlens.analysis.answers.classes import match_classes
+from vitlens.analysis.evaluation.classes import match_classes
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import progress
 from vitlens.commands.train.options import TrainOptions

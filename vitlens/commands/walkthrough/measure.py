@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.walkthrough.public import Walkthrough, walkthrough
-from vitlens.analysis.walkthrough.registry import STEPS
+from vitlens.analysis.walkthrough.steps import STEPS
 from vitlens.analysis.walkthrough.without import CHANGES
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.sheets import left_out_words, print_left_out

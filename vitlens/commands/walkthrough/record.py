@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.walkthrough.registry import StepName
 from vitlens.archives import Form
 from vitlens.arrays import Pixels
+from vitlens.names import StepName
 from vitlens.record import Record, arrays, col, head_name, table
 
 

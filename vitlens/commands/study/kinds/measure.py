@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitlens.analysis.answers.evaluate import evaluate
-from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.memory import saved_for_training
+from vitlens.analysis.evaluation.evaluate import evaluate
+from vitlens.analysis.evaluation.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.archives import Form
 from vitlens.arrays import arrays_of, as_arrays

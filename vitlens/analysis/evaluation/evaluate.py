@@ -1,28 +1,35 @@
-"""A model's predictions on a split: accuracy, accuracy by class, confusion, calibration."""
+"""Pictures as input, and a model's predictions on a split: accuracy, accuracy by class, confusion, calibration."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from vitlens.analysis.answers.classes import reading
+from vitlens.analysis.evaluation.classes import reading
+from vitlens.data.catalogue import read_pictures
 from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import DataError, NonFiniteError
+from vitlens.models.given import require_model
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
-from vitlens.shapes import Labels, Logits
+from vitlens.shapes import Images, Labels, Logits
 from vitlens.summary import Line, Summary
-from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, wilson
+from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
 
 BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
 _DRAWS = 1_000  # of the interval of the calibration error
 BINS = 15  # of the expected calibration error, of equal width
-_PIXELS_AT_ONCE = {"cpu": 32 * 224 * 224, "other": 128 * 224 * 224}
+
+Picture: TypeAlias = str | Path | Image.Image | NDArray[Any] | Tensor | Split
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,31 +73,6 @@ class Evaluation(Summary):
 
 
 @dataclass(frozen=True)
-class ClassScore:
-    """One class: its number of images and the accuracy on them, None without images."""
-
-    name: str
-    n: int
-    accuracy: Estimate | None
-
-
-@dataclass(frozen=True)
-class TopLabelScore:
-    """The n images that a model predicts as one class.
-
-    confidence, accuracy: fractions; gap: mean confidence minus accuracy; p: of the hypothesis that each prediction is
-    correct with the probability of its confidence.
-    """
-
-    name: str
-    n: int
-    confidence: float
-    accuracy: float
-    gap: Estimate
-    p: float
-
-
-@dataclass(frozen=True)
 class CalibrationBins:
     """Confidence against accuracy in equal-width bins (low, high] of confidence.
 
@@ -130,7 +112,7 @@ def evaluate(
     require(model, *needs_of("evaluate"))
     truth = require_labels(split)
     mapping = reading(model.classes, split.classes)
-    logits = answers(model, split, batch_size=batch_size, precision=precision, advance=advance)
+    logits = predicted_logits(model, split, batch_size=batch_size, precision=precision, advance=advance)
     return Evaluation(model.alias, mapping.classes, mapping.read(logits), truth.cpu().long(), split.groups)
 
 
@@ -142,7 +124,7 @@ def require_labels(split: Split) -> Labels:
     return split.labels
 
 
-def answers(
+def predicted_logits(
     model: Model,
     split: Split,
     *,
@@ -171,8 +153,8 @@ def answers(
 def fitting_batch_size(model: Model) -> int:
     """A batch size that fits in memory, by the pixels of the model's input; at least 1, at most 512."""
     height, width = model.input_size
-    budget = _PIXELS_AT_ONCE["cpu" if model.device.type == "cpu" else "other"]
-    return max(1, min(512, budget // (height * width)))
+    images_of_224 = 32 if model.device.type == "cpu" else 128
+    return max(1, min(512, images_of_224 * 224 * 224 // (height * width)))
 
 
 def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
@@ -193,16 +175,14 @@ def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, s
     return bootstrap_mean(correct.cpu().numpy(), groups=groups.cpu().numpy(), seed=seed)
 
 
-def per_class(evaluation: Evaluation, *, count: int, seed: int = 0) -> tuple[ClassScore, ...]:
-    """The accuracy of each of the first count classes (those of the data), on the images that have it as label."""
-    scores = []
+def per_class(evaluation: Evaluation, *, count: int, seed: int = 0) -> Iterator[tuple[str, int, Estimate | None]]:
+    """Of each of the first count classes (those of the data): its name, its number of images, and the accuracy on them,
+    None without images."""
     for index, name in enumerate(evaluation.classes[:count]):
         members = evaluation.labels == index
         n = int(members.sum())
         groups = None if evaluation.groups is None else evaluation.groups[members]
-        estimate = accuracy(evaluation.correct[members], groups=groups, seed=seed) if n else None
-        scores.append(ClassScore(name, n, estimate))
-    return tuple(scores)
+        yield name, n, accuracy(evaluation.correct[members], groups=groups, seed=seed) if n else None
 
 
 def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor, "truth prediction"]:
@@ -210,45 +190,26 @@ def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor,
     return torch.bincount(labels * count + predictions, minlength=count * count).view(count, count)
 
 
-def top_k(logits: Logits, labels: Labels, *, k: int) -> Bool[Tensor, " batch"]:
-    """Whether the label is among the k most probable classes."""
-    return (logits.topk(min(k, logits.shape[-1]), dim=-1).indices == labels[:, None]).any(-1)
-
-
-def calibration(probabilities: Logits, labels: Labels, *, bins: int = BINS) -> CalibrationBins:
+def calibration(probabilities: Logits, labels: Labels) -> CalibrationBins:
     """Confidence (the prediction's probability) against accuracy, and the expected calibration error (Guo 2017)."""
-    confidence, predictions = probabilities.double().max(-1)
-    member = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
-    count = torch.bincount(member, minlength=bins)
+    confidence, right, member = _binned(probabilities, labels)
+    count = torch.bincount(member, minlength=BINS)
     share = count.clamp(min=1)
-    mean_confidence = torch.bincount(member, weights=confidence, minlength=bins) / share
-    mean_accuracy = torch.bincount(member, weights=(predictions == labels).double(), minlength=bins) / share
+    mean_confidence = torch.bincount(member, weights=confidence, minlength=BINS) / share
+    mean_accuracy = torch.bincount(member, weights=right, minlength=BINS) / share
     error = (count * (mean_confidence - mean_accuracy).abs()).sum() / count.sum()
     return CalibrationBins(mean_confidence, mean_accuracy, count, float(error))
 
 
-def calibration_by_prediction(evaluation: Evaluation, *, seed: int = 0) -> Iterator[TopLabelScore]:
-    """Confidence against accuracy of the images predicted as each class (top-label calibration, Gupta 2022).
-
-    Grouped by prediction, as a calibrated model is calibrated on these; on the images of one true class it is not.
-    """
-    confidence, predictions = evaluation.probabilities.double().max(-1)
-    for index in predictions.unique().tolist():
-        members = predictions == index
-        own, correct = confidence[members].numpy(), evaluation.correct[members].double().numpy()
-        groups = None if evaluation.groups is None else evaluation.groups[members].numpy()
-        yield TopLabelScore(
-            evaluation.classes[index],
-            len(own),
-            float(own.mean()),
-            float(correct.mean()),
-            bootstrap_mean(own - correct, groups=groups, seed=seed),
-            calibration_test(own, int(correct.sum())),
-        )
+def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[Tensor, " batch"]]:
+    """Confidence of each prediction, whether it is the label (both float64), and its bin."""
+    confidence, predictions = probabilities.double().max(-1)
+    member = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    return confidence, (predictions == labels).double(), member
 
 
 def calibration_error(
-    probabilities: Logits, labels: Labels, *, groups: Tensor | None = None, bins: int = BINS, seed: int = 0
+    probabilities: Logits, labels: Labels, *, groups: Tensor | None = None, seed: int = 0
 ) -> Estimate:
     """The expected calibration error with a conservative 95 % interval from 1,000 bootstrap draws of images.
 
@@ -257,24 +218,49 @@ def calibration_error(
     quantile), minus the error that a perfectly calibrated model with these confidences has on so many images. groups:
     of images that are drawn together. No interval for fewer than 2 images or groups.
     """
-    confidence, predictions = probabilities.double().max(-1)
-    member = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
-    excess = confidence - (predictions == labels).double()
+    confidence, right, member = _binned(probabilities, labels)
     _, group = (torch.arange(len(labels)) if groups is None else groups).unique(return_inverse=True)
     count = int(group.max()) + 1
-    sums = torch.zeros(count, bins, dtype=torch.float64).index_put_((group, member), excess, accumulate=True).numpy()
+    sums = torch.zeros(count, BINS, dtype=torch.float64)
+    by_group = sums.index_put_((group, member), confidence - right, accumulate=True).numpy()
     sizes = torch.bincount(group, minlength=count).numpy()
-    error = float(np.abs(sums.sum(0)).sum() / len(labels))
+    error = float(np.abs(by_group.sum(0)).sum() / len(labels))
     if count < 2:
         return Estimate(error, n=len(labels))
     generator, drawn = np.random.default_rng(seed), []
     for _ in range(_DRAWS):
         times = np.bincount(generator.integers(0, count, count), minlength=count)
-        drawn.append(np.abs(times @ sums).sum() / (times @ sizes))
+        drawn.append(np.abs(times @ by_group).sum() / (times @ sizes))
     upper = float(np.quantile(drawn, 0.975))
     values, members, perfect = confidence.numpy(), member.numpy(), []
     for _ in range(_DRAWS // 10):  # of which the mean alone is used
         lucky = generator.random(len(values)) < values
-        perfect.append(np.abs(np.bincount(members, values - lucky, minlength=bins)).sum() / len(values))
+        perfect.append(np.abs(np.bincount(members, values - lucky, minlength=BINS)).sum() / len(values))
     lower = min(error, 2 * error - upper) - float(np.mean(perfect))
     return Estimate(error, max(0.0, lower), max(error, upper), len(labels))
+
+
+def images(pictures: Picture | Sequence[Picture], model: Model) -> Images:
+    """Pictures as input of a model: (n, 3, height, width) in [0, 1], on the model's device.
+
+    pictures: one or a list of files, folders (all images below, sorted), patterns of paths, PIL images, uint8 arrays
+    (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4), and uint8 tensors (3, height, width) or (n,
+    3, height, width); or a Split, as it is. They are resized and cropped as by `vitlens predict`: EXIF rotation
+    applied, transparency blended with white, greyscale converted to RGB, 16 bits scaled to 8. Every function that takes
+    images takes these as well. Raises DataError for pictures that cannot be read, for floating-point pixels, and for no
+    pictures.
+
+    >>> import numpy, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> vitlens.images(numpy.zeros((48, 64, 3), dtype="uint8"), vit).shape
+    torch.Size([1, 3, 32, 32])
+    """
+    require_model(model, pictures)
+    if isinstance(pictures, Split):
+        return images_of(pictures).to(model.device)
+    return read_pictures(pictures, model.preprocessing).to(model.device).float().div_(255)
+
+
+def images_of(split: Split) -> Images:
+    """All images of a split as one tensor, (n, 3, height, width) in [0, 1], on the CPU."""
+    return torch.cat([batch.images for batch in split.batches(max(1, len(split)))])

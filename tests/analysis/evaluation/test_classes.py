@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitlens.analysis.answers.classes import grouped, reading, require_shared
+from vitlens.analysis.evaluation.classes import reading, require_shared
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError
 from vitlens.labels import imagenet_classes
@@ -23,11 +23,6 @@ def test_imagenet_answers_for_the_sixteen():
     expected = torch.stack([logits.softmax(1)[:, list(imagenet16()[name])].mean(1) for name in found.classes], 1)
     torch.testing.assert_close(found.read(logits).exp(), expected)
     assert "mean probability" in found.note
-
-
-def test_a_group_of_one_is_its_probability():
-    logits = torch.randn(2, 5)
-    torch.testing.assert_close(grouped(logits, [[3]])[:, 0], logits.log_softmax(1)[:, 3])
 
 
 def test_the_model_that_does_not_know_the_classes_is_named():

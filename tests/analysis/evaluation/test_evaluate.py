@@ -4,17 +4,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitlens.analysis.answers.classes import match_classes
-from vitlens.analysis.answers.evaluate import (
+from vitlens.analysis.evaluation.classes import match_classes
+from vitlens.analysis.evaluation.evaluate import (
     Evaluation,
     accuracy,
-    answers,
     calibration,
     confusion,
     evaluate,
     fitting_batch_size,
     per_class,
-    top_k,
+    predicted_logits,
 )
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError, NonFiniteError
@@ -105,7 +104,7 @@ def test_a_nan_names_model_and_image() -> None:
     with pytest.raises(NonFiniteError, match="reader on image 2 of colours"):
         evaluate(model(), split([0, 10, 255], [0, 1, 2]), batch_size=2)
     with pytest.raises(NonFiniteError, match=r"reader on b\.png"):
-        answers(model(), split([0, 255], None, files=("a.png", "b.png")))
+        predicted_logits(model(), split([0, 255], None, files=("a.png", "b.png")))
 
 
 def test_the_batch_fits_the_pixels() -> None:
@@ -127,26 +126,17 @@ def test_classes_add_up_to_the_whole() -> None:
     labels = torch.randint(0, 4, (50,), generator=generator)
     logits = torch.randn(50, 5, generator=generator)
     result = Evaluation("m", ("a", "b", "c", "d", "e"), logits, labels)
-    scores = per_class(result, count=5)
-    assert [score.name for score in scores] == list("abcde")
-    assert sum(score.n for score in scores) == 50
-    assert scores[4].accuracy is None
-    right = sum(score.accuracy.value * score.n for score in scores if score.accuracy)
+    scores = list(per_class(result, count=5))
+    assert [name for name, _, _ in scores] == list("abcde")
+    assert sum(n for _, n, _ in scores) == 50
+    assert scores[4][2] is None
+    right = sum(found.value * n for _, n, found in scores if found)
     assert right == pytest.approx(result.correct.sum().item())
     counts = confusion(result.labels, result.predictions, count=5)
     assert counts.sum() == 50
     assert counts.diagonal().sum() == result.correct.sum()
-    assert counts.sum(1).tolist() == [score.n for score in scores]
+    assert counts.sum(1).tolist() == [n for _, n, _ in scores]
     assert counts[2, 3] == ((labels == 2) & (result.predictions == 3)).sum()
-
-
-def test_top_k_grows_from_accuracy_to_all() -> None:
-    logits = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(40) % 5
-    found = [top_k(logits, labels, k=k).float().mean() for k in range(1, 7)]
-    assert found[0] == (logits.argmax(-1) == labels).float().mean()
-    assert found == sorted(found)
-    assert found[4] == found[5] == 1
 
 
 def test_calibration_by_a_plain_loop() -> None:
