@@ -11,7 +11,6 @@ from typing import Final, NoReturn
 import torch
 
 from vitlens.data.decode import SUFFIXES, UNSTATED, Header, Progress, load_files, probe
-from vitlens.data.masks import has_objects, load_masked
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, describe_hold_out, hold_out
 from vitlens.errors import DataError, in_one_line
@@ -42,21 +41,15 @@ def is_folder(path: Path) -> bool:
 
 
 def load(request: DataRequest) -> Split:
-    """One part of a folder; see list_folder for its parts, classes and labels.
-
-    Images with masks/ or COCO's boxes are loaded with their masks (see load_masked). Raises DataError for a folder
-    without readable images.
-    """
-    root = request.path
-    listing = list_folder(root, part=request.part, seed=request.seed, whole=request.whole)
-    if root / "images" == listing.paths[0].parent and has_objects(root):
-        preprocessing = request.preprocessing or _stored_size(listing.paths)
-        return load_masked(root, listing.paths, replace(request, preprocessing=preprocessing))
-    return read_listing(listing, request)
+    """One part of a folder; see list_folder for its parts, classes and labels."""
+    return read_listing(list_folder(request.path, part=request.part, seed=request.seed, whole=request.whole), request)
 
 
 def read_listing(listing: Listing, request: DataRequest) -> Split:
-    """The images of a listing of files in a folder, in its order, without those that cannot be read."""
+    """The images of a listing of files in a folder, in its order, without those that cannot be read.
+
+    Raises DataError where none can be read.
+    """
     root = request.path
     split = load_listing(listing, request.preprocessing, request.progress)
     files = tuple(str(Path(file).relative_to(root)) for file in split.files or ())
@@ -68,7 +61,7 @@ def load_listing(listing: Listing, preprocessing: Preprocessing | None, progress
 
     preprocessing: None keeps the size that all images share, else 224x224.
     """
-    preprocessing = preprocessing or _stored_size(listing.paths)
+    preprocessing = preprocessing or stored_size(listing.paths)
     loaded = load_files(listing.paths, preprocessing, progress=progress)
     return Split(
         name="images",
@@ -89,8 +82,7 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
 
     train/ and test/ (or val/) are the parts. With train/ alone, or class folders at the top, a seeded fifth of each
     class is held out for test; `whole` returns all images instead (for a model that was not trained on them). Images at
-    the top, or in images/ beside masks/ or COCO's boxes, have no labels and no parts. Class folders that are all wnids
-    of ImageNet get its indices and names.
+    the top have no labels and no parts. Class folders that are all wnids of ImageNet get its indices and names.
     """
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
@@ -100,10 +92,8 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     if test:
         return _list_classes(train if train and part == "train" else test, [train, test] if train else [test])
     top = train or root
-    if has_objects(root) or not _class_folders(top):
-        images = root / "images" if has_objects(root) else root
-        paths = sorted(child for child in images.iterdir() if _is_image(child))
-        return Listing(tuple(paths) or _none(images))
+    if not _class_folders(top):
+        return list_top(root)
     listing = _list_classes(top, [top])
     if whole:
         return listing
@@ -131,6 +121,11 @@ def list_images(paths: Sequence[Path]) -> Listing:
     return Listing(tuple(images))
 
 
+def list_top(folder: Path) -> Listing:
+    """The images of a folder that are in no other folder. Raises DataError for none."""
+    return Listing(tuple(sorted(child for child in folder.iterdir() if _is_image(child))) or _none(folder))
+
+
 def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
     """The images of the class folders in `folder`; the classes are those of all parts together, by name."""
     names = sorted({child.name for part in parts for child in _class_folders(part)})
@@ -144,10 +139,15 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
 
 
 def holds_classes(root: Path) -> bool:
-    """Whether a folder holds class folders, parts, or images beside their masks, and no images beside these."""
+    """Whether a folder holds class folders or parts, and no images beside these."""
     if any(_is_image(child) for child in root.iterdir()):
         return False
-    return bool(_inside(root, _TEST) or has_objects(root) or _class_folders(root))
+    return has_test(root) or bool(_class_folders(root))
+
+
+def has_test(root: Path) -> bool:
+    """Whether a folder has a part for test."""
+    return _inside(root, _TEST) is not None
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -191,7 +191,8 @@ def _inside(root: Path, names: Sequence[str]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
-def _stored_size(paths: Sequence[Path]) -> Preprocessing:
+def stored_size(paths: Sequence[Path]) -> Preprocessing:
+    """The size that all images share, else 224x224."""
     sizes = {header.size for header in probe(paths) if isinstance(header, Header)}
     return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
 

@@ -103,6 +103,7 @@ SETS: Final[Mapping[str, DataSet]] = {data_set.name: data_set for data_set in _S
 
 LAYOUTS: Final = (  # the first that recognises a path reads it
     Layout("vitlens.data.folder:is_tiny_imagenet", "vitlens.data.folder:load_tiny_imagenet"),
+    Layout("vitlens.data.masks:has_objects", "vitlens.data.masks:load"),
     Layout("vitlens.data.cue_conflict:is_cue_conflict", "vitlens.data.cue_conflict:load"),
     Layout(
         "vitlens.data.folder:is_folder",
