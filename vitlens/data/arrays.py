@@ -26,11 +26,6 @@ _BOUNDS: Final = Bounds(16 << 30)  # bytes of all arrays
 _CLASSES: Final = 100_000  # most classes
 
 
-def is_arrays(path: Path) -> bool:
-    """Whether a path names an .npz."""
-    return path.suffix.lower() == ".npz"
-
-
 def is_medmnist(name: str) -> bool:
     """Whether a name is that of a MedMNIST set; with the prefix it is meant to be. Raises UnknownNameError."""
     if name.startswith(MEDMNIST) and name.removeprefix(MEDMNIST) not in _NAMES:

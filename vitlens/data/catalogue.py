@@ -62,7 +62,7 @@ def _reader_of(name: str, path: Path) -> str:
     """The function that reads a path, as module:function. Raises DataError and UnknownNameError."""
     if name.strip():  # as a path, an empty one would be the current folder
         for layout in LAYOUTS:
-            if resolved(layout.recognises)(path):
+            if layout.recognises(path):
                 return layout.load
         if is_medmnist(name):
             return "vitlens.data.arrays:load_medmnist"

@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from vitlens.data.split import InMemory, Skipped, Source
+from vitlens.data.split import InMemory, Skipped, Split
 from vitlens.errors import DataError, first_line
 from vitlens.preprocessing import Interpolation, Preprocessing
 from vitlens.shapes import Pixels
@@ -153,15 +153,6 @@ def _header_of(image: Image.Image) -> Header:
     return Header((image.height, image.width), "more than one frame, of which the first is used" if animated else None)
 
 
-class Loaded(NamedTuple):
-    """A source of the readable files; readable: their indices in the given list; skipped: the others, and why."""
-
-    source: Source
-    readable: tuple[int, ...]
-    skipped: tuple[Skipped, ...]
-    notes: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Files:
     """Image files that are decoded when they are read, in parallel; safe in the workers of a DataLoader."""
@@ -182,30 +173,44 @@ class Files:
         return pixels
 
 
-def load_files(paths: Sequence[Path], preprocessing: Preprocessing, *, progress: Progress | None = None) -> Loaded:
-    """A source for image files; unreadable ones are left out and listed.
+def load_files(
+    paths: Sequence[Path], preprocessing: Preprocessing | None = None, *, progress: Progress | None = None
+) -> Split:
+    """Image files without labels; unreadable ones are left out and listed.
 
-    Up to MEMORY_LIMIT bytes of pixels are decoded now and kept as uint8. Above that, only each file's header and end
-    are checked now, and pixels are decoded on reading. Raises DataError when no file can be read.
+    preprocessing: None keeps the size that all images share, else 224x224. Up to MEMORY_LIMIT bytes of pixels are
+    decoded now and kept as uint8. Above that, only each file's header and end are checked now, and pixels are decoded
+    on reading. Raises DataError when no file can be read.
     """
+    preprocessing = preprocessing or stored_size(paths)
     height, width = preprocessing.size
     eager = len(paths) * 3 * height * width <= MEMORY_LIMIT
     pixels = _room(len(paths) if eager else 0, preprocessing)
     results = _decode_into(pixels, paths, preprocessing, progress) if eager else probe(paths, progress)
     headers = {index: header for index, header in enumerate(results) if isinstance(header, Header)}
     faults = [(path, why) for path, why in zip(paths, results) if isinstance(why, UnreadableError)]
-    skipped = tuple(Skipped(str(path), str(why)) for path, why in faults)
     if not headers:
-        first = f" among {len(skipped)}: {skipped[0].file}: {skipped[0].reason}" if skipped else ""
+        first = f" among {len(faults)}: {faults[0][0]}: {faults[0][1]}" if faults else ""
         raise DataError(f"expected readable images, found none{first}")
-    readable = tuple(headers)
-    if eager:
-        source: Source = InMemory(pixels if not skipped else pixels[list(readable)])
-    else:
-        source = Files(tuple(paths[index] for index in readable), preprocessing)
+    readable = tuple(paths[index] for index in headers)
     counts = Counter(header.note for header in headers.values() if header.note)
-    notes = tuple(f"{count} of {len(headers)} images have {note}" for note, count in counts.items())
-    return Loaded(source, readable, skipped, notes)
+    return Split(
+        name="images",
+        title="images",
+        part="test",
+        source=InMemory(pixels if not faults else pixels[list(headers)]) if eager else Files(readable, preprocessing),
+        size=preprocessing.size,
+        classes=(),
+        files=tuple(map(str, readable)),
+        skipped=tuple(Skipped(str(path), str(why)) for path, why in faults),
+        notes=tuple(f"{count} of {len(headers)} images have {note}" for note, count in counts.items()),
+    )
+
+
+def stored_size(paths: Sequence[Path]) -> Preprocessing:
+    """The size that all images share, else 224x224."""
+    sizes = {header.size for header in probe(paths) if isinstance(header, Header)}
+    return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
 
 
 def probe(paths: Sequence[Path], progress: Progress | None = None) -> list[Header | UnreadableError]:

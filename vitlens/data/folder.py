@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 import torch
 
-from vitlens.data.decode import SUFFIXES, UNSTATED, Header, Progress, load_files, probe
+from vitlens.data.decode import SUFFIXES, Progress, load_files
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, describe_hold_out, hold_out
 from vitlens.errors import DataError, in_one_line
@@ -35,11 +35,6 @@ class Listing:
     notes: tuple[str, ...] = ()
 
 
-def is_folder(path: Path) -> bool:
-    """Whether a path is a folder."""
-    return path.is_dir() and path.suffix.lower() != ".npz"
-
-
 def load(request: DataRequest) -> Split:
     """One part of a folder; see list_folder for its parts, classes and labels."""
     return read_listing(list_folder(request.path, part=request.part, seed=request.seed, whole=request.whole), request)
@@ -57,23 +52,14 @@ def read_listing(listing: Listing, request: DataRequest) -> Split:
 
 
 def load_listing(listing: Listing, preprocessing: Preprocessing | None, progress: Progress | None) -> Split:
-    """The images of a listing, in its order, without those that cannot be read.
-
-    preprocessing: None keeps the size that all images share, else 224x224.
-    """
-    preprocessing = preprocessing or stored_size(listing.paths)
-    loaded = load_files(listing.paths, preprocessing, progress=progress)
-    return Split(
-        name="images",
-        title="images",
-        part="test",
-        source=loaded.source,
-        size=preprocessing.size,
+    """The images of a listing, in its order, without those that cannot be read, as `load_files` reads them."""
+    split = load_files(listing.paths, preprocessing, progress=progress)
+    labels = dict(zip(map(str, listing.paths), listing.labels))
+    return replace(
+        split,
         classes=listing.classes,
-        labels=torch.tensor([listing.labels[index] for index in loaded.readable]) if listing.labels else None,
-        files=tuple(str(listing.paths[index]) for index in loaded.readable),
-        skipped=loaded.skipped,
-        notes=listing.notes + loaded.notes,
+        labels=torch.tensor([labels[file] for file in split.files or ()]) if labels else None,
+        notes=listing.notes + split.notes,
     )
 
 
@@ -191,19 +177,8 @@ def _inside(root: Path, names: Sequence[str]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
-def stored_size(paths: Sequence[Path]) -> Preprocessing:
-    """The size that all images share, else 224x224."""
-    sizes = {header.size for header in probe(paths) if isinstance(header, Header)}
-    return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
-
-
 def _none(folder: Path) -> NoReturn:
     raise DataError(f"expected images ({', '.join(sorted(SUFFIXES))}) in {folder}, found none")
-
-
-def is_tiny_imagenet(root: Path) -> bool:
-    """Whether a folder has val/images/ and beside it the file with their labels."""
-    return (root / "val" / _ANNOTATIONS).is_file() and (root / "val" / "images").is_dir()
 
 
 def load_tiny_imagenet(request: DataRequest) -> Split:

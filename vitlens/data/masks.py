@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlens.data.decode import SUFFIXES, Header, UnreadableError, fit, open_image, probe, quiet_pillow
-from vitlens.data.folder import Listing, has_test, list_top, read_listing, stored_size
+from vitlens.data.decode import SUFFIXES, Header, UnreadableError, fit, open_image, probe, quiet_pillow, stored_size
+from vitlens.data.folder import Listing, has_test, list_top, read_listing
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Skipped, Split
 from vitlens.errors import DataError
