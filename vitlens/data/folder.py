@@ -10,13 +10,12 @@ from typing import Final, NoReturn
 
 import torch
 
-from vitlens.data.decode import SUFFIXES, Progress, load_files
+from vitlens.data.decode import SUFFIXES, load_files
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, describe_hold_out, hold_out
 from vitlens.errors import DataError, in_one_line
 from vitlens.labels import are_imagenet, imagenet_classes, imagenet_indices
 from vitlens.names import Part
-from vitlens.preprocessing import Preprocessing
 
 _TRAIN: Final = ("train", "training")
 _TEST: Final = ("test", "val", "valid", "validation")  # the first that exists
@@ -46,19 +45,16 @@ def read_listing(listing: Listing, request: DataRequest) -> Split:
     Raises DataError where none can be read.
     """
     root = request.path
-    split = load_listing(listing, request.preprocessing, request.progress)
-    files = tuple(str(Path(file).relative_to(root)) for file in split.files or ())
-    return replace(split, name=str(root), title=root.resolve().name, part=request.part, files=files)
-
-
-def load_listing(listing: Listing, preprocessing: Preprocessing | None, progress: Progress | None) -> Split:
-    """The images of a listing, in its order, without those that cannot be read, as `load_files` reads them."""
-    split = load_files(listing.paths, preprocessing, progress=progress)
-    labels = dict(zip(map(str, listing.paths), listing.labels))
+    split = load_files(listing.paths, request.preprocessing, progress=request.progress)
+    labels, files = dict(zip(map(str, listing.paths), listing.labels)), split.files or ()
     return replace(
         split,
+        name=str(root),
+        title=root.resolve().name,
+        part=request.part,
         classes=listing.classes,
-        labels=torch.tensor([labels[file] for file in split.files or ()]) if labels else None,
+        labels=torch.tensor([labels[file] for file in files]) if labels else None,
+        files=tuple(str(Path(file).relative_to(root)) for file in files),
         notes=listing.notes + split.notes,
     )
 
@@ -79,7 +75,7 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
         return _list_classes(train if train and part == "train" else test, [train, test] if train else [test])
     top = train or root
     if not _class_folders(top):
-        return list_top(root)
+        return Listing(list_top(root))
     listing = _list_classes(top, [top])
     if whole:
         return listing
@@ -94,22 +90,19 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     )
 
 
-def list_images(paths: Sequence[Path]) -> Listing:
-    """Images without labels: files as given, and all images in the folders given. Raises DataError for none."""
+def list_images(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Image files: those given, and all images in the folders given. Raises DataError for none."""
     images: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            images += list(_images_below(path)) or _none(path)
-        elif path.exists():
-            images.append(path)
-        else:
+        if not path.exists():
             raise DataError(f"expected an image or a folder of images, found nothing at {str(path)!r}")
-    return Listing(tuple(images))
+        images += (list(_images_below(path)) or _none(path)) if path.is_dir() else [path]
+    return tuple(images)
 
 
-def list_top(folder: Path) -> Listing:
+def list_top(folder: Path) -> tuple[Path, ...]:
     """The images of a folder that are in no other folder. Raises DataError for none."""
-    return Listing(tuple(sorted(child for child in folder.iterdir() if _is_image(child))) or _none(folder))
+    return tuple(sorted(child for child in folder.iterdir() if _is_image(child))) or _none(folder)
 
 
 def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
@@ -201,7 +194,7 @@ def load_tiny_imagenet(request: DataRequest) -> Split:
         labelled = [(path, wnid) for wnid in train for path in _images_below(root / "train" / wnid)]
         note = "train/ is used; val/ is the test part"
     else:
-        files = list_images([root / "val" / "images"]).paths
+        files = list_images([root / "val" / "images"])
         labelled = [(path, annotated[path.name]) for path in files if path.name in annotated]
         if not labelled:
             raise DataError(f"expected the images of {root}/val/images in {_ANNOTATIONS}, found none of {len(files)}")

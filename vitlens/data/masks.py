@@ -113,7 +113,7 @@ def load(request: DataRequest) -> Split:
     size are not cropped. Raises DataError when no image has a mask, and for damaged JSON.
     """
     root = request.path
-    paths = list_top(root / "images").paths
+    paths = list_top(root / "images")
     preprocessing = request.preprocessing or stored_size(paths)
     boxed = not (root / "masks").is_dir()
     known = _boxes(root / _BOXES) if boxed else {}
