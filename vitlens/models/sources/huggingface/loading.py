@@ -224,8 +224,8 @@ class TransformersModule(nn.Module):
         self.native: Size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         parameters = inspect.signature(model.forward).parameters
         self.interpolates = "interpolate_pos_encoding" in parameters or config.model_type == "clip"
-        # DeiT's second token is for distillation, whatever reads it
-        self.told = Told(prefix=("cls", "distillation")) if config.model_type == "deit" else None
+        # its structure is read from forward passes; DeiT's second token is for distillation, whatever reads it
+        self.told = Told(prefix=("cls", "distillation")) if config.model_type == "deit" else Told()
         self.head: nn.Module = nn.Identity()
         if classes and output != "logits":
             self.reset_classifier(classes)
