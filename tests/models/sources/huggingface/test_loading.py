@@ -251,10 +251,6 @@ def test_folders_that_are_refused(changed, tmp_path):
     torch.save({}, pickled / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin alone.*save_pretrained"):
         vitlens.load(f"hf:{pickled}")
-    adapter = changed()
-    (adapter / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match="adapter"):
-        vitlens.load(f"hf:{adapter}")
     index = changed()
     (index / "model.safetensors").unlink()
     (index / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../vit/model.safetensors"}}))
