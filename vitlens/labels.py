@@ -4,32 +4,28 @@
 (the two cranes and the second maillot are disambiguated by hand).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 
 @cache
+def _names() -> Mapping[str, str]:
+    """The short names by wnid."""
+    text = Path(__file__).with_name("imagenet.txt").read_text(encoding="utf-8")
+    return dict(line.split(" ", 1) for line in text.splitlines())
+
+
 def imagenet_classes() -> tuple[str, ...]:
     """The 1000 short names in the order of ImageNet-1k's logits."""
-    return tuple(name for _, name in _lines())
+    return tuple(_names().values())
 
 
-@cache
-def imagenet_indices() -> MappingProxyType[str, int]:
+def imagenet_indices() -> Mapping[str, int]:
     """The class index of each of the 1000 wnids ("n01440764" is 0)."""
-    return MappingProxyType({wnid: index for index, (wnid, _) in enumerate(_lines())})
+    return {wnid: index for index, wnid in enumerate(_names())}
 
 
 def are_imagenet(names: Iterable[str]) -> bool:
     """Whether these folder names are all wnids of ImageNet-1k (and there is at least one)."""
-    names = list(names)
-    return bool(names) and all(name in imagenet_indices() for name in names)
-
-
-@cache
-def _lines() -> tuple[tuple[str, str], ...]:
-    text = Path(__file__).with_name("imagenet.txt").read_text(encoding="utf-8")
-    pairs = (line.split(" ", 1) for line in text.splitlines())
-    return tuple((wnid, name) for wnid, name in pairs)
+    return set() < set(names) <= _names().keys()

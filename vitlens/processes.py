@@ -82,25 +82,20 @@ class Processes:
     def main_process_first(self) -> Iterator[None]:
         """The main process runs the block before the others, also when it raises, so that it alone downloads."""
         if not self.is_first:
-            self._synchronise()
+            self.total(torch.zeros(1))  # waits for all processes
         try:
             yield
         except Exception:  # on an interruption, the other processes end as well
             if self.is_first:
-                self._synchronise()
+                self.total(torch.zeros(1))
             raise
         if self.is_first:
-            self._synchronise()
-
-    def _synchronise(self) -> None:
-        """Wait for all processes."""
-        self.total(torch.zeros(1))
+            self.total(torch.zeros(1))
 
     def _all(self, values: Tensor) -> list[Tensor]:
         """The tensor of each process, on the CPU; all have one shape."""
-        sent = (
-            values.contiguous().view(-1).view(torch.uint8).to(self.device)
-        )  # as bytes, because gloo supports few dtypes
+        # as bytes, because gloo supports few dtypes
+        sent = values.contiguous().view(-1).view(torch.uint8).to(self.device)
         parts = [torch.empty_like(sent) for _ in range(self.count)]
         with peer_errors():
             distributed.all_gather(parts, sent)
@@ -137,8 +132,12 @@ def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
     from accelerate import Accelerator
 
     several, on_cpu = _started() > 1, device.type == "cpu"
-    if several:
-        _require_own_devices(device)
+    if several and device.type == "cuda":
+        if device.index is not None and device.index != int(os.environ["LOCAL_RANK"]):
+            raise InputError(f"expected --device cuda, of which each process takes its own, found {device}")
+        here, there = int(os.environ.get("LOCAL_WORLD_SIZE") or 1), torch.cuda.device_count()
+        if here > there:
+            raise InputError(f"expected a CUDA device for each of {here} processes, found {there}; start fewer")
     accelerator = Accelerator(cpu=several and on_cpu, mixed_precision="no", device_placement=several and not on_cpu)
     placed = accelerator.device if several else device
     if placed.type != device.type:
@@ -176,14 +175,3 @@ def _started() -> int:
             "or unset WORLD_SIZE"
         )
     return int(world_size)
-
-
-def _require_own_devices(device: torch.device) -> None:
-    """Raise InputError when the processes of this machine cannot have a CUDA device each."""
-    if device.type != "cuda":
-        return
-    if device.index is not None and device.index != int(os.environ["LOCAL_RANK"]):
-        raise InputError(f"expected --device cuda, of which each process takes its own, found {device}")
-    here, there = int(os.environ.get("LOCAL_WORLD_SIZE") or 1), torch.cuda.device_count()
-    if here > there:
-        raise InputError(f"expected a CUDA device for each of {here} processes, found {there}; start fewer processes")

@@ -1,7 +1,7 @@
 """Uncertainty: confidence intervals, paired tests, and the correction for multiple tests."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
@@ -99,22 +99,11 @@ def finite(value: SupportsFloat) -> float | None:
     return float(value) if math.isfinite(float(value)) else None
 
 
-def values_and_ends(estimates: Iterable[Estimate]) -> list[list[float]]:
-    """Values, lower and upper ends (3, estimates), as figures take them; the value for an end that is not defined."""
-    known = list(estimates)
-    return [
-        [estimate.value for estimate in known],
-        [estimate.value if estimate.low is None else estimate.low for estimate in known],
-        [estimate.value if estimate.high is None else estimate.high for estimate in known],
-    ]
-
-
 def wilson(successes: int, n: int, *, unit: str = "fraction") -> Estimate:
     """A fraction with Wilson's 95 % interval (Wilson 1927). Raises InputError unless 0 <= successes <= n and n > 0."""
     if not 0 <= successes <= n or n == 0:
         raise InputError(f"expected 0 <= successes <= n with n > 0, found {successes} of {n}")
-    z = _Z
-    fraction = successes / n
+    z, fraction = _Z, successes / n
     centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * float(np.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n)))
     # the formula gives exactly 0 and 1 at the ends; floating-point arithmetic does not
@@ -202,16 +191,13 @@ def accuracy_difference(
     would be 0: it is then plus and minus the upper end of Wilson's interval for the share of images (or of groups) on
     which they do.
     """
-    difference = bootstrap_difference(_points(first), _points(second), groups=groups, seed=seed, unit="points")
-    if difference.low is None or np.any(_points(first) != _points(second)):
+    one, other = (100 * np.asarray(correct, dtype=np.float64) for correct in (first, second))
+    difference = bootstrap_difference(one, other, groups=groups, seed=seed, unit="points")
+    if difference.low is None or np.any(one != other):
         return difference
-    bound = wilson(0, _points(first).size if groups is None else len(np.unique(groups))).high
+    bound = wilson(0, one.size if groups is None else len(np.unique(groups))).high
     assert bound is not None
     return Estimate(0.0, -100 * bound, 100 * bound, difference.n, "points")
-
-
-def _points(correct: ArrayLike) -> NDArray[np.float64]:
-    return 100 * np.asarray(correct, dtype=np.float64)
 
 
 @dataclass(frozen=True)

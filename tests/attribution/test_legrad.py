@@ -22,7 +22,7 @@ from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models import loading
 from vitlens.models.language_image import with_prompts, zero_shot_classifier
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 
 TARGETS = torch.tensor([3, 0, 4])
 Readers = Callable[[Tensor], Tensor]  # tokens of one image (1, tokens, dim) -> its logits (1, classes)

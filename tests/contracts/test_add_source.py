@@ -15,8 +15,8 @@ from vitlens.commands.models import measure
 from vitlens.commands.models.measure import measure as listed_lines
 from vitlens.commands.models.options import ModelsOptions
 from vitlens.errors import UnknownNameError
-from vitlens.models.assembly import Architecture
 from vitlens.models.naming import parse_model, require_rule
+from vitlens.models.rebuild import Architecture
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.models.sources.registry import SOURCES, ModelSource
 from vitlens.models.vit import VisionTransformer

@@ -13,8 +13,7 @@ from rich.console import Console
 import vitlens
 from tests.kit.first_page import check_first_page, judged
 from vitlens import load
-from vitlens.analysis.heads.marks import sinks_off_object
-from vitlens.analysis.heads.specialisation import Given
+from vitlens.analysis.heads.specialisation import HeadLabel, sinks_off_object
 from vitlens.cli.main import run
 from vitlens.commands.look.measure import attends_to, chosen_model, print_look
 from vitlens.commands.look.options import LookOptions
@@ -164,7 +163,7 @@ def test_the_terminal_has_classes_and_heads(looked):
 
 
 def test_one_image_cannot_tell_a_place_from_a_sink():
-    placed = Given("position", 0.9, 0.8, 1.0, "position", "sink", 0.2)
+    placed = HeadLabel("position", 0.9, 0.8, 1.0, "position", "sink", 0.2)
     assert "chosen by this image" in attends_to(placed, 1)
     assert attends_to(placed, 8).startswith("position: ")
     assert attends_to(replace(placed, label="mixed"), 1) == attends_to(placed, 1)

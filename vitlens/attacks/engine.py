@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State, algorithm_of
+from vitlens.attacks.algorithm import Algorithm, Jobs, State, algorithm_of
 from vitlens.attacks.evaluation import Evaluator, frozen
 from vitlens.attacks.norms import per_pixel
 from vitlens.attacks.plan import AttackOutcome, AttackPlan, CleanImages, fitting_batch
@@ -56,14 +56,9 @@ class Engine:
         self.batch_size = plan.batch_size or fitting_batch(model)
         self.targets = 1 if plan.targets is not None else max(1, min(algorithm.targets, clean.runners_up.shape[1]))
         self.jobs_per_level = self.targets * (plan.restarts if algorithm.random else 1)
-        self.outcome = AttackOutcome(
-            torch.full((count,), -1),
-            torch.full((count,), torch.inf),
-            torch.zeros(count, dtype=torch.int64),
-            torch.zeros(count, dtype=torch.int64),
-            torch.ones(count, dtype=torch.bool),
-            {},
-        )
+        none = torch.zeros(count, dtype=torch.int64)
+        distance, silent = torch.full((count,), torch.inf), torch.ones(count, dtype=torch.bool)
+        self.outcome = AttackOutcome(none - 1, distance, none.clone(), none.clone(), silent, {})
         attacked = (row for row, correct in enumerate(clean.correct.tolist()) if correct and self.limits[row])
         self.waiting: Iterator[int] = iter(attacked)
         self.rows: list[int] = []  # of each slot: image, index of the job among the image's jobs, queries of the job
@@ -85,36 +80,31 @@ class Engine:
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """One query of the model for the whole batch, and the changes that follow from it."""
-        last = self.queries == self.algorithm.queries - 1
-        seen = self.evaluator.evaluate(state["points"], jobs, last)
+        minimum, last = self.algorithm.minimum, self.queries == self.algorithm.queries - 1
         points = state["points"]
+        seen = self.evaluator.evaluate(points, jobs, last)
         state = self.algorithm.step(jobs, state, seen)
-        ended, success, distance = self._ended(seen, points, jobs, state, last)
+        nearest = state["nearest"] if minimum else self.algorithm.norm.length(points - jobs.clean)
+        over = state.get("over", torch.zeros_like(seen.success))
+        steepest = torch.zeros_like(nearest)
+        if seen.losses.shape[1]:
+            steepest = seen.gradients.detach().abs().amax((0, 2, 3, 4))
+        # copied to the host in one transfer
+        packed = (nearest, seen.success, over, seen.logits.isfinite().all(1), steepest)
+        distance, success, over, finite, steepest = torch.stack([part.to(nearest.dtype) for part in packed]).cpu()
+        self._count(last, finite, steepest)
+        ended = over.bool() | last
+        success = distance.isfinite() & ended if minimum else success.bool()
+        ended = ended if minimum else ended | success
         self.queries += 1
         jobs = replace(jobs, queries=jobs.queries + 1)
         slots = ended.nonzero()[:, 0].tolist()
         hits = [slot for slot in slots if success[slot]]
-        if hits and self.algorithm.minimum:
-            points, distance = self._shortened(hits, jobs, state["best"], distance)
-        self._record(hits, distance, points)
+        if hits:
+            if minimum:
+                points, distance = self._shortened(hits, jobs, state["best"], distance)
+            self._record(hits, distance, points)
         return self._refill(slots, success, jobs, state)
-
-    def _ended(
-        self, seen: PointEvaluation, points: Tensor, jobs: Jobs, state: State, last: Bool[Tensor, " batch"]
-    ) -> tuple[Bool[Tensor, " batch"], Bool[Tensor, " batch"], Float[Tensor, " batch"]]:
-        """Which jobs end, which of them succeeded, and their distances: copied to the host in one transfer."""
-        nearest = state["nearest"] if self.algorithm.minimum else self.algorithm.norm.length(points - jobs.clean)
-        steepest = (
-            seen.gradients.detach().abs().amax((0, 2, 3, 4)) if seen.losses.shape[1] else torch.zeros_like(nearest)
-        )
-        over = state.get("over", torch.zeros_like(seen.success))
-        packed = (nearest, seen.success, over, seen.logits.isfinite().all(1), steepest)
-        distance, success, over, finite, steepest = torch.stack([part.to(nearest.dtype) for part in packed]).cpu()
-        self._count(last, finite, steepest)
-        if self.algorithm.minimum:
-            ended = over.bool() | last
-            return ended, distance.isfinite() & ended, distance
-        return success.bool() | over.bool() | last, success.bool(), distance
 
     def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
         """Count each image's passes, and note whether all its gradients were 0. Raises NonFiniteError."""
@@ -146,19 +136,15 @@ class Engine:
 
     def _record(self, hits: list[int], distance: Tensor, images: Tensor) -> None:
         """Record the successes of these slots."""
-        if not hits:
-            return
         rows = torch.tensor([self.rows[slot] for slot in hits])
         self.outcome.level[rows] = torch.tensor([self.stages[slot] // self.jobs_per_level for slot in hits])
         self.outcome.distance[rows] = distance[hits].float()
         if self.plan.keep:
-            self._keep(rows.tolist(), images[torch.tensor(hits, device=images.device)].to(self.clean.images.device))
-
-    def _keep(self, rows: list[int], images: Tensor) -> None:
-        adversarial = self.outcome.adversarial
-        adversarial.update(zip(rows, images))
-        for row in sorted(adversarial)[self.plan.keep :]:
-            del adversarial[row]
+            adversarial = self.outcome.adversarial
+            kept = images[torch.tensor(hits, device=images.device)].to(self.clean.images.device)
+            adversarial.update(zip(rows.tolist(), kept))
+            for row in sorted(adversarial)[self.plan.keep :]:
+                del adversarial[row]
 
     def _refill(self, slots: list[int], success: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """Fill the slots of the jobs that ended with the same image's next job, or with the next image."""
@@ -180,7 +166,10 @@ class Engine:
             state = {name: state[name].index_copy(0, place, new) for name, new in start.items()}
         if len(filled) < len(slots):
             occupied = [slot for slot, row in enumerate(self.rows) if row >= 0]
-            jobs, state = self._shrink(occupied, jobs, state)
+            self.rows, self.stages = [self.rows[slot] for slot in occupied], [self.stages[slot] for slot in occupied]
+            self.queries = self.queries[occupied]
+            place = torch.tensor(occupied, dtype=torch.int64, device=jobs.rows.device)
+            jobs, state = jobs.select(place), {name: value[place] for name, value in state.items()}
         return jobs, state
 
     def _first(self, row: int) -> int:
@@ -194,12 +183,6 @@ class Engine:
             return (level - 1) * self.jobs_per_level if downwards else -1
         levels = level + 1 if downwards else self.limits[row]
         return stage + 1 if stage + 1 < levels * self.jobs_per_level else -1
-
-    def _shrink(self, occupied: list[int], jobs: Jobs, state: State) -> tuple[Jobs, State]:
-        self.rows, self.stages = [self.rows[slot] for slot in occupied], [self.stages[slot] for slot in occupied]
-        self.queries = self.queries[occupied]
-        place = torch.tensor(occupied, dtype=torch.int64, device=jobs.rows.device)
-        return jobs.select(place), {name: value[place] for name, value in state.items()}
 
     def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
         """The jobs of these images at these stages."""
@@ -268,30 +251,24 @@ def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images,
     nearer point is adversarial, the adversarial image is returned unchanged, bit for bit.
     """
     change, rows = adversarial - clean, torch.arange(len(clean), device=clean.device)
+
+    def points_at(rows: Int[Tensor, " points"], shares: Float[Tensor, " points"]) -> Points:
+        """The points at these shares of the lines; those tested and those returned alike."""
+        points: Points = (clean[rows] + per_pixel(shares) * change[rows]).clamp(0, 1)
+        return points
+
     ends = torch.stack((torch.zeros_like(clean[:, 0, 0, 0]), torch.ones_like(clean[:, 0, 0, 0])), 1)
+    steps = torch.arange(1, POINTS + 1, device=ends.device, dtype=ends.dtype) / (POINTS + 1)
     for _ in range(ROUNDS):
-        shares = _between(ends)
-        inner, owners = shares[:, 1:-1].flatten(), rows.repeat_interleave(POINTS)
+        between = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps
+        inner, owners = between.flatten(), rows.repeat_interleave(POINTS)
         success = torch.cat([
-            is_adversarial(_at(clean, change, owners[part], inner[part]), owners[part])
+            is_adversarial(points_at(owners[part], inner[part]), owners[part])
             for part in torch.arange(len(inner), device=inner.device).split(batch_size)
         ])  # fmt: skip
         far_end = torch.ones_like(success[: len(rows), None])  # known to be adversarial
         along_line = torch.cat((success.view(-1, POINTS), far_end), 1)
         first = along_line.to(torch.uint8).argmax(1, keepdim=True)  # argmax gives the first of equal values
+        shares = torch.cat((ends[:, :1], between, ends[:, 1:]), 1)
         ends = shares.gather(1, torch.cat((first, first + 1), 1))
-    nearer = _at(clean, change, rows, ends[:, 1])
-    return torch.where(per_pixel(ends[:, 1]) < 1, nearer, adversarial)
-
-
-def _between(ends: Float[Tensor, "batch 2"]) -> Float[Tensor, "batch points"]:
-    """Both ends of an interval and evenly spaced points between them."""
-    steps = torch.arange(1, POINTS + 1, device=ends.device, dtype=ends.dtype) / (POINTS + 1)
-    inner = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps
-    return torch.cat((ends[:, :1], inner, ends[:, 1:]), 1)
-
-
-def _at(clean: Images, change: Images, rows: Int[Tensor, " points"], shares: Float[Tensor, " points"]) -> Points:
-    """The points at these shares of the lines; used for the points tested and for those returned alike."""
-    point: Points = (clean[rows] + per_pixel(shares) * change[rows]).clamp(0, 1)
-    return point
+    return torch.where(per_pixel(ends[:, 1]) < 1, points_at(rows, ends[:, 1]), adversarial)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation
@@ -18,7 +18,7 @@ from vitlens.devices import autocast, evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.quick_passes import quick_convolutions, quick_linear
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Labels, Logits
+from vitlens.shapes import Images, Logits
 
 _BF16_ERROR = 2.0**-6  # of the largest logit
 _CPU_BATCH = 32  # images per pass on a CPU, whose activations fit into its caches
@@ -58,25 +58,26 @@ class Evaluator:
     def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
         """The model's outputs on the points; last (on the CPU): jobs for which no gradient is needed."""
         chunk = _CPU_BATCH if points.device.type == "cpu" else len(points)
-        groups = [(mask.nonzero()[:, 0].split(chunk), traced) for mask, traced in self._groups(last)]
-        passes = [(rows, traced) for chunks, traced in groups for rows in chunks]
-        if len(passes) == 1:
-            return self._one_pass(points, jobs, last.to(points.device), passes[0][1])
+        all_jobs, count = torch.ones_like(last), int(last.sum())
+        groups = [(all_jobs, True)]  # the jobs of each pass, and whether it needs gradients
+        if count == len(last) or not self.algorithm.objectives:
+            groups = [(all_jobs, False)]
+        elif count * _SEPARATE >= len(last):
+            groups = [(last, False), (~last, True)]
+        passes = [(rows, traced) for mask, traced in groups for rows in mask.nonzero()[:, 0].split(chunk)]
         parts = []
         for rows, traced in passes:
             slots = rows.to(points.device)
-            parts.append(self._one_pass(points[slots], jobs.select(slots), last[rows].to(points.device), traced))
-        return _joined(parts, torch.cat([rows for rows, _ in passes]).argsort().to(points.device))
-
-    def _groups(self, last: Bool[Tensor, " batch"]) -> list[tuple[Bool[Tensor, " batch"], bool]]:
-        """The jobs of each pass, as a mask, and whether the pass needs gradients."""
-        all_jobs, count = torch.ones_like(last), int(last.sum())
-        if count == len(last) or not self.algorithm.objectives:
-            return [(all_jobs, False)]
-        return [(all_jobs, True)] if count * _SEPARATE < len(last) else [(last, False), (~last, True)]
-
-    def _one_pass(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"], traced: bool) -> PointEvaluation:
-        return self._traced(points, jobs, last) if traced else self._plain(points, jobs)
+            own = (points, jobs) if len(passes) == 1 else (points[slots], jobs.select(slots))
+            parts.append(self._traced(*own, last[rows].to(points.device)) if traced else self._plain(*own))
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.cat([rows for rows, _ in passes]).argsort().to(points.device)
+        return PointEvaluation(
+            torch.cat([part.logits for part in parts])[order], torch.cat([part.losses for part in parts])[order],
+            torch.cat([part.gradients for part in parts], 1)[:, order],
+            torch.cat([part.success for part in parts])[order],
+        )  # fmt: skip
 
     def successful(self, points: Images, jobs: Jobs) -> Bool[Tensor, " batch"]:
         """Whether these points are adversarial, in fp32."""
@@ -123,8 +124,8 @@ class Evaluator:
     ) -> PointEvaluation:
         """With fp32 logits for the points that are nearly adversarial, or are the last of their job."""
         slack = _BF16_ERROR * seen.logits.abs().amax(1)
-        near = margin(seen.logits, self._classes(jobs)) * (-1 if self.targeted else 1) < slack
-        uncertain = (near | last).nonzero()[:, 0]
+        lead = -margin(seen.logits, jobs.targets) if self.targeted else margin(seen.logits, jobs.labels)
+        uncertain = ((lead < slack) | last).nonzero()[:, 0]
         if not len(uncertain):
             return seen
         logits = seen.logits.index_copy(0, uncertain, self.exact(points[uncertain]))
@@ -132,20 +133,7 @@ class Evaluator:
         return replace(seen, logits=logits, success=success)
 
     def _success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
-        return (is_target if self.targeted else is_misclassified)(logits, self._classes(jobs))
-
-    def _classes(self, jobs: Jobs) -> Labels:
-        return jobs.targets if self.targeted else jobs.labels
-
-
-def _joined(parts: list[PointEvaluation], order: Int[Tensor, " batch"]) -> PointEvaluation:
-    """The parts concatenated, in this order."""
-    return PointEvaluation(
-        torch.cat([part.logits for part in parts])[order],
-        torch.cat([part.losses for part in parts])[order],
-        torch.cat([part.gradients for part in parts], 1)[:, order],
-        torch.cat([part.success for part in parts])[order],
-    )
+        return is_target(logits, jobs.targets) if self.targeted else is_misclassified(logits, jobs.labels)
 
 
 def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:

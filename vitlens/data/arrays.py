@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitlens.archives import Bounds, read_archive
+from vitlens.archives import read_archive
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import InMemory, Split, describe_hold_out, hold_out
 from vitlens.errors import DataError, UnknownNameError, in_one_line
@@ -22,7 +22,7 @@ _NAMES: Final = (  # of MedMNIST's sets of one label an image, 2-D
     "pathmnist", "dermamnist", "octmnist", "pneumoniamnist", "retinamnist", "breastmnist", "bloodmnist", "tissuemnist",
     "organamnist", "organcmnist", "organsmnist",
 )  # fmt: skip
-_BOUNDS: Final = Bounds(16 << 30)  # bytes of all arrays
+_SIZE: Final = 16 << 30  # bytes of all arrays
 _CLASSES: Final = 100_000  # most classes
 
 
@@ -69,7 +69,7 @@ def load(request: DataRequest) -> Split:
             )
     prefix = f"{used}_" if used else ""
     wanted = [f"{each}_labels" for each in parts] or ["labels"]
-    arrays = read_archive(path, keys=[f"{prefix}images", *wanted, "classes"], bounds=_BOUNDS, error=DataError)
+    arrays = read_archive(path, keys=[f"{prefix}images", *wanted, "classes"], most=_SIZE, error=DataError)
     images = _images(arrays, f"{prefix}images", path)
     every = {name: _labels(arrays, name, path) for name in wanted}
     labels = every[f"{prefix}labels"]

@@ -120,7 +120,7 @@ def read_pictures(given: object, preprocessing: Preprocessing | None = None) -> 
     parts: list[Pixels] = []
     for are_files, group in groupby(inputs, lambda picture: isinstance(picture, str | Path)):
         if are_files:
-            split = _complete(load_images(_paths(list(group)), preprocessing=preprocessing))
+            split = _complete(load_images(_paths([str(path) for path in group]), preprocessing=preprocessing))
             parts.append(split.source.read(torch.arange(len(split))))
         else:
             opened = [image for picture in group for image in _opened(picture)]
@@ -143,7 +143,7 @@ def _paths(given: Sequence[str | Path]) -> list[Path]:
             )
         wild = not path.exists() and any(mark in each for mark in "*?[")
         matches = sorted(glob(str(path), recursive=True)) if wild else []  # noqa: PTH207  Path.glob: no absolute ones
-        paths += map(Path, matches or [path])
+        paths += [Path(match) for match in matches] or [path]
     return paths
 
 

@@ -16,7 +16,7 @@ from vitlens.data.folder import Listing, has_test, list_top, read_listing
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Skipped, Split
 from vitlens.errors import DataError
-from vitlens.files import read_any_json
+from vitlens.files import read_json
 from vitlens.labels import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import between, read_as
@@ -181,8 +181,8 @@ def _damaged(why: UnreadableError) -> str:
 
 def _boxes(file: Path) -> Mapping[str, Object]:
     """The boxes of every image that has some, by the image's file name. Raises DataError for another format."""
-    content = read_any_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
-    coco = read_as(_Coco, content, source=str(file), unknown="ignore", error=DataError, hint=_COCO_FORM)
+    content = read_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
+    coco = read_as(_Coco, content, source=str(file), error=DataError, hint=_COCO_FORM)
     by_image: dict[_Id, list[tuple[float, float, float, float]]] = {}
     for row in coco.annotations:
         by_image.setdefault(row.image_id, []).append(row.bbox)
@@ -198,13 +198,10 @@ def _labels(index: Path, names: Sequence[str]) -> Tensor | None:
 
     Without any imagenet_class, index.json is ignored. Raises DataError for a damaged file.
     """
-    entries = read_any_json(index, error=DataError, hint=_INDEX_FORM) if index.is_file() else None
+    entries = read_json(index, error=DataError, hint=_INDEX_FORM) if index.is_file() else None
     if not isinstance(entries, list) or not any(isinstance(row, dict) and "imagenet_class" in row for row in entries):
         return None
-    known = [
-        read_as(_Labelled, each, source=str(index), unknown="ignore", error=DataError, hint=_INDEX_FORM)
-        for each in entries
-    ]
+    known = read_as(tuple[_Labelled, ...], entries, source=str(index), error=DataError, hint=_INDEX_FORM)
     classes = {each.file: each.imagenet_class for each in known}
     labels = [classes.get(name, -1) for name in names]
     return torch.tensor(labels) if min(labels) >= 0 else None

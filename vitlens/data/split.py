@@ -225,7 +225,7 @@ def takes_splits(function: Function) -> Function:
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        require_model = resolved("vitlens.models.given:require_model")
+        require_model = resolved("vitlens.models.model:require_model")
         if args:  # before the rest, so that a missing argument is named after a model that is none
             require_model(*args[:2])
         bound = signature.bind(*args, **kwargs)

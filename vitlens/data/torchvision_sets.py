@@ -18,8 +18,8 @@ from vitlens.data.split import InMemory, Source, Split, describe_hold_out, hold_
 from vitlens.errors import DataError, first_line
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
+from vitlens.references import import_without_compiler
 from vitlens.shapes import Pixels
-from vitlens.startup import import_without_compiler
 
 TIMEOUT = 10.0  # seconds to wait for a server that does not respond
 Dataset = Any  # torchvision has no types

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.labels import imagenet_classes
-from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
 from vitlens.models.sources.registry import SOURCES
+from vitlens.shapes import TokenLayout
 
 Embeddings = Float[Tensor, "texts dim"]
 Tokenizer = Callable[[list[str]], Tensor]

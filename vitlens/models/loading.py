@@ -9,7 +9,10 @@ import torch
 from vitlens.errors import InputError, ModelError, UnknownNameError, in_one_line
 from vitlens.files import sha256
 from vitlens.models.anatomy import is_headless
-from vitlens.models.assembly import (
+from vitlens.models.language_image import has_text_tower, zero_shot_classifier
+from vitlens.models.model import Model, Provenance
+from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
+from vitlens.models.rebuild import (
     Architecture,
     Overrides,
     assemble,
@@ -19,9 +22,6 @@ from vitlens.models.assembly import (
     seeded,
     versions,
 )
-from vitlens.models.language_image import has_text_tower, zero_shot_classifier
-from vitlens.models.model import Model, Provenance
-from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
 from vitlens.models.sources.registry import SOURCES, ModelRequest, require_source
 from vitlens.models.weights import read_weights
 from vitlens.names import PRESETS

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from vitlens.errors import LensError, UnknownNameError, UnsupportedError
+from vitlens.models.hooks import per_model
 from vitlens.models.language_image import has_text_tower
-from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.models.sources.registry import SOURCES
 from vitlens.references import resolved
@@ -32,7 +32,7 @@ Need = Literal[
 CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
     {  # module:function that takes a model and raises UnsupportedError
         "classifier": "vitlens.models.support:require_classifier",
-        "new head": "vitlens.models.rebuilt:require_replaceable",
+        "new head": "vitlens.models.rebuild:require_replaceable",
         "attention": "vitlens.analysis.attention.weights:require_attention",
         "maps": "vitlens.analysis.attention.weights:require_maps",
         "chain": "vitlens.analysis.attention.chain:require_chain",

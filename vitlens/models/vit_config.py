@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from vitlens.errors import InputError
-from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.names import POOLINGS, Pooling
+from vitlens.shapes import PrefixKind, TokenLayout
 from vitlens.typed import between
 
 Positions = Literal["none", "learned", "sine", "sine-2d"]

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vitlens.errors import ModelError
+from vitlens.errors import ModelError, first_line
 
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "module")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "ema.", "backbone.")
@@ -56,7 +56,7 @@ def read_weights(path: Path) -> Weights:
         ) from error
     except Exception as error:  # torch's reader raises a dozen types for a damaged file
         raise ModelError(
-            f"expected a state dict in {path}, found a file that torch cannot read; {_line(error)}"
+            f"expected a state dict in {path}, found a file that torch cannot read; {first_line(error)}"
         ) from error
     return _checked(_unwrap(loaded, {}), path)
 
@@ -90,30 +90,15 @@ def to_save(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
     """Raise ModelError unless names and shapes are the model's, which may be on the meta device."""
     expected = model.state_dict()
-    missing = [key for key in expected if key not in state]
-    unexpected = [key for key in state if key not in expected]
+    known = (
+        ("missing", [key for key in expected if key not in state]),
+        ("unexpected", [key for key in state if key not in expected]),
+    )
     shapes = [key for key in expected if key in state and expected[key].shape != state[key].shape]
-    if missing or unexpected or shapes:
-        raise ModelError(_misfit(where, expected, state, missing, unexpected, shapes))
-
-
-def _misfit(
-    where: str,
-    expected: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    missing: list[str],
-    unexpected: list[str],
-    shapes: list[str],
-) -> str:
-    parts = []
-    if missing:
-        parts.append(f"{len(missing)} missing (first {missing[0]!r})")
-    if unexpected:
-        parts.append(f"{len(unexpected)} unexpected (first {unexpected[0]!r})")
-    if shapes:
-        key = shapes[0]
-        parts.append(f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}")
-    return f"weights do not fit {where}: {'; '.join(parts)}; check --arch, --image-size and --classes"
+    faults = [f"{len(keys)} {word} (first {keys[0]!r})" for word, keys in known if keys]
+    faults += [f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}" for key in shapes[:1]]
+    if faults:
+        raise ModelError(f"weights do not fit {where}: {'; '.join(faults)}; check --arch, --image-size and --classes")
 
 
 def _unwrap(stored: object, metadata: dict[str, str]) -> Weights:
@@ -148,7 +133,7 @@ def require_unpacked(path: Path) -> None:
             with zipfile.ZipFile(file) as archive:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ModelError(f"expected a state dict in {path}, found a damaged file: {_line(error)}") from error
+        raise ModelError(f"expected a state dict in {path}, found a damaged file: {first_line(error)}") from error
     if unpacked > 2 * path.stat().st_size + _SLACK:
         raise ModelError(
             f"expected {path} as torch.save writes it, found {unpacked:,} bytes packed into "
@@ -197,7 +182,3 @@ def require_finite(name: str, value: Tensor, path: Path) -> None:
             f"expected finite weights in {path}, found {kind} in {name[:80]!r} ({count:,} of {value.numel():,} "
             "values); every prediction would be NaN: take an earlier checkpoint"
         )
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -17,7 +17,8 @@ from vitlens.analysis.evaluation.evaluate import (
 )
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError, NonFiniteError
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
 from vitlens.uncertainty import Estimate, wilson
 

@@ -8,8 +8,8 @@ from vitlens.data.digits import digits
 from vitlens.data.shapes import CLASSES, shapes
 from vitlens.data.split import Split
 from vitlens.errors import DataError
-from vitlens.models.assembly import Architecture, assemble
 from vitlens.models.model import Provenance
+from vitlens.models.rebuild import Architecture, assemble
 from vitlens.preprocessing import Preprocessing
 
 

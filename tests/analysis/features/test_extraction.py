@@ -13,9 +13,9 @@ from vitlens.data.decode import Files
 from vitlens.data.identity import split_fingerprint
 from vitlens.data.split import InMemory, Split
 from vitlens.lens.stages import stages
-from vitlens.models.identity import model_fingerprint
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
+from vitlens.models.saved import model_fingerprint
 from vitlens.preprocessing import Preprocessing
 from vitlens.processes import Processes
 

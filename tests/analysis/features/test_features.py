@@ -9,7 +9,7 @@ from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
 from vitlens.analysis.features.features import features, patch_tokens, resolve_pool
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import classifiers
+from vitlens.models.rebuild import classifiers
 from vitlens.models.resnet import build_resnet
 
 POOLED = ("siglip", "perception-encoder", "cait")  # their classifier reads an attention pooling, which is no layer

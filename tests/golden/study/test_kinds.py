@@ -14,7 +14,7 @@ from tests.kit.making import digits
 from tests.kit.training_runs import interrupted
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
 from vitlens.analysis.cost.flops import vit_flops
-from vitlens.analysis.cost.memory import saved_for_training
+from vitlens.analysis.cost.passes import saved_for_training
 from vitlens.cli.main import run
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import ModelOptions, RunOptions

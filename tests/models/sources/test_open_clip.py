@@ -14,7 +14,7 @@ from vitlens.models.sources import hub
 open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
 
 from tests.models.tiny_clip import registered, tiny  # noqa: E402
-from vitlens.analysis.attention.relevance import relevance  # noqa: E402
+from vitlens.analysis.attention.methods import relevance  # noqa: E402
 from vitlens.analysis.features.zero_shot import prompted, zero_shot  # noqa: E402
 from vitlens.lens.capture import capture_attention  # noqa: E402
 from vitlens.models.language_image import text_tower, with_prompts  # noqa: E402

@@ -1,4 +1,4 @@
-"""Attention weights of a model, and the maps that can be read from them."""
+"""Attention weights of a model, the maps that can be read from them, and how far they move between two models."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ from torch import Tensor
 from vitlens.analysis.attention.chain import Chain
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import assumed_grid
-from vitlens.errors import UnsupportedError
-from vitlens.lens.call import AttentionCall, received
+from vitlens.data.split import Split
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.call import AttentionCall, precise, received
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
@@ -24,6 +25,8 @@ from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.shapes import Images
 
 RowChoice = Literal["all", "cls"]
+Moved = Float[Tensor, "images heads"]  # total variation, a fraction
+_AT_ONCE = 16  # images whose weights are held at a time, of all models
 
 
 @takes_images
@@ -93,35 +96,45 @@ def require_maps(model: Model) -> None:
         )
 
 
-def has_map(site: Site, model: Model) -> bool:
-    """Whether the attention of a layer's heads is a map of the image."""
+def key_grid(site: Site, model: Model) -> tuple[tuple[int, int] | None, int]:
+    """The grid of the patches of a layer in which patches attend to patches, None for another layer, and the number of
+    tokens before them."""
     layout = model.anatomy.layout
     if site.windows is not None:
-        return True
+        return site.windows.resolution, 0
     if site.kind != "patch":
-        return site.kind == "class" and layout is not None
-    whole = layout is not None and site.keys == layout.tokens
-    return whole or assumed_grid(site, model) is not None
+        return None, 0
+    if layout is not None and site.keys == layout.tokens:
+        return layout.grid, len(layout.prefix)
+    return assumed_grid(site, model), 0
+
+
+def has_map(site: Site, model: Model) -> bool:
+    """Whether the attention of a layer's heads is a map of the image."""
+    pooling = site.kind == "class" and site.windows is None and model.anatomy.layout is not None
+    return pooling or key_grid(site, model)[0] is not None
 
 
 def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
     """The attention maps of one layer's heads, or None for a layer whose queries or keys are no patches."""
-    site, layout, readout = call.site, model.anatomy.layout, model.anatomy.readout
-    if not has_map(site, model):
-        return None
+    site, layout = call.site, model.anatomy.layout
+    grid, prefix = key_grid(site, model)
     if site.windows is not None:
         maps = received(call.placed(), site.windows)
         return LayerMaps(site, maps, maps.new_zeros(maps.shape[:2]), "mean over the patches of a window")
     if site.kind == "class" and layout is not None:
-        return _of_row(site, call.weights()[:, :, 0], layout.grid, "the pooling query")
-    if layout is None or site.keys != layout.tokens:
-        grid = assumed_grid(site, model)
-        assert grid is not None  # as has_map is true
-        return _of_row(site, call.weights().mean(2), grid, "mean over all patches")
-    if readout in ("cls", "cls+distillation"):
-        return _of_row(site, call.rows(layout.positions("cls"))[:, :, 0], layout.grid, "the CLS token")
-    rows = range(len(layout.prefix), layout.tokens)
-    return _of_row(site, call.rows(rows).mean(2), layout.grid, "mean over all patches")
+        grid, row, reading = layout.grid, call.weights()[:, :, 0], "the pooling query"
+    elif grid is None:
+        return None
+    elif layout is not None and site.keys == layout.tokens:
+        if model.anatomy.readout in ("cls", "cls+distillation"):
+            row, reading = call.rows(layout.positions("cls"))[:, :, 0], "the CLS token"
+        else:
+            row, reading = call.rows(range(prefix, layout.tokens)).mean(2), "mean over all patches"
+    else:
+        row, reading = call.weights().mean(2), "mean over all patches"
+    patches = grid[0] * grid[1]
+    return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches].sum(-1), reading)
 
 
 def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batch rows columns"]:
@@ -141,11 +154,25 @@ def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batc
     return maps
 
 
-def _of_row(site: Site, row: Float[Tensor, "batch heads key"], grid: tuple[int, int], reading: str) -> LayerMaps:
-    patches = grid[0] * grid[1]
-    return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches].sum(-1), reading)
+def attention_moved(before: Model, after: Sequence[Model], images: Split) -> tuple[tuple[Moved, ...], ...]:
+    """How far the attention of each head moved: for each of the models after, by layer (images, heads), fractions.
 
-
-def head_mean(layers: Sequence[LayerMaps]) -> tuple[Float[Tensor, "batch rows columns"], ...]:
-    """The mean over heads of each layer's maps."""
-    return tuple(layer.maps.mean(1) for layer in layers)
+    The distance of two rows of attention is their total variation, half the sum of absolute differences: the share of
+    the attention that lies on other keys, 0 for equal rows and 1 for rows without a common key (Levin 2017, section
+    4.1). A head's number is the mean over its queries, and windows. Layers and heads correspond by place, as one model
+    began with the weights of the other. Raises InputError where the models' attention has other shapes.
+    """
+    size = min(fitting_batch_size(before), _AT_ONCE)
+    parts: list[list[list[Tensor]]] = [[] for _ in after]
+    for batch in images.batches(size, device=before.device):
+        first = capture_attention(before, batch.images).layers
+        for place, model in enumerate(after):
+            second = capture_attention(model, batch.images).layers
+            if [layer.shape for layer in first] != [layer.shape for layer in second]:
+                raise InputError(
+                    f"expected attention weights of one shape in every layer, found others in {model.alias}; compare "
+                    "models of one architecture at one image size"
+                )
+            moved = [(precise(one) - precise(two)).abs().sum(-1).mean(-1) / 2 for one, two in zip(first, second)]
+            parts[place].append([own.unflatten(0, (len(batch.images), -1)).mean(1).cpu() for own in moved])
+    return tuple(tuple(torch.cat(layer) for layer in zip(*batches)) for batches in parts)

@@ -17,8 +17,7 @@ from vitlens.data.catalogue import read_pictures
 from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import DataError, NonFiniteError
-from vitlens.models.given import require_model
-from vitlens.models.model import Model
+from vitlens.models.model import Model, require_model
 from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Images, Labels, Logits

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -201,7 +201,10 @@ def covariate_rows(each: Sequence[tuple[Subject, Values]]) -> tuple[CovariateRow
             )
     for name, corrected in (("p", "p_holm"), ("p_joint", "p_joint_holm")):
         adjusted = iter(holm([p for row in rows if (p := getattr(row, name)) is not None]))
-        rows = [row if getattr(row, name) is None else replace(row, **{corrected: next(adjusted)}) for row in rows]
+        found: list[dict[str, Any]] = [
+            {} if getattr(row, name) is None else {corrected: next(adjusted)} for row in rows
+        ]
+        rows = [replace(row, **more) for row, more in zip(rows, found)]
     return tuple(rows)
 
 

@@ -28,8 +28,8 @@ from vitlens.data.draws import uniform
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
+from vitlens.references import import_without_compiler
 from vitlens.shapes import Images
-from vitlens.startup import import_without_compiler
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 Keys = Int[Tensor, " batch"]

@@ -36,8 +36,8 @@ from vitlens.lens.stages import (
     stages,
     watching_stages,
 )
-from vitlens.models.identity import model_fingerprint
 from vitlens.models.model import Model
+from vitlens.models.saved import model_fingerprint
 from vitlens.models.support import needs_of, require
 from vitlens.names import FEATURE_POOLS, FeaturePool
 from vitlens.pixels import AnyImages, as_parts, takes_images

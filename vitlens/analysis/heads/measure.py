@@ -11,11 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.evaluation.intervals import Key
-from vitlens.analysis.heads.evidence import Gathering, HeadEvidence, by_group
-from vitlens.analysis.heads.geometry import Geometry, geometry_of
-from vitlens.analysis.heads.patch_rows import PatchRows, PerImage
+from vitlens.analysis.heads.evidence import Gathering, HeadEvidence
+from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.heads.registry import head_statistics, token_statistics
-from vitlens.analysis.heads.rows import Rows, median, outliers
+from vitlens.analysis.heads.rows import PatchRows, PerImage, Rows, median, outliers
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import watching_stream
@@ -39,26 +38,23 @@ class BatchStatistics:
     sites: list[Site] = field(default_factory=list)
     evidence: HeadEvidence = field(default_factory=HeadEvidence)
 
-    def place(self, site: Site) -> None:
-        """Add a layer, or further heads of one. Raises UnsupportedError where their numbers of tokens differ."""
+
+def layers_of(sites: list[Site]) -> list[Site]:
+    """One site for each layer, with the heads of all of its calls. Raises UnsupportedError where the numbers of tokens
+    of these differ."""
+    layers: list[Site] = []
+    for site in sites:
         if site.part == 0:
-            self.sites.append(site)
-            return
-        first = self.sites[site.layer]
+            layers.append(site)
+            continue
+        first = layers[site.layer]
         if replace(first, part=site.part, heads=site.heads) != site:
             raise UnsupportedError(
                 f"expected attention calls of one shape in layer {site.layer} ({site.module}), found {first.queries} "
                 f"queries and {first.keys} keys, then {site.queries} and {site.keys}"
             )
-        self.sites[site.layer] = replace(first, heads=first.heads + site.heads)
-
-    def take(self, layer: int, values: dict[str, Tensor], offsets: Tensor | None) -> None:
-        """Add the values of a layer, or of further heads of one."""
-        for name, value in values.items():
-            known = self.values.get((name, layer))
-            self.values[name, layer] = value if known is None else torch.cat((known, value), 1)
-        if offsets is not None:
-            self.offsets[layer] = torch.cat((self.offsets[layer], offsets)) if layer in self.offsets else offsets
+        layers[site.layer] = replace(first, heads=first.heads + site.heads)
+    return layers
 
 
 def measure(
@@ -75,18 +71,16 @@ def measure(
     if not len(images):
         raise InputError("expected at least one image, found none")
     batch = BatchStatistics(len(images))
-    extra = None if groups is None else Gathering(model, images, groups, masks, batch.evidence)
-    if groups is not None:
-        batch.evidence.counts = by_group(torch.ones(len(images)), groups)
+    gathering = None if groups is None else Gathering(model, images, groups, masks)
+    calls: list[Site] = []
 
     def take(call: AttentionCall) -> None:
-        batch.place(call.site)
+        calls.append(call.site)
+        batch.sites = layers_of(calls)
         if call.site.kind == "channel":  # rows of channels have no place in the image
             return
         with torch.autocast(images.device.type, enabled=False):
-            values, offsets = _of_call(call, geometry_of(call.site, model), extra, renormalise=renormalise)
-        _require_finite(values, call.site)
-        batch.take(call.site.layer, values, offsets)
+            _add_call(batch, call, model, gathering, renormalise=renormalise)
 
     def take_norms(block: int, tokens: Tokens) -> None:
         layout = model.anatomy.layout
@@ -99,17 +93,20 @@ def measure(
     survey_weights(model, images)  # its passes of one and two images are not part of the batch
     with watching_stream(model, take_norms):
         observe(model, images, take)
+    if gathering is not None:
+        batch.evidence = gathering.evidence
     return batch
 
 
-def _of_call(
-    call: AttentionCall, geometry: Geometry | None, extra: Gathering | None, *, renormalise: bool
-) -> tuple[dict[str, PerImage], Tensor | None]:
-    """The statistics of one attention call, a few images at a time."""
+def _add_call(
+    batch: BatchStatistics, call: AttentionCall, model: Model, gathering: Gathering | None, *, renormalise: bool
+) -> None:
+    """Add the statistics of one attention call, a few images at a time."""
+    site, geometry = call.site, geometry_of(call.site, model)
     parts: list[dict[str, Tensor]] = []
-    total: Tensor | None = None
-    if extra is not None and geometry is not None:
-        extra.begin(call, geometry)
+    offsets: list[Tensor] = []
+    if gathering is not None and geometry is not None:
+        gathering.begin(call, geometry)
     for images, part in call.parts():
         weights = precise(part.precise().placed())
         if geometry is None:
@@ -117,13 +114,23 @@ def _of_call(
             continue
         layer = PatchRows(weights, part.images, geometry, renormalise=renormalise)
         parts.append(layer.statistics())
-        if extra is not None:
-            extra.take(layer, parts[-1]["entropy"], images)
-        summed = layer.offsets.sum(0, dtype=torch.float64).cpu()
-        total = summed if total is None else total + summed
-    if extra is not None and geometry is not None:
-        extra.end(call)
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, total
+        offsets.append(layer.offsets.sum(0, dtype=torch.float64).cpu())
+        if gathering is not None:
+            gathering.add(layer, parts[-1]["entropy"], images)
+    if gathering is not None and geometry is not None:
+        gathering.end(site.layer)
+    values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    if not all(value.isfinite().all() for value in values.values()):
+        raise NonFiniteError(
+            f"expected finite attention weights, found NaN or infinity in layer {site.layer} ({site.module}); "
+            "check the weights of the model, or run with --precision fp32"
+        )
+    for name, value in values.items():  # after the heads of the layer's earlier calls
+        known = batch.values.get((name, site.layer), value[:, :0])
+        batch.values[name, site.layer] = torch.cat((known, value), 1)
+    if offsets:
+        known = batch.offsets.get(site.layer, offsets[0][:0])
+        batch.offsets[site.layer] = torch.cat((known, sum(offsets[1:], offsets[0])))
 
 
 def _of_rows_only(weights: Tensor, call: AttentionCall) -> dict[str, Tensor]:
@@ -167,12 +174,3 @@ def high_norm_patches(tokens: TokenNorms) -> Float[Tensor, " images"]:
 def high_norm_prefix(tokens: TokenNorms) -> Float[Tensor, " images"]:
     """The number of prefix tokens of high norm."""
     return tokens.high[:, : tokens.prefix].sum(-1)
-
-
-def _require_finite(values: dict[str, PerImage], site: Site) -> None:
-    wrong = [name for name, value in values.items() if not torch.isfinite(value).all()]
-    if wrong:
-        raise NonFiniteError(
-            f"expected finite attention weights, found NaN or infinity in layer {site.layer} ({site.module}); "
-            "check the weights of the model, or run with --precision fp32"
-        )

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import Key, Moments
-from vitlens.analysis.heads.attributes import PerHead, StatisticAttributes
 from vitlens.analysis.heads.evidence import GROUPS, HeadEvidence
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
-from vitlens.analysis.heads.measure import BatchStatistics, measure
+from vitlens.analysis.heads.measure import BatchStatistics, layers_of, measure
 from vitlens.analysis.heads.registry import STATISTICS
+from vitlens.analysis.heads.rows import PerHead
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import survey_weights
@@ -31,7 +31,7 @@ _BOARDS = ("distance", "normalised_entropy")  # statistics that a notebook shows
 
 
 @dataclass(frozen=True, repr=False)
-class Statistics(StatisticAttributes, Summary):
+class Statistics(Summary):
     """Means over images of every statistic of every head; table.entropy and so on are (layers, heads).
 
     Names are those of the registry; statistics of tokens have one column. NaN where a statistic is not defined for a
@@ -181,9 +181,7 @@ def require_statistics(model: Model) -> None:
             f"expected layers in which tokens attend to tokens, found only channels that attend to channels in "
             f"{model.alias}"
         )
-    batch = BatchStatistics(1)
-    for site in sites:
-        batch.place(site)
+    layers_of(list(sites))
 
 
 @takes_images

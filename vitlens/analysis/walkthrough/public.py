@@ -31,7 +31,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.observe import survey_weights
-from vitlens.models.known_modules import require_pre_norm
+from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_parts, takes_images

@@ -1,7 +1,7 @@
 """The attacks of a run: every attack on every image at every epsilon, resumable; one on a sample; their self-checks."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -11,19 +11,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.robustness import checks as rules
-from vitlens.analysis.robustness.checks import AttackOutput, Attempt
+from vitlens.analysis.robustness.checks import AttackOutput, Attempt, Check
 from vitlens.analysis.robustness.curve import Outcome, halving_epsilon
-from vitlens.analysis.robustness.masking_signs import never_rises, same_in_ascending_order, weaker_breaks_no_more
-from vitlens.analysis.robustness.verdict import Check
 from vitlens.archives import Form
-from vitlens.attacks.attack import attack
+from vitlens.attacks.attack import Sweep, attack, sweep
 from vitlens.attacks.plan import AttackPlan, fitting_batch
 from vitlens.attacks.registry import ATTACKS, Attack, checks_of, comparisons
-from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.run.progress import Advance, ProgressStore
 from vitlens.commands.run.resume import batch_digest
 from vitlens.commands.run.run import Run
+from vitlens.data.split import balanced
 from vitlens.devices import evaluating
 from vitlens.models.model import Model
 
@@ -190,9 +188,7 @@ def attack_sample(works: Sequence[ModelAttack]) -> AttackSample:
     run = works[0].run
     name = example_attack(run.options.attacks)
     outcomes = [work.swept[run.options.attacks.index(name)].outcome for work in works]
-    epsilon, everything = halving_epsilon(outcomes), torch.arange(len(run.split))
-    numbered = replace(run.split, groups=everything).limit(SAMPLED, seed=run.run.seed)
-    indices = everything if numbered.groups is None else numbered.groups
+    epsilon, indices = halving_epsilon(outcomes), balanced(len(run.split), run.split.labels, SAMPLED, run.run.seed)
     clean, adversarial, fooled = works[0].images(indices), [], []
     with run.progress(f"{ATTACKS[name].title} on a sample", len(works) * len(indices)) as advance:
         for work, outcome in zip(works, outcomes):
@@ -219,7 +215,7 @@ def checked(work: ModelAttack) -> Iterator[Check]:
     yield rules.gradients_not_zero(work.model, images, labels)
     outcomes = {result.attack: result.outcome for result in work.swept}
     of_pairs = [
-        weaker_breaks_no_more(outcomes[pair.weaker], outcomes[pair.stronger], reason=pair.reason)
+        rules.weaker_breaks_no_more(outcomes[pair.weaker], outcomes[pair.stronger], reason=pair.reason)
         for pair in comparisons([*outcomes])
     ]
     if work.run.options.self_checks == "few":
@@ -248,7 +244,7 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, right: Tensor) -> Iterator
     """The checks of one attack; right: the images on which it is checked, fewer and in fewer steps where it is slow."""
     entry, slug, planned = ATTACKS[swept.attack], swept.outcome.name, _planned(work, swept)
     attempt, epsilon, steps = work.attempt(swept.attack), swept.outcome.epsilons[-1], work.steps_of(entry)
-    yield never_rises(swept.outcome)
+    yield rules.never_rises(swept.outcome)
     if "gradients read" in planned:
         zero, correct = int((swept.silent & work.clean).sum()), int(work.clean.sum())
         yield Check(
@@ -280,7 +276,7 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, right: Tensor) -> Iterator
             attempted(work, swept.attack, right, downwards=downwards, **more).broken_at.cpu()
             for downwards in (True, False)
         )
-        yield same_in_ascending_order(slug, above, below)
+        yield rules.same_in_ascending_order(slug, above, below)
 
 
 def _planned(work: ModelAttack, swept: SweptAttack) -> tuple[str, ...]:

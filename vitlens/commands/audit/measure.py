@@ -102,8 +102,8 @@ class AuditChapters(ChapterRunner):
         if self.predicted:
             self.untested.append(UntestedRow("evaluate", "it needs labelled images"))
         else:
-            data, own = self.common["data"], self.common["model_options"]
-            self.run("evaluate", self.alias, EvaluateOptions(self.models, data, own, self.run_options))
+            own = {"data": self.common["data"], "model_options": self.common["model_options"]}
+            self.run("evaluate", self.alias, EvaluateOptions(self.models, run=self.run_options, **own))
         self._explain(60 * EXPLAIN_SHARE * self.minutes)
         reason = self.model.supports("stats")
         if reason is None:

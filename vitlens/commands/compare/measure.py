@@ -49,7 +49,7 @@ from vitlens.data.cue_conflict import cues_of
 from vitlens.data.identity import sources
 from vitlens.data.shapes import CLASSES as SHAPES
 from vitlens.data.shapes import shapes
-from vitlens.data.split import Split
+from vitlens.data.split import Split, balanced
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
@@ -115,7 +115,7 @@ def _recorded(
     with run.progress("predicting", 2 * len(split)) as advance:
         evaluated = [evaluate(*each, **run.passes, advance=advance) for each in zip(run.models, run.splits)]
     comparison = compare_evaluations(*evaluated)
-    sampled, by_cell = sample(split, options.maps, seed=own.seed), _examples(comparison)
+    sampled, by_cell = balanced(len(split), split.labels, options.maps, own.seed), _examples(comparison)
     maps = maps_of_both(run, methods, torch.cat([sampled, *by_cell]).unique(), sampled)
     images = _images(comparison, split, maps, by_cell, options.panels)
     subjects = [  # with the maps of the sampled images: the others are shown for their errors
@@ -313,7 +313,7 @@ def checked(run: Run[CompareOptions], model: Model, split: Split, names: Sequenc
     """The checks of a model's methods on a seeded, class-balanced subset of at most --checked images, of the target
     class's logit."""
     options, target = run.run, run.options.target
-    chosen = sample(split, run.options.checked, seed=options.seed)
+    chosen = balanced(len(split), split.labels, run.options.checked, options.seed)
     part = split.pick(chosen)
     size = options.batch_size or fitting_batch_size(model)
     images = torch.cat([batch.images for batch in part.batches(size, device=model.device)])
@@ -338,12 +338,6 @@ def best_method(checks: Sequence[MapCheckRow]) -> str:
     first, which is the preferred one."""
     best = judged_maps(checks)[0]
     return best.method if best.state in ("pass", "warn") else checks[0].method
-
-
-def sample(split: Split, count: int, *, seed: int) -> Tensor:
-    """Indices (sorted) of a seeded, class-balanced subset of at most count images."""
-    numbered = replace(split, groups=torch.arange(len(split))).limit(count, seed=seed)
-    return torch.arange(len(split)) if numbered.groups is None else numbered.groups
 
 
 def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tensor, sampled: Tensor) -> Maps:
@@ -408,8 +402,4 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
         )  # fmt: skip
         alike = (mean(overlap.spearman, usable, ""), mean(overlap.top, usable), mean(overlap.shared, usable))
         agreement = (rows.AgreementRow(run.aliases[0], run.aliases[1], *alike, gap),)
-    return {
-        "methods": tuple(known),
-        "on_object": tuple(on_object),
-        "agreement": agreement,
-    }
+    return {"methods": tuple(known), "on_object": tuple(on_object), "agreement": agreement}

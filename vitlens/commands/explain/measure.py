@@ -237,11 +237,7 @@ def refinement_of(options: RefineOptions) -> Refinement:
 
 
 def chosen_methods(
-    models: Sequence[Model],
-    method: Sequence[str],
-    *,
-    engine: Engine = "vitlens",
-    refinement: Refinement | None = None,
+    models: Sequence[Model], method: Sequence[str], *, engine: Engine = "vitlens", refinement: Refinement | None = None
 ) -> list[tuple[str, ...]]:
     """The methods of each model, in the order of `method`; without any, the default ones.
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import chain_length
-from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.attention.methods import relevance
 from vitlens.analysis.evaluation.classes import match_classes
 from vitlens.analysis.evaluation.evaluate import accuracy, require_labels
 from vitlens.analysis.features.cka import FEWEST

@@ -8,10 +8,10 @@ from vitlens.commands.models.options import ModelsOptions
 from vitlens.devices import evaluating
 from vitlens.errors import ModelError
 from vitlens.models.anatomy import is_headless
-from vitlens.models.assembly import Architecture, assemble, build, default_classes
 from vitlens.models.loading import load
 from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM
+from vitlens.models.rebuild import Architecture, assemble, build, default_classes
 from vitlens.models.sources.registry import SOURCES, ModelSource, unknown_model
 from vitlens.models.support import supported, without_weights
 

@@ -15,7 +15,7 @@ from vitlens.commands.run.unseen import split_by_seed, training_images_of, unsee
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
-from vitlens.data.split import Split
+from vitlens.data.split import Split, balanced
 from vitlens.devices import resolve_device
 from vitlens.display import for_terminal
 from vitlens.errors import InputError
@@ -27,11 +27,7 @@ from vitlens.models.support import require_supported
 
 
 def load_models(
-    models: Sequence[str | ModelName],
-    *,
-    command: str | None = None,
-    model_options: ModelOptions,
-    options: RunOptions,
+    models: Sequence[str | ModelName], *, command: str | None = None, model_options: ModelOptions, options: RunOptions
 ) -> tuple[Model, ...]:
     """The named models on the chosen device, each under its own alias; names are texts, or parsed already.
 
@@ -141,13 +137,12 @@ def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
         return once.limit(count, seed=seed)
     split, whole = digits("test", seed=seed, scenes=rounds), len(once) * (rounds - 1)
     last = torch.arange(whole, len(split))
-    numbered = replace(split.pick(last), groups=last).limit(count - whole, seed=seed)
-    assert numbered.groups is not None
+    last = last[balanced(len(last), None if split.labels is None else split.labels[last], count - whole, seed)]
     note = (
         f"There are {len(once)} source digits, each in {rounds - 1} to {rounds} scenes; intervals are "
         "bootstrapped over source digits."
     )
-    return replace(split.pick(torch.cat([torch.arange(whole), numbered.groups])), notes=(*split.notes, note))
+    return replace(split.pick(torch.cat([torch.arange(whole), last])), notes=(*split.notes, note))
 
 
 def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:

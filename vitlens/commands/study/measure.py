@@ -18,9 +18,9 @@ from vitlens.commands.study.kinds.measure import measure_kind
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LeftOutRow, StudyRecord
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.assembly import default_classes
 from vitlens.models.loading import untrained
 from vitlens.models.naming import ModelName, parse_models, require_rule
+from vitlens.models.rebuild import default_classes
 from vitlens.models.support import require_supported
 from vitlens.names import BUNDLED
 from vitlens.training.recipe import equal_budgets

@@ -13,10 +13,9 @@ from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
-from vitlens.models.assembly import Overrides
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import for_classes
+from vitlens.models.rebuild import Overrides, for_classes
 from vitlens.models.support import require_supported
 from vitlens.models.swin_config import SWIN_PRESETS
 from vitlens.models.vit_config import VIT_PRESETS

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 from vitlens.errors import InputError, ModelError, UnknownNameError, VitlensError, lacks_memory, nearest
 from vitlens.files import sha256
-from vitlens.models.assembly import Architecture, seeded, versions
 from vitlens.models.cutting import cut_heads
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import for_classes, rebuilt
+from vitlens.models.rebuild import Architecture, for_classes, rebuilt, seeded, versions
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.preprocessing import Preprocessing
 

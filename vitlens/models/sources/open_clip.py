@@ -19,15 +19,15 @@ from torch import nn
 
 from vitlens.errors import ModelError, UnknownNameError, in_one_line
 from vitlens.files import sha256
-from vitlens.layout import TokenLayout
-from vitlens.models.anatomy import read_anatomy, read_layout
-from vitlens.models.assembly import count_classes, seeded, versions
+from vitlens.models.anatomy import Anatomy, read_anatomy, read_layout
 from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.model import Model, Provenance
+from vitlens.models.rebuild import count_classes, seeded, versions
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import require_finite, require_unpacked
 from vitlens.preprocessing import Interpolation, Preprocessing
+from vitlens.shapes import TokenLayout
 
 PREFIX: Final = "open-clip:"
 _ADDRESS: Final = "https://huggingface.co"

@@ -7,8 +7,8 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, ModelError
-from vitlens.models.assembly import Architecture
 from vitlens.models.cutting import UNCUT
+from vitlens.models.rebuild import Architecture
 from vitlens.models.resnet import build_resnet
 from vitlens.models.swin import SWIN_PRESETS, SwinTransformer, from_timm
 from vitlens.models.swin_config import SwinConfig

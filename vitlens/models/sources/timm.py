@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnknownNameError, VitlensError, first_line
-from vitlens.models.assembly import Architecture
+from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.hub import endpoint, pretrained_download
 from vitlens.models.weights import require_fitting
 from vitlens.preprocessing import Interpolation, Preprocessing
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 
 import_without_compiler("timm")
 import timm  # noqa: E402

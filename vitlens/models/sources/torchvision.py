@@ -10,11 +10,11 @@ from huggingface_hub import constants
 from torch import Tensor, nn
 
 from vitlens.errors import UnknownNameError
-from vitlens.models.assembly import Architecture
+from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.weights import load_strictly
 from vitlens.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Interpolation, Preprocessing
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 
 import_without_compiler("torchvision")
 import torchvision  # noqa: E402

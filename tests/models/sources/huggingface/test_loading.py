@@ -295,7 +295,7 @@ def test_nothing_is_printed(folders, capfd):
 
 
 def test_a_new_head_for_fine_tuning(folders):
-    from vitlens.models.rebuilt import for_classes
+    from vitlens.models.rebuild import for_classes
 
     for name in ("vit", "deit-distilled", "vit-features", "swin", "convnext"):
         model = for_classes(vitlens.load(f"hf:{folders(name)[0]}"), ("a", "b", "c"))

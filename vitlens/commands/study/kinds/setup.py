@@ -17,7 +17,7 @@ from vitlens.errors import DataError, InputError
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
-from vitlens.models.rebuilt import for_classes, untrained_like
+from vitlens.models.rebuild import for_classes, untrained_like
 from vitlens.models.support import require
 from vitlens.training.finetune import require_learned
 from vitlens.training.recipe import FINE_TUNING, FROZEN, NAMED, Recipe, fitted, override, recipe_for, with_batch_size

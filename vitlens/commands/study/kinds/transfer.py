@@ -8,9 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.change import Moved, attention_moved
-from vitlens.analysis.attention.rollout import rollout
-from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.attention.methods import rollout
+from vitlens.analysis.attention.weights import Moved, attention_maps, attention_moved
 from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.analysis.features.features import Features, extract
 from vitlens.analysis.features.probe import Probe, probe
@@ -21,7 +20,7 @@ from vitlens.commands.study import record as rows
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import untrained_like
+from vitlens.models.rebuild import untrained_like
 from vitlens.models.support import meets
 from vitlens.record import by
 from vitlens.training.metrics import read_metrics

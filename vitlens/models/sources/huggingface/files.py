@@ -17,7 +17,7 @@ from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights
 from vitlens.preprocessing import Interpolation, Preprocessing
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 from vitlens.typed import read_as, short
 
 CONFIG: Final = "config.json"

@@ -15,12 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnsupportedError, in_one_line
-from vitlens.files import read_any_json, sha256
+from vitlens.files import read_json, sha256
 from vitlens.labels import imagenet_classes
-from vitlens.models.assembly import Architecture, count_classes, default_classes, seeded, versions
-from vitlens.models.kernels import OBSERVABLE
 from vitlens.models.language_image import LanguageImage, TextTower
 from vitlens.models.model import Model, Provenance
+from vitlens.models.rebuild import Architecture, count_classes, default_classes, seeded, versions
 from vitlens.models.sources.huggingface.files import (
     CONFIG,
     TOKENIZERS,
@@ -31,9 +30,9 @@ from vitlens.models.sources.huggingface.files import (
     transformers,
 )
 from vitlens.models.sources.registry import ModelRequest
-from vitlens.models.tracing.anatomy import Told
+from vitlens.models.structure import Told
 from vitlens.models.weights import load_strictly, read_weights
-from vitlens.models.wrap import wrapped
+from vitlens.models.wrap import OBSERVABLE, wrapped
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import parse_json, short
 
@@ -291,7 +290,7 @@ def load(request: ModelRequest) -> Model:
     name, file, own = request.name, request.file, not (request.file or request.random)
     folder, revision = find(name, request.short, weights=own)
     hint = "a folder of transformers' save_pretrained has it"
-    fields = read_any_json(folder / CONFIG, error=ModelError, hint=hint)
+    fields = read_json(folder / CONFIG, error=ModelError, hint=hint)
     found = described(fields, name, texts=any((folder / each).is_file() for each in TOKENIZERS))
     notes = [note for note in (revision, *found.notes) if note]
     state, digest = read_state(folder, name) if own else (None, None)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitlens.errors import InputError
-from vitlens.layout import TokenLayout
+from vitlens.shapes import TokenLayout
 
 LAYOUT = TokenLayout((2, 3), (8, 16), ("cls", "distillation", "register", "register"))
 

@@ -15,7 +15,7 @@ def run(program: str) -> None:
 def test_the_compiler_stays_out_and_works_afterwards():
     run("""
 import sys
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 for name in ("torchvision", "torchvision.transforms.v2.functional", "timm"):
     assert import_without_compiler(name) is sys.modules[name]
 assert not [name for name in sys.modules if name.startswith(("torch._dynamo", "sympy"))]
@@ -39,7 +39,7 @@ def compiling():
     run(f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 marks = import_without_compiler("marks")
 assert "torch._dynamo" not in sys.modules
 assert marks.compiling() is False and marks.compiling.__doc__
@@ -56,7 +56,7 @@ def test_a_library_that_wants_more_of_the_compiler_gets_it(tmp_path):
     run(f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 wanting = import_without_compiler("wants_more")
 import torch._dynamo.utils
 assert wanting.counters is torch._dynamo.utils.counters
@@ -66,7 +66,7 @@ assert wanting.counters is torch._dynamo.utils.counters
 def test_a_library_that_is_not_there_is_said_once(tmp_path):
     run("""
 import sys
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 try:
     import_without_compiler("no_such_library")
 except ModuleNotFoundError as error:
