@@ -114,12 +114,12 @@ class Described:
             )  # fmt: skip
         missing = sorted(key for key in info["missing_keys"] if key.rpartition(".")[2] not in _HARMLESS)
         shapes = sorted(map(str, info["mismatched_keys"]))
-        faults = [str(message)[:160] for message in info.get("error_msgs") or ()]
-        faults += [f"{len(missing)} missing (first {missing[0]!r})"] if missing else []
-        faults += [f"{len(shapes)} of another shape (first {shapes[0][:120]})"] if shapes else []
+        faults = [f"{key} is missing" for key in missing] + [f"{shape[:120]} is of another shape" for shape in shapes]
+        faults += [str(message)[:160] for message in info.get("error_msgs") or ()]
         if faults:
             raise ModelError(
-                f"weights do not fit {self.class_name} ({name}): {'; '.join(faults)}; check the files of the folder"
+                f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: {faults[0]}; check the "
+                "files of the folder"
             )
         return model
 
@@ -234,11 +234,8 @@ class TransformersModule(nn.Module):
         """Where its classifiers are, as timm says it."""
         if self.output != "logits":
             return {"classifier": ("head",)}
-        return {
-            "classifier": tuple(
-                f"network.{name}" for name in _HEADS if isinstance(getattr(self.network, name, None), nn.Linear)
-            )
-        }
+        linear = (name for name in _HEADS if isinstance(getattr(self.network, name, None), nn.Linear))
+        return {"classifier": tuple(f"network.{name}" for name in linear)}
 
     def reset_classifier(self, classes: int) -> None:
         """A new classifier for this number of classes, with random weights."""
