@@ -25,7 +25,7 @@ from vitlens.commands.study.kinds.setup import Setup
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
 from vitlens.errors import InputError
-from vitlens.lens.layers import probe_images
+from vitlens.lens.trace import probe_images
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.names import PRESETS
 from vitlens.training.metrics import read_metrics

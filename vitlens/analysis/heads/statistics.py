@@ -18,9 +18,9 @@ from vitlens.analysis.heads.measure import BatchStatistics, layers_of, measure
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.heads.rows import PerHead
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import survey_weights
 from vitlens.lens.site import Site
+from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
