@@ -23,13 +23,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from vitlens.lens.interventions import HeadReplaced
 
 import vitlens
 from tests.models import handwritten
 from vitlens.analysis.ablation.units import require_heads
 from vitlens.errors import ModelError, VitlensError
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import layers
 from vitlens.lens.mixing import talking_heads
 from vitlens.lens.observe import survey

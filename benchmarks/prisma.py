@@ -18,8 +18,8 @@ from torch import Tensor
 from vit_prisma.configs.HookedViTConfig import HookedViTConfig
 from vit_prisma.models.base_vit import HookedViT
 from vit_prisma.prisma_tools.loading_from_pretrained import convert_timm_weights
-
 from vitlens.lens.interventions import HeadReplaced
+
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
 from vitlens.models import loading

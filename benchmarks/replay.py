@@ -18,10 +18,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from vitlens.lens.interventions import HeadReplaced
 
 from vitlens.devices import autocast
 from vitlens.lens.attention import attention_module
-from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import Replay, replaying
 from vitlens.models import loading

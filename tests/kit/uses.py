@@ -12,6 +12,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
+from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched
 
 from tests.attribution.models import cnn
 from tests.lens.tiny import handwritten, images, ours, timm_model, torchvision_swin, torchvision_vit
@@ -48,20 +49,16 @@ from vitlens.attribution.look import look
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.shared.explorer_measure import explorer
 from vitlens.data.split import InMemory, Split
-from vitlens.lens.capture import capture_attention, watching_outputs, watching_stream
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched
+from vitlens.lens.capture import capture, capture_attention, watching_outputs, watching_stream
+from vitlens.lens.capture import observe as public_observe
+from vitlens.lens.intervene import Change, KnockOut, intervene, intervened
 from vitlens.lens.observe import observe
-from vitlens.lens.places.capture import capture
-from vitlens.lens.places.changes import Change, KnockOut
-from vitlens.lens.places.intervene import intervene
-from vitlens.lens.places.listing import places
-from vitlens.lens.places.patch import patch
-from vitlens.lens.public import observe as public_observe
-from vitlens.lens.public import replay as public_replay
+from vitlens.lens.patch import patch
+from vitlens.lens.places import places
 from vitlens.lens.quick_passes import quick_convolutions, quick_linear, quick_mlps
+from vitlens.lens.replay import replay as public_replay
 from vitlens.lens.replay import replaying
-from vitlens.lens.replay_check import entry_of
+from vitlens.lens.replay_pass import entry_of
 from vitlens.lens.stages import stages, watching_stages
 from vitlens.models.hooks import forget
 from vitlens.models.model import Model

@@ -7,6 +7,15 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from vitlens.lens.interventions import (
+    BlockRemoved,
+    HeadReplaced,
+    Intervention,
+    KnockedOut,
+    MLPReplaced,
+    StreamPatched,
+    positions,
+)
 
 from tests.kit.uses import BrokenError
 from tests.lens.tiny import (
@@ -26,15 +35,6 @@ from vitlens.lens.attention import attention_module
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import (
-    BlockRemoved,
-    HeadReplaced,
-    Intervention,
-    KnockedOut,
-    MLPReplaced,
-    StreamPatched,
-    positions,
-)
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.observe import observing, survey
 from vitlens.models.model import Model

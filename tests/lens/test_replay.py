@@ -6,16 +6,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from vitlens.lens.interventions import HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched, as_set
 
 from tests.lens.test_intervention import BlockRemoved, projection_input, with_columns
 from tests.lens.tiny import CLASSES, EACH_FAMILY, images, model_of, ours, shared_model, timm_model
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched, as_set
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import Replay, replaying
-from vitlens.lens.replay_check import method_of
-from vitlens.lens.replay_pass import rows_read
+from vitlens.lens.replay_pass import method_of, rows_read
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet

@@ -8,11 +8,11 @@ from threading import Barrier, Thread
 import pytest
 import torch
 from torch import Tensor
+from vitlens.lens.interventions import BlockRemoved, HeadReplaced, KnockedOut, MLPReplaced
 
 import vitlens
 from tests.lens.tiny import images, ours
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import BlockRemoved, HeadReplaced, KnockedOut, MLPReplaced
 from vitlens.lens.libra import libra_gradients
 from vitlens.lens.observe import observing
 from vitlens.models.hooks import Memo, forget, once_per_model, per_model, watching

@@ -6,13 +6,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from vitlens.lens.interventions import HeadReplaced
 
 import vitlens
 from vitlens.analysis.cost.flops import flops_by_part, vit_flops
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced
-from vitlens.lens.replay_check import method_of
+from vitlens.lens.replay_pass import method_of
 from vitlens.models import saved
 from vitlens.models.anatomy import is_known_block
 from vitlens.models.configs import ViTConfig

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from vitlens.lens.interventions import HeadReplaced
 
 from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
 from tests.models.test_saved import OVERRIDES, rewritten
@@ -14,7 +15,6 @@ from vitlens.analysis.cost import passes as module
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
 from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from vitlens.lens.interventions import HeadReplaced
 
 import vitlens
 from tests.models.handwritten import (
@@ -21,7 +22,6 @@ from tests.models.handwritten import (
     SoftmaxViT,
 )
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from vitlens.lens.interventions import HeadReplaced, KnockedOut
 
 import vitlens
 from tests.models import handwritten_rare as rare
@@ -17,7 +18,6 @@ from tests.models.handwritten import GRID, SIZE, EinsumViT, EncoderViT, SmallCNN
 from tests.models.test_wrap import HALF, noise, seeded, wrapped
 from vitlens.errors import InputError, LensError, ModelError, UnsupportedError, VitlensError
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced, KnockedOut
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from vitlens.lens.interventions import HeadReplaced
 
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
 from vitlens.data.decode import decode_file
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced
 from vitlens.models import loading
 from vitlens.models.model import Model
 from vitlens.models.rebuild import prune_heads

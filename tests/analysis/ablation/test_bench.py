@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from vitlens.lens.interventions import BlockRemoved, HeadReplaced, MLPReplaced
 
 from tests.lens.tiny import images, model_of, ours, timm_model
 from vitlens.analysis.ablation.bench import Bench, Outcomes, other_images
@@ -13,7 +14,6 @@ from vitlens.analysis.ablation.importance import ablate
 from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import BlockRemoved, HeadReplaced, MLPReplaced
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
 from vitlens.models.resnet import resnet20

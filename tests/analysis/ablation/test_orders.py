@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from vitlens.lens.interventions import HeadReplaced
 
 from tests.lens.tiny import images, ours, timm_model
 from vitlens.analysis.ablation.bench import Bench, Outcomes, other_images
@@ -22,7 +23,6 @@ from vitlens.analysis.ablation.orders import (
 from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.errors import InputError
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
 from vitlens.names import REPLACEMENTS, Replacement

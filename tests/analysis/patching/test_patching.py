@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from vitlens.lens.interventions import MLPReplaced
 
 from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm_model
 from vitlens.analysis.patching.corruption import CORRUPTIONS, corrupt
@@ -20,7 +21,6 @@ from vitlens.analysis.patching.patching import (
 )
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import MLPReplaced
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model

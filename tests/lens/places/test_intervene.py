@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from vitlens.lens.interventions import KnockedOut
 
 import vitlens
 from tests.kit.uses import BrokenError, state_of
@@ -13,14 +14,10 @@ from tests.lens.places.models import ATTENTIVE, EVERY, HANDWRITTEN, MODELS, PLAI
 from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.attention import attention_module
-from vitlens.lens.capture import capture_attention
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import KnockedOut
+from vitlens.lens.capture import capture, capture_attention
+from vitlens.lens.intervene import Change, KnockOut, another_image, intervene, intervened
 from vitlens.lens.layers import layers
-from vitlens.lens.places.capture import capture
-from vitlens.lens.places.changes import Change, KnockOut, another_image
-from vitlens.lens.places.intervene import intervene
-from vitlens.lens.places.listing import places
+from vitlens.lens.places import places
 from vitlens.models.model import Model
 
 SAME = {"atol": 1e-5, "rtol": 1e-4}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from vitlens.lens.interventions import HeadReplaced
 
 import vitlens
 from tests.lens.places.models import ATTENTIVE, EVERY, MODELS, PLAIN
@@ -10,12 +11,10 @@ from tests.lens.test_replay import Reaches, small_vit
 from tests.lens.tiny import images, model_of, ours, shared_model
 from vitlens.analysis.patching.patching import patch_parts
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.interventions import HeadReplaced
-from vitlens.lens.places.capture import capture
-from vitlens.lens.places.changes import Change, KnockOut
-from vitlens.lens.places.intervene import intervene
-from vitlens.lens.places.listing import places
-from vitlens.lens.places.patch import patch
+from vitlens.lens.capture import capture
+from vitlens.lens.intervene import Change, KnockOut, intervene
+from vitlens.lens.patch import patch
+from vitlens.lens.places import places
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
 

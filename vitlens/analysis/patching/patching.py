@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from vitlens.analysis.attention.gradients import check_targets
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.capture import watching_mlps
-from vitlens.lens.interventions import HeadReplaced, Intervention, MLPReplaced, StreamPatched
-from vitlens.lens.layers import Layer, layers
+from vitlens.lens.change import reading
+from vitlens.lens.layers import layers
+from vitlens.lens.places import accesses
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.models.model import Model
-from vitlens.shapes import Heads, Images, Labels, Tokens
+from vitlens.shapes import Images, Labels
 
 Part = Literal["heads", "blocks", "mlps", "positions"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -107,12 +107,10 @@ def patch_parts(
         ends = [_difference(replay.logits.unsqueeze(0), *chosen)[:, 0] for replay in (donor, receiver)]
         note = _check_gaps(model, ends[0] - ends[1], *chosen)
         mlps = mlp_outputs(model, clean) if {"blocks", "mlps"} & set(parts) else {}
-        runs = patched_logits(donor, receiver, mlps=mlps, tokens=tokens)
-        tables = {
-            part: _table([_difference(logits, *chosen) - ends[1].unsqueeze(1) for logits in runs[part]])
-            for part in PARTS
-            if part in parts
-        }
+        tables: dict[Part, Tensor] = {}
+        for part in [each for each in PARTS if each in parts]:
+            runs = patched_logits(donor, receiver, part, mlps=mlps, tokens=tokens)
+            tables[part] = _table([_difference(logits, *chosen) - ends[1].unsqueeze(1) for logits in runs])
         notes = dict.fromkeys((note, donor.note, receiver.note))
         spent = donor.forward_equivalents + receiver.forward_equivalents + bool(mlps)
     single = {part: tables[part][..., 0] for part in ("blocks", "mlps") if part in tables}
@@ -157,63 +155,39 @@ def _table(layered: list[Float[Tensor, "pairs _"]]) -> Float[Tensor, "pairs laye
 
 
 def patched_logits(
-    donor: Replay, receiver: Replay, *, mlps: dict[int, Tokens], tokens: Sequence[int] | None = None
-) -> dict[Part, Iterator[Runs]]:
-    """The receiver's logits with each part of the donor's run patched in, layer by layer, computed when iterated.
+    donor: Replay, receiver: Replay, part: Part, *, mlps: dict[str, Tensor], tokens: Sequence[int] | None
+) -> Iterator[Runs]:
+    """The receiver's logits with one part of the donor's run patched in, layer by layer, computed when iterated.
 
-    mlps: the donor's (`mlp_outputs`), by layer; tokens: which positions (None: all; the others are NaN).
+    mlps: the donor's (`mlp_outputs`); tokens: which positions (None: all). NaN where a layer has no such part, and at
+    the other positions.
     """
-    known = layers(receiver.model)
-    return {
-        "heads": (_patch_heads(donor, receiver, layer) for layer in known),
-        "blocks": (_patch_block(donor, receiver, layer, mlps) for layer in known),
-        "mlps": (_patch_mlp(receiver, layer, mlps) for layer in known),
-        "positions": (_patch_tokens(donor, receiver, layer, tokens) for layer in known),
-    }
+    nothing = torch.full_like(receiver.logits.unsqueeze(0), torch.nan)
+    for layer in layers(receiver.model):
+        name = f"blocks.{layer.index}"
+        if part == "positions":
+            stream = donor.tensor(f"{name}.tokens")
+            count = stream.shape[1]
+            places = range(count) if tokens is None else [each for each in tokens if each < count or not layer.index]
+            result = nothing.repeat(count, 1, 1)
+            if places:  # empty where patches were merged and no such token is left
+                sets = [{f"{name}.tokens[{place}]": stream[:, place : place + 1]} for place in places]
+                result[list(places)] = receiver.run(sets)
+            yield result
+        elif part == "mlps":
+            yield receiver.run([{f"{name}.mlp": mlps[f"{name}.mlp"]}]) if f"{name}.mlp" in mlps else nothing
+        elif part == "heads":
+            heads = donor.tensor(f"{name}.heads")
+            yield receiver.run([{f"{name}.head.{head}": heads.select(-3, head)} for head in range(layer.heads)])
+        else:
+            own = {f"{name}.mlp": mlps[f"{name}.mlp"]} if f"{name}.mlp" in mlps else {}
+            yield receiver.run([{f"{name}.heads": donor.tensor(f"{name}.heads"), **own}])
 
 
-def _patch_heads(donor: Replay, receiver: Replay, layer: Layer) -> Runs:
-    interventions = head_interventions(layer, donor.head_output(layer.index))
-    return receiver.run([*interventions], replacements=interventions)
-
-
-def head_interventions(layer: Layer, outputs: Heads) -> dict[Intervention, Tensor]:
-    """Every head of a layer as an intervention, with the output to put in its place."""
-    return {HeadReplaced(layer.index, head, "given"): outputs[:, head] for head in range(layer.heads)}
-
-
-def _patch_block(donor: Replay, receiver: Replay, layer: Layer, mlps: dict[int, Tokens]) -> Runs:
-    interventions = head_interventions(layer, donor.head_output(layer.index))
-    if layer.index in mlps:
-        interventions[MLPReplaced(layer.index, "given")] = mlps[layer.index]
-    return receiver.run([tuple(interventions)], replacements=interventions)
-
-
-def _patch_mlp(receiver: Replay, layer: Layer, mlps: dict[int, Tokens]) -> Runs:
-    if layer.index not in mlps:
-        return torch.full_like(receiver.logits.unsqueeze(0), torch.nan)
-    intervention = MLPReplaced(layer.index, "given")
-    return receiver.run([intervention], replacements={intervention: mlps[layer.index]})
-
-
-def _patch_tokens(donor: Replay, receiver: Replay, layer: Layer, tokens: Sequence[int] | None) -> Runs:
-    stream = donor.block_input(layer.index)
-    count = stream.shape[1]
-    places = range(count) if tokens is None else [place for place in tokens if place < count or not layer.index]
-    interventions = token_interventions(layer, stream, places)
-    result = receiver.logits.new_full((count, *receiver.logits.shape), torch.nan)
-    if interventions:  # empty where patches were merged and no such token is left
-        result[list(places)] = receiver.run([*interventions], replacements=interventions)
-    return result
-
-
-def token_interventions(layer: Layer, stream: Tokens, places: Sequence[int]) -> dict[Intervention, Tensor]:
-    """Every token position at a block's input as an intervention, with the residual stream to put in its place."""
-    return {StreamPatched(layer.index, (place,)): stream[:, place : place + 1] for place in places}
-
-
-def mlp_outputs(model: Model, images: Images) -> dict[int, Tokens]:
-    """The output of each layer's MLP, (images, tokens, dim), by layer."""
-    with evaluating(model), torch.no_grad(), watching_mlps(model, layers(model)) as outputs:
+def mlp_outputs(model: Model, images: Images) -> dict[str, Tensor]:
+    """The output of each layer's MLP, (images, tokens, dim), by place."""
+    found: dict[str, Tensor] = {}
+    wanted = [access for access in accesses(model).values() if access.place.kind == "mlp"]
+    with evaluating(model), torch.no_grad(), reading(model, wanted, found.__setitem__):
         model(images)
-    return outputs
+    return found

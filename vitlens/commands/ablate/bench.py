@@ -31,6 +31,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.unseen import copy_training_images
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.capture import Means
 from vitlens.models.model import Model
 from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
@@ -54,7 +55,7 @@ class Bench:
     labels: Tensor
     units: tuple[Unit, ...]
     store: ProgressStore
-    means: ablation.MeanOutputs | None = None
+    means: Means | None = None
 
     @property
     def heads(self) -> tuple[Unit, ...]:
@@ -84,7 +85,7 @@ class Bench:
             self.batch_size, run.processes, means=self.means, progress=run.progress, memory=self._memory,
         )  # fmt: skip
 
-    def measured_means(self) -> ablation.MeanOutputs | None:
+    def measured_means(self) -> Means | None:
         """The mean outputs over all processes, where they are needed; None where one batch holds all images, whose
         clean pass gives them."""
         options = self.run.options
