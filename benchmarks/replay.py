@@ -18,7 +18,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from vitlens.lens.interventions import HeadReplaced
 
 from vitlens.devices import autocast
 from vitlens.lens.attention import attention_module
@@ -65,9 +64,9 @@ def sweep(
     with autocast(images.device, precision), replaying(model, images, chunk=chunk) as replay:
         ours += time.perf_counter() - start
         for layer in layers(model):
-            interventions = [HeadReplaced(layer.index, head) for head in range(layer.heads)]
+            sets = [{f"blocks.{layer.index}.head.{head}": "zero"} for head in range(layer.heads)]
             start = time.perf_counter()
-            logits = replay.run(interventions)
+            logits = replay.run(sets)
             ours += time.perf_counter() - start
             heads += layer.heads
             for head in range(0, layer.heads, -(-layer.heads // some)):

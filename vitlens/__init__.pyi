@@ -14,8 +14,8 @@ from vitlens.analysis.features.features import features as features
 from vitlens.analysis.features.similarity import similarity as similarity
 from vitlens.analysis.heads.statistics import Statistics as Statistics
 from vitlens.analysis.heads.statistics import statistics as statistics
-from vitlens.analysis.patching.public import direct_logit_attribution as direct_logit_attribution
-from vitlens.analysis.patching.public import logit_lens as logit_lens
+from vitlens.analysis.patching.contribution import direct_logit_attribution as direct_logit_attribution
+from vitlens.analysis.patching.contribution import logit_lens as logit_lens
 from vitlens.analysis.walkthrough.public import walkthrough as walkthrough
 from vitlens.attacks.attack import attack as attack
 from vitlens.attribution.choice import choose_method as choose_method

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from vitlens.lens.interventions import HeadReplaced
 
 import vitlens
 from tests.models.handwritten import (
@@ -138,7 +137,7 @@ def test_a_head_at_zero_is_its_columns_at_zero(style: type[nn.Module]) -> None:
     assert projection is not None
     columns = slice(last.head_dim, 2 * last.head_dim)
     with replaying(model, images) as replay:
-        replayed = replay.run([HeadReplaced(last.index, 1)])[0]
+        replayed = replay.run([{f"blocks.{last.index}.head.1": "zero"}])[0]
         assert replay.exact == (style not in (EinsumViT, EncoderViT))  # no module is a block; tokens first
     cut = seeded(style)
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -83,31 +83,26 @@ def capture(
     """
     images = as_images(images).to(model.device)
     chosen = resolve_places(model, places)
-    inside = [access for access in chosen if access.part != "logits"]
-    chosen_rows = (
-        {}
-        if rows is None
-        else {
-            access.name: resolve_tokens(model, rows, queries)
-            for access in inside
-            # a class-attention layer has one query, whose row is returned
-            if access.part in ("scores", "weights") and (queries := access.place.shape[-2]) > 1
-        }
-    )
-    if graph and chosen_rows:
-        raise InputError("expected either rows or graph=True, found both; take the rows of the captured weights")
     kept: dict[str, Tensor] = {}
 
     def keep(name: str, tensor: Tensor) -> Tensor:
         kept[name] = tensor if graph else tensor.detach()
         return tensor
 
-    if graph:
-        images = images if images.requires_grad else images.detach().requires_grad_()
-        captured = in_force(model, [PlaceChange(each, function=partial(keep, each.name)) for each in inside])
-    else:
-        captured = reading(model, inside, keep, rows=chosen_rows)
-    with evaluating(model), torch.set_grad_enabled(graph), captured:
+    changes = []
+    for access in (each for each in chosen if each.part != "logits"):
+        change = PlaceChange(access, function=partial(keep, access.name), reads=not graph)
+        # a class-attention layer has one query, whose row is returned
+        if rows is not None and access.part in ("scores", "weights") and (queries := access.place.shape[-2]) > 1:
+            change = replace(change, rows=resolve_tokens(model, rows, queries))
+            if graph:
+                raise InputError(
+                    "expected either rows or graph=True, found both; take the rows of the captured weights"
+                )
+        changes.append(change)
+    if graph and not images.requires_grad:
+        images = images.detach().requires_grad_()
+    with evaluating(model), torch.set_grad_enabled(graph), in_force(model, changes):
         logits: Tensor = model(images)
     tensors = {access.name: logits if access.part == "logits" else kept.get(access.name) for access in chosen}
     missing = [name for name, tensor in tensors.items() if tensor is None]
@@ -129,9 +124,7 @@ class Means:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Add the tensor (batch, *shape) of a place."""
-        axes = sorted(
-            range(1, tensor.dim()), key=tensor.stride, reverse=True
-        )  # heads are a view: as they are in memory
+        axes = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)  # heads are a view
         mean = tensor.detach().permute(0, *axes).mean(0)
         total = (mean * len(tensor)).cpu().double().permute([axes.index(axis) for axis in range(1, tensor.dim())])
         self.sums[name] = self.sums[name] + total if name in self.sums else total

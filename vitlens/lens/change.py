@@ -1,16 +1,16 @@
 """Changes of places in force, and places read, in every forward pass inside a context; undone on exit."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitlens.errors import InputError
-from vitlens.lens.attention import Stage, Tap, TensorFunction, tapped
-from vitlens.lens.call import Rows
+from vitlens.lens.attention import Attended, Tap, tapped
 from vitlens.lens.places import Access
 from vitlens.models.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
 from vitlens.models.model import Model
@@ -24,18 +24,22 @@ class PlaceChange:
     """One place with what is done there: one of three, or none for a block that is removed.
 
     data: the tensor that is put there, which broadcasts to (batch, *shape); function: of its tensor (batch, *shape) to
-    one of that shape; knocked: which (heads, queries, keys) do not attend.
+    one of that shape; knocked: which (heads, queries, keys) do not attend. reads: the function's value is not used, so
+    that the forward pass stays bit-equal; rows: the query rows that it reads of scores and weights (None:
+    all).
     """
 
     access: Access
     data: Tensor | None = None
-    function: TensorFunction | None = None
+    function: Callable[[Tensor], Any] | None = None
     knocked: tuple[tuple[int, ...], ...] | None = None
+    reads: bool = False
+    rows: tuple[int, ...] | None = None
 
     @property
     def removes(self) -> bool:
         """Whether it removes a block."""
-        return self.data is self.function is self.knocked is None
+        return self.data is None and self.function is None and self.knocked is None
 
     @property
     def is_linear(self) -> bool:
@@ -45,7 +49,8 @@ class PlaceChange:
     def new(self, clean: Tensor) -> Tensor:
         """What stands at the place instead of its tensor. Raises InputError for a tensor of other images."""
         if self.function is not None:
-            return self.function(clean)
+            changed: Tensor = self.function(clean)
+            return changed
         assert self.data is not None
         return self.of_images(slice(None), len(clean)).to(clean).expand(clean.shape)
 
@@ -76,21 +81,30 @@ Set = Sequence[PlaceChange]  # of changes that are in force at once
 @contextmanager
 def in_force(model: Model, *sets: Set) -> Iterator[None]:
     """Inside, every forward pass runs with the changes; its batch is a copy of the images for each set."""
-    groups: dict[tuple[str, str, bool], list[tuple[int, PlaceChange]]] = {}  # of one tensor
+    groups: dict[tuple[str, str, bool, bool], list[tuple[int, PlaceChange]]] = {}  # of one tensor
     for copy, changes in enumerate(sets):
         for change in changes:
-            part = change.access.part if change.knocked is None else "keep"
-            groups.setdefault((change.access.module, part, change.access.flat), []).append((copy, change))
+            part: str = change.access.part if change.knocked is None else "keep"
+            key = (change.access.module, part, change.access.flat, change.reads)
+            groups.setdefault(key, []).append((copy, change))
     with ExitStack() as stack:
-        for (module, part, _), group in groups.items():
+        for (module, part, *_), group in groups.items():
             stack.enter_context(_in_force(model, module, part, group, len(sets)))
         yield
+
+
+def reading(
+    model: Model, places: Sequence[Access], read: Callable[[str, Tensor], object]
+) -> AbstractContextManager[None]:
+    """Inside, every forward pass hands the places' tensors (batch, *shape) to `read`, by name, and stays bit-equal."""
+    return in_force(model, [PlaceChange(each, function=partial(read, each.name), reads=True) for each in places])
 
 
 def _in_force(
     model: Model, name: str, part: str, group: Sequence[tuple[int, PlaceChange]], copies: int
 ) -> AbstractContextManager[object]:
-    access, module = group[0][1].access, model.module.get_submodule(name)
+    first, module = group[0][1], model.module.get_submodule(name)
+    access = first.access
 
     def keep(like: Tensor, queries: int, keys: int) -> Tensor:
         mask = torch.ones(copies, access.heads, queries, keys, dtype=torch.bool, device=like.device)
@@ -101,8 +115,18 @@ def _in_force(
             mask[copy][index] = False
         return mask if copies == 1 else mask.repeat_interleave(len(like) // copies, 0)
 
-    def change(raw: Tensor) -> Tensor:
-        return _changed(raw, group, copies)
+    def change(raw: Tensor, values: Arguments | None = None) -> Tensor:
+        if not first.reads:
+            return _changed(raw, group, copies, values)
+        for _, each in group:
+            assert each.function is not None  # which reads
+            each.function(each.access.read(raw))
+        return raw
+
+    def read(call: Attended) -> None:
+        raw = call.at(access.part, slice(None) if first.rows is None else first.rows)  # type: ignore[arg-type]
+        if raw is not None:
+            change(raw)
 
     def before(values: Arguments) -> Arguments:
         return {**values, access.argument: change(values[access.argument])}  # type: ignore[index, dict-item]
@@ -111,7 +135,7 @@ def _in_force(
         tensor = first_tensor(output)
         if tensor is None:
             return output
-        new = _changed(tensor, group, copies, values)
+        new = change(tensor, values)
         return (new, *output[1:]) if isinstance(output, tuple) else new
 
     if part == "input":
@@ -119,8 +143,12 @@ def _in_force(
     if part == "output":
         return around(module, after=after)
     if part == "keep":
-        return tapped(model, Tap((name,), keep=keep))
-    return tapped(model, Tap((name,), joined=change) if part == "joined" else Tap((name,), changes={part: change}))  # type: ignore[dict-item]
+        tap = Tap((name,), keep=keep)
+    elif part == "joined":
+        tap = Tap((name,), joined=change)
+    else:
+        tap = Tap((name,), read=read) if first.reads else Tap((name,), changes={part: change})  # type: ignore[dict-item]
+    return tapped(model, tap)
 
 
 def _changed(
@@ -129,7 +157,7 @@ def _changed(
     """The module's tensor with the changes, in their order; values: the module's arguments, of an output."""
     (_, first), *more = group
     whole = first.access.whole(raw)
-    if copies == 1 and not more and not first.removes and first.access.head is first.access.tokens is None:
+    if copies == 1 and not more and not first.removes and first.access.head is None and first.access.tokens is None:
         return first.access.raw(first.new(whole), raw)
     parts = whole.unflatten(0, (copies, -1)).clone()
     for copy, change in group:
@@ -144,49 +172,6 @@ def _changed(
             # a function, or autograd, may keep what it was given, which must not change
             own[index] = change.new(own[index] if change.function is None else own[index].clone()).to(own.dtype)
     return first.access.raw(parts.flatten(0, 1), raw)
-
-
-@contextmanager
-def reading(
-    model: Model,
-    places: Sequence[Access],
-    read: Callable[[str, Tensor], object],
-    *,
-    rows: Mapping[str, tuple[int, ...]] | None = None,
-) -> Iterator[None]:
-    """Inside, every forward pass hands the places' tensors (batch, *shape) to `read`, by name, and stays bit-equal.
-
-    rows: by place the query rows that are read of scores and weights (else all).
-    """
-    with ExitStack() as stack:
-        for access in places:
-            stack.enter_context(_reading(model, access, read, (rows or {}).get(access.name, slice(None))))
-        yield
-
-
-def _reading(
-    model: Model, access: Access, read: Callable[[str, Tensor], object], rows: Rows
-) -> AbstractContextManager[object]:
-    def take(raw: Tensor | None) -> Tensor:
-        if raw is not None:
-            read(access.name, access.read(raw))
-        return raw  # type: ignore[return-value]
-
-    def before(values: Arguments) -> Arguments:
-        take(values[access.argument])  # type: ignore[index]
-        return values
-
-    def after(_values: Arguments, output: Any) -> Any:
-        take(first_tensor(output))
-        return output
-
-    if access.part in ("input", "output"):
-        module = model.module.get_submodule(access.module)
-        return around(module, before=before) if access.part == "input" else around(module, after=after)
-    if access.part == "joined":
-        return tapped(model, Tap((access.module,), joined=take))
-    stage: Stage = access.part  # type: ignore[assignment]
-    return tapped(model, Tap((access.module,), read=lambda call: take(call.at(stage, rows))))
 
 
 class _AroundForward:

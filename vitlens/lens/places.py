@@ -362,7 +362,8 @@ class _Reader:
         return Access(place, layer.attention, part, layer.index, heads=layer.heads, windows=windows)
 
     def _block(self, layer: Layer, *, listed: bool) -> Iterator[Access]:
-        name, options = f"blocks.{layer.index}", {"layer": layer.index, "listed": listed}
+        name: str = f"blocks.{layer.index}"
+        options: dict[str, Any] = {"layer": layer.index, "listed": listed}
         if layer.mlp is not None:
             yield from self.module(f"{name}.mlp", "mlp", layer.mlp, **options)
         if not (self._is_block(layer) or _holds_mlp(layer)):

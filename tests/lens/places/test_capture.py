@@ -10,7 +10,7 @@ import vitlens
 from tests.lens.places.models import ATTENTIVE, MODELS
 from tests.lens.tiny import images, ours, shared_model
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.capture import capture, capture_attention, mean_of
+from vitlens.lens.capture import capture, capture_attention, means
 from vitlens.lens.places import places, resolve_places
 from vitlens.models.model import Model
 
@@ -141,7 +141,7 @@ def test_the_mean_over_images_in_batches(name, monkeypatch):
     chosen = resolve_places(model, [place.name for place in places(model) if place.changeable])
     expected = capture(model, batch, [access.name for access in chosen])
     monkeypatch.setattr("vitlens.lens.capture._AT_ONCE", 2)
-    for place, mean in mean_of(model, batch, chosen).items():
+    for place, mean in means(model, batch, chosen).items():
         torch.testing.assert_close(mean, expected[place].mean(0), atol=1e-5, rtol=1e-5)
 
 

@@ -35,7 +35,7 @@ def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
             where = slice(start + first, min(start + first + size, start + len(batch)))
             outputs = head_gradients(bench.model, images[part], labels[part], {unit.layer for unit in rows})
             for unit, row in rows.items():
-                output, gradient = (heads.select(-3, unit.head) for heads in outputs[unit.layer])
+                output, gradient = (heads.select(-3, unit.head or 0) for heads in outputs[unit.layer])
                 new = changes[unit.place]
                 if isinstance(new, Tensor):
                     change = (new[part] if new.dim() == output.dim() else new).to(output) - output

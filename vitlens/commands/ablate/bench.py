@@ -20,8 +20,7 @@ from vitlens.analysis.heads.registry import MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
-from vitlens.analysis.patching.corruption import corrupt
-from vitlens.analysis.patching.patching import patch_parts
+from vitlens.analysis.patching.patching import corrupt, patch_parts
 from vitlens.archives import Form
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
@@ -173,7 +172,7 @@ def inside(bench: Bench) -> tuple[dict[str, Any], tuple[str, ...]]:
 def _patching(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
     clean, corrupted, names, corruption = _pair(bench, images, labels)
     layout, classes = bench.run.model.anatomy.layout, bench.run.model.classes
-    patched = patch_parts(bench.run.model, clean, corrupted, parts=("heads", "positions"))
+    patched = patch_parts(bench.run.model, clean, corrupted)
     row = PatchingRow(
         *names, classes[int(patched.targets[0])], classes[int(patched.others[0])], float(patched.clean[0]),
         float(patched.corrupted[0]), corruption,
