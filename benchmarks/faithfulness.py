@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.attention.methods import relevance
 from vitlens.analysis.faithfulness.deletion import both_orders, faithfulness, removal_counts
 from vitlens.analysis.faithfulness.masking import pixel_masks, substrate_images
 from vitlens.analysis.faithfulness.resampled import removal_grid

@@ -9,7 +9,7 @@ from tests.lens.tiny import images, ours
 from vitlens.attribution import rise as module
 from vitlens.attribution.rise import rise
 from vitlens.errors import InputError
-from vitlens.layout import TokenLayout
+from vitlens.shapes import TokenLayout
 
 TARGETS = torch.tensor([1, 4])
 

@@ -12,7 +12,7 @@ from vitlens.data.decode import decode_file
 from vitlens.lens.intervene import intervene
 from vitlens.models import loading
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 
 
 @pytest.fixture(scope="module")

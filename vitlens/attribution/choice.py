@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import accuracy, answers
-from vitlens.analysis.answers.targets import class_targets
+from vitlens.analysis.evaluation.classes import class_targets
+from vitlens.analysis.evaluation.evaluate import accuracy, predicted_logits
 from vitlens.analysis.faithfulness.cascade import ENOUGH
 from vitlens.analysis.faithfulness.choice import (
     LEAST,
@@ -163,7 +163,7 @@ def chosen_by_evidence(
         method = preferred_method(model)
         default = method if method in functions else next(iter(functions))
         return MethodChoice(default, tuple(functions), reason, seed=seed)
-    logits = answers(model, used, batch_size=batch_size).float().cpu()
+    logits = predicted_logits(model, used, batch_size=batch_size).float().cpu()
     classes = logits.argmax(-1) if targets is None else targets.cpu()[order]
     (batch,) = used.batches(len(used), device=model.device)
     subject = _Subject(model, batch.images, classes, logits, functions, seed, advance)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
-from vitlens.analysis.answers.targets import predicted_classes
+from vitlens.analysis.evaluation.classes import predicted_classes
+from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.package import package_maps, packaged
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, Attribution, attribution

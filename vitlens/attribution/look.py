@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench
 from vitlens.analysis.ablation.units import units_of
-from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.heads.specialisation import Given, specialise
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.heads.specialisation import HeadLabel, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.attribution.explain import explain, preferred_method
 from vitlens.devices import evaluating
@@ -33,7 +33,7 @@ class HeadEffect:
     head: int
     delta_loss: float
     probability: float
-    given: Given | None
+    given: HeadLabel | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +58,7 @@ class Look(Summary):
     places: tuple[tuple[int, int], ...] = ()
     replace: Replacement = "mean"
     note: str = ""
-    labels: tuple[tuple[Given, ...], ...] = ()
+    labels: tuple[tuple[HeadLabel, ...], ...] = ()
     statistics: Statistics | None = None
 
     def heads(self, image: int = 0, *, most: int = 3) -> tuple[HeadEffect, ...]:

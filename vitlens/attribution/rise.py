@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.attribution.defaults import MASKS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError

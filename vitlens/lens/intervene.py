@@ -14,8 +14,7 @@ from vitlens.lens.attention import TensorFunction
 from vitlens.lens.capture import means
 from vitlens.lens.change import PlaceChange, in_force
 from vitlens.lens.places import Access, Tokens, resolve_places, resolve_tokens
-from vitlens.models.given import require_model
-from vitlens.models.model import Model
+from vitlens.models.model import Model, require_model
 from vitlens.pixels import AnyImages, parts_of
 
 WORDS: Final = ("zero", "mean", "resample", "remove")

@@ -8,8 +8,7 @@ from torch import nn
 from vitlens.lens.observe import survey
 from vitlens.lens.trace import probe_images as probe_images
 from vitlens.lens.trace import trace, traced_heads
-from vitlens.models.hooks import Key
-from vitlens.models.memo import once_per_model
+from vitlens.models.hooks import Key, once_per_model
 from vitlens.models.model import Model
 
 

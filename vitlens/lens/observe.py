@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
-from vitlens.lens.attention import SOFTMAX, Attended, AttentionMode, Tap, positional, tapped
+from vitlens.lens.attention import Attended, AttentionMode, Tap, tapped
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.site import Site, decide_kind
 from vitlens.lens.windows import windows_of
-from vitlens.models.hooks import ScopedMode, watching
-from vitlens.models.memo import Memo, once_per_model
+from vitlens.models.attention import SOFTMAX, positional
+from vitlens.models.hooks import Memo, ScopedMode, once_per_model, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 

@@ -14,16 +14,15 @@ from typing import Any, Final, Literal, get_args
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError, nearest
-from vitlens.layout import PrefixKind
 from vitlens.lens.attention import Stage
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.place import Place, PlaceKind, Places
 from vitlens.lens.stages import holds_another, stages, stream_width
-from vitlens.lens.trace import Shape, trace, traced_heads
-from vitlens.models.given import require_model
-from vitlens.models.hooks import Key
-from vitlens.models.memo import once_per_model
-from vitlens.models.model import Model
+from vitlens.lens.trace import trace, traced_heads
+from vitlens.models.hooks import Key, once_per_model
+from vitlens.models.model import Model, require_model
+from vitlens.models.recording import Shape
+from vitlens.shapes import PrefixKind
 
 Part = Literal["input", "output", "joined", "logits"] | Stage
 Tokens = str | int | Sequence[int]

@@ -23,10 +23,8 @@ from vitlens.lens.intervene import Changes, intervene, prepared
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.places import accesses
 from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord, StopForward, make_plan, recording
-from vitlens.models.attention_parts import heads_of
-from vitlens.models.hooks import Arguments, Forward, Key, arguments, as_call, overridden
-from vitlens.models.known_modules import is_known_block
-from vitlens.models.memo import once_per_model
+from vitlens.models.anatomy import heads_of, is_known_block
+from vitlens.models.hooks import Arguments, Forward, Key, arguments, as_call, once_per_model, overridden
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits, Tokens
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from vitlens.analysis.ablation.bench import Bench, ByImage
 from vitlens.analysis.ablation.units import Unit
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.lens.capture import capture
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.analysis.answers.paired import resampled_means
+from vitlens.analysis.evaluation.intervals import resampled_means
 from vitlens.analysis.faithfulness.cascade import ENOUGH
 from vitlens.analysis.faithfulness.chosen import ChoiceMargin, ChoiceScores
 from vitlens.errors import InputError

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.faithfulness.deletion import Faithfulness, RemovalPlan, curves_of
 from vitlens.analysis.faithfulness.masking import Cells, distinct_variants, pixel_masks, resized
 from vitlens.analysis.faithfulness.resampled import AnyMaps, removal_grid

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.agreement import spearman
 from vitlens.analysis.faithfulness.map_shares import map_faults
 from vitlens.analysis.faithfulness.randomisation import Explain

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.errors import InputError
 from vitlens.uncertainty import Estimate, Side, beyond, widened
 

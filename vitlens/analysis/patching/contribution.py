@@ -13,16 +13,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.gradients import check_targets
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.patching.stream_to_logits import blocks_of, logits_from, stream_weights
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import attention_module
 from vitlens.lens.capture import capture
 from vitlens.lens.layers import layers
+from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.hooks import Arguments, watching
-from vitlens.models.known_modules import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets, takes_images
 from vitlens.shapes import Images, Labels, Tokens

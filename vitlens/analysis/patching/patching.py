@@ -19,8 +19,8 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import DEFAULT_BUDGET, replaying
 from vitlens.models.model import Model
+from vitlens.references import import_without_compiler
 from vitlens.shapes import Images, Labels
-from vitlens.startup import import_without_compiler
 
 transforms = import_without_compiler("torchvision.transforms.v2.functional")
 
@@ -86,7 +86,7 @@ def patch_parts(
                 f"expected clean and corrupted runs that differ, found the same logit difference ({names[0]} - "
                 f"{names[1]}) in both runs of pair {pair}; choose other images or classes, or a stronger corruption"
             )
-        heads, positions = [], []
+        heads, positions = list[Tensor](), list[Tensor]()
         for layer in layers(model):
             name = f"blocks.{layer.index}"
             outputs, stream = donor.tensor(f"{name}.heads"), donor.tensor(f"{name}.tokens")

@@ -17,7 +17,7 @@ from vitlens.analysis.ablation.first_order import first_order
 from vitlens.analysis.ablation.importance import Importance, mean_changes, spearman, summarise
 from vitlens.analysis.ablation.pairs import Redundancy, RedundancyStream, pairwise
 from vitlens.analysis.ablation.units import Unit, units_of
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.commands.ablate import record as rows
 from vitlens.commands.ablate.bench import Bench, head_labels, inside, name_of, pruned
 from vitlens.commands.ablate.options import AblateOptions
