@@ -13,7 +13,7 @@ from tests.attribution.models import MODELS, cnn, linear
 from tests.kit.uses import Break, BrokenError, state_of
 from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
-from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.attribution import defaults
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods

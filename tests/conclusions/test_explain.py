@@ -13,8 +13,9 @@ from tests.kit.explained import explained, report
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import digits, save
 from vitlens import Model, load
-from vitlens.analysis.faithfulness.league import Settings, league, random_maps
-from vitlens.analysis.faithfulness.randomisation import Explain
+from vitlens.analysis.faithfulness.league import Settings, league
+from vitlens.analysis.faithfulness.localisation import random_maps
+from vitlens.analysis.faithfulness.maps import Explain
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.record import ExplainRecord
 from vitlens.commands.shared.maps.measure import CheckedMaps

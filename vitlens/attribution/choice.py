@@ -16,22 +16,14 @@ from torch.nn import functional as F
 
 from vitlens.analysis.answers.evaluate import accuracy, answers
 from vitlens.analysis.answers.targets import class_targets
-from vitlens.analysis.faithfulness.cascade import ENOUGH
-from vitlens.analysis.faithfulness.choice import (
-    LEAST,
-    Indices,
-    MethodChoice,
-    choose,
-    groups_with,
-    halves,
-)
-from vitlens.analysis.faithfulness.composite_kinds import FEWEST, CompositeKind, composite_kind
+from vitlens.analysis.faithfulness.checks import ENOUGH
+from vitlens.analysis.faithfulness.choice import LEAST, Indices, MethodChoice, choose, groups_with, halves
 from vitlens.analysis.faithfulness.composites import Composites, confident_images, recognised
-from vitlens.analysis.faithfulness.deletion import faithfulness
-from vitlens.analysis.faithfulness.league import BASELINES, explained
+from vitlens.analysis.faithfulness.defaults import BASELINES, COMPOSITE_KINDS, FEWEST, CompositeKind
+from vitlens.analysis.faithfulness.league import explained
 from vitlens.analysis.faithfulness.localisation import has_edge, roc_auc
-from vitlens.analysis.faithfulness.masking import resized
-from vitlens.analysis.faithfulness.randomisation import Explain
+from vitlens.analysis.faithfulness.maps import Explain
+from vitlens.analysis.faithfulness.removal import faithfulness, resized
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
 from vitlens.attribution.refinement import Refinement, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -229,7 +221,7 @@ def _on_objects(maps: Mapping[str, Maps], masks: Tensor) -> Values:
 
 def _on_mosaics(subject: _Subject, parts: tuple[Indices, Indices]) -> tuple[Values, str]:
     """ROC-AUC on the cell of each explained image, its mean over the mosaics of its half; and why it judges nothing."""
-    kind, images = composite_kind(KIND), resized(subject.model, subject.images)
+    kind, images = COMPOSITE_KINDS[KIND], resized(subject.model, subject.images)
     values = torch.full((len(subject.functions) + len(BASELINES), len(images)), torch.nan)
     mosaics: list[tuple[Indices, Composites]] = []
     for part in parts:
@@ -242,7 +234,7 @@ def _on_mosaics(subject: _Subject, parts: tuple[Indices, Indices]) -> tuple[Valu
                 f"{len(usable)} images of {classes}"
             )
         own = images[part[usable].to(images.device)]
-        made = kind.make(own, labels[usable], count=MOSAICS, seed=subject.seed, **kind.arguments)
+        made = kind.make(own, labels[usable], count=MOSAICS, seed=subject.seed)
         mosaics.append((part[usable], made))
     unseen = _unseen(subject.model, [made for _, made in mosaics], kind)
     for used, made in mosaics if not unseen else ():

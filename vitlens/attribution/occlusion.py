@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.faithfulness.masking import logits_without_patches
-from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.faithfulness.maps import removal_grid
+from vitlens.analysis.faithfulness.removal import Variants
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
@@ -28,9 +28,7 @@ def scores_without(
     """The target's logit of every image without each set of patches, which take the image's mean colour."""
     rows = torch.arange(len(images)).repeat_interleave(len(removed))
     removals = removed.repeat(len(images), 1)
-    logits = logits_without_patches(
-        model, images, rows, removals, grid=removal_grid(model), substrate="mean"
-    ).unflatten(0, (len(images), len(removed)))
+    logits = Variants(model, images, substrate="mean").logits(rows, removals).unflatten(0, (len(images), len(removed)))
     classes = targets.to(logits.device).view(-1, 1, 1).expand(-1, len(removed), 1)
     scores: Tensor = logits.gather(2, classes)[..., 0]
     return scores

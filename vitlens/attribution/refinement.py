@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vitlens.analysis.attention.affinity import affinity, refined, require_affinity, require_steps
 from vitlens.analysis.attention.defaults import REFINE_STEPS
-from vitlens.analysis.faithfulness.resampled import AnyMaps, enlarged, removal_grid
+from vitlens.analysis.faithfulness.maps import AnyMaps, enlarged, removal_grid
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
 from vitlens.attribution.views import over_views, require_views
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.attribution.defaults import COALITIONS
 from vitlens.attribution.occlusion import scores_without
 from vitlens.errors import InputError

@@ -11,7 +11,7 @@ from typing import Final
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.faithfulness.resampled import AnyMaps, enlarged
+from vitlens.analysis.faithfulness.maps import AnyMaps, enlarged
 from vitlens.errors import InputError
 from vitlens.shapes import Images
 

@@ -10,7 +10,7 @@ from tests.kit.explained import explained
 from tests.kit.making import digits
 from vitlens import Refinement, load
 from vitlens import explain as attribute
-from vitlens.analysis.faithfulness.league import RANDOM
+from vitlens.analysis.faithfulness.defaults import RANDOM
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.cli.main import run
 from vitlens.commands.explain.measure import chosen_methods

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy
 from vitlens.analysis.answers.separation import FEWEST, area_difference, separations
 from vitlens.analysis.failures.properties import PROPERTIES, CovariateRow, DifferenceRow, QuarterRow
-from vitlens.analysis.faithfulness.map_shares import map_shares
-from vitlens.analysis.faithfulness.resampled import AnyMaps
+from vitlens.analysis.faithfulness.maps import AnyMaps, map_shares
 from vitlens.data.scenes import LUMINANCE
 from vitlens.data.split import Split
 from vitlens.models.model import Model

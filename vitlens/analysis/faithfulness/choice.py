@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitlens.analysis.answers.paired import resampled_means
-from vitlens.analysis.faithfulness.cascade import ENOUGH
-from vitlens.analysis.faithfulness.chosen import ChoiceMargin, ChoiceScores
+from vitlens.analysis.faithfulness.checks import ENOUGH, ChoiceMargin, ChoiceScores
 from vitlens.errors import InputError
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import Estimate, Side, beyond

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.faithfulness.chosen import ChoiceMargin, ChoiceScores
+from vitlens.analysis.faithfulness.checks import ChoiceMargin, ChoiceScores
 from vitlens.archives import Form
 from vitlens.arrays import ClassNames, Masks, Pixels
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
