@@ -67,9 +67,11 @@ def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, dr
     return torch.from_numpy((reached + 1) / (draws + 1))
 
 
-def rank_correlation(first: ByRow, second: ByRow) -> Rows:
+def spearman(first: ByRow, second: ByRow) -> Rows:
     """Spearman's correlation of each row (cases, n) with its other, ties at their mean rank; NaN where it is undefined:
-    one of them is constant or has a NaN."""
+    one of them is constant or has a NaN, or there are fewer than two values."""
+    if first.shape[1] < 2:
+        return torch.full((len(first),), torch.nan, dtype=torch.float64)
     from scipy import stats  # half a second to import, which not every command needs
 
     ranks = [stats.rankdata(values.detach().cpu().double().numpy(), axis=1) for values in (first, second)]

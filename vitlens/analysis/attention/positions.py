@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
+from vitlens.analysis.answers.paired import spearman
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
@@ -61,13 +61,8 @@ def rank_correlation(similarity: Float[Tensor, "patches patches"], layout: Token
     chosen = (above, above & (row[:, None] == row), above & (column[:, None] == column))
     # rounded, as equal offsets differ in the last bits
     near, alike = -geometry.distances()[0].double(), similarity.detach().double().cpu().round(decimals=6)
-    return RankCorrelation(*(_spearman(alike[pairs], near[pairs]) for pairs in chosen))
-
-
-def _spearman(first: Float[Tensor, " pairs"], second: Float[Tensor, " pairs"]) -> float | None:
-    if len(first) < 2 or bool((first == first[0]).all()) or bool((second == second[0]).all()):
-        return None
-    return float(stats.spearmanr(first.numpy(), second.numpy()).statistic)
+    values = [spearman(alike[pairs][None], near[pairs][None]).item() for pairs in chosen]
+    return RankCorrelation(*(None if value != value else value for value in values))
 
 
 def _positions(model: Model) -> Float[Tensor, "patches dim"] | None:
