@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
-from vitlens.attribution.defaults import BASELINE, NOISE, SAMPLES, STEPS
+from vitlens.attribution.registry import BASELINE, NOISE, SAMPLES, STEPS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.trace import trace

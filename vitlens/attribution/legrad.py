@@ -22,7 +22,7 @@ from vitlens.analysis.attention.gradients import differentiated
 from vitlens.analysis.attention.rollout import require_start
 from vitlens.analysis.patching.contribution import read_by_depth
 from vitlens.analysis.patching.stream_to_logits import blocks_before_readout, logits_from
-from vitlens.attribution.defaults import LAST_BLOCKS
+from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall

@@ -9,9 +9,8 @@ from tests.kit.explained import BRIEF, explained, report
 from tests.kit.first_page import states
 from tests.kit.making import digits
 from vitlens import load
-from vitlens.analysis.faithfulness.choice import DRAWS, MethodChoice
 from vitlens.analysis.faithfulness.defaults import BASELINES
-from vitlens.attribution.choice import FAITHFULNESS, REPLACED, candidates_for
+from vitlens.attribution.choice import DRAWS, FAITHFULNESS, REPLACED, MethodChoice, candidates_for
 from vitlens.commands.explain.record import ExplainRecord
 
 NAMES = ("relevance", "gradcam", "saliency")
